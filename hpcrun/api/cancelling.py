@@ -9,7 +9,7 @@ from hpcrun.run.io.files import read_json
 
 
 def time_to_end(run: RunDirectory) -> float:
-    """Return the seconds within which a cancelled job of ``run`` ends, including a margin."""
+    """Return the seconds within which a cancelled job of ``run`` ends, with a margin."""
     job = load_resolved(run.config).job
     return max(job.grace, float(job.kill_wait)) + 60.0
 

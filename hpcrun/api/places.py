@@ -14,7 +14,7 @@ def runs_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def handle(run: RunDirectory) -> str:
-    """Return the words that name ``run`` in a shell here: its name if that is enough, else its path.
+    """Return the argument that names ``run`` in a command here: its name if that is enough, else its path.
 
     The name of an element of a sweep is ``SWEEP/003``.
     """

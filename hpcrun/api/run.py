@@ -1,4 +1,4 @@
-"""A run as an object: its state, its results, its logs, and the ways to end and to continue it."""
+"""A run as an object: its state, its results, its logs, and methods to end and to continue it."""
 
 import html
 import os
@@ -22,7 +22,7 @@ _SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "exec
 
 
 class Run:
-    """A run directory, with the job that has it.
+    """A run directory and the job that runs it.
 
     :func:`hpcrun.submit` and :func:`hpcrun.open` return such objects. An object contains a path and nothing
     else: each method reads the files again, and asks the scheduler where the answer depends on the job.
@@ -143,7 +143,7 @@ class Run:
         folder = require_log(self._directory, rank, "rank=")
         lines: list[str] = []
         for path in log_files(folder, rank):
-            # A file ends with a line break, and no line begins after it.
+            # The line break at the end of a file begins no further line.
             raw = path.read_bytes().removesuffix(b"\n")
             lines += marked(path, iter(raw.split(b"\n") if raw else ()), rank)
         return "".join(f"{line}\n" for line in lines)

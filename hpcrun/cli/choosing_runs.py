@@ -82,7 +82,7 @@ def everything(runs_dir: Path) -> Selection:
 
 
 def fold(rows: Iterable[dict[str, Any]], folders: dict[str, Path]) -> list[dict[str, Any]]:
-    """Return ``rows`` with those of each sweep of ``folders`` in one, where its first run stood."""
+    """Return ``rows`` with one row for each sweep of ``folders``, in the place of its first run."""
     members: dict[str, list[dict[str, Any]]] = {}
     order: list[dict[str, Any] | str] = []
     for row in rows:
@@ -154,7 +154,7 @@ def _value(row: dict[str, Any], key: str) -> Any:
     value = row.get(key)
     if key == "restarts":
         return sum(row["restarts"].values())
-    # A loss that is not a number has no place in an order.
+    # NaN compares as neither smaller nor larger, so it counts as missing.
     return None if value != value else value
 
 

@@ -22,12 +22,12 @@ from hpcrun.run.events import Event, to_event
 from hpcrun.run.figures import facts_of, validation_line
 from hpcrun.run.io.files import parse_line
 
-# Seconds between two looks at the run's files; on a cluster their server is shared by everyone.
+# Seconds between two reads of the run's files; on a cluster their server is shared by everyone.
 _POLL_LOCAL, _POLL_SLURM = 0.2, 1.0
 # Seconds until the scheduler is asked whether the job lives, the first time; see `pauses`.
 _ASK_LOCAL, _ASK_SLURM = 1.0, 15.0
-# Every save, and the failures that only follow from another rank's: the end reports the first.
-# What a rank says of a hang is the reason that the end gives.
+# Lines that are not shown: saves; a rank that lost its peers, because the report of the end names the first
+# failure; and a hang, because the report of the end repeats these words.
 _NOISE = re.compile(r"hpcrun: (saved step|rank \d+ lost its peers|no progress for )")
 # 128 + SIGINT, as shells have it.
 _INTERRUPTED = 130
@@ -37,8 +37,8 @@ def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int
     """Watch ``run`` until it ends; return its exit code.
 
     Args:
-        stop_on_interrupt: Ctrl-C ends the run gracefully (it was started from this terminal); else
-            it only ends the watching.
+        stop_on_interrupt: Ctrl-C saves and stops the run (it was started from this terminal);
+            otherwise Ctrl-C only ends the watching.
     """
     watcher = _Watcher(run, config)
     handled = 0
@@ -75,7 +75,7 @@ class _Watcher:
         self._run, self._config = run, config
         self._events = Tail(run.events)
         self._metrics = Tail(run.metrics)
-        # What an earlier job of this run has left is not news.
+        # Skip the lines of an earlier job of this run.
         self._events.skip_to_last(lambda line: b'"submitted"' in line)
         self._metrics.skip()
         self._asked = time.monotonic()
@@ -86,7 +86,7 @@ class _Watcher:
         self._pace(_ASK_SLURM if on_slurm else _ASK_LOCAL)
         self._log_tail: Tail | None = None
         self._opened = False
-        # What the end will say is not said twice.
+        # The report of the end repeats these lines.
         self._last_word: list[str] = []
         self._waiting = ""
         self._progress = progress(config.train.steps)
@@ -107,7 +107,7 @@ class _Watcher:
 
     @property
     def stopping(self) -> str:
-        """The action of the run when it is asked to stop."""
+        """Return the words for what the run does when it is asked to stop."""
         if self._config.command:
             return "the script gets SIGTERM, and is given time to save"
         return "saving a checkpoint, then stopping"
@@ -136,7 +136,7 @@ class _Watcher:
 
     def _ask(self) -> bool:
         now = jobs.state(self._run)
-        # A job that waits says what for; once it runs, its ranks have more to say.
+        # The reason why a job waits; once it runs, its ranks print more.
         if now.word == "pending" and now.detail not in ("", self._waiting) and not self._opened:
             self._waiting = now.detail
             self.say(f"hpcrun: {self._run.name}: job {self._job}: {now.detail}")
@@ -156,7 +156,7 @@ class _Watcher:
         if event.what == "ended" and event.fields.get("restart_allowed"):
             self.say(describe_restart(event))
         elif event.what == "ended":
-            # The job's last moments: a person waits for the prompt.
+            # The job ends now: look often, because a person waits for the prompt.
             self._pace(_ASK_LOCAL)
 
     def _on_lines(self, lines: Iterator[bytes]) -> None:
@@ -166,7 +166,7 @@ class _Watcher:
     def _on_log(self, line: str) -> None:
         """Show the package's lines of rank 0; of a script all lines, because only they show its progress.
 
-        A task can write such lines too: the mark names the writer.
+        A task can print such lines too, so each line is shown with the prefix ``rank 0:``.
         """
         words = line.removeprefix("hpcrun: ")
         told = words != line and not _NOISE.match(line)

@@ -1,4 +1,4 @@
-"""Output of the program: JSON for every reader, and text for every terminal."""
+"""Output of the program: JSON on one line, and text that every terminal can show."""
 
 import json
 import sys

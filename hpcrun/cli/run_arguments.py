@@ -37,7 +37,7 @@ def find_run_instead(target: str, folder: Path, missing: str) -> RunDirectory:
     """Return the run ``target`` of a command that also takes files.
 
     Raises:
-        RunError: there is no such run; ``missing`` is what else the target is not, such as "no such file".
+        RunError: there is no such run; ``missing`` describes the other possibility, such as "no such file".
     """
     try:
         return find(target, folder)

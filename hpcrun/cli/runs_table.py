@@ -31,7 +31,7 @@ def table_lines(rows: Sequence[Row], width: int) -> list[str]:
     """Return a heading and a line for each of ``rows``.
 
     If the table is wider than ``width``, columns without a value are removed first, then the last columns;
-    then the state is cut. The first columns say most.
+    then the state is cut. The most important columns come first.
     """
     columns = _columns(rows)
     cells = [[column.heading for column in columns]]
@@ -83,7 +83,7 @@ def _line(
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns, in the order of their weight; ``values`` only for the runs of a sweep."""
+    """Return the columns, the most important first; ``values`` only for the runs of a sweep."""
     columns = [
         Column("name", lambda row: str(row["name"]) + "/" * (row["kind"] == "sweep"), False),
         Column("values", _values, False),

@@ -12,7 +12,7 @@ from hpcrun.config import override_layer
 from hpcrun.errors import UserError
 from hpcrun.tasks import BUILTIN
 
-# Where the schema wants a number; an account may be called 0123.
+# Only if the schema expects a number; an account may be called 0123.
 _COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
 
 

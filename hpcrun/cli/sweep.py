@@ -112,7 +112,7 @@ def _script(plan: SweepPlan, wanted: Sequence[Planned]) -> str:
 
 
 def _table(planned: Sequence[Planned]) -> list[str]:
-    """Return a line for each run: name, values, and what a submission does with it."""
+    """Return a line for each run: name, values, and the action of a submission."""
     keys = list(dict.fromkeys(key for one in planned for key in one.element.values))
     rows = [["run", *keys, ""]]
     for one in planned:

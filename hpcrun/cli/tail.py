@@ -24,7 +24,7 @@ class Tail:
         yield from lines
 
     def last(self) -> Iterator[bytes]:
-        """Yield the new whole lines, and the rest behind them: nothing will complete that line."""
+        """Yield the new whole lines and an unfinished last line, which no process will complete."""
         yield from self.read()
         try:
             with self._path.open("rb") as stream:

@@ -12,9 +12,9 @@ from hpcrun.cli.runs_table import Row, table_lines
 from hpcrun.errors import UserError
 from hpcrun.printing import Screen, full_screen
 
-# Seconds between two looks. Slurm's controller and the file server are shared by everyone.
+# Seconds between two reads. Slurm's controller and the file server serve all users.
 _EVERY_LOCAL, _EVERY_SLURM = 2.0, 10.0
-# A look at thousands of runs may take seconds: the watching is to use a tenth of the time.
+# A read of thousands of runs may take seconds: the pause is long enough that reads use a tenth of the time.
 _SHARE = 10
 _STYLES = {
     "running": "green",
@@ -29,7 +29,7 @@ _TERMINATED = 143
 
 
 def require_terminal(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise UserError where the output is no terminal that can be redrawn."""
+    """Raise UserError if the output is not a terminal that can be redrawn."""
     if not sys.stdout.isatty() or environ.get("TERM", "dumb") == "dumb":
         raise UserError(
             "--watch: needs a terminal that can be redrawn; without --watch the table is printed once"
@@ -37,7 +37,7 @@ def require_terminal(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def watch(look: Callable[[], tuple[Sequence[Row], list[str]]]) -> int:
-    """Show what ``look`` returns (rows, and notes below them) again and again; return 0 at Ctrl-C."""
+    """Show the result of ``look`` (rows, and notes below them) until Ctrl-C; return 0."""
     with _terminated(), full_screen() as screen:
         try:
             while True:
@@ -53,7 +53,7 @@ def watch(look: Callable[[], tuple[Sequence[Row], list[str]]]) -> int:
 def _wait(
     screen: Screen, rows: Sequence[Row], notes: list[str], until: float, every: float
 ) -> None:
-    """Draw immediately, and again when the terminal's size changes, until the next look is due."""
+    """Draw immediately, and again when the terminal's size changes, until the next read is due."""
     drawn = None
     footer = (
         f"{time.strftime('%H:%M:%S')}, every {every:.0f} s; Ctrl-C ends the watching, not the runs"
@@ -68,7 +68,7 @@ def _wait(
 def _page(
     rows: Sequence[Row], notes: list[str], footer: str, columns: int, lines: int
 ) -> list[tuple[str, str]]:
-    """The lines of one screen; what does not fit is counted."""
+    """Return the lines of one screen; the last line counts the rows that do not fit."""
     heading, *table = table_lines(rows, columns)
     styles = [_STYLES.get(row["state"], "") for row in rows]
     room = max(1, lines - 2 - len(notes))
@@ -86,7 +86,7 @@ def _interval(rows: Sequence[Row]) -> float:
 
 @contextlib.contextmanager
 def _terminated() -> Iterator[None]:
-    """Let SIGTERM end the block as an exception does, so that the terminal is put right."""
+    """Let SIGTERM end the block with an exception, so that the terminal is restored."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         sys.exit(_TERMINATED)

@@ -9,7 +9,7 @@ from hpcrun.printing import say_aside
 
 
 def check_command(config: Config, folder: Path) -> None:
-    """Check the command of ``config``, if it has one, and warn if it would become several trainings.
+    """Check the command of ``config``, if any, and warn if it would start several separate trainings.
 
     Args:
         folder: the ranks' working folder.

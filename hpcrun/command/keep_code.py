@@ -1,6 +1,6 @@
 """Run a launcher's module, and exit with 75 if its ranks did: the launcher itself would exit with 1.
 
-The launcher's Python may lack hpcrun: this file runs by its path and needs the standard library only.
+The launcher's Python may lack hpcrun, so this file is run by its path and imports the standard library only.
 """
 
 import os

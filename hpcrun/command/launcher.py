@@ -52,9 +52,9 @@ class Launcher:
 def launching_python(asked: str | None, name: LauncherName) -> str:
     """Return the interpreter for the launcher ``name``.
 
-    A job that names an interpreter runs the worker with it. Otherwise `python` on PATH comes first, as in
-    the user's own shell. The worker's interpreter is used if only that has the launcher: a
-    submission with the path of an environment's Python leaves PATH unchanged.
+    A job that names an interpreter runs the worker with it. Otherwise `python` on PATH comes first, as in the
+    user's own shell. The worker's interpreter is used if only it has the launcher, for example after a
+    submission with the full path of an environment's Python, which leaves PATH unchanged.
 
     Args:
         asked: ``job.python``.

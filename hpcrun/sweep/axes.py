@@ -17,11 +17,11 @@ _OPENING, _CLOSING = "[{(", "]})"
 def read_axes(options: Sequence[str]) -> list[Block]:
     """Return a block for each ``KEY=VALUES``.
 
-    ``VALUES`` are values with commas between them, or ranges of whole numbers ``first:end``,
-    ``first:end:step``, without the end.
+    ``VALUES`` are values separated by commas, or ranges of whole numbers ``first:end`` or ``first:end:step``;
+    the end is excluded.
 
     Raises:
-        ConfigError: an option is no axis, or a key is given twice.
+        ConfigError: an option is not KEY=VALUES, or a key is given twice.
     """
     blocks = [_read_axis(option) for option in options]
     keys = [block.keys[0] for block in blocks]
@@ -40,12 +40,14 @@ def _read_axis(option: str) -> Block:
         raise refusal(OPTION, key, "has no values; write them with commas: 1e-4,3e-4")
     rows: list[Row] = [{key: value} for word in _split(text) for value in _values(key, word)]
     if not rows:
-        raise refusal(OPTION, key, f"{text} is an empty range; a range has no end: 0:3 is 0, 1, 2")
+        raise refusal(
+            OPTION, key, f"{text} is an empty range; the end is excluded: 0:3 means 0, 1, 2"
+        )
     return Block(rows, OPTION)
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at commas that no bracket and no quote holds."""
+    """Split at the commas outside brackets and quotes."""
     depth, quote, word = 0, "", ""
     for letter in text:
         if letter == "," and not depth and not quote:
@@ -84,10 +86,10 @@ def range_of(key: str, shown: str, parts: Sequence[int]) -> range:
 
 
 def read_value(key: str, word: str) -> Any:
-    """Return ``word`` as an override ``key=word`` reads it.
+    """Read ``word`` as the value of an override ``key=word``.
 
     Raises:
-        ConfigError: the word is no YAML, or the key is none.
+        ConfigError: the word is not valid YAML, or the key is unknown.
     """
     try:
         value: Any = override_layer([f"{key}={word}"]).values

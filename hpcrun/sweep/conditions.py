@@ -50,7 +50,8 @@ def holds(condition: Condition, expression: ast.expr, row: Row) -> bool:
     """Return True if ``row`` meets the condition.
 
     Raises:
-        ConfigError: the expression names a key that the sweep has not, or does something that is not allowed.
+        ConfigError: the expression names a key that the sweep lacks, or contains an operation that is not
+        allowed.
     """
     values = {key: given.value for key, given in row.items()}
     try:
@@ -63,7 +64,7 @@ def holds(condition: Condition, expression: ast.expr, row: Row) -> bool:
 
 
 class _BadExpression(Exception):
-    """Names the part that a condition may not have."""
+    """An expression that is not allowed; the text names its part."""
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -72,7 +73,7 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name | ast.Attribute):
         return _key(node, values)
     if isinstance(node, ast.BoolOp):
-        # As Python: the second part is not looked at where the first decides.
+        # As in Python, the second part is not evaluated if the first decides.
         both = all if isinstance(node.op, ast.And) else any
         return both(_value(part, values) for part in node.values)
     if isinstance(node, ast.UnaryOp):

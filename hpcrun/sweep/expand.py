@@ -1,4 +1,4 @@
-"""From a wish to the rows of a sweep: the product of the blocks, without what a condition excludes."""
+"""The rows of a sweep: the product of its blocks, without the rows that a condition excludes."""
 
 import itertools
 import math
@@ -37,7 +37,9 @@ def _refuse_two_places(request: SweepRequest) -> None:
     for block in request.blocks:
         for key in block.keys:
             if key in places:
-                raise refusal(block.place, key, f"{places[key]} gives it too; keep one of the two")
+                raise refusal(
+                    block.place, key, f"{places[key]} has this key too; keep one of the two"
+                )
             places[key] = block.place
 
 

@@ -51,7 +51,7 @@ def _conditions(content: Any, place: str) -> list[Condition]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested sections as dotted keys; a mapping that is a draw or a range stays whole."""
+    """Return nested sections as dotted keys; a random draw or a range, which are mappings, stays whole."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         dotted = f"{prefix}{key}"
@@ -132,7 +132,7 @@ def _random(content: Any, part: str, place: Place) -> list[Block]:
             place(part), part, "has no keys; write one such as lr: {log_uniform: [1e-5, 1]}"
         )
     source = random.Random(seed)
-    # Row by row: a larger count keeps the rows of a smaller one.
+    # Draw row by row, so that a larger count only adds rows.
     return [
         Block(
             [{key: plain(draw(source)) for key, draw in draws.items()} for _ in range(count)],

@@ -27,7 +27,7 @@ def keys_of(names: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
 
 
 def filled(command: Sequence[str], row: Row, keys: Mapping[str, str]) -> list[str]:
-    """Return ``command`` with the values of ``row``, as the user wrote these."""
+    """Return ``command`` with the values of ``row``, as the user wrote them."""
 
     def value(match: "re.Match[str]") -> str:
         return row[keys[match[1]]].text if match[1] else match[0][0]

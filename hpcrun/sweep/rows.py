@@ -10,7 +10,7 @@ from hpcrun.config import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a key: as the config gets it, and as the user wrote it, for a command."""
+    """One value of a key: as the config has it, and as the user wrote it (for a command)."""
 
     value: Any
     text: str
@@ -22,7 +22,7 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Block:
-    """Rows with the same keys; ``place`` is the option or the line of the file that gave them."""
+    """Rows with the same keys; ``place``: the option, or the line of the file, that contains them."""
 
     rows: Sequence[Row]
     place: str
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Condition:
-    """An expression that holds for each element that is kept."""
+    """An expression that is true for every element of the sweep."""
 
     text: str
     place: str
@@ -43,13 +43,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep as the user asks for it: the product of ``blocks``, without what a condition excludes."""
+    """The requested sweep: the product of ``blocks``, without the rows that a condition excludes."""
 
     blocks: Sequence[Block] = ()
     conditions: Sequence[Condition] = field(default=())
 
     def place_of(self, key: str) -> str:
-        """Return the place that gave the values of ``key``."""
+        """Return the option or file line with the values of ``key``."""
         return next((block.place for block in self.blocks if key in block.keys), "--sweep")
 
 
@@ -59,17 +59,17 @@ def text_of(value: Any) -> str:
 
 
 def plain(value: Any) -> Value:
-    """Return ``value``, which has no text of the user's own."""
+    """Return a :class:`Value` for ``value``, with a text made from it."""
     return Value(value, text_of(value))
 
 
 def canonical(values: Mapping[str, Any]) -> str:
-    """Return a text that is equal for equal values: 1 and 1.0 are, and the order of keys is no part of it."""
+    """Return a text that is equal for equal values: 1 equals 1.0, and the order of keys does not matter."""
     return json.dumps({key: _number(values[key]) for key in sorted(values)}, sort_keys=True)
 
 
 def refusal(place: str, key: str, text: str) -> ConfigError:
-    """Return the error with one line: place, key, and what is wrong."""
+    """Return the error with one line: place, key and problem."""
     return ConfigError([Problem(place, key, text)])
 
 

@@ -181,5 +181,5 @@ def test_what_was_saved_since_the_first_look_is_seen(run: RunDirectory) -> None:
     (run.checkpoints / "step-000000013").mkdir()
     with pytest.raises(RunError, match=r"0\.1 -> 0\.2\); 13 steps are done; choose"):
         renewed(run, other, lambda: ({}, "")).__enter__()
-    with pytest.raises(RunError, match="another config; resume it again"):
+    with pytest.raises(RunError, match="changed its config just now"):
         unchanged(run, other).__enter__()

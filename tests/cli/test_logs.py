@@ -81,7 +81,7 @@ def test_lines_are_chosen_by_rank_pattern_and_number(
         "rank 1, restart 1 | … run    | attempt ends"
     ]
     assert guarded(["logs", "a", "--grep", "("]) == 2
-    assert "--grep (: no regular expression" in capsys.readouterr().err
+    assert "--grep (: not a regular expression" in capsys.readouterr().err
     assert guarded(["logs", "a", "--errors", "-f"]) == 2
     assert guarded(["logs", "a", "--rank", "5"]) == 2
 

@@ -204,7 +204,7 @@ def test_without_an_answer_of_slurm_the_table_shows_and_says_so(
     assert guarded(["status"]) == 0
     _heading, line, note = capsys.readouterr().out.splitlines()
     assert re.match(r"waits +waiting; Slurm does not answer now ", line)
-    assert note.startswith("hpcrun: the scheduler gives no answer")
+    assert note.startswith("hpcrun: the scheduler does not answer")
 
 
 def test_of_a_long_event_log_only_the_end_is_read(

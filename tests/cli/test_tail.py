@@ -32,7 +32,7 @@ def test_logs_shows_the_last_words_without_a_line_end_and_why_there_are_no_logs(
     run.result.write_text(json.dumps({"state": "failed", "reason": "setup failed at `module`"}))
     assert guarded(["logs", str(run.path)]) == 2
     assert (
-        "no rank has written a log: setup failed at `module`; look around"
+        "no rank has written a log: setup failed at `module`; see the other logs"
         in capsys.readouterr().err
     )
     (folder / "rank-00000.log").write_text("begun\nbad address 0x0")

@@ -94,7 +94,7 @@ def test_a_closed_terminal_leaves_the_run_running(
     watching.read_until("starting at step 0, 2 ranks")
     watching.press_ctrl_c()
     assert watching.end() == 130
-    assert "long runs on" in watching.text
+    assert "long continues to run" in watching.text
     assert "running" in jobs.hpcrun("status", "long", cwd=folder).stdout
 
 

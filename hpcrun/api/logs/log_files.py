@@ -12,7 +12,7 @@ from hpcrun.run.io.files import read_json
 
 
 def last_attempt(run: RunDirectory) -> Attempt | None:
-    """The newest attempt that has begun, or None."""
+    """Return the newest attempt of the run that has begun, or None."""
     return newest_attempt(read_events(run))
 
 
@@ -25,7 +25,7 @@ def newest_attempt(events: Sequence[Event]) -> Attempt | None:
 
 
 def last_attempt_logs(run: RunDirectory) -> Path | None:
-    """The log folder of the newest attempt, or None before the first."""
+    """Return the log folder of the newest attempt, or None before the first."""
     attempt = last_attempt(run)
     return None if attempt is None else run.attempt_logs(attempt.job, attempt.restart)
 
@@ -46,7 +46,7 @@ def require_log(run: RunDirectory, rank: int | None, option: str = "--rank ") ->
     if not ranks:
         why = (read_json(run.result) or {}).get("reason")
         told = f"no rank has written a log: {why}" if why else "no rank has written a log"
-        raise UserError(f"{folder}: {told}; look around in {run.logs}")
+        raise UserError(f"{folder}: {told}; see the other logs in {run.logs}")
     if rank is not None and not (folder / log_name(rank)).exists():
         raise UserError(f"{option}{rank}: {run.name} has logs of {up_to(ranks)} in {folder}")
     return folder

@@ -59,7 +59,7 @@ class MergedLine:
 
 
 class StepTimes:
-    """The times of steps in metrics.jsonl, read when the first one is asked for."""
+    """The times of steps in metrics.jsonl, read at the first question."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class StepTimes:
 
     def of(self, restart: int, step: int) -> float | None:
         """Return when rank 0 logged ``step`` (Unix seconds), or None."""
-        # A program may print steps that are in no line of metrics: the file is read again only if it grew.
+        # A program may print steps that metrics.jsonl lacks: the file is read again only if it grew.
         if (restart, step) not in self._times and (size := self._length()) != self._size:
             self._times, self._size = dict(_step_times(read_lines(self._path))), size
         return self._times.get((restart, step))
@@ -103,7 +103,7 @@ class RankLog:
         """Yield ``lines`` with the times by which they are merged, which never fall.
 
         Args:
-            read_at: when the lines were read, while a person follows them: the time of lines without one.
+            read_at: the time of reading, when a person follows the log; used for lines without a time.
         """
         for raw in lines:
             # A launcher's file has lines of several ranks; torch's label names the rank of a line.
@@ -188,7 +188,7 @@ def attempts_of(events: Sequence[Event]) -> dict[Attempt, float]:
 
 
 def event_lines(events: Iterable[Event]) -> Iterator[tuple[float, MergedLine]]:
-    """Yield what a person who reads the log should know of ``events``, in a line each."""
+    """Yield a line for each of the ``events`` that explains the log to its reader."""
     at = 0.0
     for event in events:
         words = _WORDS.get(event.what)
@@ -237,8 +237,8 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "suspended": lambda event: f"was suspended for {event.fields.get('seconds')} s",
     "save-failed": lambda event: f"a checkpoint of step {event.step} could not be written",
     "nonfinite": lambda event: f"gradients are not finite in step {event.step}",
-    "preempted": lambda _: "gets the warning of a preemption from a person",
-    "cancelled": lambda _: "is cancelled by a person",
+    "preempted": lambda _: "gets the preemption signal (`hpcrun preempt`)",
+    "cancelled": lambda _: "is cancelled (`hpcrun cancel`)",
     "cancel-failed": lambda _: "is not cancelled: Slurm refused the signal",
     "ended": _ended,
 }

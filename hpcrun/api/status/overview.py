@@ -1,4 +1,4 @@
-"""The rows of many runs, from one query to the scheduler and the ends of the runs' files."""
+"""The rows of many runs, from one query to the scheduler and the last lines of the runs' files."""
 
 import time
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from hpcrun.lifecycle.goodput import Goodput
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.recent import EVENTS_READ, RecentEvents, signature
 
-# The batch step writes the result before its job ends: for so many seconds Slurm may still have the job.
+# Seconds. The batch step writes the result before its job ends, so Slurm may still have the job.
 _SETTLED = 600.0
-# A verdict reads up to 64 logs. Of older failures the state has the recorded reason.
+# A diagnosis reads up to 64 logs. Older failures are shown with the recorded reason.
 _MOST_VERDICTS = 20
 
 _Mark = tuple[RunState, tuple[tuple[int, int, int] | None, ...]]
 
 
 class Overview:
-    """The rows of ``entries``; a second look reads only what has changed since the first.
+    """The rows of ``entries``; a second read takes only what has changed since the first.
 
     Args:
         whole: read whole event logs, for a few runs that a person has named.
@@ -37,10 +37,10 @@ class Overview:
         self.answered = True
 
     def look(self) -> list[dict[str, Any]]:
-        """Return a row for each entry, as ``row_of`` has it, and ``kind``, ``sweep`` and ``values``.
+        """Return a row for each entry: the facts of ``row_of``, and ``kind``, ``sweep`` and ``values``.
 
-        A run that cannot be read has the state ``unreadable``. ``answered`` then says whether the scheduler
-        has answered.
+        A run that cannot be read has the state ``unreadable``. Afterwards ``answered`` is true if the
+        scheduler has answered.
         """
         recent = RecentEvents(self._recent, self._size)
         errors: dict[Path, OSError] = {}
@@ -121,7 +121,7 @@ def _states(
         if len(runs) == 1:
             errors[runs[0].path] = error
             return {}
-    # A file of one run cannot be read. Halves find the run with few questions to Slurm.
+    # The files of one run cannot be read. Halving the list finds this run with few queries to Slurm.
     half = len(runs) // 2
     return _states(runs[:half], recent, errors) | _states(runs[half:], recent, errors)
 

@@ -11,7 +11,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.recent import last_lines
 
 METRICS_READ = 1 << 13
-"""Bytes of metrics.jsonl: some thirty lines, over which the pace is taken."""
+"""Bytes of metrics.jsonl: some thirty lines, from which the pace is computed."""
 
 _CONFIG_READ = 1 << 16
 # The resolved config has one key a line, and sections begin in the first column.
@@ -37,13 +37,13 @@ class PaceFacts:
 
     @property
     def percent(self) -> float | None:
-        """The share of the steps that are done, 0 to 100."""
+        """Finished steps in percent of all steps."""
         if self.step is None or not self.total:
             return None
         return min(100.0, 100 * self.step / self.total)
 
     def left(self, now: float) -> float | None:
-        """Return the seconds until the last step, at the present pace; None where the pace is unknown."""
+        """Return the seconds until the last step at the present pace; None if the pace is unknown."""
         if self.step is None or self.total is None:
             return None
         if self.seconds_per_step is None or self.latest is None:
@@ -53,7 +53,7 @@ class PaceFacts:
 
 
 def pace_of(run: RunDirectory) -> PaceFacts:
-    """Return the facts of ``run``; raises OSError where its files cannot be read."""
+    """Return the facts of ``run``; raises OSError if its files cannot be read."""
     return facts(last_lines(run.metrics, METRICS_READ).values, total_steps(run))
 
 
@@ -80,7 +80,7 @@ def facts(lines: Sequence[dict[str, Any]], total: int | None) -> PaceFacts:
 
 
 def total_steps(run: RunDirectory) -> int | None:
-    """Return ``train.steps`` of the resolved config; None for a script, and where it is not to be read.
+    """Return ``train.steps`` of the resolved config; None for a script, or if the file cannot be read.
 
     Reading the text costs a hundredth of parsing the YAML, and there may be thousands of runs.
     """
@@ -94,7 +94,7 @@ def total_steps(run: RunDirectory) -> int | None:
 
 @lru_cache(maxsize=256)
 def _steps_in(raw: bytes) -> int | None:
-    """Return the steps of a config's text, which the runs of a sweep share but for a few lines."""
+    """Return ``train.steps`` from a config's text without parsing the YAML."""
     text = raw.decode(errors="replace")
     section = None if _has_command(text) else _SECTION.search(text)
     found = section and _STEPS.search(section[1])

@@ -20,7 +20,7 @@ from hpcrun.run.io.files import read_json
 from hpcrun.run.recent import Recent
 from hpcrun.run.reports import published
 
-# Bytes of each log: many runs are shown together. `hpcrun doctor` reads more.
+# Bytes read from each log, because many runs are shown together. `hpcrun doctor` reads more.
 _HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
 
 
@@ -31,10 +31,10 @@ def row_of(
     *,
     diagnose: bool = True,
 ) -> dict[str, Any]:
-    """Return the facts about a run in ``state``: plain data, without an answer None.
+    """Return the facts about a run in ``state`` as plain data; an unknown value is None.
 
     Args:
-        recent: the newest events, where they have been read; None: all are read now.
+        recent: the newest events, if they have been read; None: read all events now.
         diagnose: look for the cause of a failure in the logs.
 
     Raises:
@@ -52,7 +52,7 @@ def row_of(
         "steps": pace.total,
         "percent": None if pace.percent is None else round(pace.percent, 1),
         "committed": _saved_step(run_directory, events),
-        # A loss that is not finite is null in the file, and here again with --json.
+        # A loss that is not finite is null in metrics.jsonl, and again in --json.
         "loss": pace.loss,
         "speed": None if pace.speed is None else dict([pace.speed]),
         "eta_seconds": _eta(pace, now) if state.word == "running" else None,
@@ -61,7 +61,7 @@ def row_of(
         "executor": state.executor,
         "attempts": len(all_histories(events)),
         "restarts": restarts_by_cause(events),
-        # Of a long log only the end was read: there may have been more attempts and restarts.
+        # If only the end of a long event log was read, attempts and restarts may be missing.
         "whole_history": log.whole,
         "progress_seconds": _since(pace.latest, now),
         "age_seconds": round(now - (log.began or now)),
@@ -73,7 +73,7 @@ def row_of(
 
 
 def verdict_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | None:
-    """Return the doctor's words for the newest attempt; None where the logs show no cause."""
+    """Return the cause of the newest attempt's failure in one line, from its logs; None if unknown."""
     attempt = attempt_to_diagnose(events)
     if attempt is None:
         return None
@@ -103,7 +103,7 @@ def _eta(pace: PaceFacts, now: float) -> int | None:
 
 
 def _goodput(run: RunDirectory, log: Recent, now: float) -> dict[str, Any]:
-    """The account of the whole log; of one that was read in part, what the result has of it."""
+    """Return the breakdown of the run's time; from the result if only the end of the event log was read."""
     if not log.whole:
         kept = (read_json(run.result) or {}).get("goodput")
         return kept if isinstance(kept, dict) else goodput((), now).as_record()
@@ -111,13 +111,13 @@ def _goodput(run: RunDirectory, log: Recent, now: float) -> dict[str, Any]:
 
 
 def _saved_step(run: RunDirectory, events: Sequence[Event]) -> int | None:
-    """The step that a resume starts from, or None. A script keeps its files elsewhere: its report counts."""
+    """Return the step from which a resume starts, or None; for a script, its last reported save."""
     kept = of_script(events) or has_commit(run)
     return last_committed(events) if kept else None
 
 
 def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int | None:
-    """The step that a script has reported in its newest attempt with a report."""
+    """Return the step that a script has reported in its newest attempt with a report."""
     for record in reversed(all_histories(events)):
         try:
             logs = run_directory.attempt_logs(record.attempt.job, record.attempt.restart)

@@ -1,4 +1,4 @@
-"""The state of a run in plain English, for a person who has not read Slurm's manual."""
+"""The state of a run in plain words, for readers who do not know Slurm's states."""
 
 import time
 from collections import Counter
@@ -22,8 +22,8 @@ def state_in_words(state: RunState, events: Sequence[Event], now: float) -> str:
     """Return ``state`` as one clause, such as ``requeued after preemption, starts 14:02``.
 
     Args:
-        events: of the run, oldest first; the newest are enough.
-        now: Unix seconds, with which a start is compared.
+        events: events of the run, oldest first; the newest few suffice.
+        now: the present time in Unix seconds, to print an expected start.
     """
     if state.word == "pending":
         return _waiting(state, events, now)
@@ -79,11 +79,11 @@ def _waiting(state: RunState, events: Sequence[Event], now: float) -> str:
 
 
 def _requeued_after(events: Sequence[Event]) -> str | None:
-    """The cause after which the waiting job is to start again; None where a person has submitted it."""
+    """Return the cause after which the waiting job starts again; None if a person submitted it."""
     for event in reversed(events):
         if event.what == "ended":
             return event.cause if event.fields.get("restart_allowed") else None
-        # A follow-up job continues the work of a job that Slurm would not requeue.
+        # A follow-up job, which replaces a job that Slurm does not requeue, is not submitted by a person.
         if event.what == "submitted" and "continues" not in event.fields:
             return None
     return None

@@ -17,13 +17,13 @@ _ORDER = (
     *("finished", "running", "suspended", "pending", "new", "failed", "lost", "stopped"),
     "unreadable",
 )
-# The state of a sweep is the first of these that one of its runs has.
+# The state of a sweep is the first of these states that occurs among its runs.
 _LEADING = ("running", "suspended", "pending", "failed", "lost", "unreadable", "stopped", "new")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of the table. ``name``: as it is shown; ``sweep`` and ``values``: of a sweep's run."""
+    """A run of the table. ``name``: the shown name; ``sweep`` and ``values``: only for a run of a sweep."""
 
     name: str
     run: RunDirectory
@@ -32,12 +32,12 @@ class Entry:
 
 
 def sweep_entries(folder: Path) -> list[Entry]:
-    """Return the runs of the sweep in ``folder``, in the order of the file; none where it is damaged.
+    """Return the runs of the sweep in ``folder``, in the order of the file; none if the file is damaged.
 
     Arrays of a killed submission are recorded first.
 
     Raises:
-        OSError: the file is there and cannot be read.
+        OSError: the file exists but cannot be read.
     """
     content = read_json(folder / SWEEP_FILE) or {}
     if is_unrecorded(content):
@@ -70,7 +70,7 @@ def folded(name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[s
         "says": counts_in_words(counts),
         "runs": len(rows),
         "counts": dict(counts),
-        # A run without a step has done nothing yet.
+        # A run without a step has finished no step.
         "percent": round(sum(shares) / len(rows), 1) if shares else None,
         "eta_seconds": max(left, default=None),
         "restarts": dict(restarts.most_common()),
@@ -87,7 +87,7 @@ def counts_in_words(counts: Mapping[str, int]) -> str:
 
 
 def _share(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The productive share of the time in which the runs were wanted."""
+    """Return the productive share of the time of all runs, from submission to end."""
     productive = sum(row["goodput"]["productive"] for row in rows)
     wanted = sum(row["goodput"]["wall"] - row["goodput"]["idle"] for row in rows)
     return round(productive / wanted, 4) if wanted > 0 else None

@@ -62,11 +62,11 @@ _OF_SLURM = frozenset(
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """The options of a user for a submission, from a command line or from Python.
+    """The options of a submission, from a command line or from Python.
 
-    ``flags``: a name of ``FLAGS`` to its value and to the words that gave it, such as ``--nodes``.
+    ``flags``: for each name of ``FLAGS`` the value and the option that gave it, such as ``--nodes``.
     ``command_place``: the same words for ``command``. ``profile``: a site profile, None for the default.
-    ``runs``: the folder of the runs, None where no run is meant.
+    ``runs``: the folder of the runs, None if the command concerns no run.
     """
 
     file: Path | None = None
@@ -79,10 +79,10 @@ class SubmitRequest:
 
 
 def choose_config(request: SubmitRequest) -> Config:
-    """Return the resolved config, its task found and its task's options checked, without importing torch.
+    """Return the resolved config, with its task and the task's options checked; torch is not imported.
 
     Raises:
-        ConfigError: a line for each thing that is wrong.
+        ConfigError: with a line for each problem.
     """
     layers = config_layers(request)
     try:
@@ -98,14 +98,14 @@ def choose_config(request: SubmitRequest) -> Config:
 
 
 def config_layers(request: SubmitRequest) -> list[Layer]:
-    """Return the sources of the config, the later winning: defaults, profile, file, overrides, flags.
+    """Return the sources of the config, lowest precedence first: defaults, profile, file, overrides, flags.
 
     Raises:
         ConfigError: a file or a value cannot be read.
     """
     command, file, overrides = [*request.command], request.file, request.overrides
     task = overrides.values.get("task", _QUICKSTART_TASK)
-    # Its steps and data are chosen for its task: another task begins with the plain defaults.
+    # The quick start's steps and data fit its task only: another task begins with the plain defaults.
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
@@ -151,21 +151,21 @@ def with_task(config: Config, layers: Sequence[Layer]) -> Config:
 
 
 def _has_run(request: SubmitRequest, config: Config) -> bool:
-    """Return True if there is a run of that name, of this config or another."""
+    """Return True if a run of that name exists, with this config or another."""
     if config.name is None or request.runs is None:
         return False
     return RunDirectory(request.runs / config.name).exists()
 
 
 def idle_on_this_machine(request: SubmitRequest) -> list[str]:
-    """Return the options and keys of ``wish`` that only Slurm understands, as the user has written them."""
+    """Return the options and keys of ``request`` that only Slurm uses, as the user wrote them."""
     given = [place for flag, (_, place) in request.flags.items() if FLAGS[flag] in _OF_SLURM]
     return given + [key for key in request.overrides.where if key in _OF_SLURM]
 
 
 def quickstart() -> Path:
-    """The config that is used when neither one nor another task is named."""
-    # importlib.resources would cost a third of a dry run; a package's data files are next to its code.
+    """Return the config of the quick start: the user names neither a config nor another task."""
+    # A package's data files are next to its code; importlib.resources would take a third of a dry run's time.
     return Path(hpcrun.tasks.__file__).with_name("quickstart.yaml")
 
 
@@ -180,6 +180,6 @@ def _default_name(
         except ValueError:
             # The name is derived from the task, so the error is reported under "task".
             return "run", "command line"
-    # `python train.py --lr 1`: the script, not the interpreter, is what a person would call it.
+    # `python train.py --lr 1` is named after the script, not after the interpreter.
     scripts = [word for word in command if word.endswith((".py", ".sh"))]
     return Path((scripts or command)[0]).stem, command_place

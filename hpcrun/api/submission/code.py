@@ -1,4 +1,4 @@
-"""The copy of the code that a submission keeps, and its differences from the code that has trained so far."""
+"""The copy of the code that a submission keeps, and its differences from the code of the last saved step."""
 
 import os
 import shutil
@@ -100,7 +100,7 @@ def _progress(events: Sequence[Event], config: Config) -> int:
 
 
 def _trained(before: Mapping[str, Any], progress: int) -> str | None:
-    """Return the copy that made the newest progress."""
+    """Return the copy of the code that saved the newest step."""
     if progress > int(before.get("progress") or 0):
         return str(before.get("root"))
     trained = before.get("trained")

@@ -64,7 +64,7 @@ def compare(run: RunDirectory, config: Config) -> Standing:
 
 @contextmanager
 def renewed(run: RunDirectory, config: Config, identity: Identity) -> Iterator[Sequence[str]]:
-    """Compare again while no job holds ``run`` and no other submission runs; replace it if nothing was saved.
+    """Compare again while no job has ``run`` and no other submission runs; replace it if nothing was saved.
 
     Yields the differences from the replaced config. If the block fails, moved files are moved back; the
     caller restores run.json and uncommitted.patch.
@@ -100,7 +100,7 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
     """
     if load(run.config) != config:
         raise RunError(
-            f"{run.path}: another command has just given it another config; resume it again"
+            f"{run.path}: another command changed its config just now; run `hpcrun resume` again"
         )
     if not _steps(run):
         _require_none_lost(run)
@@ -109,7 +109,7 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
 
 @contextmanager
 def from_scratch(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
-    """Like :func:`unchanged`, but move the trained state of ``run`` aside, so that it begins at step 0.
+    """Like :func:`unchanged`, but move the trained state of ``run`` away, so that it begins at step 0.
 
     Checkpoints, metrics, event log and result move into the log folder of the newest job, and back if the
     block fails.

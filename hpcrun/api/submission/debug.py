@@ -41,7 +41,7 @@ def _same_handlers() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():
-                # None: the handler is not Python's, and Python cannot set it.
+                # None: C code installed the handler, and Python cannot restore it.
                 if handler is not None and signal.getsignal(number) is not handler:
                     signal.signal(number, handler)
 

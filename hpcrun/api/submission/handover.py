@@ -105,7 +105,7 @@ def hand_over(
 
 @contextmanager
 def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None) -> Iterator[None]:
-    """Create the run directory, and remove it if the block fails. ``ours``: jobs that were withdrawn."""
+    """Create the run directory; remove it if the block fails. ``ours``: jobs that this command withdrew."""
     parents = [folder for folder in run.path.parents if not os.path.lexists(folder)]
     if make is not None:
         make()
@@ -170,7 +170,7 @@ def stop_if_interrupted(signals: list[signal.Signals]) -> None:
 
 
 def refuse_live(run: RunDirectory) -> None:
-    """Raise RunError if a job holds ``run``."""
+    """Raise RunError if a job has ``run``."""
     now = jobs.state(run)
     if now.cluster is not None:
         raise RunError(

@@ -35,12 +35,11 @@ Admit = Callable[[], AbstractContextManager[Sequence[str]]]
 
 @dataclass(frozen=True)
 class Plan:
-    """A submission that is decided and not begun. Nothing is written yet.
+    """A checked submission that has not begun: nothing is written yet.
 
-    ``finished``: the result of a run that is done, for which there is nothing to submit. ``replaced``: the
-    differences from the config of the run, where this config takes its place. ``admit`` and ``make``: see
-    :func:`hpcrun.api.submission.handover.hand_over`. ``snapshot``: keep a copy of the code, None for as
-    before.
+    ``finished``: the result of a finished run, for which nothing is submitted. ``replaced``: the differences
+    from the run's config, if this config replaces it. ``admit`` and ``make``: see
+    :func:`hpcrun.api.submission.handover.hand_over`. ``snapshot``: keep a copy of the code; None: as before.
     """
 
     run: RunDirectory
@@ -56,7 +55,7 @@ class Plan:
         """Return the runs that have to finish first.
 
         Args:
-            named: names or paths of runs; None: the runs that this run has waited for before.
+            named: names or paths of runs; None: those of the previous submission.
             runs: the folder of the runs.
 
         Raises:
@@ -95,7 +94,7 @@ class Plan:
         )
 
     def require_packages(self) -> None:
-        """Raise UserError where a package is missing. A prepared run may be started with more packages."""
+        """Raise UserError if a package is missing; not for a prepared run, which may get other packages."""
         if self.executor != "prepared":
             require_packages(self.config)
 
@@ -103,10 +102,10 @@ class Plan:
 def plan_submission(
     request: SubmitRequest, *, scratch: bool = False, prepare: bool = False, snapshot: bool = True
 ) -> Plan:
-    """Return the plan for ``wish``.
+    """Return the plan for ``request``.
 
     Args:
-        scratch: a run that exists begins at step 0 again.
+        scratch: an existing run begins at step 0 again.
         prepare: make the run directory, and start nothing.
         snapshot: keep a copy of the code.
 
@@ -153,7 +152,7 @@ def plan_submission(
 
 
 def finished_result(run: RunDirectory) -> dict[str, Any] | None:
-    """Return the result of ``run`` if it is finished, so that there is nothing to continue; else None."""
+    """Return the result of ``run`` if it is finished; else None."""
     result = read_json(run.result)
     return result if result is not None and result.get("state") == "finished" else None
 
@@ -163,7 +162,7 @@ def plan_resume(run: RunDirectory, *, scratch: bool = False, snapshot: bool | No
 
     Args:
         scratch: begin at step 0 again.
-        snapshot: keep a copy of the code; None: if the submission before did.
+        snapshot: keep a copy of the code; None: as in the previous submission.
 
     Raises:
         UserError: the config cannot be read, or this machine cannot run it.
@@ -175,7 +174,7 @@ def plan_resume(run: RunDirectory, *, scratch: bool = False, snapshot: bool | No
 
 
 def refuse_live_if_replaced(plan: Plan) -> None:
-    """Raise RunError where a job has the run that the plan replaces."""
+    """Raise RunError if a job has the run that the plan replaces."""
     if plan.replaced:
         from hpcrun.api.submission.handover import refuse_live
 
@@ -183,7 +182,7 @@ def refuse_live_if_replaced(plan: Plan) -> None:
 
 
 def _standing(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
-    """Compare the run of that name with ``config``; return None where there is no run."""
+    """Compare the run of that name with ``config``; return None if there is no run."""
     if not run.exists():
         return None
     if scratch:

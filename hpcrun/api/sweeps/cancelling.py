@@ -15,7 +15,7 @@ from hpcrun.run.sweep_file import read_sweep
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Result of the cancellation of a run's job. ``words``: the action, or the reason for no action."""
+    """The cancellation of one run. ``words``: the action, or the reason why nothing was done."""
 
     run: RunDirectory
     done: bool
@@ -48,7 +48,7 @@ def cancel_sweep(folder: Path, *, now: bool = False) -> Iterator[Cancelled]:
             ended.add(str(state.job))
             yield Cancelled(run, True, words)
         except (UserError, OSError) as error:
-            # A run may end between the two calls. The other runs must be cancelled all the same.
+            # A run may end between the two calls. The other runs must still be cancelled.
             yield Cancelled(run, False, str(error))
 
 

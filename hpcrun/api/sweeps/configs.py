@@ -30,7 +30,7 @@ _TASK = frozenset({"task", "model", "data"})
 
 @dataclass(frozen=True)
 class Element:
-    """An element that is to run: its values by dotted key, its config, and the text of the config.
+    """An element of the sweep: its values by dotted key, its config, and the text of the config.
 
     ``template``: the command with its placeholders; empty without a placeholder.
     """
@@ -47,8 +47,8 @@ def element_configs(
     """Return the elements of ``rows``, in their order.
 
     Raises:
-        UserError: a key is none, has no effect, or may not differ between elements; a value is wrong; or two
-            elements are equal.
+        UserError: a key is unknown, has no effect, or may not differ between elements; a value is wrong; or
+        two elements are equal.
     """
     keys = list(rows[0])
     if "task" in keys and request.file is None:
@@ -96,7 +96,7 @@ class _Maker:
         update = {name: self._section(name, row) for name in self._touched(row)}
         config = self._base.model_copy(update=update)
         if next(contradictions(config), None) or self._idle(config, values):
-            # The slow way has the words.
+            # The full resolution raises the error with its message.
             self._resolved(row)
         texts = {name: self._text(name, config, row) for name in update}
         template = self._command if self._placeholders else ()
@@ -106,7 +106,7 @@ class _Maker:
         return next(idle_keys(config, values), None) is not None
 
     def _touched(self, row: Row) -> list[str]:
-        """Return the sections that the row changes; those of a task belong together."""
+        """Return the sections that the row changes; the sections of a task are checked together."""
         found = {key.partition(".")[0] for key in row if self._in_config(key)}
         if found & _TASK:
             found |= _TASK
@@ -118,7 +118,7 @@ class _Maker:
         return not self._command or key.partition(".")[0] in self._known
 
     def _mark(self, name: str, row: Row) -> tuple[str, str]:
-        """Return what the section depends on: equal for rows that have the section in common."""
+        """Return a key for the cache: equal for rows with the same values in the section."""
         if name == "command":
             return name, repr([given.text for given in row.values()])
         group = _TASK if name in _TASK else {name}
@@ -132,7 +132,7 @@ class _Maker:
         return self._sections[mark]
 
     def _checked(self, name: str, row: Row) -> Any:
-        """Return one section for ``row``, by the schema of that section where that is enough."""
+        """Return one section for ``row``, checked only by the schema of that section if that suffices."""
         assert self._base is not None
         section = getattr(self._base, name)
         if name == "command":
@@ -184,10 +184,10 @@ class _Maker:
         return section_text(name, {key: parts[key] for key in values})
 
     def _resolved(self, row: Row) -> Config:
-        """Return the whole config of ``row`` by the way of a single run.
+        """Return the whole config of ``row``, resolved like that of a single run.
 
         Raises:
-            UserError: a line for each thing that is wrong.
+            UserError: with a line for each problem.
         """
         given = {
             key: (value.value, self._places[key])

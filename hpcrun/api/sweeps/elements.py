@@ -1,4 +1,4 @@
-"""The run directories of the elements that a submission makes or continues; a failure puts all back."""
+"""The run directories of the elements that a submission makes or continues; a failure restores all."""
 
 import contextlib
 import shutil
@@ -29,7 +29,7 @@ from hpcrun.run.sweep_file import NAME, Sweep, write_sweep
 def fitted_configs(
     plan: SweepPlan, wanted: Sequence[Planned], interrupted: Callable[[], bool]
 ) -> dict[str, Config]:
-    """Return a config for each job section among ``wanted``, with what this cluster decides filled in."""
+    """Return, for each job section among ``wanted``, a config with the values that this cluster decides."""
     if plan.executor != "slurm":
         return {}
     found: dict[str, Config] = {}
@@ -50,7 +50,7 @@ def job_key(config: Config) -> str:
 
 @contextmanager
 def written_sweep_file(sweep: Sweep) -> Iterator[None]:
-    """Write the new elements to ``sweep.json`` first: after a crash the missing ones are known."""
+    """Write the new elements to ``sweep.json`` first: after a crash, the missing elements are known."""
     path = sweep.folder / NAME
     before = path.read_bytes() if path.exists() else None
     write_sweep(sweep)
@@ -118,7 +118,7 @@ def admitted(
     trust_owner: bool,
     fitted: dict[str, Config],
 ) -> Iterator[None]:
-    """Prepare an element that has run before for another start; put it back if the block fails.
+    """Prepare an element that has run before for another start; restore it if the block fails.
 
     Raises:
         RunError: it is a run of another config, or of another user.
@@ -147,7 +147,7 @@ def new_run(one: Planned, fitted: dict[str, Config]) -> NewRun:
 
 
 def _swept(one: Planned) -> dict[str, Any]:
-    """Return what ``run.json`` has of the parameters of a command, which the config does not name."""
+    """Return the swept parameters of a command for ``run.json``, because the config lacks them."""
     if not one.element.template:
         return {}
     values, command = one.element.values, [*one.element.template]
@@ -155,7 +155,7 @@ def _swept(one: Planned) -> dict[str, Any]:
 
 
 def _script(one: Planned, fitted: dict[str, Config]) -> str | None:
-    """Return the batch script that continues the run where Slurm forbids a requeue; None on this machine."""
+    """Return the batch script that continues the run if Slurm forbids a requeue; None on this machine."""
     if not fitted:
         return None
     config, own = fitted[job_key(one.element.config)], one.element.config.job
@@ -165,7 +165,7 @@ def _script(one: Planned, fitted: dict[str, Config]) -> str | None:
 
 @contextmanager
 def no_new_logs_on_failure(folder: Path) -> Iterator[None]:
-    """Remove the folder of the batch scripts again if the block fails and made it."""
+    """Remove the folder of the batch scripts if the block created it and fails."""
     logs = RunDirectory(folder).logs
     there = logs.exists()
     try:

@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class NewRun:
     """A run directory to make: its name, the text of its config, and its batch script if it has one.
 
-    ``record``: what its ``run.json`` has beside the content of all runs.
+    ``record``: the fields of its ``run.json`` that other runs lack.
     """
 
     name: str
@@ -39,7 +39,7 @@ class NewRun:
 
 @contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
-    """Make the folder of a sweep if it is not there; remove it again if the block fails and it is empty.
+    """Make the folder of a sweep if it is missing; if the block fails and the folder is empty, remove it.
 
     Raises:
         RunError: something else has the name, or the folder cannot be made.
@@ -73,7 +73,7 @@ def new_runs(
         diff: the uncommitted changes; each run has a link to one file in ``folder``.
 
     Raises:
-        OSError: the disk refuses; nothing is left.
+        OSError: the disk refuses; no run directory remains.
     """
     runs, published = list(runs), list[Path]()
     content = _record_text(record)
@@ -130,7 +130,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def sync_file_system(folder: Path) -> None:
-    """Make all that was written in the file system of ``folder`` durable (syncfs(2)).
+    """Make all writes to the file system of ``folder`` durable (syncfs(2)).
 
     Raises:
         OSError: the disk refuses.

@@ -1,4 +1,4 @@
-"""A sweep as an object: its runs, their states and results, and the ways to end them."""
+"""A sweep as an object: its runs, their states and results, and methods to end them."""
 
 import html
 import os

@@ -1,4 +1,4 @@
-"""Giving the elements of a sweep to jobs, all or nothing: a failure on the way leaves no half-made sweep."""
+"""Submission of the elements of a sweep, all or nothing: a failure leaves no half-made sweep."""
 
 import signal
 import time
@@ -52,7 +52,7 @@ class SubmittedSweep:
 
 @dataclass(frozen=True)
 class _Given:
-    """The job of one element. ``pack``: the most runs that a job of its array has."""
+    """The job of one element. ``pack``: the maximum number of runs per job of its array."""
 
     planned: Planned
     job: Submitted
@@ -63,14 +63,15 @@ class _Given:
 def submit_sweep(
     plan: SweepPlan, after: Sequence[RunDirectory] = (), *, trust_owner: bool = False
 ) -> SubmittedSweep:
-    """Submit what is missing or failed of the sweep.
+    """Submit the elements of the sweep that are missing or have failed.
 
     Args:
         after: runs that have to finish first.
         trust_owner: continue elements of another user.
 
     Raises:
-        UserError: somebody else submits it now, an element is a run of another config, the folder cannot be
+        UserError: another process submits the sweep now, an element is a run of another config, the folder
+        cannot be
             written, or the scheduler refuses; nothing has changed.
         KeyboardInterrupt: Ctrl-C or SIGTERM during the call; nothing has changed, or the text names the
             jobs that stay.
@@ -105,7 +106,7 @@ def _submit(
     signals: list[signal.Signals],
     given: list[_Given],
 ) -> None:
-    """Make and submit ``wanted``; add the job of each to ``given``."""
+    """Make the run directories of ``wanted`` and submit them; add the job of each to ``given``."""
 
     def interrupted() -> bool:
         return not ENDINGS.isdisjoint(signals)
@@ -115,7 +116,7 @@ def _submit(
     new = [one for one in wanted if one.action == "new"]
     again = [one for one in wanted if one.action == "again"]
     with ExitStack() as stack:
-        # Before sbatch: an array that a killed submission leaves can be found again.
+        # Written before sbatch, so that the next submission finds the array of a killed submission.
         begun = replace(sweep, submissions=[*sweep.submissions, *map(_unrecorded, parts)])
         stack.enter_context(written_sweep_file(begun))
         snapshot = stack.enter_context(code_copy(plan, again))
@@ -133,7 +134,7 @@ def _submit(
         stop_if_interrupted(signals)
         stack.enter_context(no_new_logs_on_failure(plan.folder))
         stack.enter_context(_withdrawn_on_failure(given))
-        # Asked first: the events have to follow the submission without a pause.
+        # Query the cluster's name first: the events must follow the submission without a pause.
         cluster = slurm.cluster_name() if plan.executor == "slurm" else None
         begin: Callable[[], None] | None = None
         silent: SweepSubmission | None = None
@@ -149,8 +150,8 @@ def _submit(
             begin()
     if silent is not None:
         raise RunError(
-            f"{plan.folder}: sbatch had no answer, and Slurm may have the array or not; run the same command "
-            "again in two minutes: it finds the array, or submits the runs"
+            f"{plan.folder}: sbatch got no answer, so Slurm may have the array or not; run "
+            "the same command again in two minutes: it finds the array, or submits the runs"
         )
 
 
@@ -188,7 +189,7 @@ def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
 def _to_withdraw(given: Sequence[_Given]) -> list[tuple[Submitted, RunDirectory]]:
     """Return each job with a run of it: an array once, and on this machine the job of every element.
 
-    The number of an array ends all its tasks. Local job ids are unique only within a run.
+    Cancelling an array by its number ends all its tasks. Local job ids are unique only within a run.
     """
     if any(one.job.executor == "local" for one in given):
         return [(one.job, one.planned.run) for one in given]
@@ -198,7 +199,7 @@ def _to_withdraw(given: Sequence[_Given]) -> list[tuple[Submitted, RunDirectory]
 def _arrays(
     plan: SweepPlan, wanted: Sequence[Planned], fitted: dict[str, Config]
 ) -> list[tuple[Config, ArrayTasks]]:
-    """Return one array for each job section, or several where there are too many elements for one."""
+    """Return one array for each job section, or several arrays if there are too many elements for one."""
     if plan.executor != "slurm":
         return []
     largest = max_array_size(wanted_cluster(plan.config.job))
@@ -228,13 +229,14 @@ def _to_slurm(
     interrupted: Callable[[], bool],
     given: list[_Given],
 ) -> SweepSubmission | None:
-    """Submit ``wanted`` as the arrays ``parts``; return the entry of an array without an answer of sbatch."""
+    """Submit ``wanted`` as the arrays ``parts``; return the entry of an array without an answer."""
     folder, before = RunDirectory(plan.folder), None
     by_name = {one.run.path.name: one for one in wanted}
     for config, array in parts:
         asked = with_dependency(config, after)
         if plan.at_once is not None and before is not None:
-            # Slurm limits each array; a limit for all of them needs them one after the other.
+            # Slurm limits the tasks of each array separately, so a limit for all arrays needs one array
+            # after the other.
             asked = _after_array(config, before)
         try:
             job = submit_array(folder, asked, array, interrupted)
@@ -246,7 +248,7 @@ def _to_slurm(
 
 
 def _after_array(config: Config, before: str) -> Config:
-    """Return ``config`` with a job that also waits for the end of the array ``before``."""
+    """Return ``config`` with the additional dependency on the end of the array ``before``."""
     head, mine = "--dependency=", f"afterany:{before}"
     options = [*config.job.sbatch_args]
     at = next((at for at, option in enumerate(options) if option.startswith(head)), None)
@@ -273,7 +275,7 @@ def _to_this_machine(
     after: Sequence[RunDirectory],
     given: list[_Given],
 ) -> Callable[[], None]:
-    """Give ``wanted`` to the queue of this machine; return the function that lets the queue begin."""
+    """Submit ``wanted`` to the queue of this machine; return the function that starts the queue."""
     runs = [(one.run, one.element.config) for one in wanted]
     logs = RunDirectory(plan.folder).logs
     ids, begin = submit_local_sweep(logs, runs, after, plan.at_once, plan.pack)
@@ -290,10 +292,10 @@ def _record(
     here: str | None,
     silent: SweepSubmission | None,
 ) -> None:
-    """Log the submission in each element and in ``sweep.json``; raises OSError where the disk refuses.
+    """Log the submission in each element and in ``sweep.json``; raises OSError if the disk refuses.
 
     Args:
-        silent: the array that Slurm may have or not.
+        silent: the array for which sbatch got no answer.
     """
     now = round(time.time(), 3)
     facts: dict[str, Any] = {"after": [str(run.path) for run in after]} if after else {}
@@ -317,13 +319,13 @@ def _record(
     ids = [job.job_id for job in _distinct([one.job for one in given])]
     sent = [SweepSubmission(now, plan.executor, ids, names)] if ids else []
     left = [silent] if silent is not None else []
-    # The events first: with its jobs, the entry says that they are all there.
+    # The events first: an entry with jobs in sweep.json means that all events are written.
     sync_file_system(plan.folder)
     write_sweep(replace(sweep, submissions=[*sweep.submissions, *sent, *left]))
 
 
 def _distinct(given: Sequence[Submitted]) -> list[Submitted]:
-    """Return the jobs, and for the tasks of an array the array once."""
+    """Return the jobs; the tasks of an array count as one job."""
     return list(dict.fromkeys(map(_whole, given)))
 
 

@@ -1,4 +1,4 @@
-"""Several runs of a sweep in one job: what such a run may not have, and the request of the shared job."""
+"""Several runs of a sweep in one job (``--pack``): the refused options, and the request of the shared job."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def shared_job(job: Job, pack: int, alone: Job | None = None) -> Job:
     """Return the request of the job that ``pack`` runs with the request ``job`` share.
 
     Args:
-        alone: the request of a single run, if ``job`` is that of a shared job.
+        alone: the request of a single run, if ``job`` is already the request of a shared job.
     """
     tasks = (alone or job).tasks_per_node if pack == 1 else pack
     return job.model_copy(update={"tasks_per_node": tasks})
@@ -35,8 +35,8 @@ def shared_job(job: Job, pack: int, alone: Job | None = None) -> Job:
 def groups(numbers: Sequence[int], pack: int, at_once: int | None) -> list[tuple[list[int], int]]:
     """Return the elements with these numbers in groups, each with the number of runs that share a job.
 
-    All jobs of an array ask for the same, so the elements that do not fill a job get a separate array.
-    With a limit (``at_once``) that array would wait for the end of the others: there is one group then.
+    All jobs of an array have the same request, so the elements that do not fill a job get a separate array.
+    With a limit (``at_once``) that array would wait for the end of the first, so there is only one group.
     """
     ordered = sorted(numbers)
     filling = len(ordered) - len(ordered) % pack

@@ -1,4 +1,4 @@
-"""The plan of a sweep: its elements, their names, and which of them are to be submitted."""
+"""The plan of a sweep: its elements, their names, and which of them the submission starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Planned:
     """An element with its run directory.
 
     ``action``: ``new`` has no run directory yet, ``again`` has failed or stopped; both are submitted.
-    ``word``: the state of a run that is there.
+    ``word``: the state of an existing run.
     """
 
     run: RunDirectory
@@ -51,16 +51,16 @@ class Planned:
 
     @property
     def submitted(self) -> bool:
-        """True where the element is to be submitted."""
+        """True if the submission starts the element."""
         return self.action in ("new", "again")
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep that is checked and not begun. Nothing is written yet.
+    """A checked sweep before its submission: nothing is written yet.
 
-    ``at_once``: elements that may run at the same time; None: as many as there is room for. ``snapshot``:
-    keep a copy of the code. ``pack``: elements that share a node and its GPUs.
+    ``at_once``: elements that may run at the same time; None: no limit. ``snapshot``: keep a copy of the
+    code. ``pack``: elements that share a node and its GPUs.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class SweepPlan:
         return self.elements[0].config
 
     def waits_for(self, named: Sequence[str], runs: Path) -> list[RunDirectory]:
-        """Return those of the runs ``named`` that have to finish first.
+        """Return the runs ``named`` that have not finished, for which the sweep must wait.
 
         Args:
             named: names or paths of runs.
@@ -94,12 +94,12 @@ class SweepPlan:
         return unfinished_runs(found, self.executor, wanted_cluster(self.config.job))
 
     def decided(self) -> tuple[Sweep, list[Planned]]:
-        """Return the sweep with its new elements, and what happens to each element of this plan.
+        """Return the sweep with its new elements, and the action for each element of this plan.
 
-        An element that the folder has keeps its name; new elements get the next numbers.
+        An element that exists in the folder keeps its name; new elements get the next numbers.
 
         Raises:
-            RunError: ``sweep.json`` is damaged, or the folder holds something else.
+            RunError: ``sweep.json`` is damaged, or the folder is not a sweep folder.
         """
         before = read_sweep(self.folder) or Sweep(self.folder, self.folder.name, {}, [])
         known = {canonical(run.values): run.name for run in before.runs}
@@ -145,7 +145,7 @@ def plan_sweep(
     snapshot: bool = True,
     pack: int = 1,
 ) -> SweepPlan:
-    """Return the plan for ``sweep`` over the config of ``wish``.
+    """Return the plan for ``sweep`` over the config of ``request``.
 
     Args:
         at_once: elements that may run at the same time.

@@ -1,5 +1,5 @@
 """Job arrays without a record: the submission was killed between sbatch and the events of the elements, or
-sbatch had no answer.
+sbatch got no answer.
 
 A submission first writes each array into ``sweep.json``, without a job. The batch script of each array is in
 a separate folder (:func:`hpcrun.launch.submitted.submitit_folder`), and Slurm reports the script of each job.
@@ -70,13 +70,14 @@ def record_unrecorded(folder: Path) -> None:
             continue
         found = [job for job in _jobs_of(sweep.folder, one) if job[0] not in recorded]
         if found:
-            # The newest: a submission that failed may have left a cancelled array with the same first run.
+            # Take the newest array: a failed submission may have left a cancelled array with the same first
+            # run.
             job, cluster = max(found, key=lambda pair: int(pair[0]))
             _record(sweep, one, job, cluster)
             known.append(replace(one, jobs=[job], unanswered=False))
         elif one.unanswered and time.time() - one.time < _ARRIVES:
             raise RunError(
-                f"{folder}: sbatch had no answer at {time.strftime('%H:%M:%S', time.localtime(one.time))}, "
+                f"{folder}: sbatch got no answer at {time.strftime('%H:%M:%S', time.localtime(one.time))}, "
                 "and Slurm may still get the array; submit again in two minutes"
             )
     write_sweep(replace(sweep, submissions=known))

@@ -37,10 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     if step is None:
         step = best_readable(store) if arguments.best else newest_readable(store)
     store.require_private([step])
-    told = export_model(store, step, arguments.file, averaged=arguments.ema)
+    exported = export_model(store, step, arguments.file, averaged=arguments.ema)
     weights = "averaged weights" if arguments.ema else "model"
     say(
         f"hpcrun: {arguments.file}: the {weights} of {name} after step {step}, "
-        f"{told['tensors']} tensors, {amount(told['bytes'])}"
+        f"{exported['tensors']} tensors, {amount(exported['bytes'])}"
     )
     return 0

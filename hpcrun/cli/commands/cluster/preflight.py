@@ -113,8 +113,8 @@ def _job(directory: RunDirectory | None) -> "Job | None":
 def _before_ranks(arguments: argparse.Namespace) -> int:
     """Check the nodes of this job; return 1 if no rank may start.
 
-    The reason is a failed check or a cancellation. When a job's steps end, a node looks as if it did not
-    answer, and such a node is asked once more.
+    The reason is a failed check or a cancellation. While earlier steps of the job end, a node may not answer;
+    such a node is checked once more.
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # These signals warn the ranks, and must not end the check.

@@ -45,14 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the memory of a rank, the verdict, and settings that fit."""
+    """Print the memory of a rank, whether it fits the GPU, and other settings that fit."""
     memory = gpu_memory(arguments.gpu, arguments.gpu_memory)
     config = choose_config(request_of(arguments))
     if config.command:
         raise UserError("command: estimate needs a task, since it cannot look into a command")
     found = estimate(config, memory)
     least = sum(found["arithmetic"].values())
-    # Without a fake run only the parts that stay are known: they may already be too large.
+    # Without a fake run only weights, gradients and optimizer state are known: they may already be too
+    # large.
     fits = found.get("fits", False if least > memory else None)
     found |= {"fits": fits, "gpu": arguments.gpu, "gpu_memory": memory}
     if arguments.json:

@@ -20,7 +20,7 @@ from hpcrun.printing import say, say_aside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.usage = "hpcrun notify [-c FILE] [key.sub=value ...]"
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")

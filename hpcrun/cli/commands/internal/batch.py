@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", type=Path, nargs="+", metavar="RUN", help="run directories; several share the job"
     )
     parser.add_argument(
-        "--pack", action="store_true", help="the runs share the job, also if it is one run now"
+        "--pack", action="store_true", help="the job is made for several runs, even if one is left"
     )
     parser.add_argument(
         "--packed", action="store_true", help="other runs share the job; do not requeue it"

@@ -118,11 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _bar() -> "Iterator[Progress | None]":
-    """Show a bar while runs are read; None where nobody watches."""
+    """Show a bar while runs are read; None if standard error is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    # It takes a tenth of the time of a call that finds nothing changed.
+    # This import takes a tenth of the time of a call that finds nothing changed.
     from tqdm import tqdm
 
     with tqdm(unit="run", file=sys.stderr, leave=False) as bar:

@@ -49,7 +49,7 @@ _CHUNK = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_run(parser)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="print new lines as the logs grow"
@@ -69,11 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the log, and follow it where wanted."""
+    """Print the log, and follow it with --follow."""
     rank = _rank(arguments.rank)
     pattern = _pattern(arguments.grep)
     if arguments.errors and arguments.follow:
-        raise UserError("--errors --follow: give one of them; --errors looks at what is there")
+        raise UserError("--errors --follow: give only one; --errors reads the present logs once")
     directory = find_run(arguments)
     if arguments.errors:
         return _print_errors(directory)
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         reader.tell(arguments.follow, arguments.tail)
     except KeyboardInterrupt:
         if jobs.state(directory).live:
-            say_aside(f"hpcrun: {directory.name} runs on")
+            say_aside(f"hpcrun: {directory.name} continues to run")
         return 130
     return 0
 
@@ -102,11 +102,11 @@ class _Reader:
         self._width = 0
 
     def tell(self, follow: bool, tail: int | None) -> None:
-        """Print all lines, or the last ``tail`` lines, and with ``follow`` continue while the run lives."""
+        """Print all lines, or the last ``tail`` lines, and with ``follow`` continue until the run ends."""
         live = follow and jobs.state(self._run).live
         events = read_events(self._run)
         attempts = attempts_of(events)
-        # The logs of the newest attempt may grow: they are read from where the last look has ended.
+        # The logs of the newest attempt may grow: they are read from where the last read ended.
         newest = list(attempts)[-1:] if live else []
         lines = (
             line
@@ -135,10 +135,10 @@ class _Reader:
     def _history(
         self, events: Sequence[Event], attempt: Attempt, began: float
     ) -> Iterator[MergedLine]:
-        """The lines of an attempt that is over."""
+        """Yield the lines of an attempt that has ended."""
         mine = of_attempt(events, attempt)
         over = max(event.time for event in mine)
-        # Before the event of the end.
+        # The batch script's lines have no time: they are merged right before the event of the end.
         streams = [
             BatchLog(self._run, path, attempt, over).keyed(file_lines(path))
             for path in self._batch_files(attempt)
@@ -219,7 +219,7 @@ class _Reader:
 
 
 def _print_errors(run: RunDirectory) -> int:
-    """Print the lines that show the cause of the newest failure, and the doctor's words on it."""
+    """Print the lines that show the cause of the newest failure, and the diagnosis with its remedy."""
     events = read_events(run)
     for attempt in reversed(attempts_of(events)):
         lines = lines_of_attempt(run, attempt, events)
@@ -239,7 +239,7 @@ def _error_lines(finding: Finding, attempt: Attempt) -> Iterator[str]:
 
 
 def _from_opening(events: Sequence[Event], newest: Sequence[Attempt]) -> Sequence[Event]:
-    """The events from the opening of the ``newest`` attempt on; none before the first."""
+    """Return the events from the opening of the ``newest`` attempt on; none before the first attempt."""
     for index in range(len(events) - 1, -1, -1):
         if events[index].what == "opened" and events[index].attempt in newest:
             return events[index:]
@@ -251,7 +251,7 @@ def _ranks_of_a_file(run: RunDirectory) -> int:
     try:
         config = load_resolved(run.config)
     except UserError:
-        # The logs of a run with a damaged config are still to be read.
+        # A damaged config must not prevent reading the logs.
         return 1
     return config.job.gpus if config.command and config.job.launcher else 1
 
@@ -270,12 +270,12 @@ def _pattern(text: str | None) -> "re.Pattern[str] | None":
     try:
         return re.compile(text)
     except re.error as error:
-        raise UserError(f"--grep {text}: no regular expression: {error}") from None
+        raise UserError(f"--grep {text}: not a regular expression: {error}") from None
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text}: give a number of lines")
+        raise argparse.ArgumentTypeError(f"{text}: should be a whole number of lines, 0 or more")
     return int(text)
 
 

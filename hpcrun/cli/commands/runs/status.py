@@ -36,11 +36,11 @@ from hpcrun.errors import UserError
 from hpcrun.printing import escaped, say
 from hpcrun.run.directory import RunError
 
-_SILENT = "the scheduler gives no answer; what is shown comes from the run directories"
+_SILENT = "the scheduler does not answer; the states come from the files of the runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="names or directories of runs, or a sweep"
     )
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only these states: new, pending, running, suspended, finished, stopped, failed, lost",
     )
     parser.add_argument(
-        "--name", metavar="GLOB", help="only names that fit, such as 'gpt-*' or 'sweep/*'"
+        "--name", metavar="GLOB", help="only names that match, such as 'gpt-*' or 'sweep/*'"
     )
     parser.add_argument(
         "--since", metavar="TIME", help="only runs active within this time: 30m, 12h, 2d"
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_json(row)
     elif not rows:
         what = f"no runs are {' or '.join(sorted(wanted))}" if wanted else "there are no runs"
-        fits = " that fit --name and --since" if arguments.name or arguments.since else ""
+        fits = " that match --name and --since" if arguments.name or arguments.since else ""
         say(f"hpcrun: {what}{fits} in {runs_dir(arguments)}; `hpcrun submit` starts one")
     else:
         _print(rows, arguments)
@@ -115,7 +115,7 @@ class _Table:
         return in_order(rows, self._arguments.sort)
 
     def notes(self) -> list[str]:
-        """Return what is to be said below the table of the last look."""
+        """Return the lines below the table of the last read."""
         return self._notes
 
     def _fits(self, row: dict[str, Any]) -> bool:
@@ -125,7 +125,7 @@ class _Table:
         return any(state in self._states for state in found)
 
     def _sums(self, rows: Sequence[dict[str, Any]]) -> list[str]:
-        """One line for each sweep of the listed runs."""
+        """Yield one line for each sweep of the listed runs."""
         sweeps: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             if row["sweep"] and row["sweep"] not in self._selection.folders:
@@ -155,11 +155,11 @@ class _Table:
 
 
 def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
-    """The table, and below it what a cell has no room for."""
+    """Print the table, and below it the texts that are too long for a cell."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
     lines = table_lines(rows, width)
     say(*lines)
-    # The runs of a sweep would be as many lines again.
+    # A line for each run of a sweep would double the length of the output.
     if len(rows) == len(arguments.runs):
         say(*(f"{row['name']}: {row['says']}" for row in rows if _is_cut(row, lines)))
     if len(arguments.runs) == 1 and len(rows) == 1 and rows[0]["goodput"]["wall"]:
@@ -173,7 +173,7 @@ def _is_cut(row: Row, lines: Sequence[str]) -> bool:
 
 
 def _where_the_time_went(row: Row) -> str:
-    """One line: the parts of the wall time that are not empty, and the productive share."""
+    """Print one line: the parts of the wall time above zero, and the productive share."""
     account = dict(row["goodput"])
     ratio, wall = account.pop("ettr"), account.pop("wall")
     parts = [
@@ -184,7 +184,7 @@ def _where_the_time_went(row: Row) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """As ``42.1 s``, ``12:05 min`` or ``3:04:05 h``."""
+    """Return seconds as ``42.1 s``, ``12:05 min`` or ``3:04:05 h``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

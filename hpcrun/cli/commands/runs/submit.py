@@ -37,7 +37,7 @@ from hpcrun.run.directory import RunDirectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.usage = "hpcrun submit [options] [key.sub=value ...] [-- command ...]"
     what = parser.add_argument_group("what to run")
     what.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
@@ -149,22 +149,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def require_one_way(arguments: argparse.Namespace) -> None:
-    """Raise UserError where the options say both to watch and not to."""
+    """Raise UserError if the options ask both to watch the run and to return."""
     if arguments.follow and (arguments.detach or arguments.json):
         raise UserError("--follow and --detach (or --json) exclude each other; choose one")
 
 
 def start(plan: Plan, arguments: argparse.Namespace) -> int:
-    """Carry out ``plan``, and follow the run where wanted.
+    """Carry out ``plan``, and follow the run with --follow or on this machine.
 
     Raises:
-        UserError: the run is being run already, or cannot be submitted.
+        UserError: a job has the run already, or it cannot be submitted.
     """
     run, config, executor = plan.run, plan.config, plan.executor
     if executor == "debug" and arguments.json:
         raise UserError("--json shows no training; omit it with --executor debug")
     plan.require_packages()
-    # `resume` has none of these options: they stay as they were.
+    # `resume` lacks these options, so the values of the submission stay.
     after = plan.waits_for(getattr(arguments, "after", None), runs_dir(arguments))
     submitted = plan.carry_out(after, trust_owner=arguments.trust_owner)
     if executor == "prepared":
@@ -231,7 +231,7 @@ def _advice(run: RunDirectory, submitted: Submitted) -> list[str]:
         f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",
         f"  run directory  {run.path}",
         f"  follow         hpcrun logs -f {name}",
-        f"  where it is    hpcrun status {name}",
+        f"  state          hpcrun status {name}",
         f"  stop           hpcrun cancel {name}",
         f"  continue       hpcrun resume {name}",
     ]
