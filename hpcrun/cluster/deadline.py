@@ -15,7 +15,7 @@ _SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 def query_end_time(job: str) -> float | None:
-    """Ask the controller for the job's end in Unix seconds. The call may take 10 s: not within a step.
+    """Ask the controller for the job's end in Unix seconds. It may take 10 s: not within a step.
 
     Returns None if the job has no time limit, is unknown, or the controller does not answer: the
     rank then continues with the previous answer.

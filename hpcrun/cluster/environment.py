@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from hpcrun.cluster.errors import ClusterError
 
 KEPT = frozenset({"SLURM_CONF"})
-"""It says where the cluster is, not where in a job we are."""
+"""It names the cluster's configuration, and not the job of this process."""
 
 _OF_RANKS = frozenset(
     {

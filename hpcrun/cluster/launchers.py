@@ -177,7 +177,7 @@ def _slurm_step(environ: Mapping[str, str], method: LaunchMethod) -> Placement:
 
 
 def _batch_script(environ: Mapping[str, str]) -> Placement:
-    """Read a process that the batch script started without srun: fine for a job of one task."""
+    """Read the variables of a process that the batch script started without srun, in a job of one task."""
     size = whole_number(environ, *_STEP_SIZE, minimum=1, remedy=_SRUN, default=1)
     if size > 1:
         raise ClusterError(
@@ -268,7 +268,7 @@ def _step_tasks(environ: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def _master_of_step(environ: Mapping[str, str], nodes: int) -> str:
-    """Return MASTER_ADDR, unless it is loopback, which a torchrun around several nodes' step leaves."""
+    """Return MASTER_ADDR, unless it is a loopback address, which an outer torchrun may have set."""
     given = environ.get("MASTER_ADDR")
     loopback = given is not None and (given == "localhost" or given.startswith("127."))
     return given if given and not (loopback and nodes > 1) else _first_host(environ)

@@ -1,4 +1,7 @@
-"""The bad-node list: nodes that failed, across runs. A bad node attracts jobs because they end so fast.
+"""The bad-node list: nodes that failed, across runs.
+
+A bad node attracts jobs, because each job on it ends soon and leaves it free.
+
 
 Each user has one small append-only file. A failure expires, because nodes are repaired.
 """

@@ -25,7 +25,7 @@ def unfinished_runs(
         cluster: the Slurm cluster that the job names; None: this host's cluster.
 
     Raises:
-            LaunchError: a run can never finish as things are, or the job cannot wait for it there.
+            LaunchError: a run has no job and so never finishes, or the job cannot wait for it there.
     """
     waiting = []
     for run, now in zip(runs, jobs.states(runs), strict=True):
@@ -52,7 +52,7 @@ def unfinished_runs(
 
 
 def _elsewhere(cluster: str | None) -> str | None:
-    """Return the cluster, or None if it is this host's cluster, which a job may name too."""
+    """Return the cluster, or None if it is the cluster of this host."""
     return None if cluster == slurm.cluster_name() else cluster
 
 
@@ -78,7 +78,7 @@ def wait_for_runs(paths: Sequence[str], given_up: Callable[[], bool]) -> str | N
     """Wait until the runs at ``paths`` have finished; return None, or the reason why they never will.
 
     Args:
-        given_up: returns whether the waiting job itself has been cancelled.
+        given_up: returns True if the waiting job was cancelled.
     """
     for run in map(RunDirectory, map(Path, paths)):
         executor, _ = jobs.current_job(run) or (None, "")

@@ -8,4 +8,4 @@ class LaunchError(UserError):
 
 
 class SubmissionUnanswered(LaunchError):
-    """sbatch got no answer: the job may be there or not."""
+    """sbatch got no answer: the job may exist or not."""

@@ -25,7 +25,7 @@ _SUSPENDED_WORDS = (
 )
 _LOOK = 0.2
 
-# With less free space than this, not even a state of a few lines can be written.
+# Bytes. With less free space, not even a state of a few lines can be written.
 _FULL = 16_384
 
 
@@ -34,10 +34,10 @@ class RunState:
     """The state of a run. ``word`` is one of new, pending, running, suspended, finished, stopped, failed,
     lost.
 
-    ``detail`` says more in plain words; ``live``: a job holds the run now. ``cluster``: the cluster of the
-    job, if Slurm's commands do not reach it from here. ``through``: the cluster to name in these commands
-    (``--clusters``), if it is not this host's: two clusters may use the same number for two jobs.
-    ``starts``: the expected start of a waiting job, in Unix seconds. ``asked``: Slurm has answered.
+    ``detail``: more in plain words; ``live``: a job has the run now. ``cluster``: the cluster of the job, if
+    Slurm's commands do not reach it from here. ``through``: the cluster to name in these commands
+    (``--clusters``), if it is not this host's: two clusters may use the same number for two jobs. ``starts``:
+    the expected start of a waiting job, in Unix seconds. ``asked``: Slurm has answered.
     """
 
     word: str
@@ -54,7 +54,7 @@ class RunState:
 def current_job(run: RunDirectory, read: Reader = read_events) -> tuple[str, str] | None:
     """Return the (executor, job id) to which the run was last submitted, or None.
 
-    A job that a person submitted without hpcrun is known from the moment when it opens the run.
+    A job that a person submitted without hpcrun is known only after it has opened the run.
     """
     executors: dict[str, str] = {}
     for event in read(run):
@@ -85,7 +85,7 @@ def states(
 
     Args:
         read: returns the events of a run.
-        known: True for a run that has ended, as its files show: Slurm is not asked for its job.
+        known: returns True if the files show that the run has ended; Slurm is not asked about its job.
     """
     jobs = [(run, current_job(run, read)) for run in runs]
     on: dict[str | None, list[tuple[RunDirectory, str]]] = {}
@@ -151,7 +151,7 @@ def state(run: RunDirectory) -> RunState:
 
 
 def wait_until_ended(run: RunDirectory, timeout: float) -> bool:
-    """Wait until no job holds the run; return whether that happened within ``timeout`` seconds."""
+    """Wait until no job has the run; return whether that happened within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     executor, _ = current_job(run) or (None, "")
     pause = pauses(executor, _LOOK)
@@ -226,7 +226,7 @@ def _why_cancelled(run: RunDirectory, job: str, read: Reader) -> str:
     if missing:
         names = ", ".join(missing)
         told = ", ".join(f"`hpcrun resume {name}`" for name in missing)
-        return f"cancelled: it was to wait for {names}; {told}, then this one"
+        return f"cancelled: it was to wait for {names}; {told}, then this run"
     return "cancelled; `hpcrun resume` continues it"
 
 
@@ -265,7 +265,7 @@ def _by_result(
 def _local_state(folder: Path) -> tuple[str, str]:
     status = job_files.read_status(folder)
     if status is None:
-        return "", "its job left no state; `hpcrun resume` continues it"
+        return "", "its job has no state file; `hpcrun resume` continues it"
     if status.state in job_files.ENDED:
         return status.state, ""
     if not job_files.is_alive(status):
@@ -282,4 +282,4 @@ def _why_gone(folder: Path) -> str:
     if is_full(folder):
         free = shutil.disk_usage(folder).free
         return f"the disk of {folder} is full ({free} bytes are free): free some space, then `hpcrun resume`"
-    return "its controller is gone: the machine went down, or it was killed; `hpcrun resume` continues it"
+    return "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"

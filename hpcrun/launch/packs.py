@@ -1,4 +1,4 @@
-"""Runs of a sweep that share one job: the end of one of them leaves the others as they are."""
+"""Runs of a sweep that share one job: the signals that end one of them without the others."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from hpcrun.run.recent import Reader
 
 
 class SignalUnanswered(LaunchError):
-    """It is unknown whether the ranks got a signal."""
+    """Slurm did not answer, so the ranks may have received a signal or not."""
 
 
 def is_packed(run: RunDirectory, job: str, read: Reader = read_events) -> bool:
@@ -49,15 +49,15 @@ def signal_steps(job: str, steps: Sequence[int], name: str, cluster: str | None)
     """Send the signal ``name`` to ``steps`` of the job.
 
     Raises:
-        SignalUnanswered: Slurm gives no answer, and the ranks may have the signal.
-        LaunchError: Slurm refuses, in its own words.
+        SignalUnanswered: Slurm does not answer, so the ranks may have received the signal or not.
+        LaunchError: Slurm refuses; the text has its message.
     """
     for step in steps:
         command = slurm.scancel_command(job, signal=name, step=step, cluster=cluster)
         answer = slurm.run(command)
         if answer.returncode == slurm.TIMED_OUT:
             raise SignalUnanswered(
-                f"{answer.stderr}: the ranks of the run may have SIG{name} or not; run the same command again"
+                f"{answer.stderr}: the ranks may have received SIG{name} or not; run the same command again"
             )
         if answer.returncode != 0:
             raise LaunchError(f"{command[0]}: {' '.join(answer.stderr.split())}")

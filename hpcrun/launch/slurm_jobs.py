@@ -22,7 +22,7 @@ _MOST_JOBS = 10_000
 
 @dataclass(frozen=True)
 class Answer:
-    """The (state, reason for waiting) of each job that Slurm knows, and whether it answered at all.
+    """The (state, reason for waiting) of each job that Slurm knows, and whether Slurm answered.
 
     ``starts``: the expected start of a job that waits, in Unix seconds.
     """
@@ -56,7 +56,7 @@ def slurm_states(
             continue
         for job, info in slurm.parse_squeue(listed.stdout).items():
             waits = info.state in WAITING
-            # A heterogeneous job is asked for by its leader's id, and listed by component.
+            # A heterogeneous job is queried by its leader's id, and listed by component.
             leader = job.removesuffix("+0")
             if leader not in runs:
                 continue
@@ -77,7 +77,7 @@ def slurm_states(
 
 
 def _in_calls(jobs: Iterable[str]) -> Iterator[list[str]]:
-    """Yield ids to ask for together: an array's id includes all its tasks."""
+    """Yield groups of ids for one query; an array's id includes all its tasks."""
     ids = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
     for begin in range(0, len(ids), _MOST_JOBS):
         yield ids[begin : begin + _MOST_JOBS]
@@ -86,7 +86,7 @@ def _in_calls(jobs: Iterable[str]) -> Iterator[list[str]]:
 def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
     """Return True if the ranks of the job's present start have opened the run.
 
-    False where Slurm does not report the number of the start.
+    False if Slurm does not report the number of the start.
     """
     shown = slurm.run(slurm.scontrol_show_job_command(job, cluster), timeout=PATIENCE)
     restarts = slurm.parse_show_job(shown.stdout).get("Restarts", "")
@@ -100,9 +100,9 @@ def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
 
 
 def kill_steps(job: str, cluster: str | None = None) -> bool:
-    """Send SIGKILL to all steps of ``job``; return whether a step got it.
+    """Send SIGKILL to all steps of ``job``; return whether a step received it.
 
-    The batch script lives on and records the end.
+    The batch script continues and records the end.
     """
     listed = slurm.run(slurm.squeue_steps_command(job, cluster))
     killed = [

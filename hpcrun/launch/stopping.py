@@ -1,4 +1,4 @@
-"""The ways to end a run's job, on any executor."""
+"""Cancel, kill or preempt a run's job, on any executor."""
 
 import contextlib
 import signal
@@ -17,13 +17,13 @@ from hpcrun.run.events import Attempt, read_events, record_event, was_cancelled
 
 
 def cancel(run: RunDirectory, *, whole: bool = False) -> str:
-    """End the run's job as ``scancel`` does: SIGTERM, time to save, no restart. Returns what was done.
+    """End the run's job as ``scancel`` does: SIGTERM, time to save, no restart; return a line about it.
 
     Args:
         whole: end the job also if other runs share it.
 
     Raises:
-        LaunchError: it is not running, or the scheduler refused.
+        LaunchError: the run is not running, or the scheduler refused.
     """
     executor, job, waiting, through = _live_job(run)
     if executor == "slurm" and not whole and is_packed(run, job):
@@ -40,7 +40,7 @@ def cancel(run: RunDirectory, *, whole: bool = False) -> str:
 
 
 def kill(run: RunDirectory, *, whole: bool = False) -> str:
-    """End the run's job immediately, without a checkpoint. Returns a line that says what was done.
+    """End the run's job immediately, without a checkpoint. Returns a line about the action.
 
     A job on another cluster cannot be reached: it is written off, so that the run can continue here.
 
@@ -71,7 +71,7 @@ def kill(run: RunDirectory, *, whole: bool = False) -> str:
 
 
 def preempt(run: RunDirectory) -> str:
-    """Send the run's job the signal of a preemption. Returns a line that says what was done.
+    """Send the run's job the signal of a preemption. Returns a line about the action.
 
     The ranks get the warning signal, on the local cluster and on Slurm. A real preemption is possible only
     for Slurm itself; a task saves on the warning, and the job is requeued.
@@ -110,7 +110,7 @@ def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = N
     with contextlib.suppress(LaunchError):
         job_files.send(folder, job_files.KILL)
     deadline = time.monotonic() + 10.0
-    # The process of a job that waits in a queue is the queue, which continues.
+    # The queue is the process of a waiting job, and continues for the other jobs.
     while (status := job_files.read_status(folder)) is not None and job_files.is_alive(status):
         if status.state in job_files.ENDED:
             break
@@ -126,7 +126,7 @@ def note_cancelled(run: RunDirectory, job: str) -> None:
 
 
 def _end_ranks(run: RunDirectory, job: str, name: str, cluster: str | None) -> None:
-    """Send the signal ``name`` to the ranks of a run whose job has other runs, as a cancellation.
+    """Cancel a run that shares its job with other runs: send the signal ``name`` to its ranks.
 
     Raises:
         LaunchError: the run has no ranks now, or Slurm refuses; then nothing is cancelled.
@@ -155,8 +155,9 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
         raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
     if now.cluster is not None:
         raise LaunchError(
-            f"{run.name}: job {now.job} is on cluster {now.cluster}, and this is another cluster; run "
-            "the command there, or, if that cluster is gone for good, write it off with `hpcrun cancel --now`"
+            f"{run.name}: job {now.job} is on cluster {now.cluster}, and this host belongs to "
+            "another cluster; run the command there, or, if that cluster is gone for good, write "
+            "the job off with `hpcrun cancel --now`"
         )
     if now.executor == "debug":
         raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")

@@ -1,4 +1,4 @@
-"""From a run directory to a job: choose who runs it, and hand it over."""
+"""From a run directory to a job: choose the executor and submit."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ from hpcrun.run.events import record_event
 
 
 def choose_executor(config: Config) -> ExecutorName:
-    """Return the executor that the config names, or with ``auto`` Slurm where there is a Slurm.
+    """Return the executor that the config names, or with ``auto`` Slurm if Slurm is configured here.
 
     Raises:
-        LaunchError: there are fewer GPUs than ranks, or the local cluster cannot do what is asked for.
+        LaunchError: there are fewer GPUs than ranks, or the local cluster lacks a requested feature.
     """
     wanted = config.job.executor
     if wanted == "auto":
@@ -70,17 +70,17 @@ def submit(
     """Start a job for ``run`` and log it.
 
     Args:
-        after: runs that have to finish first.
-        interrupted: whether to stop asking a controller that does not answer.
+        after: runs that must finish first.
+        interrupted: returns True to end the wait for a controller that does not answer.
 
     Raises:
-        LaunchError: the scheduler refused, in its own words.
-        OSError: the run directory cannot be written; no job is left.
-        KeyboardInterrupt: ``interrupted`` said so; no job is left.
+        LaunchError: the scheduler refused; the text has its message.
+        OSError: the run directory cannot be written; no job remains.
+        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
     """
     facts: dict[str, Any] = {"after": [str(other.path) for other in after]} if after else {}
     if executor == "slurm":
-        # Asked first: the event has to follow the submission without a pause.
+        # Query the cluster's name first: the event must follow the submission without a pause.
         if (cluster := slurm.cluster_name()) is not None:
             facts["cluster"] = cluster
         handed = submit_slurm(run, with_dependency(config, after), interrupted)

@@ -1,4 +1,4 @@
-"""A job that has been handed over to Slurm or to this machine."""
+"""A job that was submitted to Slurm or to this machine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ ExecutorName = Literal["slurm", "local", "debug", "prepared"]
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job that has been handed over; ``cluster``: which one has it, where sbatch said so."""
+    """A submitted job; ``cluster``: its cluster, if sbatch printed it."""
 
     executor: ExecutorName
     job_id: str
@@ -21,10 +21,10 @@ class Submitted:
 
 
 def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
-    """End a job that the event log does not know of, which could be neither found nor stopped.
+    """End a job that could not be recorded in the event log; hpcrun could neither find nor stop it later.
 
     Raises:
-        LaunchError: it cannot be ended either.
+        LaunchError: the job cannot be ended.
     """
     if not stopping.withdraw(run, handed.executor, handed.job_id, handed.cluster):
         where = f"--clusters={handed.cluster} " if handed.cluster else ""

@@ -20,7 +20,7 @@ class StopAgreement:
     """
 
     def __init__(self, group: "ProcessGroup | None", every: int = 1) -> None:
-        """Keep the arguments.
+        """Store the arguments.
 
         Args:
             group: a CPU group of all ranks, such as ``trainer.control_group()``; None for a single rank.

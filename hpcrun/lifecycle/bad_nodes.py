@@ -33,7 +33,7 @@ def keep_away(
     Args:
         runs: the runs of the job; several share it with ``--pack``.
         attempt: the attempt that has ended.
-        verdicts: the end of each run.
+        verdicts: the classified end of each run.
         waiting: the pending job; None: the job of ``attempt``.
         after: number of failures from which a node is excluded; None: never.
         hours: only failures of the last ``hours`` hours count.
@@ -49,9 +49,7 @@ def keep_away(
         if left:
             _note_excluded(runs, attempt, hosts=left)
         _print(
-            f"starts once more, on other nodes than {', '.join(left)}"
-            if left
-            else "starts once more"
+            f"starts once more, without the nodes {', '.join(left)}" if left else "starts once more"
         )
         return
     request = request_of(facts, max(nodes_of(read_events(run), attempt) for run in runs))
@@ -71,11 +69,13 @@ def keep_away(
     reason = take_back_if_stuck(job, given)
     if reason is not None:
         _note_excluded(runs, attempt, hosts=[], reason=reason)
-        _print(f"excludes no node after all: the job waited for {reason}")
+        _print(
+            f"the exclusion of nodes is withdrawn, because Slurm has no other node for the job ({reason})"
+        )
 
 
 def remember(run: RunDirectory, attempt: Attempt, verdict: Verdict) -> None:
-    """Add the nodes that a crash or a preflight points at, if any, to the user's bad-node list."""
+    """Add the nodes that caused a crash or failed a preflight, if any, to the user's bad-node list."""
     found = verdict.diagnosis
     if found is None or found.host is None or not blames_node(found):
         return

@@ -7,7 +7,7 @@ FAILED = 1
 """A failure in training, or a run that ended in failure."""
 
 BAD_INPUT = 2
-"""Bad input: one line has explained it; another start would not help."""
+"""Bad input: one line explains the problem; another start would fail in the same way."""
 
 SAVE_FAILED = 74
 """Stopped, but the checkpoint could not be written (sysexits.h EX_IOERR): not requeued blindly."""

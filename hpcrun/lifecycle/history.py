@@ -128,7 +128,7 @@ def asked_to_yield(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def _note(record: dict[str, Any], event: Event) -> None:
-    """Put what the event tells into the values of its attempt."""
+    """Update the record of the attempt from the event."""
     if event.what == "started":
         record["begun_at"] = event.step
     elif event.what == "saved":
@@ -161,7 +161,7 @@ def _cause(word: str | None) -> Cause | None:
 
 
 def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
-    """Return the attempt that has taken the run over from ``attempt``; None while it is the newest."""
+    """Return the newer attempt that owns the run after ``attempt``; None if ``attempt`` is the newest."""
     opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
     if attempt in opened:
         opened = opened[len(opened) - opened[::-1].index(attempt) :]

@@ -51,7 +51,7 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     give another reason: the attempt itself could not record one.
 
     Raises:
-        Occupied: another job holds the run.
+        Occupied: another job has the run.
         Refused: a budget is used up, and result.json says which; or this attempt was opened before.
         OSError: the run directory cannot be written.
     """
@@ -141,7 +141,7 @@ def _end_of(
 
 
 def _blame_nodes(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> None:
-    """Record the node that went down under an attempt, while Slurm still reports it as down."""
+    """Record the nodes of an attempt that Slurm reports as down."""
     for event in events:
         hosts = event.fields.get("hosts")
         if event.what == "opened" and event.attempt == record.attempt and hosts:
@@ -151,7 +151,7 @@ def _blame_nodes(run: RunDirectory, events: Sequence[Event], record: AttemptReco
                 print(f"hpcrun: the bad-node list is not written: {error}", file=sys.stderr)
                 continue
             if dead:
-                print(f"hpcrun: down since the attempt before: {', '.join(dead)}", flush=True)
+                print(f"hpcrun: down since the previous attempt: {', '.join(dead)}", flush=True)
 
 
 def _last_sign(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> float:

@@ -1,4 +1,4 @@
-"""Refuse a job if another live job holds the run: a second submission must not take the run over.
+"""Refuse a job if another live job has the run: a second submission must not take the run over.
 
 A newer attempt of the same job may take over, because Slurm starts it only after the first has released its
 nodes. For another job, only Slurm knows.
@@ -19,11 +19,11 @@ _FEDERATED = 1 << 26
 
 
 class Occupied(UserError):
-    """Another job holds the run."""
+    """Another job has the run."""
 
 
 def require_free(run: RunDirectory, attempt: Attempt) -> None:
-    """Return unless another job of this cluster holds the run or waits to continue it.
+    """Check that no other job of this cluster has the run or waits to continue it.
 
     The logged refusal belongs to no attempt, so it changes nothing for the other job.
 
@@ -41,7 +41,7 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
 
 
 def require_own_number(run: RunDirectory, job: str) -> None:
-    """Return unless a job of another cluster has the same number, and so the same log folder.
+    """Check that no job of another cluster has the same number, and so the same log folder.
 
     The folder belongs to the first cluster that starts such a job: a file in it contains the cluster's name.
 
@@ -93,7 +93,7 @@ def refusal(run: RunDirectory, attempt: Attempt) -> str | None:
 
 def _line(run: RunDirectory, attempt: Attempt, holder: str) -> str:
     return (
-        f"{run.name}: job {holder} already holds this run; job {attempt.job} does not start; follow it "
+        f"{run.name}: job {holder} already has this run; job {attempt.job} does not start; follow it "
         "with `hpcrun logs -f`, or end it with `hpcrun cancel` first"
     )
 

@@ -98,7 +98,7 @@ def test_a_persons_defaults_for_sbatch_lie_below_profile_config_and_flags(
     shown = capsys.readouterr()
     for option in ("--account=astro", "--qos=high", "--partition=big"):
         assert f"#SBATCH {option}\n" in shown.out
-    assert shown.err.startswith("hpcrun: not handed on to sbatch: SBATCH_WCKEY; ")
+    assert shown.err.startswith("hpcrun: not passed to sbatch: SBATCH_WCKEY; ")
     monkeypatch.setenv("SBATCH_TIMELIMIT", "tomorrow")
     assert guarded([*line, "--dry-run"]) == 2
     assert "$SBATCH_TIMELIMIT: job.time: should be a time limit" in capsys.readouterr().err

@@ -254,7 +254,7 @@ def test_an_array_whose_sbatch_had_no_answer_is_found_or_submitted_again(
     line = ("submit", *SHAPE, "--executor", "slurm", *AXES)
     silent = jobs.hpcrun(*line, cwd=tmp_path)
     assert (silent.returncode, silent.stderr.count("\n")) == (2, 1), silent.stderr
-    assert "sbatch had no answer" in silent.stderr
+    assert "sbatch got no answer" in silent.stderr
     if arrived:
         assert shown(tmp_path) == PENDING
         assert "nothing to submit" in hpcrun(tmp_path, *line)

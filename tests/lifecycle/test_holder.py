@@ -39,7 +39,7 @@ def test_a_second_job_of_a_live_run_is_refused_and_changes_nothing(
 ) -> None:
     slurm_says(state, tmp_path, monkeypatch)
     before = read_events(run)
-    with pytest.raises(Occupied, match="a: job 7 already holds this run; job 8 does not start"):
+    with pytest.raises(Occupied, match="a: job 7 already has this run; job 8 does not start"):
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert (read_json(run.owner) or {})["owner"] == "7-0"
     assert conclude(run, SECOND, 137) == exitcodes.BAD_INPUT

@@ -82,7 +82,7 @@ def test_a_second_sbatch_of_a_run_with_a_live_job_is_refused(bench: Bench) -> No
     assert outcome(run) == ("finished", ["finished"]), bench.told(run)
     assert bench.slurm.scontrol_show_job(second)["ExitCode"] == "2:0"
     told = (bench.folder / f"slurm-{second}.out").read_text()
-    assert f"taken: job {job} already holds this run; job {second} does not start" in told
+    assert f"taken: job {job} already has this run; job {second} does not start" in told
 
 
 @pytest.mark.parametrize("warned", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -183,7 +183,7 @@ class LocalClusterExecutor(core.PicklingExecutor):
 
 
 def _new_job_folder(parent: Path) -> tuple[str, Path]:
-    """Return a job id that no job of this folder has; creating the folder claims it."""
+    """Return a new job id for this folder; the creation of the folder reserves it."""
     number = int(time.time())
     while True:
         folder = parent / str(number)
@@ -205,14 +205,14 @@ def _start_controller(request: JobRequest) -> None:
 def start_queue(folder: Path, requests: Sequence[JobRequest], limits: Limits) -> Callable[[], None]:
     """Start the process that runs the jobs one after the other, as many at a time as ``limits`` allow.
 
-    The process waits for the call of the returned function before its first job. If the calling process
-    ends without the call, no job begins, and all jobs are cancelled: no file may name them.
+    The process starts the first job after the caller has called the returned function. If the caller ends
+    without that call, no job begins, and all jobs are cancelled, because they may not be recorded.
 
     Args:
         folder: where the process keeps its list and its log.
 
     Raises:
-        LaunchError: the process does not begin.
+        LaunchError: the process does not start.
         OSError: the disk refuses.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def start_queue(folder: Path, requests: Sequence[JobRequest], limits: Limits) ->
 
     def begin() -> None:
         assert queue.stdin is not None
-        # A queue that has ended has cancelled its jobs.
+        # A queue cancels its jobs at its end.
         with contextlib.suppress(BrokenPipeError), queue.stdin as pipe:
             pipe.write(BEGIN)
 

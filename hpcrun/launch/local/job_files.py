@@ -21,13 +21,13 @@ CANCEL, KILL = signal.SIGTERM, signal.SIGQUIT
 PREEMPT, WARN = signal.SIGUSR1, signal.SIGUSR2
 
 BEGIN = b"begin\n"
-"""What a submission writes to its queue once the jobs are on record."""
+"""Word that a submission writes to its queue after it has recorded the jobs."""
 
 WITHDRAWN = "withdrawn"
-"""The file by which a job is cancelled that waits in a queue."""
+"""File that cancels a job that waits in a queue."""
 
 LOOK = signal.SIGHUP
-"""The signal after which a queue looks for that file."""
+"""Signal after which a queue looks for this file."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class JobRequest:
         """Read the request that :meth:`write` wrote; raises LaunchError if there is none."""
         value = read_json(path)
         if value is None:
-            raise LaunchError(f"{path}: no request of a job; submit the run again")
+            raise LaunchError(f"{path}: is not the request of a job; submit the run again")
         return cls(**value)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The room for the jobs of a queue.
+    """The limits for the jobs of a queue.
 
     ``at_once``: jobs at the same time. ``share``: jobs on one of the GPUs ``devices``.
     """
@@ -140,13 +140,14 @@ def send(folder: Path, number: signal.Signals) -> None:
     """Send CANCEL, KILL, PREEMPT or WARN to the job with the logs in ``folder``.
 
     Raises:
-        LaunchError: it is not running.
+        LaunchError: the job is not running.
     """
     status = read_status(folder)
     if status is None or status.state in ENDED or not is_alive(status):
         raise LaunchError(f"job {folder.name}: is not running on this machine")
     if status.queued:
-        # The queue runs other jobs too. The job may get its controller just now, which looks once more.
+        # The process of a waiting job is the queue, which runs other jobs too. If the job's controller starts
+        # just now, the controller looks for the file again.
         (folder / WITHDRAWN).touch()
         with contextlib.suppress(ProcessLookupError):
             os.kill(status.pid, LOOK)

@@ -1,9 +1,9 @@
-"""The queue of the local cluster: starts the jobs of a sweep one after the other, some at a time.
+"""The queue of the local cluster: starts the jobs of a sweep in order, a limited number at a time.
 
 Each job gets a separate controller when its turn comes, so that it can be canceled, preempted and started
 again like every job. Until then its state is PENDING, under the pid of the queue. Run as ``python -m
-hpcrun.launch.local.queue FILE``, in a new session. The first job begins after a word on standard input;
-without the word, the submission has died before its record, and all jobs are cancelled.
+hpcrun.launch.local.queue FILE``, in a new session. The first job begins after a word on standard input. If
+the input ends without the word, the submission died before it recorded the jobs, and all jobs are cancelled.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ _TICK = 0.1
 class Queue:
     """The jobs that wait and those that run, each with GPUs.
 
-    ``begun``: the submission is on record. ``stopping``: no further job begins. ``withdrawing``: a person
-    has cancelled a waiting job.
+    ``begun``: the submission is recorded. ``stopping``: no further job begins. ``withdrawing``: a person has
+    cancelled a waiting job.
     """
 
     def __init__(self, waiting: Sequence[JobRequest], limits: Limits) -> None:
@@ -56,7 +56,7 @@ class Queue:
         for request in self._waiting:
             write_status(Path(request.folder), own_status(request, "PENDING", 0, [], queued=True))
         while self._waiting or self._running:
-            # A full disk or a busy process table may pass: the next look tries again.
+            # A full disk or a full process table may be temporary: the next round tries again.
             with contextlib.suppress(OSError):
                 if not self.begun:
                     self._listen()
@@ -68,7 +68,7 @@ class Queue:
             time.sleep(_TICK)
 
     def _listen(self) -> None:
-        """Read the word of the submission, if it is there; its end without the word cancels all jobs."""
+        """Read the word of the submission, if it is there; if the input ends without it, cancel all jobs."""
         if select.select([sys.stdin], [], [], 0)[0]:
             self.begun = os.read(sys.stdin.fileno(), len(BEGIN)) == BEGIN
             self.stopping = self.stopping or not self.begun
@@ -87,11 +87,11 @@ class Queue:
     def _drop_withdrawn(self) -> None:
         """Cancel the waiting jobs that a person has cancelled.
 
-        The looks at a thousand folders take time, so each follows a signal.
+        A search of a thousand folders takes time, so it happens only after a signal.
         """
         if not self.stopping and not self.withdrawing:
             return
-        # Before the looks: a later signal leads to further looks.
+        # Reset before the search: a later signal leads to another search.
         self.withdrawing = False
         waiting, self._waiting = self._waiting, deque[JobRequest]()
         for request in waiting:
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the jobs that the file ``arguments[0]`` lists."""
     content: dict[str, Any] | None = read_json(Path(arguments[0]))
     if content is None:
-        raise LaunchError(f"{arguments[0]}: no list of jobs; submit the sweep again")
+        raise LaunchError(f"{arguments[0]}: is not a list of jobs; submit the sweep again")
     jobs = [JobRequest(**job) for job in content["jobs"]]
     queue = Queue(jobs, Limits(**content["limits"]))
 

@@ -17,7 +17,7 @@ from hpcrun.run.directory import RunDirectory
 if TYPE_CHECKING:
     from hpcrun.launch.local.job_files import JobRequest
 
-# Options of srun and sbatch that say how many tasks there are, long and short.
+# Options of srun and sbatch that set the number of tasks, long and short.
 _TASK_COUNTS = (
     ("ntasks-per-node", None),
     ("ntasks", "n"),
@@ -29,10 +29,10 @@ _TASK_COUNTS = (
 
 
 def local_devices(config: Config) -> list[str] | None:
-    """The GPUs that a local job of ``config`` uses, node after node; None when it runs on the CPU.
+    """Return the GPUs that a local job of ``config`` uses, node after node; None for a job on the CPU.
 
     Raises:
-        LaunchError: there are GPUs, but fewer than the job asks for.
+        LaunchError: this machine has GPUs, but fewer than requested.
     """
     available = visible_gpus(os.environ)
     if config.job.cpu or not available:
@@ -56,14 +56,14 @@ def refuse_task_counts(job: Job) -> None:
     """Refuse options that change the number of tasks: the local cluster has no srun.
 
     Raises:
-        LaunchError: an option of srun's, or of sbatch's, says how many tasks there are.
+        LaunchError: an option of srun or sbatch sets the number of tasks.
     """
     for key in ("srun_args", "sbatch_args"):
         for option in getattr(job, key):
             if any(given_option([option], long, short) is not None for long, short in _TASK_COUNTS):
                 raise LaunchError(
-                    f"job.{key}: {option}: the local cluster has no srun; say it with --nodes, --gpus and "
-                    "--tasks-per-node"
+                    f"job.{key}: {option}: the local cluster has no srun; use --nodes, --gpus and "
+                    "--tasks-per-node instead"
                 )
     if job.srun_args:
         say_aside(
@@ -113,7 +113,7 @@ def worker(run: RunDirectory, job: Job) -> list[str]:
 
 
 def _preflight(run: RunDirectory, job: Job) -> list[str]:
-    """The command that checks this machine before the ranks of a local job, where the config wants it."""
+    """Return the command that checks this machine before the ranks, if job.preflight is set."""
     command = [sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]
     return command if job.preflight else []
 
@@ -128,11 +128,11 @@ def submit_local_sweep(
     """Give the elements of a sweep to this machine, ``at_once`` at a time, ``pack`` of them on one GPU.
 
     Returns:
-        The id of each job, and the function that lets the first jobs begin. Without its call, no job
-        begins, and the end of this process cancels all of them.
+        The id of each job, and the function that starts the first jobs. Without its call, no job begins, and
+        all are cancelled at the end of this process.
 
     Raises:
-        LaunchError: the process that starts them does not begin.
+        LaunchError: the process of the queue does not start.
         OSError: the disk refuses.
     """
     from hpcrun.launch.local.executor import start_queue
@@ -148,7 +148,7 @@ def submit_local_sweep(
 
 
 def _sane_limit(requests: "Sequence[JobRequest]") -> int:
-    """Return how many elements may run at a time: on the CPU, one for each core; the GPUs are a limit too."""
+    """Return how many elements may run at a time: on the CPU, one task per core; GPUs have another limit."""
     if all(request.devices for request in requests):
         return len(requests)
     processes = max(it.nodes * it.tasks_per_node * (it.cpus_per_task or 1) for it in requests)

@@ -33,18 +33,18 @@ class ArrayTasks:
 
     @property
     def tasks(self) -> list[tuple[int, Sequence[str]]]:
-        """The index of each task with the names of its elements."""
+        """Return the index of each task with the names of its elements."""
         names = [[f"{self.prefix}{index:0{self.width}d}"] for index in self.indices]
         return list(zip(self.indices, self.packs or names, strict=True))
 
     @property
     def pack(self) -> int:
-        """The most elements of a task."""
+        """Maximum number of elements per task."""
         return max(map(len, self.packs), default=1)
 
     @property
     def elements(self) -> list[tuple[str, int]]:
-        """The name of each element with the index of its task."""
+        """Return the name of each element with the index of its task."""
         return [(name, index) for index, names in self.tasks for name in names]
 
     @property
@@ -60,7 +60,7 @@ class ArrayTasks:
 
     @property
     def shell_name(self) -> str:
-        """A word of bash that is the name of the element in the batch script."""
+        """Shell expression for the name of the element in the batch script."""
         return f'{self.prefix}$(printf %0{self.width}d "$SLURM_ARRAY_TASK_ID")'
 
     @property
@@ -81,8 +81,8 @@ def arrays(
 
     Args:
         largest: Slurm's MaxArraySize: all indices are below.
-        at_once: see :class:`ArrayTasks`; it holds for each array.
-        pack: the most elements in a task.
+        at_once: see :class:`ArrayTasks`; the limit of each array.
+        pack: maximum number of elements per task.
 
     Raises:
         LaunchError: the cluster allows no arrays of ten tasks.
@@ -112,7 +112,7 @@ def arrays(
 
 
 def max_array_size(cluster: str | None = None) -> int:
-    """Return MaxArraySize of the cluster; Slurm's default where no controller answers."""
+    """Return MaxArraySize of the cluster; Slurm's default if no controller answers."""
     shown = slurm.run(slurm.scontrol_show_config_command(cluster))
     found = _MAX_ARRAY.search(shown.stdout)
     return int(found[1]) if found else _SLURMS_DEFAULT

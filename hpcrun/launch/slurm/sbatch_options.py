@@ -46,7 +46,7 @@ def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> lis
 
 
 def _output(run: RunDirectory, array: ArrayTasks | None) -> str:
-    """The file of the batch script's output, named by the job's id as people see it."""
+    """Return the file for the batch script's output; its name contains the job id as squeue prints it."""
     # In Slurm's file names % starts a field.
     folder = str(run.path).replace("%", "%%")
     if array is None:

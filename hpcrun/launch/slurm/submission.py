@@ -30,7 +30,7 @@ from hpcrun.run.io.files import write_atomic
 if TYPE_CHECKING:
     from hpcrun.launch.slurm.executor import RequeueingSlurmExecutor
 
-# sbatch's words when the request has certainly not arrived, so that asking again is safe.
+# sbatch prints these if the request has certainly not arrived, so that a retry is safe.
 _NOT_REACHED = "Unable to contact slurm controller (connect failure)"
 _PATIENCE, _PAUSE = 120.0, 5.0
 _NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
@@ -43,13 +43,13 @@ def submit_array(
 
     Args:
         config: the config of any element, fitted to the cluster: all have the same ``job`` section.
-        interrupted: returns True when to stop asking a controller that does not answer.
+        interrupted: returns True to end the wait for a controller that does not answer.
 
     Raises:
-        SubmissionUnanswered: the array may be there or not.
-        LaunchError: the scheduler refused, in its own words.
-        OSError: the folder cannot be written; no job is left.
-        KeyboardInterrupt: ``interrupted`` said so; no job is left.
+        SubmissionUnanswered: sbatch got no answer, so the array may exist or not.
+        LaunchError: the scheduler refused; the text has its message.
+        OSError: the folder cannot be written; no job remains.
+        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
     """
     return submit_slurm(folder, config, interrupted, array)
 
@@ -69,7 +69,7 @@ def submit_slurm(
         )
     say_what_sbatch_is_spared()
     give_up = time.monotonic() + _PATIENCE
-    # The elements of a sweep have been fitted once for all.
+    # The caller has fitted the elements of a sweep to the cluster.
     wanted = fitted_with_patience(config, interrupted) if array is None else config
     bad = bad_nodes(config.job)
     executor = _executor(run, wanted, bad, array)
@@ -82,14 +82,16 @@ def submit_slurm(
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
             if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
-                say_aside("hpcrun: excludes no failed node: Slurm has no other node for the job")
+                say_aside(
+                    "hpcrun: nodes that failed are not excluded: Slurm has no other node for the job"
+                )
                 bad = []
                 executor = _executor(run, wanted, bad, array)
                 continue
             if "timed out" in words.lower():
-                # The request may have arrived: a second one could start a second job.
+                # The request may have arrived: another request could start a second job.
                 raise SubmissionUnanswered(
-                    f"sbatch had no answer ({words}), and the job may be there or not; look with "
+                    f"sbatch got no answer ({words}), so the job may exist or not; check with "
                     "`squeue --me` before you submit again"
                 ) from error
             if _NOT_REACHED not in words or time.monotonic() > give_up:
@@ -103,7 +105,7 @@ def submit_slurm(
 
 
 def fitted_to_slurm(config: Config) -> Config:
-    """``config`` with the request for GPUs, CPUs and memory that suits this cluster, said on the screen.
+    """Return ``config`` with the request for GPUs, CPUs and memory that fits this cluster, and print it.
 
     Raises:
         LaunchError: no node has what is asked for.
@@ -114,11 +116,11 @@ def fitted_to_slurm(config: Config) -> Config:
 
 
 def fitted_with_patience(config: Config, interrupted: Callable[[], bool]) -> Config:
-    """Return ``config`` as :func:`fitted_to_slurm` does; wait some time for a controller that is away.
+    """Return ``config`` as :func:`fitted_to_slurm` does; wait for a controller that does not answer.
 
     Raises:
         LaunchError: no node has what is asked for.
-        KeyboardInterrupt: ``interrupted`` said so.
+        KeyboardInterrupt: ``interrupted`` returned True.
     """
     give_up = time.monotonic() + _PATIENCE
     # Without an answer the request cannot be fitted to the nodes of the cluster.
@@ -155,7 +157,10 @@ def _leave_enough_nodes(job_id: str, job: Job) -> None:
     """Undo the exclusion of bad nodes if Slurm finds no other node for the job."""
     reason = take_back_if_stuck(job_id, [job.exclude] if job.exclude else [])
     if reason is not None:
-        say_aside(f"hpcrun: excludes no node after all: the job waited for {reason}")
+        say_aside(
+            "hpcrun: the exclusion of nodes is withdrawn, because Slurm has no other node for the job "
+            f"({reason})"
+        )
 
 
 def batch_request(
@@ -186,9 +191,9 @@ def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
 
 
 def bad_nodes(job: Job) -> list[str]:
-    """Return the nodes that failed too often, and name them once on the screen.
+    """Return the nodes that failed too often, and print their names.
 
-    For a job on another cluster there are none: Slurm does not know that cluster's nodes here.
+    The list is empty for a job on another cluster, because Slurm here does not know that cluster's nodes.
     """
     if wanted_cluster(job) is not None:
         return []
@@ -209,17 +214,19 @@ def bad_nodes(job: Job) -> list[str]:
 def say_what_sbatch_is_spared() -> None:
     unused = unused_by_sbatch(os.environ)
     if unused:
-        inside = " (inside a job they may be that one's)" if "SLURM_JOB_ID" in os.environ else ""
+        inside = (
+            " (inside a job they may belong to that job)" if "SLURM_JOB_ID" in os.environ else ""
+        )
         say_aside(
-            f"hpcrun: not handed on to sbatch: {', '.join(unused)}{inside}; what the job needs of it "
-            "goes into job.sbatch_args, or another key or flag"
+            f"hpcrun: not passed to sbatch: {', '.join(unused)}{inside}; if the job needs one, set "
+            "it with job.sbatch_args or another key or flag"
         )
 
 
 def _executor(
     run: RunDirectory, config: Config, avoid: Sequence[str], array: ArrayTasks | None
 ) -> "RequeueingSlurmExecutor":
-    """Return the executor. Its script stays in the run: where no requeue is allowed, it is needed again."""
+    """Return the executor. Its script stays in the run directory: a follow-up job may need it."""
     from hpcrun.launch.slurm.executor import RequeueingSlurmExecutor
 
     request = batch_request(run, config, avoid, array)

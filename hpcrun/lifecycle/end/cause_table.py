@@ -26,10 +26,10 @@ class Evidence:
 
     ``events``: the attempt's newest event of each kind. ``word``: the reason for the end that Slurm or a
     person gave. ``limit_near``: the time limit was near, so a warning signal announced it.
-    ``was_not_requested``: Slurm reports that the job still runs, so a SIGTERM was not a cancellation.
+    ``was_not_requested``: Slurm reports that the job still runs, so its SIGTERM was not a cancellation.
     ``just_resumed``: the job was suspended until a moment before. ``unfinished``: a script has asked to be
-    continued. ``warned_by_term``: SIGTERM is the signal that warns this job of its time limit.
-    ``of_node``: an error may concern some nodes only, and not the input.
+    continued. ``warned_by_term``: SIGTERM is the signal that warns this job of its time limit. ``of_node``:
+    an error may concern some nodes only, and not the input.
     """
 
     events: Mapping[str, Event]
@@ -149,7 +149,7 @@ def judge(evidence: Evidence) -> tuple[Cause, str]:
 
 
 def deciding_row(evidence: Evidence) -> Row:
-    """Return the first row that holds; the last row always does."""
+    """Return the first row with its evidence present; the last row always has it."""
     return next(row for row in TABLE if row.holds(evidence))
 
 

@@ -1,4 +1,4 @@
-"""The end of an attempt: find its cause, write it down, decide whether to start again.
+"""The end of an attempt: find its cause, record it, decide about a restart.
 
 It runs once per attempt, outside the training processes (in the batch script, or in the local
 cluster's controller): a rank that was killed can decide nothing.
@@ -46,9 +46,8 @@ from hpcrun.run.io.files import read_json, write_json
 class Verdict:
     """The end of an attempt and what follows.
 
-    ``step``: the newest one committed. ``diagnosis``: the first failure, where there was one.
-    ``elsewhere``: the next start is to be on other nodes, whatever the bad-node list says of these.
-    ``host``: the node that failed first.
+    ``step``: the newest committed step. ``diagnosis``: the first failure, if any. ``elsewhere``: the next
+    start must be on other nodes, independent of the bad-node list. ``host``: the node that failed first.
     """
 
     cause: Cause
@@ -76,19 +75,19 @@ def settle(
     other_nodes: bool = False,
     notify_on: Collection[str] = (),
 ) -> Verdict:
-    """Judge the attempt, append ``ended`` to the event log, and write result.json if this is the end.
+    """Classify the end, append ``ended`` to the event log, and write result.json if no restart follows.
 
     Args:
         exit_code: the highest of the tasks' exit codes, as srun returns it.
-        scheduler: the scheduler's own word for why it ended the job, where it gave one.
-        batch_log: what srun and slurmstepd printed.
-        limit_near: the job's time was nearly up, which is what a warning signal then meant.
-        nobody_asked: to the scheduler the job runs on, so that a SIGTERM was no cancellation of it.
-        just_resumed: the job was suspended until a moment ago.
+        scheduler: the scheduler's reason for ending the job, if it ended the job.
+        batch_log: the lines of srun and slurmstepd.
+        limit_near: the time limit was near, so a warning signal announced it.
+        was_not_requested: for the scheduler the job still runs, so a SIGTERM was not a cancellation.
+        just_resumed: the job was resumed from a suspension just before.
         warned_by_term: the warning signal of the job is SIGTERM.
-        setup: the command of the batch script that failed before there were ranks.
+        setup: the command of the batch script that failed before the ranks started.
         other_nodes: a second start may be on other nodes; see ``second_start``.
-        notify_on: the notifications that the run asks for; ``ended`` names the notification to send.
+        notify_on: the notifications that the config requests; the event ``ended`` names the one to send.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -107,7 +106,7 @@ def settle(
     second = other_nodes and deserves_second_start(events, attempt)
     unlaunched = None if told else _unlaunched(events, attempt, setup, batch_log, folder, second)
     if unlaunched is not None:
-        # Of a program that never was a rank the code says nothing.
+        # The exit code means nothing if no rank started.
         exit_code = exitcodes.FAILED
     failures = read_failures(folder)
     diagnosis = unlaunched or first_cause(
@@ -138,7 +137,7 @@ def settle(
     named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
     step_at_end = crashed.step if crashed else step
     ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
-    # Not those of the newest job in the log: this one may have failed before it wrote a word there.
+    # Not the newest job of the log: this job may have failed before it wrote an event.
     chain = jobs_of(events, attempt.job)
     own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
     decision = decide(own, budgets)
@@ -165,12 +164,13 @@ def settle(
     )
     opened = _opened(events, attempt)
     done = (read_json(run.result) or {}).get("state") == "finished"
-    # The result of a finished run is not taken back by a job that never worked on it.
+    # A job that did no work must not replace the result of a finished run.
     if not decision.restart and (opened or not done):
         if cause is not Cause.FINISHED:
             write_final_word(run, cause, line, decision.reason, step)
         elif not run.result.exists():
-            # A script's result: only here is it known that all of its ranks have ended well.
+            # The result of a script is written here, because only now all of its ranks are known to have
+            # ended well.
             programs = _programs(events, attempt)
             write_json(run.result, {"state": "finished", "time": round(time.time(), 3), **programs})
         _add_goodput(run)
@@ -178,7 +178,7 @@ def settle(
 
 
 def _programs(events: Sequence[Event], attempt: Attempt) -> dict[str, int]:
-    """Return the number of programs that a script's attempt started, where it is known."""
+    """Return the number of programs that a script's attempt started, if known."""
     ranks = [
         event.fields.get("ranks")
         for event in events
@@ -192,7 +192,7 @@ def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def _repeats(crash: Diagnosis) -> bool:
-    """Return True if a crash with the same words would be the program's doing, on any node."""
+    """Return True if the same crash would happen on any node, because the program causes it."""
     return not crash.follows and not blames_node(crash)
 
 
@@ -207,7 +207,7 @@ def _unlaunched(
     """Return why no rank could open the attempt, if known.
 
     Args:
-        second: a second start follows, so that the nodes may be to blame and not the input.
+        second: a second start follows, so the nodes may be the cause and not the input.
     """
     of_people = ("submitted", "cancelled", "cancel-failed", "preempted")
     not_of_ranks = (*of_people, "ended", "notified", "notify-failed")
@@ -227,7 +227,7 @@ def settle_by_hand(
     exit_code: int,
     scheduler: SchedulerWord | None = None,
 ) -> None:
-    """As :func:`settle`, for an attempt that a person started and that is not restarted.
+    """Do the same as :func:`settle` for an attempt that a person started and that is not restarted.
 
     Called by rank 0 itself: later failures of other ranks are not seen.
     """
@@ -244,7 +244,9 @@ def settle_by_hand(
     step = last_committed(events)
     reason = "the training is done"
     if cause is not Cause.FINISHED:
-        reason = "it was started by hand, and nothing restarts it: the same command continues it"
+        reason = (
+            "it was started by hand, so it is not restarted: run the same command to continue it"
+        )
     record_event(
         run,
         "ended",
@@ -265,7 +267,7 @@ def settle_by_hand(
 
 
 def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
-    """The run's events with the newest commit among them, even if its attempt died before announcing it.
+    """Return the run's events; add the newest commit if its attempt died before the event was written.
 
     Raises:
         OSError: the run directory cannot be read or written.
@@ -277,7 +279,7 @@ def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
     made = [record for record in all_histories(events) if record.attempt.owner == newest.owner]
     if not made or newest.step <= (made[0].committed or 0):
         return events
-    # Its own time: what was computed after it is lost.
+    # With the time of the commit: later steps are lost.
     when = round(newest.time, 3)
     record_event(run, "saved", attempt=made[0].attempt, step=newest.step, time=when, found=True)
     return read_events(run)
@@ -286,9 +288,9 @@ def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
 def _with_stop_of_other_ranks(
     run: RunDirectory, events: Sequence[Event], attempt: Attempt
 ) -> Sequence[Event]:
-    """Return the events with ``stopped`` where a script ended on a signal that rank 0 did not hear in time.
+    """Return the events, with ``stopped`` if a script ended on a signal that rank 0 received too late.
 
-    All ranks may have ended well because of the signal, on which the script saves. Then it is not finished.
+    All ranks may have ended with exit code 0 because the script saves on the signal. Then it is not finished.
     """
     if any(event.what == "stopped" and event.attempt == attempt for event in events):
         return events
@@ -308,10 +310,10 @@ def write_final_word(
     step: int | None,
     stops: Collection[Cause] = (Cause.CANCELLED,),
 ) -> None:
-    """Write result.json for a run that ends without having finished; raises OSError.
+    """Write result.json for a run that ended before it was finished; raises OSError.
 
     Args:
-        stops: the causes that are no failure, and leave the run stopped.
+        stops: the causes that leave the run stopped, not failed.
     """
     state = "stopped" if cause in stops else "failed"
     write_json(
@@ -327,7 +329,7 @@ def write_final_word(
 
 
 def _add_goodput(run: RunDirectory) -> None:
-    """Put the account of the run's time into result.json, now that the last attempt is over."""
+    """Add the breakdown of the run's time to result.json after the end of the last attempt."""
     result = read_json(run.result)
     if result is not None:
         write_json(

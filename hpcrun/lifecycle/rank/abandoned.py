@@ -1,4 +1,4 @@
-"""The exit of a rank on a node that Slurm gave up while the run continues elsewhere."""
+"""The exit of a rank on a node that Slurm took for dead, while the run continues elsewhere."""
 
 import sys
 from collections.abc import Mapping
@@ -25,6 +25,8 @@ def harmless_code(run: RunDirectory, environ: Mapping[str, str], code: int) -> i
     if newer is None:
         return code
     print(
-        f"hpcrun: {newer.owner} has taken over; {attempt.owner} leaves", file=sys.stderr, flush=True
+        f"hpcrun: {newer.owner} owns the run now; {attempt.owner} exits",
+        file=sys.stderr,
+        flush=True,
     )
     return exitcodes.DONE

@@ -24,7 +24,7 @@ class DeadlineWatch:
     def __init__(
         self, end_time: Callable[[], float | None], lead: float, refresh: float = 300.0
     ) -> None:
-        """``end_time``: returns Unix seconds, or None if the job has no limit."""
+        """Start the thread; ``end_time`` returns Unix seconds, or None if the job has no limit."""
         self._ask, self._lead, self._refresh = end_time, lead, refresh
         self._end = end_time()
         self._next = time.time() + self._pause()

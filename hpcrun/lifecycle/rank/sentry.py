@@ -1,4 +1,4 @@
-"""A helper process of each rank that ends a stuck rank.
+"""The watchdog process of each rank: it ends a rank that is stuck.
 
 Code that holds the interpreter's lock stops every Python thread, so no thread can end such a rank. A timer
 in C could, but the kernel's clocks run on while a job is suspended: the timer would end a healthy rank

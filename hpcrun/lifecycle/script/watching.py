@@ -93,7 +93,7 @@ class Watch:
             self._passed_on = reason
             self._child.send_signal(self._signals[reason])
             name = self._signals[reason].name
-            print(f"hpcrun: passed {name} on", file=sys.stderr, flush=True)
+            print(f"hpcrun: passed {name} to the script", file=sys.stderr, flush=True)
 
     def _yield_to_successor(self) -> None:
         """End a superseded script: a stale process would write into the newer attempt's files."""
@@ -108,7 +108,7 @@ class Watch:
         mine = self._is_mine(owner)
         # A client of a network file system may show an older owner for a while, but never after our own.
         if self._was_owner and "owner" in owner and not mine:
-            line = f"{described(owner)} has taken over; ending the script"
+            line = f"{described(owner)} owns the run now; the script is ended"
             print(f"hpcrun: {line}", file=sys.stderr, flush=True)
             self._child.kill()
         self._was_owner = self._was_owner or mine
