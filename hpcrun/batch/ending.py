@@ -35,7 +35,7 @@ from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, note, read_events
 
-# Seconds. A file server that has just come back answers after this at the latest.
+# Seconds after which a file server that has recovered answers at the latest.
 _TRIES, _PAUSE = 3, 5.0
 # Another attempt follows, and must not wait for a slow server.
 _SENDER_PATIENCE = 3.0
@@ -44,7 +44,7 @@ _AT_LEAST, _WITHOUT_LIMIT = 3600.0, 86400.0
 
 
 class RunTakenOver(Exception):
-    """The run belongs to another attempt, which the text names. ``code``: the batch script's exit code."""
+    """Another attempt owns the run; the text names it. ``code``: the batch script's exit code."""
 
     def __init__(self, words: str, code: int) -> None:
         super().__init__(words)
@@ -53,7 +53,7 @@ class RunTakenOver(Exception):
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """The verdict, the run's config, and the job as the controller saw it at the end of its ranks.
+    """The end of the attempt, the run's config, and the job as the controller saw it at the end of its ranks.
 
     ``sender``: the process that sends the notification of this end.
     """
@@ -80,12 +80,13 @@ def judge(
     setup: str | None = None,
     out_of_time: bool = False,
 ) -> "EndedAttempt":
-    """Find the cause of the end, write it down and decide.
+    """Find the cause of the end, record it, and decide about a restart.
 
     Args:
         exit_code: the highest of the ranks' exit codes.
-        on_slurm: Slurm is asked why the attempt has ended; else ``scheduler`` and ``limit_near`` say it.
-        setup: the command that failed before there were ranks.
+        on_slurm: ask Slurm why the attempt has ended; otherwise ``scheduler`` and ``limit_near``
+            have the reason.
+        setup: the command that failed before the ranks started.
         out_of_time: the ranks were killed because of the time limit.
 
     Raises:
@@ -94,8 +95,8 @@ def judge(
     """
     newer = successor(read_events(run), attempt)
     if newer is not None:
-        # Slurm has given this node up and started the job elsewhere.
-        words = f"{newer.owner} has taken over; {attempt.owner} does nothing to the run"
+        # Slurm took this node for dead and started the job elsewhere.
+        words = f"{newer.owner} owns the run now; {attempt.owner} leaves the run unchanged"
         raise RunTakenOver(words, exitcodes.FAILED)
     refused = refusal(run, attempt)
     if refused is not None:
@@ -111,7 +112,7 @@ def judge(
         ending = ending_of(run, attempt)
     config = load_resolved(run.config)
     budgets = Budgets(**config.restarts.model_dump())
-    # Before the decision, so that the notification outlives a death of this process.
+    # Started before the decision, so that the notification is sent even if this process dies.
     sender = start(run, config.watch)
     try:
         verdict = settle(
@@ -150,12 +151,12 @@ def conclude(
 ) -> int:
     """Finalize the attempt, requeue its job if the policy allows it, return the batch script's exit code.
 
-    0: the training is done, or the job has been requeued. 75: the run is to continue, but this step has
-    not requeued the job. Any other: this was the end.
+    0: the training is done, or the job has been requeued. 75: the run is to continue, but this step has not
+    requeued the job. Any other code: the run has ended.
 
     Args:
         end_time: of the job, in Unix seconds; None without a limit.
-        own_script: the batch script is a person's, which cannot be submitted again from here.
+        own_script: a person wrote the batch script, so hpcrun cannot submit it again.
         packed: other runs share the job, which is requeued after the end of all of them.
         out_of_time: the ranks were killed because of the time limit.
         clock: the time.
@@ -172,7 +173,7 @@ def conclude(
             _say(str(other))
             return other.code
         except OSError as error:
-            complain(f"the end of {attempt.owner} is not written down: {error}")
+            complain(f"the end of {attempt.owner} cannot be recorded: {error}")
             if number == _TRIES:
                 outcome = decide_unrecorded(run, attempt, exit_code, setup)
                 _say(outcome.reason)
@@ -182,10 +183,10 @@ def conclude(
             else:
                 clock.sleep(_PAUSE)
         except Exception as error:
-            # Neither a damaged config nor a mistake of this program may end a healthy run.
+            # Neither a damaged config nor a bug of hpcrun may end a healthy run.
             if not isinstance(error, UserError):
                 traceback.print_exc()
-            complain(f"the end of {attempt.owner} is not judged: {error}")
+            complain(f"the end of {attempt.owner} cannot be classified: {error}")
             outcome = decide_unrecorded(run, attempt, exit_code, setup)
             _say(outcome.reason)
             if outcome.code is not None:
@@ -193,7 +194,7 @@ def conclude(
                 return outcome.code
             break
     if judged is not None and not judged.verdict.decision.restart:
-        # Also where nothing follows here: the user's other runs are to leave the node out.
+        # Also without a restart of this run: the user's other runs exclude the node.
         remember(run, attempt, judged.verdict)
         judged.sender.wait()
         return final_code(judged.verdict, exit_code)
@@ -223,7 +224,7 @@ def _notify_unrecorded(run: RunDirectory, attempt: Attempt, outcome: Outcome) ->
 def _notify_given_up(
     run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None, reason: str
 ) -> None:
-    """Send the notification of a run that no job continues, though the policy had allowed a restart."""
+    """Send the notification of a run that no job continues although the policy allows a restart."""
     if judged is None or not judged.config.watch.notify:
         return
     asked = {KEY: "stopped"} if "stopped" in judged.config.watch.notify_on else {}
@@ -264,7 +265,7 @@ def _start_again(
 
 
 def latest(end_time: float | None, clock: Clock) -> float:
-    """Return when to give up a controller that does not answer, in Unix seconds."""
+    """Return the time (Unix seconds) until which to retry while the controller does not answer."""
     now = clock.now()
     return max(now + _WITHOUT_LIMIT if end_time is None else end_time, now + _AT_LEAST)
 
@@ -274,7 +275,7 @@ def _keep_away(
 ) -> None:
     """Record the failed node, and exclude nodes that fail often from the job ``waiting``.
 
-    Slurm gives other nodes to a pending job only; a signal no longer ends this process.
+    Slurm changes the excluded nodes of a pending job only. At this point no signal ends this process.
     """
     if judged is not None:
         after, hours = judged.job.exclude_after, judged.job.exclude_hours
@@ -288,12 +289,12 @@ def reason_now(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None)
     try:
         return reason_given(run, attempt, judged.view if judged else None)
     except OSError as error:
-        complain(f"{run.events}: {error.strerror}; only Slurm's words are heard")
+        complain(f"{run.events}: {error.strerror}; only the reason from Slurm is known")
         return scheduler_word(batch_log(run, attempt))
 
 
 def cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> int:
-    """Write the result of a run that was cancelled after its end was classified for another start."""
+    """Write the result of a run that was cancelled after the decision to start it again."""
     _say("cancelled after its end: it is not started again")
     try:
         events = read_events(run)
@@ -301,7 +302,7 @@ def cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: EndedAttemp
             note(run, "cancelled", attempt)
         verdict = judged and judged.verdict
         cause, line = (verdict.cause.value, verdict.line) if verdict else ("its end", "")
-        reason = f"cancelled while it was to start again after {cause}"
+        reason = f"cancelled before its restart after {cause}"
         write_final_word(run, Cause.CANCELLED, line, reason, last_committed(events))
         _notify_given_up(run, attempt, judged, reason)
     except OSError as error:
@@ -326,7 +327,7 @@ def continue_in_another_job(
     try:
         if own_script:
             raise ContinuationError(
-                "the batch script is your own, and its options are not known here: submit it once more, or "
+                "hpcrun does not know the options of your batch script: submit the script again, or "
                 f"continue with `hpcrun resume {run.name}`"
             )
         job = submit_successor(run, attempt, failed, until=until, clock=clock)
@@ -350,7 +351,7 @@ def continue_in_another_job(
         complain(f"not cancelled: {problem_words}; `scancel {job}` ends it")
     moved = take_over_dependents(attempt.job, job)
     if moved:
-        _say(f"jobs that waited for this job wait for job {job}: {', '.join(moved)}")
+        _say(f"jobs that depended on this job now depend on job {job}: {', '.join(moved)}")
     _keep_away(run, attempt, judged, job)
     return exitcodes.UNFINISHED
 

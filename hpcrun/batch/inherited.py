@@ -1,9 +1,9 @@
-"""The variables of Slurm that are this job's own, without those of a job it was submitted from.
+"""Slurm's variables of this job, without those of an enclosing job from which it was submitted.
 
-sbatch hands the environment of its caller on. Inside another job that environment holds options which
-srun would obey: a request for GPUs, say, in a job that has none. Slurm sets most variables newly for each
-job, but an option's variable only where that option was given, so that the controller has to say which
-options were.
+sbatch passes the environment of its caller on. Inside another job this environment contains options that srun
+would obey, for example a request for GPUs in a job that has none. Slurm sets most variables again for each
+job, but the variable of an option only if the option was given. So the controller is asked for the options of
+this job.
 """
 
 import re
@@ -14,9 +14,9 @@ _KIND_AND_COUNT = r"(?P<kind>[^:=/,(\s]+)[:=])?(?P<count>\d+)(?![\w.:=-])"
 _GPUS = re.compile(rf"gpu[:/=](?:{_KIND_AND_COUNT}")
 _COUNT = re.compile(rf"(?:{_KIND_AND_COUNT}")
 
-# Of another step, or a choice that the step makes better by itself. What srun exports is chosen here.
+# Variables of another step, and choices that hpcrun or the step makes itself, such as the exported variables.
 _NEVER = ("SLURM_STEP", "SLURM_MEM_", "SLURM_CPU_BIND", "SLURM_EXPORT_ENV")
-# srun reads these two from a person. In a task Slurm sets them together with their _TYPE.
+# A person may set these two for srun. In a task Slurm sets them together with a variable that ends in _TYPE.
 _BINDINGS = ("SLURM_CPU_BIND", "SLURM_MEM_BIND")
 _RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 # Only a task of srun has these.
@@ -24,7 +24,7 @@ _OF_A_TASK = frozenset(
     {"SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT"}
 )
 _TASKS = frozenset({"SLURM_NTASKS", "SLURM_NPROCS"})
-# What Slurm sets for every batch script, whatever options it was given.
+# Slurm sets these for every batch script, independent of its options.
 _OF_A_JOB = re.compile(
     r"SLURM_(?:CONF|CLUSTER_NAME|JOBID|JOB_\w+|NNODES|NODELIST|NODEID|PROCID|LOCALID|GTIDS|NODE_ALIASES"
     r"|TASKS_PER_NODE|CPUS_ON_NODE|GPUS_ON_NODE|SUBMIT_\w+|TASK_PID|TOPOLOGY_\w+|RESTART_COUNT"
@@ -37,8 +37,8 @@ def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[st
 
     Args:
         environ: the environment of the batch script.
-        job: the fields of ``scontrol show job``; empty where no controller answers, and then only
-            what is never a batch script's is dropped.
+        job: the fields of ``scontrol show job``; empty if no controller answers; then only variables
+            that no batch script has are dropped.
     """
     own = {
         name: value
@@ -48,7 +48,7 @@ def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[st
     if not job:
         return own
     stale = {name for name in own if name in _TRUE and not _TRUE[name](own[name], job)}
-    # A job may ask for tasks in ways that its number of tasks does not show, so that number is no proof.
+    # The number of tasks does not prove that an option was given: other options imply a number too.
     if stale - _TASKS or not _OF_A_TASK.isdisjoint(environ):
         stale |= {name for name in own if _is_an_option(name) and name not in _TRUE}
     else:
@@ -57,7 +57,7 @@ def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[st
         del own[name]
     cores = job.get("CPUs/Task", "")
     if "SLURM_CPUS_PER_TASK" in stale and cores.isdecimal() and cores != "1":
-        # Slurm gives more cores than were asked for where a task needs their memory.
+        # Slurm allocates more cores than requested if a task needs the memory of these cores.
         own["SLURM_CPUS_PER_TASK"] = cores
     if job.get("Restarts", "").isdecimal() and ("SLURM_RESTART_COUNT" in own):
         own["SLURM_RESTART_COUNT"] = job["Restarts"]

@@ -15,7 +15,7 @@ from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 
-# The message is the one that the step daemon writes for a program that it starts itself.
+# The same message as slurmstepd writes for a program that it starts itself.
 _FOUND = (
     'type -P "$1" > /dev/null || '
     '{ echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
@@ -28,7 +28,7 @@ _CORES = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK")
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The part of the `job:` section that concerns the ranks; empty for a person's own script.
+    """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
     ``signal_lead``: seconds from the warning to the time limit.
@@ -47,11 +47,11 @@ class LaunchOptions:
 
 
 def read_launch_options(run: RunDirectory) -> LaunchOptions:
-    """Read them from the resolved config, without the checks that it has passed already.
+    """Return the launch options from the resolved config, which was checked at its submission.
 
     Raises:
-        UserError: the file is not such a config.
-        OSError: it cannot be read.
+        UserError: the file is not a resolved config.
+        OSError: the file cannot be read.
     """
     # The schema takes ten times as long to import, and the ranks would wait for it.
     import yaml
@@ -70,7 +70,9 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             signal_lead=float(job.get("signal_lead") or 0.0),
         )
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
-        raise UserError(f"{run.config}: no config of a run; submit the run again") from error
+        raise UserError(
+            f"{run.config}: is not the config of a run; submit the run again"
+        ) from error
 
 
 def sharing_node(run: RunDirectory, wishes: LaunchOptions) -> LaunchOptions:
@@ -83,7 +85,7 @@ def sharing_node(run: RunDirectory, wishes: LaunchOptions) -> LaunchOptions:
         *("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none"),
         f"--job-name={run.path.name}",
     ]
-    # A script takes the port of this variable; all runs of the job would try the same port.
+    # A script uses this port, so all runs of the job would try the same port.
     port = str(port_candidates(str(run.path), 1)[0])
     return replace(
         wishes,
@@ -100,7 +102,7 @@ def srun_command(
     cores = environ.get("SLURM_CPUS_PER_TASK")
     size = environ.get("SLURM_HET_SIZE")
     groups = None if given_option(wishes.srun_args, "het-group") else size
-    # A step that asks for cores gets only these, and Slurm gives the same cores to all steps that overlap.
+    # A step with a request for cores gets only these, and Slurm gives overlapping steps the same cores.
     shared = wishes.shares_cores and cores is not None
     return [
         *(["env", *(word for name in _CORES for word in ("-u", name))] if shared else []),
@@ -108,11 +110,11 @@ def srun_command(
         # Without this option, the other ranks would wait for a dead rank in a collective.
         "--kill-on-bad-exit=1",
         "--unbuffered",
-        # Where a site has sbatch export nothing srun would pass nothing on either.
+        # If the site makes sbatch export no variables, srun would export none either.
         "--export=ALL",
-        # srun of 22.05 and 23.02 does not take this over from sbatch.
+        # srun of 22.05 and 23.02 does not inherit this option from sbatch.
         *([f"--cpus-per-task={cores}"] if cores and not shared else []),
-        # Only the first component starts otherwise.
+        # Without this option only the first component starts.
         *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
         *wishes.srun_args,
         f"--output={_log_folder(run, attempt)}/rank-%5t.log",
@@ -129,7 +131,7 @@ def node_setup_steps(
     """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
 
     Raises:
-        ClusterError: ``srun_args`` name groups or nodes in a way that cannot be read.
+        ClusterError: the groups or nodes in ``srun_args`` cannot be read.
     """
     if not wishes.node_setup:
         return []
@@ -147,9 +149,10 @@ def preflight_steps(run: RunDirectory, wishes: LaunchOptions) -> list[list[str]]
 
 
 def _surviving(container: Sequence[str]) -> list[str]:
-    """Words in front of a container's that keep it alive through a warning, at which its rank saves.
+    """Return the words in front of a container's command that make it ignore the warning signal.
 
-    A wrapper without handlers, which waits for its rank, would die. SIGTERM ends it also while it starts.
+    Without them a wrapper without signal handlers would die at the warning, while its rank saves. SIGTERM
+    still ends the wrapper, also during its start.
     """
     if not container:
         return []
@@ -162,12 +165,12 @@ def torchrun_command(
     """Return the command that starts one torchrun per node; its ranks meet on the first node.
 
     Raises:
-        UserError: the number of ranks of a node is not a number.
+        UserError: RANKS is not a number.
     """
     nodes, ranks = environ.get("SLURM_NNODES", "1"), _ranks_per_node(environ)
     hosts = expand(environ["SLURM_JOB_NODELIST"])
     python = wishes.python or sys.executable
-    # SLURM_NODEID is known inside the step only. SIGUSR2 reaches torchrun as well, which would die of it.
+    # SLURM_NODEID exists inside the step only. SIGUSR2 also reaches torchrun, which would die of it.
     start = (
         'trap "" USR1 USR2; exec "$0" -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@" '
         "--max-restarts=0 -m hpcrun.worker " + '"$HPCRUN_RUN"'
@@ -177,7 +180,7 @@ def torchrun_command(
         "--kill-on-bad-exit=1",
         "--unbuffered",
         "--export=ALL",
-        # No --cpus-per-task: the one task of a node uses all cores that the job has there.
+        # No --cpus-per-task: the only task of a node uses all cores of the job there.
         *(f"--ntasks={nodes}", "--ntasks-per-node=1"),
         f"--output={_log_folder(run, attempt)}/torchrun-%n.log",
         *("bash", "-c", start, python),
@@ -205,7 +208,7 @@ def torchrun_variables(
 def _ranks_per_node(environ: Mapping[str, str]) -> int:
     given = environ.get("RANKS") or environ.get("SLURM_GPUS_ON_NODE") or "1"
     if not given.isdecimal() or int(given) < 1:
-        raise UserError(f"RANKS is {given!r}: set it to the number of ranks a node")
+        raise UserError(f"RANKS is {given!r}: set it to the number of ranks per node")
     return int(given)
 
 
@@ -214,7 +217,7 @@ def _free_port(attempt: Attempt) -> int:
     for port in port_candidates(attempt.owner):
         if is_free("", port):
             return port
-    raise UserError("no free port for torchrun; look with `ss -ltn` at who holds them")
+    raise UserError("no free port for torchrun; `ss -ltn` shows the processes that use the ports")
 
 
 def _log_folder(run: RunDirectory, attempt: Attempt) -> str:

@@ -1,7 +1,7 @@
-"""The end of a packed run that does not stop before the time limit of the job.
+"""Kill the ranks of a packed run that does not stop before the time limit of the job.
 
 At the limit Slurm kills the ranks and then the batch script, which could no longer requeue the job for the
-other runs. So the ranks that are left shortly before the limit are killed here.
+other runs. So the ranks that still run shortly before the limit are killed here.
 """
 
 import threading
@@ -19,7 +19,7 @@ _AGAIN = 5.0
 
 
 class LimitWatch:
-    """Kills the ranks of ``run`` shortly before ``end_time``; ``killed`` says that it has.
+    """Kills the ranks of ``run`` shortly before ``end_time``; ``killed`` is true after that.
 
     Args:
         attempt: the start of the job.
@@ -61,7 +61,7 @@ class LimitWatch:
                     self._end = view.end_time
                     continue
                 self._kill()
-            # A controller that does not answer enforces no limit.
+            # A controller that does not answer enforces no time limit.
             if self._over.wait(_AGAIN):
                 return
 

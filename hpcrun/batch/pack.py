@@ -15,7 +15,7 @@ from hpcrun.run.events import Attempt
 
 
 def run_pack(runs: Sequence[RunDirectory]) -> int:
-    """Run the parts of ``runs`` in this job at the same time; return the exit code for the batch script.
+    """Run all ``runs`` in this job at the same time; return the exit code for the batch script.
 
     Each run has its own logs, budgets and end. A run with a result does not start. After the end of all
     runs, the job is requeued if one of them is to continue.
@@ -23,7 +23,7 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     Raises:
         UserError: this is no batch script.
     """
-    # Slurm signals all processes of the batch script: this one has to outlive the ranks, who save.
+    # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
     job = take_over_variables()
     attempt = job.attempt
@@ -33,7 +33,7 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     codes = {run: exitcodes.FAILED if step is None else step.wait() for run, step in steps}
     for run, code in codes.items():
         print(f"hpcrun: {run.name}: ended with exit code {code}", flush=True)
-    # A signal that comes now has nothing left to stop, and must not end the programs that requeue the job.
+    # From here on no rank runs, and a signal must not end the programs that requeue the job.
     on_stop_signals(signal.SIG_IGN)
     again = [run for run, code in codes.items() if code == exitcodes.UNFINISHED]
     if not again:
@@ -44,10 +44,10 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
 
 
 def _started(run: RunDirectory, attempt: Attempt) -> "subprocess.Popen[bytes] | None":
-    """Start the batch step of ``run``; None if it cannot start, which must not end the other runs."""
+    """Start the batch step of ``run``; None if it cannot start; the other runs continue."""
     command = [sys.executable, "-m", "hpcrun", "batch", "--packed", str(run.path)]
     with contextlib.suppress(OSError):
-        # Slurm's reason for the end of the job is there only.
+        # Only this file has Slurm's reason for the end of the job.
         link_batch_log(run, attempt, "pack")
     try:
         with (run.logs / f"batch-{attempt.job}.log").open("ab") as log:

@@ -24,7 +24,7 @@ from hpcrun.run.events import Attempt, Event, note, read_events
 
 
 def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: float | None) -> int:
-    """Requeue the job that ``runs`` share, which are all to continue; return the batch script's exit code.
+    """Requeue the job that ``runs`` share and that must continue; return the batch script's exit code.
 
     Args:
         end_time: of the job, in Unix seconds; None without a limit.
@@ -61,7 +61,7 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
 
 
 def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
-    """Return the end that the batch step of ``run`` has recorded; None if it could not."""
+    """Return the end that the batch step of ``run`` has recorded; None if there is no readable record."""
     try:
         events = [one for one in read_events(run) if (one.what, one.attempt) == ("ended", attempt)]
         if not events:

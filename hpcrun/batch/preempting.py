@@ -1,8 +1,8 @@
 """The requeue of a preempted job that has ended within its grace time.
 
-Since Slurm 24.05 the controller requeues such a job by itself where its PreemptMode is REQUEUE, whatever
-its exit code. ``scontrol requeue`` does not clear that intention: a job that asks for itself starts once
-more after its next end, though it has finished. Older versions take the end for a failure.
+Since Slurm 24.05 the controller requeues such a job by itself where its PreemptMode is REQUEUE, whatever its
+exit code. ``scontrol requeue`` does not cancel this automatic requeue: a job that also requeues itself starts
+once more after its next end, although it has finished. For older versions such an end is a failure.
 """
 
 import re
@@ -17,8 +17,8 @@ _MODE = re.compile(r"\bPreemptMode=(\S+)")
 def slurm_requeues(job: str) -> bool:
     """Return True if Slurm itself starts ``job``, which runs in its grace time, again after its end.
 
-    False where that is not known: a job that starts once too often finds its run finished and ends at
-    once. A job without another start would lose its run.
+    False if unknown: a job that starts once too often finds its run finished and ends immediately, while a
+    job without a restart would lose its run.
     """
     config = slurm.run(["scontrol", "show", "config"]).stdout
     if not requeues_in_grace_time(config):
@@ -30,7 +30,7 @@ def slurm_requeues(job: str) -> bool:
 
 
 def requeues_in_grace_time(config: str) -> bool:
-    """Return True if this version does so at all, from ``scontrol show config``."""
+    """Return True if this version of Slurm requeues such jobs, from ``scontrol show config``."""
     version = re.match(r"(\d+)\.(\d+)", _settings(config).get("SLURM_VERSION", ""))
     return version is not None and (int(version[1]), int(version[2])) >= _SINCE
 
@@ -40,14 +40,14 @@ def preempt_mode(config: str, description: str) -> str | None:
 
     Args:
         config: what ``scontrol show config`` prints.
-        description: what ``scontrol`` says of the job's partition or QOS.
+        description: what ``scontrol`` prints about the job's partition or QOS.
     """
     default = _settings(config).get("PreemptMode", "")
     found = _MODE.search(description)
     if found is None:
         return None
     mode = found[1].upper()
-    # The QOS has no mode, and the cluster's counts.
+    # The QOS has no mode, so the mode of the cluster applies.
     if _by_qos(config) and mode == "OFF":
         mode = default.upper()
     return next((word for word in mode.split(",") if word != "GANG"), None)

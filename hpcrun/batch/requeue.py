@@ -1,10 +1,10 @@
 """The only module that asks Slurm to start a job again.
 
-Measured with Slurm 22.05, because no manual says it: a job that is preempted without a grace time is
-requeued by Slurm, and counts one restart more while its processes still end. ``scontrol requeue`` succeeds
-for a job that has ended, and kills one that has been started again. It succeeds for a job that is being
-cancelled too: the job then waits for its next start. Only the step daemon's message about the first of the
-two requests shows that there was a cancellation.
+Observed with Slurm 22.05, because no manual describes it: Slurm requeues a job that is preempted without a
+grace time, and its restart count rises while its processes still end. ``scontrol requeue`` succeeds for a job
+that has ended, and kills one that has been started again. It succeeds for a job that is being cancelled too:
+the job then waits for its next start. Only slurmstepd's message about the first of the two requests shows the
+cancellation.
 
 A job that ends by itself in the grace time of its preemption counts as failed up to Slurm 23.11; from 24.05
 on Slurm requeues it (see ``preempting``).
@@ -26,7 +26,7 @@ from hpcrun.lifecycle.end.scheduler_view import (
 )
 from hpcrun.run.events import Attempt
 
-# Seconds. The step daemon's word for an end reaches the batch log within milliseconds of its coming.
+# Seconds. slurmstepd's message about an end reaches the batch log within milliseconds.
 WORD_PATIENCE = 5.0
 # Slurm ends the batch script KillWait (30 s) after the requeue.
 _CANCELS, _CANCEL_PAUSE = 3, 2.0
@@ -43,25 +43,25 @@ def requeue(
     patience: float = WORD_PATIENCE,
     clock: Clock | None = None,
 ) -> Requeued:
-    """Have Slurm start the job again, unless it already does, or somebody has asked for its end.
+    """Make Slurm start the job again, unless it already does so, or a person or Slurm has ended the job.
 
     Args:
         failed: called with the kind of a refusal and Slurm's words, as :class:`Retries` says.
-        asked: the first reason to end the attempt that anybody has given until now (`cancelled`, say).
-        until: when to give up a controller that does not answer, in Unix seconds; None: after the first try.
-        patience: seconds that a reason may need to appear.
+        asked: returns the first recorded reason to end the attempt, such as ``cancelled``.
+        until: retry a controller that does not answer until then (Unix seconds); None: one try.
+        patience: seconds in which a reason may still appear.
         clock: the time.
 
     Returns:
-        "by-slurm" where Slurm requeues a preempted job after its end, "forbidden" where the controller
-        refuses and a new job must continue, "refused" where no answer came.
+        "by-slurm" if Slurm requeues a preempted job after its end, "forbidden" if the controller refuses and
+        a new job must continue, "refused" without an answer.
     """
     clock = clock or Clock()
     retries = Retries(failed, until, clock)
     while True:
         view = query_job(attempt.job)
         kind, words = "transient", "the controller does not answer"
-        # Without a view a requeue could hit a newer start: Slurm may have started it.
+        # Without the job's present state, a requeue could kill a newer start of the job.
         if view is not None:
             settled = _already(attempt, view, asked, patience)
             if settled is not None:
@@ -85,10 +85,10 @@ def requeue(
 def _refused_for_good(
     attempt: Attempt, asked: Callable[[], str | None], patience: float
 ) -> Requeued:
-    """Return "forbidden" after the last refusal, unless the job has changed since the look before it.
+    """Return "forbidden" after the last refusal, unless the job's state has changed since then.
 
-    A new job makes no second job of the run: it waits for the end of this job, and it owns the run from
-    its submission on. If this job starts again all the same, ``require_free`` refuses that start.
+    The follow-up job does not run at the same time: it waits for the end of this job, and it owns the run
+    from its submission on. If this job starts again nevertheless, ``require_free`` refuses that start.
     """
     view = query_job(attempt.job)
     if view is None:
@@ -99,7 +99,7 @@ def _refused_for_good(
 def _already(
     attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
 ) -> Requeued | None:
-    """Return the reason that makes a requeue needless or wrong; None: there is no reason."""
+    """Return the reason why a requeue is unnecessary or wrong; None without such a reason."""
     if view.restarts > attempt.restart or view.state == "PENDING":
         return "requeued"
     if is_cancelled(attempt, view, asked, patience):
@@ -112,7 +112,7 @@ def _already(
 def is_cancelled(
     attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
 ) -> bool:
-    """Return True if somebody cancels the job, by a fresh ``view`` of it and the reasons given until now.
+    """Return True if the job is being cancelled, by its present state ``view`` and the recorded reasons.
 
     A job that Slurm is ending for an unknown reason counts as cancelled.
     """
@@ -132,8 +132,8 @@ def _unless_cancelled(
 ) -> Requeued:
     """Cancel a job again that was requeued during its cancellation.
 
-    The requeue ends the attempt too, with a message in the log. The order of the two messages is that in
-    which Slurm got the two requests: a cancellation after the requeue ends the waiting job anyway.
+    The requeue also ends the attempt, with a message in the log. The two messages have the order in which
+    Slurm got the requests: a cancellation after the requeue ends the waiting job anyway.
     """
     if wait_for_word(asked, patience) != "cancelled":
         return "requeued"
@@ -147,7 +147,7 @@ def _unless_cancelled(
 
 
 def withdraw(job: str, clock: Clock) -> str | None:
-    """Cancel a job that waits; None when it is done, else Slurm's words."""
+    """Cancel a waiting job; return None after success, otherwise Slurm's message."""
     words = ""
     for _ in range(_CANCELS):
         answer = slurm.run(slurm.scancel_command(job))

@@ -1,4 +1,4 @@
-"""The tries of a request to Slurm: the wait between two tries, what is reported, and when to give up."""
+"""Retries of a request to Slurm: the pauses, the reports, and the last try."""
 
 import time
 from collections.abc import Callable
@@ -23,9 +23,9 @@ class Retries:
     """The tries of one request.
 
     Args:
-        failed: called with the kind of a failure (see ``slurm.classify_requeue_error``) and Slurm's words;
-            every five minutes only, where the controller does not answer.
-        until: when to give up a controller that does not answer, in Unix seconds; None: after the first try.
+        failed: called with the kind of a failure (see ``classify_requeue_error``) and Slurm's message;
+            at most every five minutes while the controller does not answer.
+        until: retry a controller that does not answer until then (Unix seconds); None: one try.
         clock: the time.
     """
 
@@ -36,14 +36,14 @@ class Retries:
         self._pause, self._unknown, self._said = _FIRST_PAUSE, 0, float("-inf")
 
     def report(self, kind: str, words: str) -> None:
-        """Call ``failed``, unless the same silence was reported a moment ago."""
+        """Call ``failed``, unless a missing answer was reported less than five minutes ago."""
         now = self._clock.now()
         if kind != "transient" or now - self._said >= _SAY_EVERY:
             self._failed(kind, words)
             self._said = now
 
     def again(self, kind: str, words: str) -> bool:
-        """Report the failure and wait for the next try; False, without a wait: give up."""
+        """Report the failure and wait for the next try; return False, without a wait, after the last."""
         self.report(kind, words)
         if kind == "transient":
             if self._clock.now() >= self._until:

@@ -1,7 +1,7 @@
 """The shell in which a job's set-up lines run before its ranks start.
 
-The lines, their limits (`ulimit`), folder (`cd`) and variables reach srun and the ranks, and nothing
-else: the process that judges the end keeps the environment that sbatch gave it.
+The lines, their limits (`ulimit`), folder (`cd`) and variables reach srun and the ranks, and no other
+process: the process that classifies the end keeps the environment from sbatch.
 """
 
 import fcntl
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from hpcrun.cluster.environment import export_lines
 
 _READY = b"ready"
-# A number that no line of a person's is likely to use.
+# The user's set-up lines are unlikely to use this number.
 _FIRST_DESCRIPTOR = 200
-# A pipe takes this much in one piece (POSIX, PIPE_BUF).
+# A write of this size to a pipe is atomic (POSIX, PIPE_BUF).
 _LONGEST = 3000
 
 
@@ -40,10 +40,10 @@ def run_ranks(
 ) -> Ended:
     """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
 
-    Slurm signals every process of the batch script by itself, so that nothing is passed on.
+    Slurm signals every process of the batch script itself, so no signal is passed on.
 
     Args:
-        setup: shell lines; a line that fails keeps the steps from starting.
+        setup: shell lines; after a line that fails, no step starts.
         env: variables for the ranks only.
         steps: the srun commands; the last starts the ranks.
         environ: the environment of the first line.
@@ -66,7 +66,7 @@ def run_ranks(
         try:
             words = os.read(reading, 2 * _LONGEST)
         except BlockingIOError:
-            # A process that the set-up has left behind holds the other end.
+            # A background process of the set-up may keep the other end open.
             words = b""
     finally:
         os.close(reading)
@@ -84,10 +84,10 @@ def run_ranks(
 def shell_script(
     setup: Sequence[str], env: Mapping[str, str], steps: Sequence[Sequence[str]], report: int
 ) -> str:
-    """The text that bash runs; it writes to descriptor ``report`` which line failed, or that none did.
+    """Return the text for bash; it writes the failed line, or that no line failed, to descriptor ``report``.
 
     Raises:
-        ClusterError: a variable that a shell cannot have.
+        ClusterError: a shell cannot have a variable of this name or value.
     """
     return "\n".join(
         [

@@ -39,7 +39,9 @@ _MISSING_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Way:
-    """The kind of batch script. ``own_script``: a person's. ``torchrun``: one a node starts the ranks.
+    """The kind of batch script.
+
+    ``own_script``: a person wrote it. ``torchrun``: one torchrun per node starts the ranks.
 
     ``packed``: other runs share the job; this step does not requeue it.
     """
@@ -61,21 +63,21 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     """Run the job's part of ``run`` and return the exit code for the batch script.
 
     Args:
-        failed: the command of a person's own batch script that has failed before the ranks; none start.
+        failed: the command of a person's own batch script that failed before the ranks; no rank starts then.
         code: its exit code.
 
     Raises:
         UserError: this is no batch script, or there is no run.
     """
-    # Slurm signals all processes of the batch script: this one has to outlive the ranks, who save.
+    # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
     job = take_over_variables()
-    # Before any refusal, which the batch script would take for an interpreter that does not start.
+    # Before any refusal: with the file, the batch script would take it for an interpreter that does not
+    # start.
     forget_unstarted(run)
     if not _exists(run):
         raise UserError(
-            f"{run.path}: no run is there; make one with `hpcrun submit --prepare`, or look with "
-            "`hpcrun status`"
+            f"{run.path}: no such run; make it with `hpcrun submit --prepare`; `hpcrun status` lists the runs"
         )
     attempt = job.attempt
     if not _has_own_number(run, attempt):
@@ -91,10 +93,10 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     place = _held(run)
     ended = _start(run, job, way) if failed is None else Ended(code, failed)
     if _was_deleted(place, run):
-        # Another run may have the name by now: its log and its result are not this job's.
+        # A new run may have this name: this job must not write its log and its result.
         print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
         return exitcodes.FAILED
-    # A signal that comes now has nothing left to stop, and must not end the programs that requeue the job.
+    # From here on no rank runs, and a signal must not end the programs that requeue the job.
     on_stop_signals(signal.SIG_IGN)
     from hpcrun.batch.ending import conclude
 
@@ -155,7 +157,7 @@ def _start(run: RunDirectory, job: BatchJob, way: Way) -> Ended:
 
 
 def take_over_variables() -> BatchJob:
-    """Make this process's environment the job's own, and return which job and start that is."""
+    """Remove the variables of other jobs from this process's environment; return this start of the job."""
     number = os.environ.get("SLURM_JOB_ID")
     if number is None:
         raise UserError("batch: SLURM_JOB_ID is not set; batch scripts call this, not people")
@@ -178,7 +180,7 @@ def _has_own_number(run: RunDirectory, attempt: Attempt) -> bool:
         print(f"hpcrun: {taken}", flush=True)
         return False
     except OSError as error:
-        # Without the file only the owner's name keeps two clusters apart.
+        # Without the file, only the owner's record distinguishes jobs of two clusters.
         print(f"hpcrun: {run.job_logs(attempt.job)}: {error.strerror}", flush=True)
     return True
 
@@ -188,15 +190,18 @@ def _prepare_logs(run: RunDirectory, attempt: Attempt) -> None:
         run.logs.mkdir(exist_ok=True)
         link_batch_log(run, attempt)
     except OSError as error:
-        print(f"hpcrun: {run.logs}: {error.strerror}; Slurm's words are not read", flush=True)
+        print(f"hpcrun: {run.logs}: {error.strerror}; Slurm's messages are not read", flush=True)
 
 
 def forget_unstarted(run: RunDirectory) -> None:
-    """Remove the file by which the batch script sees that its interpreter does not start."""
+    """Remove the file that shows the batch script that its interpreter does not start."""
     try:
         run.unstarted(os.environ["SLURM_JOB_ID"]).unlink(missing_ok=True)
     except OSError as error:
-        print(f"hpcrun: {error.filename}: {error.strerror}; it may be removed", flush=True)
+        print(
+            f"hpcrun: {error.filename}: cannot be removed: {error.strerror}; remove it by hand",
+            flush=True,
+        )
 
 
 def _held(run: RunDirectory) -> HeldFolder | None:
@@ -208,7 +213,7 @@ def _held(run: RunDirectory) -> HeldFolder | None:
 
 
 def _was_deleted(place: HeldFolder | None, run: RunDirectory) -> bool:
-    """Return True if somebody deleted the run; a folder that is missing for a moment is being mounted."""
+    """Return True if the run was deleted; a folder that is missing for a moment is being mounted."""
     if place is None:
         return False
     end = time.monotonic() + _MISSING_SECONDS
@@ -227,7 +232,7 @@ def _exists(run: RunDirectory) -> bool:
     try:
         return run.config.exists()
     except OSError:
-        # A file server that does not answer says nothing of the run.
+        # A file server that does not answer is no proof of a deletion.
         return True
 
 

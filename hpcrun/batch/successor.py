@@ -1,4 +1,4 @@
-"""A new job for a run, where Slurm does not requeue the old job."""
+"""The follow-up job of a run, if Slurm does not requeue the old job."""
 
 import os
 import sys
@@ -12,13 +12,13 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 
-# Seconds; sbatch itself asks a silent controller for longer than other commands do.
+# Seconds; sbatch retries a controller that does not answer for longer than other commands.
 _TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
 class ContinuationError(Exception):
-    """No new job continues the run; the text says why."""
+    """No new job continues the run; the text has the reason."""
 
     words: str
 
@@ -36,12 +36,12 @@ def submit_successor(
 ) -> str:
     """Submit the run's own batch script once more, to start after this job's end; return the job's id.
 
-    The event ``submitted`` names this job under ``continues``, so that the budgets continue to count. A
+    The event ``submitted`` names this job in its field ``continues``, so that the budgets count on. A
     submission that fails is tried again as a requeue is.
 
     Args:
         failed: called with the kind of a failure and Slurm's words, as :class:`Retries` says.
-        until: when to give up a controller that does not answer, in Unix seconds; None: after the first try.
+        until: retry a controller that does not answer until then (Unix seconds); None: one try.
         clock: the time.
 
     Raises:
@@ -100,7 +100,7 @@ def _submit(run: RunDirectory, attempt: Attempt) -> tuple[str, str | None]:
     command = [
         "sbatch",
         "--parsable",
-        # The job ends on its own, with any exit code; --dependency here outranks the script's.
+        # afterany, because this job ends with any exit code; --dependency here overrides that of the script.
         f"--dependency={_condition(attempt)}",
         str(run.batch_script),
     ]

@@ -1,6 +1,6 @@
-"""The decision about an attempt after an error of the run's file system: a full quota, a stale handle.
+"""The decision about an attempt when the run's file system fails: a full quota, a stale handle.
 
-The next attempt closes this one in the event log, as it does after the loss of a node.
+The next attempt records the end of this one in the event log, as after the loss of a node.
 """
 
 import time
@@ -26,7 +26,7 @@ _Found = TypeVar("_Found")
 _SILENT = 3
 
 _FINAL = {
-    exitcodes.BAD_INPUT: "bad input; the log of rank 0 says what",
+    exitcodes.BAD_INPUT: "bad input; see the log of rank 0",
     exitcodes.SAVE_FAILED: "the last checkpoint was not written",
 }
 
@@ -42,7 +42,7 @@ class Outcome:
 def decide_unrecorded(
     run: RunDirectory, attempt: Attempt, exit_code: int, setup: str | None
 ) -> Outcome:
-    """Decide from what can be read, without writing anything."""
+    """Decide from the readable files, and write nothing."""
     log = _read(lambda: read_events(run))
     events = log or []
     finished = (_read(lambda: read_json(run.result)) or {}).get("state") == "finished"
@@ -65,7 +65,7 @@ def decide_unrecorded(
         return Outcome(code, str(fields.get("decision", "")))
     if exit_code in _FINAL and setup is None:
         return Outcome(exit_code, _FINAL[exit_code])
-    # A log that cannot be read does not say which starts have written.
+    # Without the event log it is unknown which starts could write.
     if log is not None and _silent_starts(log, attempt) >= _SILENT:
         return Outcome(
             exitcodes.FAILED,

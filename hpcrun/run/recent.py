@@ -1,4 +1,4 @@
-"""The newest lines of files that only grow, so that a table of many runs reads no file whole."""
+"""The newest lines of append-only files, so that a table of many runs reads only their ends."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ _STARTS = ("submitted", "opened")
 
 @dataclass(frozen=True)
 class LastLines:
-    """The JSON objects at the end of a file. ``whole``: the file has no others."""
+    """The JSON objects at the end of a file. ``whole``: these are all objects of the file."""
 
     values: Sequence[dict[str, Any]]
     whole: bool
 
 
 def last_lines(path: Path, size: int) -> LastLines:
-    """Return the JSON objects on the last ``size`` bytes of ``path``; damaged lines are skipped."""
+    """Return the JSON objects in the last ``size`` bytes of ``path``; damaged lines are skipped."""
     try:
         with path.open("rb") as stream:
             length = stream.seek(0, os.SEEK_END)
@@ -38,14 +38,14 @@ def last_lines(path: Path, size: int) -> LastLines:
             lines = stream.read(length - begin).split(b"\n")
     except (FileNotFoundError, NotADirectoryError):
         return LastLines((), True)
-    # The first line is cut where the reading began within the file.
+    # A read that begins in the middle of the file cuts the first line.
     return LastLines(_objects([line for line in lines[1 if begin else 0 :] if line]), not begin)
 
 
 def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the JSON objects of ``lines``, without damaged lines."""
     try:
-        # A call for each line takes three times as long. Lines with NaN are read one by one.
+        # One call for all lines takes a third of the time. If a line has NaN, read the lines one by one.
         whole = orjson.loads(b"[" + b",".join(lines) + b"]")
         if len(whole) == len(lines) and set(map(type, whole)) <= {dict}:
             return list(whole)
@@ -66,12 +66,12 @@ class Recent:
 class RecentEvents:
     """The event logs of many runs, each read once, and only its end.
 
-    Who has the run is in the submission or the start of the newest attempt. Where the end of a log has
-    neither, as after thousands of saves, the beginning is read too; and where the beginning is of another
-    attempt, twice as much of the end.
+    The submission, or the start of the newest attempt, names the job of the run. If the end of a log has
+    neither, as after thousands of saves, the beginning is read too; if the beginning belongs to another
+    attempt, twice as much of the end is read.
 
     Args:
-        before: what an earlier look has read; a log that is as long as then is not read again.
+        before: the result of an earlier read; a log of unchanged length is not read again.
         size: bytes; None: whole logs.
     """
 
@@ -83,7 +83,7 @@ class RecentEvents:
         self._read: dict[Path, tuple[tuple[int, int, int] | None, Recent]] = {}
 
     def __call__(self, run: RunDirectory) -> Sequence[Event]:
-        """Return the newest events of ``run``, oldest first; raises OSError where they cannot be read."""
+        """Return the newest events of ``run``, oldest first; raises OSError if they cannot be read."""
         return self.of(run).events
 
     def of(self, run: RunDirectory) -> Recent:
@@ -115,7 +115,7 @@ class RecentEvents:
 
 
 def signature(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with every line of a file that grows; None where there is no file."""
+    """Return a value that changes with each line appended to the file; None without a file."""
     try:
         found = path.stat()
     except OSError:
@@ -124,7 +124,7 @@ def signature(path: Path) -> tuple[int, int, int] | None:
 
 
 def _head(path: Path) -> list[Event]:
-    """The events at the beginning of a log."""
+    """Return the events at the beginning of a log."""
     with path.open("rb") as stream:
         lines = stream.read(_HEAD).split(b"\n")[:-1]
     return [event for line in lines if (event := to_event(parse_line(line) or {})) is not None]

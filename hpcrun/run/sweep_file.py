@@ -27,11 +27,11 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepSubmission:
-    """One call of sbatch, or several: when (Unix seconds), to whom, as which jobs, which elements.
+    """One submission: its time (Unix seconds), executor, jobs and elements.
 
-    Without ``jobs``: the submission of one array is in progress, or was killed. ``tasks``: the index
-    of each of its elements in the array. ``unanswered``: sbatch had no answer at ``time``, so that Slurm may
-    have the array or get it a little later.
+    Without ``jobs``: the submission of one array is in progress, or was killed. ``tasks``: the index of each
+    of its elements in the array. ``unanswered``: sbatch got no answer at ``time``, so Slurm may have the
+    array, or get it a little later.
     """
 
     time: float
@@ -60,7 +60,7 @@ class Sweep:
 
 def is_sweep(folder: Path) -> bool:
     """Return True if ``folder`` is the folder of a sweep."""
-    # Path.is_file() raises for a folder that must not be read.
+    # os.path, since Path.is_file() raises for a folder without permission.
     return os.path.isfile(folder / NAME)  # noqa: PTH113
 
 
@@ -70,11 +70,11 @@ def is_element(run: RunDirectory) -> bool:
 
 
 def read_sweep(folder: Path) -> Sweep | None:
-    """Return the sweep of ``folder``, or None where there is no ``sweep.json``.
+    """Return the sweep of ``folder``, or None without a ``sweep.json``.
 
     Raises:
         RunError: the file is damaged, or of a newer version.
-        OSError: the file is there and cannot be read.
+        OSError: the file exists but cannot be read.
     """
     path = folder / NAME
     if not path.exists():
@@ -102,7 +102,7 @@ def read_sweep(folder: Path) -> Sweep | None:
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Replace ``sweep.json`` in the folder of ``sweep``; raises OSError where the disk refuses."""
+    """Replace ``sweep.json`` in the folder of ``sweep``; raises OSError if the disk refuses."""
     write_json(
         sweep.folder / NAME,
         {

@@ -27,8 +27,8 @@ def place_of(error: BaseException) -> tuple[str, str]:
     """Return the deepest place of ``error`` in code of neither a library nor this package.
 
     Returns:
-        ``file:line`` by its original path, and by the path of the copy in the run directory, if the copy ran.
-        Both are empty for an exception without a traceback.
+        ``file:line`` with the original path, and with the path of the copy in the run directory, if the copy
+        ran. Both are empty for an exception without a traceback.
     """
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if not places:

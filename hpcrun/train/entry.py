@@ -49,7 +49,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     run = RunDirectory(path.absolute())
     try:
         if not run.exists():
-            raise RunError(f"{path}: no run is there; make one with `hpcrun submit`")
+            raise RunError(f"{path}: no such run; make it with `hpcrun submit`")
         config = load_resolved(run.config)
         enter_folder(run)
         distributed = describe(config)

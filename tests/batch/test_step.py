@@ -145,7 +145,7 @@ def test_a_folder_without_a_run_is_refused_and_stays_as_it_is(desk: Desk, tmp_pa
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith(f"hpcrun: {nothing.path}: no run is there; make one with")
+    assert done.stderr.startswith(f"hpcrun: {nothing.path}: no such run; make it with")
     assert (nothing.path.exists(), log.exists()) == (False, True)
 
 
@@ -206,7 +206,10 @@ def test_a_persons_own_script_that_may_not_be_requeued_says_what_to_do(desk: Des
     open_attempt(desk.run, FIRST, Budgets())
     desk.answer("srun", "exit 1")
     assert desk.step("--own-script") == 75
-    assert "no job continues a run: the batch script is your own" in desk.told()
+    assert (
+        "no job continues a run: hpcrun does not know the options of your batch script"
+        in desk.told()
+    )
 
 
 def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) -> None:
@@ -223,7 +226,7 @@ def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) ->
     assert (given_up.attempt, given_up.cause) == (FIRST, "crash")
     message = json.loads(sent.read_text())
     assert (message["event"], message["cause"]) == ("stopped", "crash")
-    assert message["reason"].startswith("no job continues the run: the batch script is your own")
+    assert message["reason"].startswith("no job continues the run: hpcrun does not know")
     assert [event.what for event in read_events(desk.run)].count("notified") == 1
 
 
@@ -265,7 +268,7 @@ def test_a_config_that_is_damaged_during_the_run_does_not_end_the_run(desk: Desk
     config = shlex.quote(str(desk.run.config))
     desk.answer("srun", f"echo '[' > {config}; exit 1")
     assert desk.step() == 0, desk.told()
-    assert "the end of 7-0 is not judged" in desk.told()
+    assert "the end of 7-0 cannot be classified" in desk.told()
     assert "scontrol requeue 7" in desk.called("scontrol")
 
 

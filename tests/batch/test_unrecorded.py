@@ -123,4 +123,4 @@ def test_the_job_is_requeued_though_nothing_can_be_written(
     assert "requeue 7" in unwritable.read_text().splitlines()
     assert len(waits) == 2
     assert [event.what for event in read_events(run)] == ["opened"]
-    assert "the end of 7-0 is not written down: [Errno 28]" in capsys.readouterr().err
+    assert "the end of 7-0 cannot be recorded: [Errno 28]" in capsys.readouterr().err

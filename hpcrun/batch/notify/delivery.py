@@ -1,4 +1,4 @@
-"""The delivery of a message: as JSON to a webhook, or to a command. It takes a limited time."""
+"""The delivery of a message: as JSON to a webhook, or to a command. Every delivery has a time limit."""
 
 import contextlib
 import json
@@ -96,7 +96,10 @@ def _post(url: str, content: Mapping[str, Any]) -> None:
 
 
 def _run(command: str, content: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Run ``command`` in a shell. Files, not pipes: a program in its background may hold a pipe for hours."""
+    """Run ``command`` in a shell.
+
+    Its output goes to files, not pipes: a background process may keep a pipe open for hours.
+    """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
         given.write(json.dumps(content).encode() + b"\n")
         given.seek(0)

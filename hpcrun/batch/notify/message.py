@@ -35,10 +35,10 @@ _VARIABLES = (
 
 
 def message(run: RunDirectory, due: Due, cluster: str | None) -> dict[str, Any]:
-    """Return the message as JSON has it. Files that cannot be read leave fields empty.
+    """Return the message as data for JSON; fields from unreadable files are empty.
 
     Args:
-        cluster: the name of the cluster; None: not known.
+        cluster: the name of the cluster; None: unknown.
     """
     event = due.event
     reason = escaped(str(event.fields.get("reason") or ""))[:_REASON_CHARACTERS]
@@ -73,7 +73,7 @@ def summary(filled: Mapping[str, Any]) -> str:
 
 
 def trial_message(name: str) -> dict[str, Any]:
-    """Return a message like that of a run called ``name``, to try out a target."""
+    """Return an example message of a run called ``name``, to test a target."""
     filled: dict[str, Any] = {
         "id": f"{name}/test",
         "event": "test",
@@ -95,7 +95,7 @@ def trial_message(name: str) -> dict[str, Any]:
 
 
 def variables(filled: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables of a command: ``HPCRUN_EVENT`` and its relatives."""
+    """Return the environment variables of a command: ``HPCRUN_EVENT`` and the others."""
     found = {
         f"HPCRUN_{key.upper()}": "" if filled[key] is None else str(filled[key])
         for key in (*_VARIABLES, "text")

@@ -1,10 +1,10 @@
 """The process that sends the notifications of a run: ``python -m hpcrun.batch.notify.sender RUN``.
 
-It starts before the decision about an attempt and waits for the end of its standard input, that is for the
-decision or the death of the deciding process. Then it sends every notification that is due in the event
-log. A notification is sent also where the deciding process is killed right after its decision. Each
-notification is sent at least once: a sender that is killed between the delivery and its line in the event log
-leaves the notification to the next sender.
+It starts before the decision about an attempt and waits for the end of its standard input: this end means
+that the deciding process has decided or died. Then the sender sends every notification that is due in the
+event log, even if the deciding process was killed right after its decision. Each notification is sent at
+least once: a sender that is killed between the delivery and its line in the event log leaves the notification
+to the next sender, which sends it again.
 """
 
 import contextlib
@@ -53,18 +53,18 @@ def main(arguments: list[str]) -> None:
 
 
 def _late(_number: int, _frame: object) -> None:
-    """A server that sends a byte now and then never meets the time limit of a socket."""
+    """Raise an error at the time limit: a server that sends single bytes never exceeds a socket's timeout."""
     raise DeliveryError(f"it took longer than {_LIMIT} s")
 
 
 def _send_due(run: RunDirectory, watch: Watch, cluster: str | None) -> None:
-    """Send until nothing is due: another process may add to the event log during a delivery."""
+    """Send until no notification is due: another process may add one during a delivery."""
     done: set[tuple[str, Attempt]] = set()
     for _ in range(_MOST):
         left = [one for one in due(read_events(run)) if (one.name, one.attempt) not in done]
         if not left:
             return
-        # A line that cannot be written must not send the same message again and again.
+        # If the delivery cannot be recorded, the same message must not be sent in a loop.
         done.add((left[0].name, left[0].attempt))
         _send(run, left[0], watch, cluster)
 
@@ -87,13 +87,13 @@ def _send(run: RunDirectory, one: Due, watch: Watch, cluster: str | None) -> Non
 
 @contextlib.contextmanager
 def _locked(run: RunDirectory) -> Iterator[None]:
-    """Hold the lock of the run's senders; raises RunError where another sender keeps it too long."""
+    """Hold the lock of the run's senders; raises RunError if another sender holds it too long."""
     for number in range(_LOCK_TRIES):
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(LockFile(run.path / ".notifying", "another process sends them"))
             except RunError as error:
-                # On a full disk there is no lock: better twice than never.
+                # On a full disk the lock cannot be made: two deliveries are better than none.
                 unwritable = isinstance(error.__cause__, OSError)
                 if number + 1 == _LOCK_TRIES or not run.path.exists():
                     raise
@@ -111,7 +111,7 @@ def _unpacked(raw: bytes) -> Due | None:
     try:
         values = json.loads(raw)
     except ValueError:
-        # The process that wrote this was killed.
+        # The writer of this line was killed.
         return None
     attempt = Attempt(values["job"], values["restart"])
     event = Event(

@@ -15,13 +15,13 @@ from hpcrun.run.events import read_events
 
 # Seconds that a batch script without a next attempt waits for its sender; Slurm ends the sender after that.
 PATIENCE = 60.0
-# What the local cluster's controller ends at its own end carries this variable.
+# The local cluster's controller ends the processes with this variable at its end.
 _MARKS = ("HPCRUN_LOCAL_JOB",)
 
 
 @dataclass(frozen=True)
 class Sender:
-    """The sending process, which waits until :meth:`release`; ``process`` is None where there is none."""
+    """The sending process, which waits until :meth:`release`; ``process`` is None if it did not start."""
 
     process: "subprocess.Popen[bytes] | None"
 
@@ -33,14 +33,14 @@ class Sender:
         """
         if self.process is None or self.process.stdin is None or self.process.stdin.closed:
             return
-        # A sender that has ended is no reason to end here.
+        # The sender may have ended already.
         with contextlib.suppress(OSError):
             if unrecorded is not None:
                 self.process.stdin.write(_packed(unrecorded))
             self.process.stdin.close()
 
     def wait(self, seconds: float = PATIENCE) -> None:
-        """Wait until the process has sent, at most so long: Slurm ends it with the batch script."""
+        """Wait until the process has sent, for ``seconds`` at most: Slurm ends it with the batch script."""
         self.release()
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -51,7 +51,7 @@ NO_SENDER = Sender(None)
 
 
 def start(run: RunDirectory, watch: Watch | None) -> Sender:
-    """Start a sender for ``run``. An error is one line and changes no decision.
+    """Start a sender for ``run``. An error prints one line and does not change the decision.
 
     Args:
         watch: the run's section of the config; None: the sender reads it.
@@ -74,7 +74,7 @@ def start(run: RunDirectory, watch: Watch | None) -> Sender:
 
 
 def send_left(run: RunDirectory) -> None:
-    """Start a sender where an earlier process of the run was ended before it had sent; raises OSError."""
+    """Start a sender if an earlier sender of the run ended before its delivery; raises OSError."""
     if due(read_events(run)):
         start(run, None).release()
 
