@@ -1,7 +1,7 @@
 """The part of a check that runs on every node, one task per node: ``python -m hpcrun.network.check.agent``.
 
-Orders come as JSON lines on standard input, answers go as JSON lines to standard output. srun carries
-both, so that the control does not depend on the names and links that are checked.
+Orders are JSON lines on standard input, answers are JSON lines on standard output. srun forwards both, so
+that the check can be controlled even if the checked names and links fail.
 """
 
 import bisect
@@ -28,7 +28,7 @@ _NAMES_AT_ONCE = 16
 
 
 class Agent:
-    """One node: a listener for the others, and an answer to each order."""
+    """One node: it listens for the other nodes, and answers each order."""
 
     def __init__(self, name: str, index: int, out: TextIO) -> None:
         self.name, self.index, self._out = name, index, out
@@ -60,7 +60,7 @@ class Agent:
         self.say(type="hello", port=port, addresses=own_addresses(), iperf3=equipped, door=door)
 
     def obey(self, order: Mapping[str, Any]) -> bool:
-        """Carry out one order; return False for the last."""
+        """Carry out one order; return False for the last order."""
         if order["type"] == "peers":
             self._peers, self._token = order["peers"], order["token"]
             self.say(type="ready")
@@ -95,7 +95,7 @@ class Agent:
             threading.Thread(target=self._serve, args=(link,), daemon=True).start()
 
     def _serve(self, link: socket.socket) -> None:
-        """Answer one connection: say who we are, and send back what comes, or count what comes."""
+        """Answer one connection: send the name of this node, then echo or count the received bytes."""
         with link, contextlib.suppress(OSError, ValueError, KeyError):
             header = wire.read_line(link, _ANSWER)
             if not self._token or header.get("token") != self._token:
@@ -115,13 +115,13 @@ class Agent:
         others = [peer for peer in self._peers if peer["index"] != self.index]
         with ThreadPoolExecutor(_NAMES_AT_ONCE) as pool:
             checks = list(pool.map(self._check_name, others))
-        # In parts: a line of srun's output must not grow with the number of nodes.
+        # Several lines: a line of srun's output must not grow with the number of nodes.
         for start in range(0, len(checks), 8):
             self.say(type="names", checks=checks[start : start + 8])
         self.say(type="names", checks=[], done=True)
 
     def _check_name(self, peer: Mapping[str, Any]) -> dict[str, Any]:
-        """Resolve the name of ``peer``, and ask who is at its address."""
+        """Resolve the name of ``peer``, and ask the node at this address for its name."""
         found: dict[str, Any] = {"target": peer["name"]}
         try:
             entries = socket.getaddrinfo(peer["name"], peer["port"], type=socket.SOCK_STREAM)
@@ -143,7 +143,7 @@ class Agent:
         return wire.connect(address, port, {"kind": "ping", "token": self._token}, timeout)
 
     def _hold(self, wanted: Sequence[int]) -> None:
-        """Listen on those of the ports that are free, in place of the ports held so far."""
+        """Listen on the free ports among ``wanted``; close the earlier listeners."""
         ports.release(self._held)
         self._held = ports.hold(wanted)
         for server in self._held:
@@ -151,7 +151,7 @@ class Agent:
         self.say(type="hold", ports=[server.getsockname()[1] for server in self._held])
 
     def _reach(self, order: Mapping[str, Any]) -> None:
-        """Try the ports that the first node and the next nodes hold, and report the failures."""
+        """Try the ports on which the first node and the next nodes listen, and report the failures."""
         held = {int(index): found for index, found in order["held"].items()}
         for target in targets(self.index, sorted(held), order["first"]):
             peer = next(one for one in self._peers if one["index"] == target)
@@ -160,7 +160,7 @@ class Agent:
         self.say(type="reach", done=True)
 
     def _round(self, order: Mapping[str, Any]) -> None:
-        """Exchange data with the partner of this round, in both directions together, and report both."""
+        """Exchange data with this round's partner in both directions simultaneously; report both rates."""
         partner = next(
             (b if a == self.index else a for a, b in order["pairs"] if self.index in (a, b)), None
         )
@@ -212,7 +212,7 @@ class Agent:
         return None if rates is None else sum(rates)
 
     def _collective(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Run this node's ranks of the all-reduce, where one of the groups has this node."""
+        """Run this node's ranks of the all-reduce, if a group contains this node."""
         for group in groups:
             for index, rank, count in group["members"]:
                 if index == self.index:
@@ -225,7 +225,7 @@ class Agent:
         self._doorkeeper.close()
 
     def _with_iperf(self, peer: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
-        """Let iperf3 measure: the lower index serves, the other asks for one direction after the other."""
+        """Measure with iperf3, one direction after the other; the node with the lower index is the server."""
         if self.index < peer["index"]:
             iperf.serve(order["port"], order["seconds"] * 2 + CONNECT)
             return {"partner": peer["index"], "measured": []}
@@ -254,12 +254,12 @@ def own_addresses() -> list[str]:
             local = entry.address.startswith(("127.", "::1", "fe80"))
             if entry.family in (socket.AF_INET, socket.AF_INET6) and not local:
                 found.append(entry.address)
-    # IPv4 first: its addresses are what host files have.
+    # IPv4 first, because host files mostly contain IPv4 addresses.
     return sorted(found, key=lambda address: ":" in address)[:16]
 
 
 def main() -> None:
-    """Obey until the last order, or until the orders end."""
+    """Carry out orders until the last order, or the end of standard input."""
     environ = os.environ
     name = environ.get("SLURMD_NODENAME") or socket.gethostname()
     agent = Agent(
@@ -270,7 +270,7 @@ def main() -> None:
         if not agent.obey(json.loads(line)):
             break
     agent.close()
-    # Threads that still wait for a peer must not keep the node.
+    # Threads that still wait for a peer must not keep this process alive.
     sys.stdout.flush()
     os._exit(0)
 

@@ -26,9 +26,9 @@ _MOST_AGAIN = 24
 class Options:
     """Options of the measurement. ``seconds``: of each round. ``patience``: seconds for the nodes to start.
 
-    ``ports``: those that a run uses between its nodes; none are tried where the tuple is empty.
-    ``all_reduce``: seconds after which an all-reduce over all nodes hangs; 0 for no all-reduce.
-    ``tool``: sockets, iperf3 on ``port``, or auto for iperf3 where every node has it.
+    ``ports``: those that a run uses between its nodes; an empty tuple: try none. ``all_reduce``: seconds
+    after which an all-reduce over all nodes counts as hanging; 0: no all-reduce. ``tool``: sockets, iperf3 on
+    ``port``, or auto for iperf3 if every node has it.
     """
 
     seconds: float = 3.0
@@ -67,7 +67,7 @@ class Check:
         self.measured = Measured(list(names))
 
     def run(self) -> Measured:
-        """Measure everything. A node that stops answering is recorded, and skipped after that."""
+        """Measure everything. A node that stops answering is recorded, and skipped from then on."""
         self._meet()
         if len(self._nodes) > 1:
             self._check_names()
@@ -84,7 +84,7 @@ class Check:
         return self.measured
 
     def _meet(self) -> None:
-        """Wait until every node has said hello, or patience ends."""
+        """Wait until every node has reported its name, or the time is over."""
         self._progress(0, 1, "starting")
         equipped = True
         end = time.monotonic() + self._options.patience
@@ -108,7 +108,7 @@ class Check:
                 self.measured.silent[name] = "its task did not start"
 
     def _check_names(self) -> None:
-        """Let every node look up every other, and choose the address at which most found it."""
+        """Let every node resolve all others; choose for each the address at which most nodes found it."""
         self._progress(0, 1, "names and latency")
         self._tell_peers()
         self._fleet.tell({"type": "names"})
@@ -131,7 +131,7 @@ class Check:
         doors = {index: self._doors[index] for index in self._nodes}
         self._fleet.tell({"type": "interfaces", "doors": doors})
         counts = [sum(map(len, door["interfaces"].values())) for door in doors.values()]
-        # Two waits a try, for the connection and for the answer, and two parts of the peers.
+        # Two waits per try, for the connection and for the answer; the peers are tried in two groups.
         seconds = max(counts, default=0) * 4 * reachable.TRIES * reachable.PATIENCE + _GRACE
         silent = self._wait("interfaces", set(self._nodes), seconds, take)
         self._lose(silent, "no answer while interfaces were tried")
@@ -139,7 +139,7 @@ class Check:
         self.measured.interface = reachable.agreed(names, reachable.link_speeds())
 
     def _check_ports(self) -> None:
-        """Let each node hold the ports of a run, and others connect to them."""
+        """Let each node listen on the ports of a run, and others connect to them."""
         if not self._options.ports:
             return
         self._progress(0, 1, "ports")
@@ -165,7 +165,7 @@ class Check:
         self._lose(self._wait("hold", set(self._nodes), _GRACE * 3, take_held), why)
         left = {index: held[index] for index in self._nodes}
         self._fleet.tell({"type": "reach", "held": left, "first": min(left, default=0)})
-        # Two waits a try, for the connection and for the answer, and three nodes to try.
+        # Two waits per try, for the connection and for the answer; three nodes are tried.
         seconds = 3 * 2 * ports.TRIES * ports.PATIENCE + _GRACE
         self._lose(self._wait("reach", set(self._nodes), seconds, take_reached), why)
         self._fleet.tell({"type": "hold", "ports": []})
@@ -192,7 +192,7 @@ class Check:
             for node in self._nodes.values()
         ]
         self._fleet.tell({"type": "peers", "peers": peers, "token": self._token})
-        # A node that does not know the others yet would not answer them.
+        # A node answers only the nodes that it knows.
         silent = self._wait("ready", set(self._nodes), _GRACE * 3, _is_enough)
         self._lose(silent, "no answer after it had started")
 
@@ -207,7 +207,7 @@ class Check:
         seconds: float,
         take: Callable[[dict[str, Any]], bool],
     ) -> set[int]:
-        """Hear answers of one kind until ``take`` was content with one of each node; return the silent."""
+        """Wait for an answer of a kind that ``take`` accepts from each node; return the nodes without one."""
         end = time.monotonic() + seconds
         while waiting and (left := end - time.monotonic()) > 0:
             answer = self._fleet.hear(left)
@@ -226,7 +226,7 @@ class Check:
         ]
 
     def _round(self, number: int, pairs: Sequence[Pair], again_for: tuple[str, ...] = ()) -> None:
-        """One round: all pairs at the same time. Who has not answered by its end is silent from then on."""
+        """Run one round, all pairs at the same time; skip nodes without an answer from then on."""
         pairs = [pair for pair in pairs if all(index in self._nodes for index in pair)]
         if not pairs:
             return
@@ -294,14 +294,14 @@ class Check:
         return found
 
     def _again(self, number: int) -> None:
-        """Measure slow pairs once more, one at a time: other load is gone then, a bad cable is not."""
+        """Measure slow pairs again, one at a time: a bad cable stays slow without other load."""
         repeated = self._to_repeat(suspects(self.measured.transfers, self._options.threshold))
         for step, (subject, pair) in enumerate(repeated):
-            self._progress(step, len(repeated), "measuring again what was slow")
+            self._progress(step, len(repeated), "measuring slow nodes and links again")
             self._round(number + step, [pair], subject)
 
     def _to_repeat(self, found: Suspects) -> list[tuple[tuple[str, ...], Pair]]:
-        """Each slow node with some nodes that are not slow, and each slow link; the suspect comes with it."""
+        """Return the pairs to repeat, each with its suspect: slow nodes with sound nodes, and slow links."""
         index = {node.name: node.index for node in self._nodes.values()}
         well = [name for name in index if name not in found.nodes]
         repeated: list[tuple[tuple[str, ...], Pair]] = []
@@ -317,7 +317,7 @@ class Check:
         return repeated[:_MOST_AGAIN]
 
     def _all_reduce(self) -> None:
-        """Run an all-reduce over the nodes without a verdict; a bad node would only make it slow."""
+        """Run an all-reduce over the nodes without a finding; a bad node would only make it slow."""
         found = verdicts(self.measured, self._options.threshold)
         left_out = excluded(found)
         well = [one.index for one in self._nodes.values() if one.name not in left_out]
@@ -342,7 +342,7 @@ class Check:
 
 
 def _is_enough(answer: dict[str, Any]) -> bool:
-    """Return true: one answer of this kind is enough."""
+    """Return True: one answer of this kind suffices."""
     return bool(answer)
 
 

@@ -1,4 +1,4 @@
-"""The agents of a check: started by srun, or on this machine, and talked to by lines."""
+"""The agents of a check: processes of srun or of this machine, controlled by lines on their pipes."""
 
 import contextlib
 import json
@@ -15,16 +15,16 @@ AGENT = (sys.executable, "-m", "hpcrun.network.check.agent")
 
 
 class Fleet(Protocol):
-    """Agents that hear every order and answer with lines."""
+    """Agents that receive every order and answer with lines."""
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Give all agents one order."""
+        """Send one order to all agents."""
 
     def hear(self, timeout: float) -> dict[str, Any] | None:
         """Return the next answer; None after ``timeout`` seconds, or when all agents have ended."""
 
     def words(self) -> str:
-        """Return what the launcher printed besides answers."""
+        """Return what the launcher printed in addition to answers."""
 
     def close(self) -> None:
         """End all agents."""
@@ -58,7 +58,7 @@ class Processes:
             reader.start()
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Write one line to every process; a process that has ended hears nothing."""
+        """Write one line to every process; processes that have ended are skipped."""
         line = json.dumps(order) + "\n"
         for process in self._started:
             assert process.stdin is not None
@@ -122,7 +122,7 @@ def srun_command(nodes: Sequence[str], agent: Sequence[str] = AGENT) -> list[str
 
 
 def not_launched(words: str, nodes: Sequence[str]) -> list[str]:
-    """Return those of ``nodes`` on which srun says that it could start no task."""
+    """Return the ``nodes`` on which, according to srun, no task could start."""
     failed = set(re.findall(r"Task launch for \S+ failed on node (\S+?):", words))
     return [node for node in nodes if node in failed]
 

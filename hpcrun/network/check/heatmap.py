@@ -21,7 +21,7 @@ _MOST_NAMES, _MOST_WITH_RATES = 64, 16
 
 
 def matrix(nodes: Sequence[str], transfers: Sequence[Transfer]) -> list[list[float | None]]:
-    """Return the rate from each node (row) to each node (column) in bit/s; None where none was measured.
+    """Return the rate from each node (row) to each node (column) in bit/s; None without a measurement.
 
     A connection that failed is 0.
     """
@@ -30,7 +30,7 @@ def matrix(nodes: Sequence[str], transfers: Sequence[Transfer]) -> list[list[flo
 
 
 def table(nodes: Sequence[str], transfers: Sequence[Transfer]) -> "Table":
-    """Return the matrix for rich: a row a sender, a column a receiver, in Gbit/s."""
+    """Return the matrix as a table of rich: a row per sender, a column per receiver, in Gbit/s."""
     from rich.table import Table
     from rich.text import Text
 
@@ -66,7 +66,7 @@ def write_png(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise NetworkError(
-            f"{path}: a picture needs matplotlib; `pip install matplotlib`, or leave --png out"
+            f"{path}: a picture needs matplotlib; `pip install matplotlib`, or omit --png"
         ) from error
     rates = matrix(nodes, transfers)
     size = min(_LARGEST, max(4.0, 0.5 * len(nodes) + 1.5))
@@ -104,7 +104,7 @@ def _draw(figure: Any, axes: Any, rates: Sequence[Sequence[float | None]], usual
 
 
 def _name_nodes(axes: Any, nodes: Sequence[str], bad: Collection[str]) -> None:
-    """Write the names on both axes; of many nodes only the bad ones and some others."""
+    """Write the names on both axes; for many nodes only the bad nodes and a few others."""
     every = -(-len(nodes) // _MOST_NAMES)
     red = [place for place, name in enumerate(nodes) if name in bad]
     # A name next to that of a bad node would cover it.

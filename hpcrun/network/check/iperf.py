@@ -32,9 +32,9 @@ def server_command(port: int) -> list[str]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return ``rate`` in bit/s and the share of segments sent again, or the ``error``.
+    """Return ``rate`` in bit/s and the fraction of retransmitted segments, or the ``error``.
 
-    iperf3 ends with exit code 0 even where no server listens, so that only the text counts.
+    iperf3 ends with exit code 0 even if no server listens, so only the text counts.
     """
     try:
         found = json.loads(text)
@@ -47,7 +47,8 @@ def parse(text: str) -> dict[str, Any]:
     if rate is None:
         return {"error": "iperf3 reported no rate"}
     sent = end.get("sum_sent", {})
-    # iperf3 counts segments, and of what it sent only the bytes: 1448 fill a segment of Ethernet.
+    # iperf3 counts retransmitted segments, but only the bytes that it sent: an Ethernet segment has 1448
+    # bytes.
     segments = (sent.get("bytes") or 0) / 1448
     again = sent.get("retransmits")
     lost = again / segments if again is not None and segments else None
@@ -55,7 +56,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def measure(address: str, port: int, seconds: float, streams: int, reverse: bool) -> dict[str, Any]:
-    """Measure one direction; asks again while the server is not there yet."""
+    """Measure one direction; try again while the server has not started."""
     command = client_command(address, port, seconds, streams, reverse)
     answer: dict[str, Any] = {"error": "not tried"}
     for _ in range(_TRIES):

@@ -21,8 +21,8 @@ class Node:
 class NameCheck:
     """One node's check of another node's name. ``seconds``: median round trip, None with a problem.
 
-    ``problem``: ``wrong`` means that another node, or none, answers at the address of the name, and
-    that the address is none of the named node's.
+    ``problem``: ``wrong`` means that the address of the name is not an address of the named node, and that
+    another node, or none, answers there.
     """
 
     resolver: str
@@ -34,7 +34,7 @@ class NameCheck:
 
 @dataclass(frozen=True)
 class PortCheck:
-    """One node's connections to the ports that another node, ``target``, held for the check.
+    """One node's connections to the ports on which another node, ``target``, listened for the check.
 
     ``tried``: all of these ports, in order. ``refused``, ``unreachable``: those that failed.
     """
@@ -63,10 +63,11 @@ class PortCheck:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Data from one node to another in one round. ``rate`` in bit/s; None where no connection came about.
+    """Data from one node to another in one round. ``rate`` in bit/s; None without a connection.
 
-    ``refused``: the receiver answered, and refused. ``lost``: share of the segments sent again.
-    ``again_for``: the suspected node or link for which this pair was measured once more, with no other pair.
+    ``refused``: the receiver answered, and refused. ``lost``: fraction of retransmitted segments.
+    ``again_for``: the suspected node or link for which this pair was measured again, with no other pair at
+    the time.
     """
 
     sender: str
@@ -90,9 +91,9 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Collective:
-    """An all-reduce over ``nodes``. ``busbw``: bytes a second, None if it did not finish.
+    """An all-reduce over ``nodes``. ``busbw``: bytes per second, None if it did not finish.
 
-    ``problem``: what happened instead. ``isolated``: nodes without which it works.
+    ``problem``: the failure. ``isolated``: nodes without which the all-reduce works.
     """
 
     nodes: tuple[str, ...]
@@ -121,9 +122,10 @@ class Collective:
 
 @dataclass
 class Measured:
-    """Everything that a check has seen.
+    """All measurements of a check.
 
-    ``silent``: nodes that did not answer, and when they stopped. ``interface``: on which all others connect.
+    ``silent``: nodes that did not answer, and when they stopped. ``interface``: the interface on which all
+    other nodes connect.
     """
 
     nodes: list[str]

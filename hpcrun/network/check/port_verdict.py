@@ -1,4 +1,4 @@
-"""The verdict on ports: which ranges are closed, and at which node."""
+"""The findings about ports: the closed ranges, and the node that closes them."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -8,7 +8,7 @@ from hpcrun.network.check.measured import PortCheck
 
 
 class Blame(NamedTuple):
-    """Nodes at fault, and the fault. No node means all of them. ``partial``: other ports are open."""
+    """Nodes at fault, and the fault. No node means all nodes. ``partial``: other ports are open."""
 
     nodes: tuple[str, ...]
     text: str
@@ -36,12 +36,12 @@ def ranges(tried: Sequence[int], failed: Collection[int]) -> list[tuple[int, int
 def blamed(checks: Iterable[PortCheck], bad: Collection[frozenset[str]]) -> list[Blame]:
     """Return the nodes that close ports.
 
-    Where most nodes do not reach the ports of a node, that node is at fault, else the node that connects.
-    Where every node is at fault, the fault is that of the network.
+    If most nodes do not reach the ports of a node, this node is at fault, otherwise the connecting node. If
+    every node is at fault, the network is at fault.
 
     Args:
-        checks: what the nodes saw.
-        bad: nodes and links with a verdict. Lost packets there look like closed ports.
+        checks: the connections of the nodes.
+        bad: nodes and links with a finding. Lost packets there look like closed ports.
     """
     counted = [one for one in checks if not any(known <= {one.node, one.target} for known in bad)]
     by_target = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The ports that a run uses between its nodes: which of them are tried, and how a node holds and tries them.
+"""The ports that a run uses between its nodes: their choice, the listeners, and the attempts to connect.
 
 Rank 0 listens on MASTER_PORT, or on a port below the kernel's ephemeral range. NCCL and gloo listen on
 ephemeral ports. A firewall often closes the ports of one kind only.
@@ -23,7 +23,7 @@ Problem = Literal["refused", "unreachable"]
 
 
 def tried_ports(environ: Mapping[str, str], key: str) -> list[int]:
-    """Return the ports to try, in order: MASTER_PORT where that is set, and a sample of both ranges.
+    """Return the ports to try, in order: MASTER_PORT if it is set, and a sample of both ranges.
 
     The sample has the first and the last port of each range, so that a closed range is seen whole.
 
@@ -40,7 +40,7 @@ def tried_ports(environ: Mapping[str, str], key: str) -> list[int]:
 
 
 def hold(ports: Sequence[int]) -> list[socket.socket]:
-    """Return listeners on those of ``ports`` that are free."""
+    """Return listeners on the free ports among ``ports``."""
     held = []
     for port in ports:
         with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def release(held: Sequence[socket.socket]) -> None:
 
 
 def listener(port: int = 0) -> socket.socket:
-    """Return a socket that listens on all interfaces, IPv6 too where there is any; 0 is any free port.
+    """Return a socket that listens on all interfaces, with IPv6 if available; 0: any free port.
 
     Raises:
         OSError: the port is taken.

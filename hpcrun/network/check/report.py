@@ -71,7 +71,7 @@ def collective_line(seen: Collective) -> str:
 
 
 def verdict_lines(found: Sequence[Verdict]) -> list[str]:
-    """Return one line per verdict, and the option that excludes the bad nodes, if there are any."""
+    """Return one line per finding, and the option that excludes the bad nodes, if any."""
     if not found:
         return ["nothing is wrong"]
     lines = [f"{' - '.join(one.nodes) or 'all nodes'}: {one.text}" for one in found]

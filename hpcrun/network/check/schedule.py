@@ -11,9 +11,9 @@ _MATCHINGS = 10
 def all_pairs(count: int) -> list[list[Pair]]:
     """Return rounds in which each pair of ``count`` nodes meets once, and no node meets two at a time.
 
-    The circle method: node 0 stays, the others move on by one place a round. An odd number of nodes gets
-    a place that is empty, so that one node rests in each round. There are ``count - 1`` rounds for an
-    even number, ``count`` for an odd one.
+    The circle method: node 0 stays, the other nodes move by one place per round. An odd number of nodes gets
+    an empty place, so that one node rests in each round. There are ``count - 1`` rounds for an even number of
+    nodes, and ``count`` for an odd number.
     """
     places: list[int | None] = list(range(count))
     if count % 2:

@@ -1,4 +1,4 @@
-"""Robust figures from noisy rates: medians of medians, so that a few bad links move nothing else."""
+"""Robust statistics of noisy rates: medians of medians, which a few bad links do not change."""
 
 import statistics
 from collections import defaultdict
@@ -35,9 +35,9 @@ def in_the_rounds(transfers: Iterable[Transfer]) -> list[Transfer]:
 
 
 def rate_again(transfers: Iterable[Transfer], subject: tuple[str, ...]) -> float | None:
-    """Return the rate of the transfers repeated for a suspect; None where none was repeated.
+    """Return the rate of the transfers repeated for a suspect; None without any.
 
-    Of a node that is the lower median of sending and receiving, of a link the lower direction.
+    For a node: the lower of the medians of sending and receiving. For a link: the lower direction.
     """
     again = [one for one in transfers if one.again_for == subject]
     if not again:
@@ -48,7 +48,7 @@ def rate_again(transfers: Iterable[Transfer], subject: tuple[str, ...]) -> float
 
 
 def usual_rate(rates: dict[str, float]) -> float | None:
-    """Return the median of the nodes' medians: the fleet's rate, which one node of three cannot move."""
+    """Return the median of the nodes' medians: the usual rate; one bad node of three does not change it."""
     return statistics.median(rates.values()) if rates else None
 
 
@@ -72,7 +72,7 @@ def link_rates(transfers: Iterable[Transfer]) -> dict[tuple[str, str], float]:
 
 
 def resent_share(transfers: Iterable[Transfer], node: str) -> float | None:
-    """Return the median share of segments sent again on the links of ``node``; None where unknown."""
+    """Return the median fraction of retransmitted segments on the links of ``node``; None if unknown."""
     shares = [
         one.lost
         for one in in_the_rounds(transfers)

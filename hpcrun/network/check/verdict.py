@@ -1,4 +1,4 @@
-"""The verdict on nodes and links, from the measurements. A clean fleet gets no verdict."""
+"""The findings about nodes and links, from the measurements. A fault-free allocation has no finding."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ Kind = Literal[
 ]
 
 THRESHOLD = 0.5
-"""A node or a link below this part of the usual rate is slow."""
+"""A node or a link below this fraction of the usual rate is slow."""
 
 _LOSSY = 0.08
 _FIREWALL = "look for a firewall (iptables, nftables) that closes the ephemeral ports of the nodes"
@@ -30,9 +30,9 @@ _FIREWALL = "look for a firewall (iptables, nftables) that closes the ephemeral 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A bad node, with two names a bad link, and with none a fault of all nodes.
+    """A finding: one name for a bad node, two for a bad link, none for a fault of all nodes.
 
-    ``text`` says what is wrong and what to look at.
+    ``text``: the fault and what to check.
     """
 
     kind: Kind
@@ -40,7 +40,7 @@ class Verdict:
     text: str
 
     def as_record(self) -> dict[str, Any]:
-        """Return the verdict as one flat JSON object."""
+        """Return the finding as one flat JSON object."""
         return {"kind": self.kind, "nodes": list(self.nodes), "text": self.text}
 
 
@@ -53,7 +53,7 @@ class Suspects:
 
 
 def verdicts(measured: Measured, threshold: float = THRESHOLD) -> list[Verdict]:
-    """Return the verdicts, nodes before links; a node with one verdict gets no second of a lesser kind."""
+    """Return the findings, nodes before links; only the most severe finding about a node."""
     found = [
         Verdict("silent", (node,), f"does not answer: {why}")
         for node, why in measured.silent.items()
@@ -74,7 +74,7 @@ def verdicts(measured: Measured, threshold: float = THRESHOLD) -> list[Verdict]:
 
 
 def _with_ports(found: Sequence[Verdict], measured: Measured) -> list[Verdict]:
-    """Add the verdicts on ports. A closed range explains refused connections better than its node does."""
+    """Add the findings about ports. A closed range explains refused connections better than a bad node."""
     closed: tuple[Kind, ...] = ("refuses", "unreachable")
     bad = [frozenset(one.nodes) for one in found if one.kind not in closed]
     blames = blamed(measured.ports, bad)
@@ -88,7 +88,7 @@ def _with_ports(found: Sequence[Verdict], measured: Measured) -> list[Verdict]:
 
 
 def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
-    """Return what is slow so far. Load of other jobs is one cause, so that this is no verdict yet."""
+    """Return the slow nodes and links. This is not yet a finding, because other jobs may be the cause."""
     marks = scores(transfers)
     slow = {node for node, score in marks.items() if score < threshold} if len(marks) > 2 else set()
     usual = usual_rate(node_rates(transfers)) or 0.0
@@ -106,13 +106,13 @@ def excluded(found: Iterable[Verdict]) -> list[str]:
     nodes = [one.nodes[0] for one in found if len(one.nodes) == 1]
     links = [one.nodes for one in found if len(one.nodes) == 2]
     while links := [pair for pair in links if not set(pair).intersection(nodes)]:
-        # The node that most bad links have in common frees the most others.
+        # Excluding the node with the most bad links frees the most other nodes.
         nodes.append(Counter(node for pair in links for node in pair).most_common(1)[0][0])
     return sorted(dict.fromkeys(nodes))
 
 
 def _of_names(checks: Sequence[NameCheck], count: int) -> list[Verdict]:
-    """A name that most nodes see wrong is the named node's fault, else it is that of the node that looks."""
+    """Return findings about names. If most nodes see a name wrong, the named node is at fault."""
     bad = [check for check in checks if check.problem in ("wrong", "unresolved")]
     by_target = defaultdict(list)
     for check in bad:
@@ -142,7 +142,7 @@ def _seen_as(check: NameCheck) -> str:
 
 
 def _of_connections(transfers: Sequence[Transfer]) -> list[Verdict]:
-    """Nodes to which most connections fail, while connections between other nodes succeed."""
+    """Return findings about nodes to which most connections fail, while other connections succeed."""
     inbound, outbound = defaultdict(list), defaultdict(list)
     for transfer in in_the_rounds(transfers):
         inbound[transfer.receiver].append(transfer)
@@ -200,7 +200,7 @@ def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Verdict]:
         if _was_fast_again(transfers, pair, threshold * usual):
             continue
         speed = f"{rate_text(lowest[pair])}, the usual rate is {rate_text(usual)}"
-        text = f"the link is slow, and not its nodes: {speed}; look at the switches between them"
+        text = f"the link is slow, but not its nodes: {speed}; check the switches between them"
         found.append(Verdict("link", pair, text))
     return found
 
@@ -224,7 +224,7 @@ def _of_collective(seen: Collective) -> list[Verdict]:
 
 
 def _was_fast_again(transfers: Sequence[Transfer], subject: tuple[str, ...], enough: float) -> bool:
-    """Return True if a suspect was fast when it was measured once more: other load had slowed it."""
+    """Return True if a suspect was fast in the repeated measurement: other load had slowed it."""
     again = rate_again(transfers, subject)
     return again is not None and again >= enough
 

@@ -1,4 +1,4 @@
-"""Our own measuring over TCP: who is there, how long a byte takes, how much passes in some seconds."""
+"""The built-in measurements over TCP: the peer's identity, round trips, and throughput."""
 
 import contextlib
 import json
@@ -30,11 +30,11 @@ def connect(address: str, port: int, header: Mapping[str, Any], timeout: float) 
 
 
 def read_line(link: socket.socket, timeout: float) -> dict[str, Any]:
-    """Read one JSON line, a byte at a time, so that what follows stays in the socket.
+    """Read one JSON line byte by byte, so that the bytes after it stay in the socket.
 
     Raises:
         OSError: the line does not come within ``timeout`` seconds.
-        ValueError: the line is no JSON object.
+        ValueError: the line is not a JSON object.
     """
     link.settimeout(timeout)
     text = b""
@@ -45,14 +45,15 @@ def read_line(link: socket.socket, timeout: float) -> dict[str, Any]:
         text += byte
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise ValueError("the first line is no object")
+        raise ValueError("the first line is not a JSON object")
     return found
 
 
 def round_trip(link: socket.socket, timeout: float) -> float:
-    """Return the median seconds that a byte takes there and back; the peer runs `echo`.
+    """Return the median round trip of a byte in seconds; the peer runs `echo`.
 
-    A link that loses packets gets fewer tries, so that it ends after about ``timeout`` seconds too.
+    A link that loses packets gets fewer tries, so that the measurement still ends after about ``timeout``
+    seconds.
     """
     link.settimeout(timeout)
     seconds: list[float] = []
@@ -67,7 +68,7 @@ def round_trip(link: socket.socket, timeout: float) -> float:
 
 
 def echo(link: socket.socket, timeout: float) -> None:
-    """Send back what comes, until the peer closes."""
+    """Send all received bytes back, until the peer closes."""
     link.settimeout(timeout)
     with contextlib.suppress(OSError):
         while data := link.recv(64):
@@ -75,7 +76,7 @@ def echo(link: socket.socket, timeout: float) -> None:
 
 
 def send_for(link: socket.socket, seconds: float) -> float | None:
-    """Send zeros for ``seconds`` or until the peer has enough; return the share of segments sent again."""
+    """Send zeros for ``seconds`` or until the peer closes; return the fraction of retransmitted segments."""
     end = time.monotonic() + seconds
     data = memoryview(bytes(_CHUNK))
     with contextlib.suppress(OSError):
@@ -105,14 +106,14 @@ def receive_for(link: socket.socket, seconds: float) -> float:
                 closed = True
                 break
     except OSError as error:
-        # A link that stalls has had all of the time, a link that breaks has not.
+        # A link that stalls used the full time, a link that breaks did not.
         closed = not isinstance(error, TimeoutError)
     elapsed = max(now - begun, 1e-3) if closed else seconds
     return total * 8 / elapsed
 
 
 def resent(link: socket.socket) -> float | None:
-    """Return the share of segments that were sent again; None where the kernel does not say."""
+    """Return the fraction of retransmitted segments; None if the kernel does not report it."""
     try:
         info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
     except OSError:

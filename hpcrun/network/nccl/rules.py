@@ -26,7 +26,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable that some library reads, has read, or never read. The data file explains the fields."""
+    """A variable that a library reads, used to read, or never read. The data file explains the fields."""
 
     name: str
     library: str
@@ -47,7 +47,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Combination:
-    """Settings that work against each other, or do nothing without each other."""
+    """Settings that conflict, or have no effect without each other."""
 
     blame: str
     level: Level

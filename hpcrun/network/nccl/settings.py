@@ -1,4 +1,4 @@
-"""An environment variable as somebody set it, with the place of the setting."""
+"""An environment variable with its value and the place of the setting."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "RCCL_", "OFI_NCCL_")
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable. ``value`` is None where only the shell of the job will know the value."""
+    """One variable. ``value`` is None if only the shell of the job knows it."""
 
     name: str
     value: str | None

@@ -4,14 +4,14 @@ import re
 
 from hpcrun.network.nccl.rules import Variable
 
-# What strtoll(…, 0) takes, by which NCCL reads its numbers.
+# The numbers that strtoll(…, 0) accepts, with which NCCL reads them.
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|\d+)")
 _PER_PROCESS = ("%p", "%h")
 _TRAILING_NUMBER = re.compile(r"[A-Za-z_]+\d*[A-Za-z_]+(\d)|[A-Za-z]+(\d)")
 
 
 def number(value: str) -> int | None:
-    """Return the number that NCCL reads from ``value``; None where it is none."""
+    """Return the number that NCCL reads from ``value``; None if it is not a number."""
     text = value.strip()
     if not _NUMBER.fullmatch(text):
         return None
@@ -23,9 +23,9 @@ def number(value: str) -> int | None:
 
 
 def wrong_value(variable: Variable, value: str) -> str | None:
-    """Return what is wrong with ``value``, with the values that are right; None where nothing is.
+    """Return the problem of ``value``, with the valid values; None without a problem.
 
-    An empty value is right: NCCL takes an empty variable for an unset one.
+    An empty value is valid: for NCCL an empty variable is not set.
     """
     if value == "":
         return None
@@ -76,7 +76,7 @@ def _wrong_selection(variable: Variable, value: str) -> str | None:
 
 
 def prefix_trap(variable: Variable, value: str) -> str | None:
-    """Return which further devices or interfaces a name matches without ``=``; None where that is clear.
+    """Return which further devices or interfaces a name matches without ``=``; None if there are none.
 
     NCCL matches prefixes: ``mlx5_1`` is also mlx5_10 to mlx5_19. It reads at most 32 devices, so that
     the numbers 1 to 3 are the ones that can match two-digit numbers.
@@ -98,15 +98,13 @@ def prefix_trap(variable: Variable, value: str) -> str | None:
 
 
 def shared_file(variable: Variable, value: str) -> str | None:
-    """Return why all processes would write to one file; None where each has its file."""
+    """Return why all processes would write to one file; None if each process has a separate file."""
     if variable.type != "file-per-process" or not value or value.startswith("/dev/std"):
         return None
     missing = [field for field in _PER_PROCESS if field not in value]
     if not missing:
         return None
-    return (
-        f"all processes write to one file and destroy it; add {' and '.join(missing)} to the name"
-    )
+    return f"all processes would write to the same file; add {' and '.join(missing)} to the name"
 
 
 def _one_of(choices: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Collectives, sizes, times, and the bandwidths that follow, as nccl-tests defines them.
+"""Collectives, sizes, times and bandwidths, as nccl-tests defines them.
 
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
@@ -39,7 +39,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Trial:
-    """The times of one fresh process group. ``problem``: the reason for which there are none."""
+    """The times of one fresh process group. ``problem``: the reason if there are none."""
 
     timings: Mapping[Cell, Timing] = field(default_factory=dict)
     problem: str | None = None
@@ -66,7 +66,7 @@ def sizes_of(text: str) -> list[int]:
     The last size is always measured.
 
     Raises:
-        NetworkError: the text is no such range.
+        NetworkError: the text is not such a range.
     """
     words = text.split(":")
     try:

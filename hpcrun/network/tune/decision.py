@@ -1,6 +1,7 @@
 """The decision between two settings from noisy trials: a rank test, its correction, a smallest effect.
 
-A trial is one observation, however many calls it has timed: calls of one process group share its luck.
+A trial is one observation, independent of its number of calls: the calls of one process group are not
+independent.
 """
 
 import functools
@@ -21,8 +22,8 @@ _MOST_REPEATS = 14
 class Comparison:
     """The trials of a setting against trials of the default in the same period.
 
-    ``gain``: 0.1 where the setting takes 1 / 1.1 of the time, over the cells, between the medians of the
-    trials. ``p``: the probability of ranks as good as these if both settings were equal, of one side.
+    ``gain``: 0.1 if the setting takes 1 / 1.1 of the time; from the medians of the trials, over the cells.
+    ``p``: the one-sided probability of such a difference if both settings were equal.
     """
 
     gain: float
@@ -50,7 +51,7 @@ def compare(setting: Sequence[Trial], default: Sequence[Trial]) -> Comparison:
     if not cells:
         return Comparison(-1.0, 1.0, len(setting), "no cell was measured in all trials")
     ours = [_score(trial, cells) for trial in setting]
-    # A trial in which the default failed ranks behind all others.
+    # A failed trial of the default counts as slower than all others.
     theirs = [_score(trial, cells) for trial in working]
     failed = [math.inf] * (len(default) - len(working))
     gain = math.exp(statistics.median(theirs) - statistics.median(ours)) - 1
@@ -83,7 +84,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def repeats_for(level: float) -> int:
-    """Return the trials that each side needs to reach ``level`` although one of them had bad luck."""
+    """Return the number of trials per side that suffices for ``level`` even with one outlier."""
     for count in range(4, _MOST_REPEATS):
         ordered = [float(value) for value in range(2 * count)]
         # The last of the lower values comes after all others.

@@ -33,8 +33,8 @@ class Knob:
 class Site:
     """The facts by which knobs are chosen.
 
-    ``interfaces``: those that every node has. ``rdma``: the nodes have RDMA devices. ``version``: of the
-    library, None where it is not known.
+    ``interfaces``: the interfaces of every node. ``rdma``: the nodes have RDMA devices. ``version``: of the
+    library, None if unknown.
     """
 
     nodes: int
@@ -48,7 +48,7 @@ def knobs_for(backend: str, site: Site, base: Env, *, deterministic: bool = Fals
     """Return the knobs that make sense at a site.
 
     Args:
-        base: the environment as it is; an option that is set there already is no candidate.
+        base: the present environment; an option that is set there is not tried.
         deterministic: exclude knobs that can change the order of addition.
     """
     knobs, _ = _data()
@@ -72,7 +72,7 @@ def page_of(knob: Knob) -> str:
 
 
 def changes_order(env: Env) -> list[str]:
-    """Return the variables of ``env`` that can change the order of addition, as the data file has them."""
+    """Return the variables of ``env`` that can change the order of addition, according to the data file."""
     knobs, _ = _data()
     known = {
         name

@@ -80,7 +80,7 @@ class Ranks:
         return float(tensor.item())
 
     def finish(self) -> None:
-        """Wait for what the device computes."""
+        """Wait for the work of the device."""
         accelerator.synchronize(self.device)
 
 
@@ -97,7 +97,7 @@ def measure(ranks: Ranks, collective: str, size: int, seconds: float) -> dict[st
     """Time a collective: the lower quartile of the calls, each call as long as on the slowest rank.
 
     Args:
-        seconds: about so long, but a few calls at least.
+        seconds: approximate duration; at least a few calls are made.
     """
     real, call, wrong = ranks.prepare(collective, size)
     begun = time.perf_counter()
@@ -128,7 +128,7 @@ def measure(ranks: Ranks, collective: str, size: int, seconds: float) -> dict[st
         "type": "cell",
         "collective": collective,
         "size": real,
-        # Other work on the node only makes calls longer, so that the lower quartile varies less.
+        # Other work on the node only makes calls longer, so the lower quartile varies less.
         "seconds": sorted(slowest.tolist())[calls // 4],
         "calls": calls,
         "wrong": int(errors),

@@ -1,4 +1,4 @@
-"""A picture of the bus bandwidths, where matplotlib is installed."""
+"""A picture of the bus bandwidths; needs matplotlib."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -40,9 +40,9 @@ def write_png(path: Path, series: Mapping[str, Sequence[Trial]], ranks: int) -> 
 
 
 def require_matplotlib() -> None:
-    """Raise NetworkError where matplotlib is not installed."""
+    """Raise NetworkError if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise NetworkError("--png needs matplotlib: `pip install matplotlib`, or leave --png out")
+        raise NetworkError("--png needs matplotlib: `pip install matplotlib`, or omit --png")
 
 
 def _cells(trials: Sequence[Trial]) -> list[Cell]:

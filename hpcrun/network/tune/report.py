@@ -17,15 +17,15 @@ _TABLE_SUM = ("all_reduce", "reduce_scatter")
 
 
 def verdict_lines(found: Found) -> list[str]:
-    """Return the lines that say what to set, or that the default stays, and which settings were tried."""
+    """Return the result as lines: the variables to set, or the default; then the tried settings."""
     lines = [_tried_line(one) for one in found.tried]
     if not found.env:
         why = ""
         if found.final is not None:
             why = (
-                f": the settings together do not hold against the default ({_figures(found.final)})"
+                f": the settings together are not faster than the default ({_figures(found.final)})"
             )
-        return [*lines, "", f"keep the defaults{why or ': no setting is better beyond doubt'}"]
+        return [*lines, "", f"keep the defaults{why or ': no setting is significantly faster'}"]
     assert found.final is not None
     lines += ["", f"set {words(found.env)}: {_figures(found.final)}"]
     slower = [cell for cell, gain in _gains(found).items() if gain < _SLOWER]
@@ -154,10 +154,10 @@ def _gain(shown: Comparison) -> str:
 def _order_line(env: Env) -> str:
     changing = changes_order(env)
     if not changing:
-        return "the order of addition stays, and with it every bit"
+        return "the order of addition stays, so results stay bit-identical"
     return (
-        f"{', '.join(changing)}: can change the order of addition and so the last bits of sums; "
-        "--deterministic leaves such settings out"
+        f"{', '.join(changing)}: can change the order of addition and so the last bits of "
+        "sums; --deterministic excludes such settings"
     )
 
 

@@ -1,8 +1,8 @@
-"""Coordinate descent over the knobs, which keeps the default unless a setting is better beyond doubt.
+"""Coordinate descent over the knobs, which keeps the default unless a setting is significantly faster.
 
-A few trials of each option of a knob choose those that look better. Their gain is flattered by the choice, so
-that fresh trials, in turn with trials of the setting so far, decide. At the end fresh trials compare the
-whole setting with the default once more.
+A few trials of each option of a knob select the options that look faster. This choice exaggerates their gain,
+so fresh trials, alternating with trials of the present setting, decide. At the end, fresh trials compare the
+whole setting with the default again.
 """
 
 import random
@@ -27,7 +27,7 @@ _CONFIRMED_AT_MOST = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """The rules of a search. ``screen``: trials of each option before the fresh ones. ``seed``: of the order.
+    """The rules of a search. ``screen``: first trials of each option. ``seed``: of the order of the trials.
 
     ``alpha``: the probability of a wrong change, for the whole search.
     """
@@ -42,13 +42,13 @@ class Plan:
         return self.alpha / max(1, knobs)
 
     def repeats(self, knobs: int) -> int:
-        """Return the fresh trials of each side."""
+        """Return the number of fresh trials of each side."""
         return repeats_for(self.level(knobs) / _CONFIRMED_AT_MOST)
 
 
 @dataclass(frozen=True)
 class TriedOption:
-    """An option of a knob. ``screened``: on the first trials; ``confirmed``: on fresh ones, if any."""
+    """An option of a knob. ``screened``: from the first trials; ``confirmed``: from fresh trials, if any."""
 
     knob: Knob
     option: Env
@@ -60,10 +60,10 @@ class TriedOption:
 
 @dataclass
 class Found:
-    """The result of a search. ``env``: empty where the default stays.
+    """The result of a search. ``env``: empty if the default stays.
 
-    ``final``: the whole setting against the default. ``setting``, ``default``: the trials of both then.
-    Where no setting was chosen, ``default`` has the first trials.
+    ``final``: the whole setting against the default. ``setting``, ``default``: the trials of both in this
+    comparison. If no setting was chosen, ``default`` has the first trials.
     """
 
     env: dict[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def search(measure: Measure, knobs: Sequence[Knob], plan: Plan, progress: Progre
 
     Args:
         measure: runs a trial with some variables added to the default.
-        progress: called with what is measured, before each trial.
+        progress: called with the name of the measured setting before each trial.
     """
     generator = random.Random(plan.seed)
     found = Found()

@@ -1,4 +1,4 @@
-"""Trials: a fresh process group in fresh processes for each setting, through ranks that srun or we start."""
+"""Trials: new processes with a new process group for each setting, forked by the ranks of the search."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ WORKER = (sys.executable, "-m", "hpcrun.network.tune.worker")
 _STOPPING = 30.0
 """Seconds for the ranks to end the processes of a trial."""
 
-# srun sets the place of a task; a shell gives it the names that the worker reads.
+# srun sets the variables of a task; a shell copies them to the names that the worker reads.
 _PLACED = (
     'HPCRUN_TUNE_RANK="$SLURM_PROCID" HPCRUN_TUNE_RANKS="$SLURM_NTASKS" '
     'HPCRUN_TUNE_LOCAL="$SLURM_LOCALID" exec "$@"'
@@ -29,8 +29,8 @@ _PLACED = (
 class Grid:
     """The measurements of a trial.
 
-    ``seconds``: about so long for each cell. ``longest``: a size is skipped if one call would take
-    longer. ``patience``: seconds for a whole trial.
+    ``seconds``: approximate time for each cell. ``longest``: a size is skipped if one call would take longer.
+    ``patience``: seconds for a whole trial.
     """
 
     backend: str
@@ -122,7 +122,7 @@ class TrialRanks:
         return Trial(timings) if timings else Trial(problem="no collective was measured")
 
     def _hear(self, end: float) -> bool:
-        """Wait for an answer of this trial; return False where none comes before ``end``."""
+        """Wait for an answer of this trial; return False without an answer before ``end``."""
         while True:
             answer = self._fleet.hear(end - time.monotonic())
             if answer is None:
@@ -158,7 +158,7 @@ def srun_command(nodes: Sequence[str], tasks: int) -> list[str]:
     options = ["--nodes", str(len(nodes)), "--ntasks", str(len(nodes) * tasks)]
     options += ["--ntasks-per-node", str(tasks), "--nodelist", ",".join(nodes), "--overlap"]
     options += ["--mem=0", "--cpu-bind=none", "--gpu-bind=none", "--export=ALL"]
-    # The others would wait for a rank that has failed.
+    # Otherwise the other ranks would wait for a failed rank.
     options += ["--kill-on-bad-exit=1", "--wait=10"]
     return ["srun", *options, "sh", "-c", _PLACED, "sh", *WORKER]
 

@@ -1,7 +1,7 @@
 """The process of a rank for a whole search: ``python -m hpcrun.network.tune.worker``.
 
-It imports torch once and forks a process for each trial, before anything of CUDA or of a network library has
-begun. Orders come as JSON lines on standard input, answers go as JSON lines to standard output.
+It imports torch once and forks a process for each trial; the parent never starts CUDA or a network library.
+Orders are JSON lines on standard input, answers are JSON lines on standard output.
 """
 
 import json
@@ -37,7 +37,7 @@ class Worker:
         os.write(1, line.encode())
 
     def hello(self) -> None:
-        """Say what decides which settings make sense on this node."""
+        """Report the facts of this node that decide which settings are tried."""
         devices = Path("/sys/class/infiniband")
         self.say(
             {
@@ -62,7 +62,7 @@ class Worker:
             os.write(self._orders, json.dumps(order).encode() + b"\n")
 
     def look(self) -> None:
-        """Report a trial's process that has ended by itself, which no healthy one does."""
+        """Report a trial's process that has ended by itself, which is always a failure."""
         if self._child is None:
             return
         pid, status = os.waitpid(self._child, os.WNOHANG)
@@ -100,7 +100,7 @@ class Worker:
 
 
 def lines(worker: Worker) -> Iterator[dict[str, Any]]:
-    """Yield the orders until they end; look after the trial's process while there is none."""
+    """Yield the orders until they end; between orders, check the trial's process."""
     text = b""
     while True:
         if not select.select([0], [], [], _TICK)[0]:
@@ -114,7 +114,7 @@ def lines(worker: Worker) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Obey until the last order, or until the orders end."""
+    """Carry out orders until the last order, or the end of standard input."""
     worker = Worker(int(os.environ["HPCRUN_TUNE_RANK"]), int(os.environ["HPCRUN_TUNE_RANKS"]))
     worker.hello()
     for order in lines(worker):

@@ -1,4 +1,4 @@
-"""The all-reduce over all nodes: its orders, its figures, and the search for the node with which it fails."""
+"""The all-reduce over all nodes: its orders, its result, and the search for a node that makes it fail."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -9,12 +9,12 @@ from hpcrun.network.check.fleet import Fleet
 from hpcrun.network.check.measured import Collective, Node
 
 _GRACE = 20.0
-# Each rank of gloo connects to every other.
+# Each gloo rank connects to every other rank.
 _CONNECTING = 0.05
 
 
 class Wait(Protocol):
-    """Hears answers of one kind until each of some nodes has given one; returns the silent nodes."""
+    """Waits for an answer of one kind from each of some nodes; returns the nodes without an answer."""
 
     def __call__(
         self,
@@ -31,8 +31,8 @@ class AllReduce:
 
     Args:
         nodes: the nodes by index.
-        addresses: where the other nodes reach each node, by name.
-        limit: seconds after which an all-reduce hangs.
+        addresses: the address of each node for the other nodes, by name.
+        limit: seconds after which an all-reduce counts as hanging.
         seconds: for the measurement.
     """
 
@@ -52,13 +52,13 @@ class AllReduce:
         self._groups: dict[int, dict[str, Any]] = {}
 
     def run(self, indexes: Sequence[int]) -> Collective:
-        """Run one over all of ``indexes``, and bisect where it fails."""
+        """Run an all-reduce over all of ``indexes``; if it fails, bisect."""
         if self._works([indexes])[0]:
             return self._figures(indexes)
         failed = self._failure(indexes)
         isolated = isolate(indexes, self._works)
         if not isolated and self._works([indexes])[0]:
-            # A failure that does not come again is no fault of a node.
+            # A failure that does not repeat has no faulty node.
             return self._figures(indexes)
         names = tuple(self._nodes[index].name for index in isolated)
         return Collective(**(vars(failed) | {"isolated": names}))
@@ -135,7 +135,7 @@ class AllReduce:
             for index in indexes
             if self._answers.get(index, {}).get("stage") != "done"
         ]
-        # The words of a rank that failed say more than the silence of those that wait for it.
+        # The message of a failed rank explains more than the missing answers of the ranks that wait for it.
         told = next((one["problem"] for one in bad if one.get("problem")), None)
         joined = sum(one.get("after") == "joined" for one in bad)
         limit = self._limit + len(indexes) * _CONNECTING

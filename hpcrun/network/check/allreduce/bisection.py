@@ -5,21 +5,21 @@ from collections.abc import Callable, Sequence
 from hpcrun.network.check.schedule import all_pairs
 
 Works = Callable[[Sequence[Sequence[int]]], list[bool]]
-"""Runs a collective in each of some groups of nodes at the same time, and says which of them worked."""
+"""Runs a collective in each group of nodes at the same time, and returns for each group if it worked."""
 
 _ROUNDS_OF_PAIRS = 3
 
 
 def isolate(nodes: Sequence[int], works: Works) -> list[int]:
-    """Return the nodes with which a collective fails, where it failed over all ``nodes``.
+    """Return the nodes that make a collective fail, after it has failed over all ``nodes``.
 
-    Each step halves the groups that fail, and runs the halves together: 1000 nodes take ten steps. A group
-    of one node gets a node that works as its partner. No node is returned where both halves of a group work:
-    the fault is then between nodes, or has gone.
+    Each step halves the groups that fail, and runs the halves together: 1000 nodes take ten steps. A group of
+    one node gets a working node as its partner. If both halves of a group work, no node is returned: the
+    fault is then between nodes, or no longer there.
 
     Args:
         nodes: at least two.
-        works: the groups that it gets share no node.
+        works: called with groups that share no node.
     """
     good: list[int] = []
     single: list[int] = []
@@ -54,7 +54,7 @@ def _failing(single: Sequence[int], good: Sequence[int], works: Works) -> list[i
 
 
 def _first_good(single: Sequence[int], works: Works) -> list[int]:
-    """Return nodes that work in pairs, from a few rounds of pairs; none where no pair works."""
+    """Return nodes that work in pairs, from a few rounds of pairs; empty if no pair works."""
     for pairs in all_pairs(len(single))[:_ROUNDS_OF_PAIRS]:
         groups = [[single[a], single[b]] for a, b in pairs]
         found = [group for group, well in zip(groups, works(groups), strict=True) if well]

@@ -36,7 +36,7 @@ class _Rank:
             threading.Thread(target=read, daemon=True).start()
 
     def wait(self, stages: Sequence[str], end: float) -> dict[str, Any]:
-        """Return the last facts, once they are of one of ``stages``, the child has ended, or at ``end``."""
+        """Wait for a report of ``stages``, the child's end, or the time ``end``; return the last report."""
         with self._heard:
             self._heard.wait_for(
                 lambda: self._ended or self.said.get("stage") in stages, end - time.monotonic()
@@ -50,7 +50,7 @@ class _Rank:
             return {"stage": "hangs", "after": said.get("stage")}
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Write the order; a child that has ended hears nothing."""
+        """Write the order; a child that has ended is ignored."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(order) + "\n")

@@ -43,7 +43,7 @@ def main() -> None:
         _say(stage="done", **_measured(order, listening))
     except (RuntimeError, ValueError, OSError) as error:
         _say(stage="failed", problem=" ".join(str(error).split())[:300])
-    # What NCCL or gloo still waits for must not keep the process.
+    # Exit even if NCCL or gloo still waits.
     sys.stdout.flush()
     os._exit(0)
 

@@ -7,7 +7,7 @@ from hpcrun.network.nccl.machine.facts import Interface, NodeFacts, RdmaPort
 from hpcrun.network.nccl.rules import rules
 from hpcrun.network.nccl.versions import version_key
 
-# NCCL skips these where there is any other interface, and prefers names that begin with ib.
+# NCCL uses these only if there is no other interface, and prefers names that begin with ib.
 _SKIPPED = ("lo", "docker")
 # Bridges and tunnels of container engines and virtual machines, which NCCL takes for a network.
 _INNER = ("virbr", "veth", "br-", "cni", "flannel", "cali", "podman", "vnet", "tun", "tap", "lxc")
@@ -19,7 +19,7 @@ _LL128_ON_CXI = (2, 27)
 
 @dataclass(frozen=True)
 class Advice:
-    """A line to set (``name`` and ``value``), or with ``name`` None something to repair or to know."""
+    """A variable to set (``name`` and ``value``), or with ``name`` None a fault or a remark."""
 
     name: str | None
     value: str | None
@@ -33,11 +33,11 @@ class Advice:
 
 
 def advise(facts: NodeFacts, nccl: str | None = None) -> list[Advice]:
-    """Return what to set and to repair on a node, the settings first.
+    """Return the advice for a node: variables to set, then faults to repair.
 
     Args:
         facts: the node.
-        nccl: the version of NCCL in the job; None means that of the facts, or the newest known.
+        nccl: the version of NCCL in the job; None: the version in ``facts``, or the newest known.
     """
     version = version_key(nccl or facts.nccl or rules().newest)
     if facts.cxi:
@@ -120,8 +120,8 @@ def _rdma_lines(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
     if facts.gpus and not facts.amd and facts.peermem is False:
         lines.append(
             _remark(
-                "nvidia_peermem is not loaded: without DMA-BUF (open driver, Linux 5.12) data takes the way "
-                "through host memory; NCCL_DEBUG=INFO says GDRDMA where it does not",
+                "nvidia_peermem is not loaded: without DMA-BUF (open driver, Linux 5.12) data goes through "
+                "host memory; NCCL_DEBUG=INFO prints GDRDMA if it does not",
                 "troubleshooting",
             )
         )
@@ -129,7 +129,7 @@ def _rdma_lines(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
 
 
 def _chosen_ports(facts: NodeFacts) -> list[RdmaPort]:
-    """The active ports of the largest group of one link layer and rate; the faster of two equal groups."""
+    """Return the active ports of the largest group with one link layer and rate, or of the faster group."""
     active = [port for port in facts.rdma if port.active]
     groups = Counter((port.layer, port.rate) for port in active)
     best = max(groups, key=lambda group: (groups[group] * (group[1] or 0), group[1] or 0))
@@ -142,12 +142,12 @@ def _device_lines(facts: NodeFacts, ports: list[RdmaPort]) -> list[Advice]:
         return []
     names = ",".join(dict.fromkeys(port.device for port in ports))
     left = ", ".join(f"{port.device} ({port.layer}, {port.rate} Gbit/s)" for port in others)
-    reason = f"NCCL takes every active device, and these are of another network: {left}"
+    reason = f"NCCL takes every active device, but these belong to another network: {left}"
     return [Advice("NCCL_IB_HCA", f"={names}", reason, "env")]
 
 
 def _gid_lines(ports: list[RdmaPort], version: tuple[int, ...]) -> list[Advice]:
-    """RoCE: NCCL finds the GID by itself since 2.21; an older NCCL needs the index of RoCE v2 with IPv4."""
+    """Return advice for RoCE: NCCL before 2.21 needs the GID index of RoCE v2 with IPv4."""
     tables = [
         [gid.index for gid in port.gids if gid.kind == "RoCE v2" and ":ffff:" in gid.address]
         for port in ports
@@ -188,7 +188,7 @@ def _tcp_lines(facts: NodeFacts) -> list[Advice]:
 
 
 def _socket_lines(facts: NodeFacts) -> list[Advice]:
-    """A line where NCCL would not choose the interface that leads to the other nodes."""
+    """Return advice if NCCL would not choose the interface that leads to the other nodes."""
     taken = _taken_by_nccl(facts.interfaces)
     if facts.route is None or not taken or taken[0].name == facts.route:
         return []
@@ -200,7 +200,7 @@ def _socket_lines(facts: NodeFacts) -> list[Advice]:
 
 
 def _taken_by_nccl(interfaces: tuple[Interface, ...]) -> list[Interface]:
-    """The interfaces in the order in which NCCL takes them, when nothing is set."""
+    """Return the interfaces in the order in which NCCL takes them without a setting."""
     usable = [one for one in interfaces if one.up and one.addresses]
     fabric = [one for one in usable if one.name.startswith("ib")]
     return fabric or [one for one in usable if not one.name.startswith(_SKIPPED)]

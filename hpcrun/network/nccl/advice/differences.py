@@ -1,4 +1,4 @@
-"""Where the nodes of a job differ in what NCCL sees."""
+"""Differences between the nodes of a job that matter to NCCL."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class Difference:
 
 
 def differences(nodes: Sequence[NodeFacts]) -> list[Difference]:
-    """Return the properties in which the nodes differ, without the addresses, which always do."""
+    """Return the properties in which the nodes differ, without the addresses, which always differ."""
     described = {node.host: _described(node) for node in nodes}
     found = []
     for what in next(iter(described.values()), {}):

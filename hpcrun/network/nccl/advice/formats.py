@@ -11,7 +11,7 @@ NOTHING = "nothing to set: NCCL's own choices fit this node"
 
 
 def as_shell(lines: Sequence[Advice]) -> str:
-    """Return one quoted ``export`` a setting, its reason in a comment; remarks are comments too."""
+    """Return one quoted ``export`` per setting, with its reason in a comment; remarks are comments too."""
     text = []
     for line in lines:
         record = line.as_record()
@@ -27,13 +27,13 @@ def as_yaml(lines: Sequence[Advice]) -> str:
     text = [f"# {_one_line(line.reason)}" for line in lines if line.name is None]
     text += ["job:", "  env:" if settings else "  env: {}"]
     for line in settings:
-        # A JSON string is a YAML string, whatever is in it.
+        # Every JSON string is a valid YAML string.
         text += [f"    # {_one_line(line.reason)}", f"    {line.name}: {json.dumps(line.value)}"]
     return "\n".join(text) + "\n"
 
 
 def as_table(lines: Sequence[Advice]) -> str:
-    """Return a setting or a remark a block: what, why, source."""
+    """Return a block for each setting or remark: the setting, the reason, the source."""
     if not lines:
         return NOTHING + "\n"
     text = []
@@ -54,5 +54,5 @@ def as_data(lines: Sequence[Advice]) -> dict[str, Any]:
 
 
 def _one_line(reason: str | None) -> str:
-    """A comment must not end before its text does, also where recorded facts hold a line break."""
+    """Return ``reason`` on one line: a line break in recorded facts would end a comment."""
     return " ".join((reason or "").split())

@@ -16,7 +16,7 @@ _FILE = Path(__file__).parents[1] / "rules" / "presets.yaml"
 
 @dataclass(frozen=True)
 class Preset:
-    """A site's settings. ``read``: the month in which the page said so."""
+    """A site's settings. ``read``: the month in which the site's page was read."""
 
     name: str
     site: str
@@ -33,7 +33,7 @@ def presets() -> Mapping[str, Preset]:
 
 
 def with_preset(lines: list[Advice], name: str) -> list[Advice]:
-    """Return ``lines`` with the settings of a site, which replace ours of the same name.
+    """Return ``lines`` with the settings of a site, which replace advice for the same variable.
 
     Raises:
         NetworkError: there is no such preset.

@@ -9,7 +9,7 @@ from hpcrun.network.nccl.values import number
 
 
 def combined_findings(settings: Mapping[str, Setting]) -> list[Finding]:
-    """Return a finding for each combination of the rules that ``settings`` has."""
+    """Return a finding for each combination of the rules that occurs in ``settings``."""
     findings: list[Finding] = []
     for rule in rules().combinations:
         if _holds(rule, settings):

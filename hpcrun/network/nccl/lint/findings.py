@@ -1,4 +1,4 @@
-"""Findings: statements about settings, for a person and for a program."""
+"""Findings: statements about settings, as text and as JSON."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Lint of the environment of a job: each setting by itself, and the settings together."""
+"""Lint of the environment of a job: each setting separately, and the settings together."""
 
 import difflib
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[Finding]:
     """Return the findings about ``settings``, errors first.
 
     Args:
-        settings: in the order in which they are made; the last setting of a name counts.
+        settings: in their order of execution; the last setting of a name counts.
         nccl: the version of NCCL of the job; None means the newest that the rules know.
     """
     version = nccl or rules().newest
@@ -31,7 +31,7 @@ def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[Finding]:
 
 
 def _unknown(setting: Setting) -> list[Finding]:
-    """A name that belongs to no library: an error where a real name is near, else a warning.
+    """Return the finding for a name that no library reads: an error if a similar name exists, else a warning.
 
     A network plugin may read further names.
     """
@@ -55,13 +55,13 @@ def _known(setting: Setting, variable: Variable, version: str) -> list[Finding]:
 
 
 def _not_read(setting: Setting, variable: Variable, version: str) -> Finding | None:
-    """The finding that the job's version of the library does not read the variable."""
+    """Return the finding that the job's version of the library does not read the variable, or None."""
     if variable.library == "unread":
         return _finding("error", setting, variable, "no library reads this name")
     if variable.library != "nccl":
         return None
     if variable.until and version_key(version) >= version_key(variable.until):
-        return _finding("error", setting, variable, f"gone since NCCL {variable.until}")
+        return _finding("error", setting, variable, f"removed in NCCL {variable.until}")
     if variable.since and version_key(version) < version_key(variable.since):
         message = f"NCCL {version} does not read this name; NCCL {variable.since} does"
         return _finding("warning", setting, variable, message)
@@ -82,11 +82,11 @@ def _renamed(setting: Setting, variable: Variable, version: str) -> Finding | No
 
 
 def _in_production(setting: Setting, variable: Variable) -> Finding | None:
-    """The finding that a debugging variable is set; one that is set to its default changes nothing."""
+    """Return the finding that a debugging variable is set; at its default value it has no effect."""
     if setting.value == "":
         return None
     if variable.default is not None and setting.value == variable.default:
-        return _finding("note", setting, variable, "is the default; the line does nothing")
+        return _finding("note", setting, variable, "is the default; the line has no effect")
     if variable.kind != "debugging" or variable.deprecated:
         return None
     message = "for debugging and tuning; remove it from production, or measure that it helps"

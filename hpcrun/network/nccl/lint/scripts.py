@@ -20,13 +20,13 @@ _ENDS = frozenset({";", "&&", "||", "|", "&", "then", "do", "else", "{", "("})
 def settings_of_script(text: str, name: str) -> list[Setting]:
     """Return the settings that a script makes, in the order of its lines.
 
-    Read are ``export A=b``, ``A=b command``, ``env A=b``, a Dockerfile's ``ENV``, the lists of
-    ``--export``, and assignments to Python's ``os.environ``. A value with a variable in it is unknown,
-    but for ``${A:-default}``, which is taken for its default. Comments set nothing.
+    Recognized are ``export A=b``, ``A=b command``, ``env A=b``, a Dockerfile's ``ENV``, the lists of
+    ``--export``, and assignments to Python's ``os.environ``. A value that contains a variable is unknown,
+    except ``${A:-default}``, which counts as its default. Comments are ignored.
 
     Args:
         text: the script.
-        name: what to call the script in the place of a setting.
+        name: the name of the script for the place of a setting.
     """
     found: list[Setting] = []
     for number, line in _lines(text):
@@ -71,12 +71,12 @@ def _cut(words: list[tuple[str, str | None]], where: str) -> list[Finding]:
 
 
 def _is_variable_name(word: str) -> bool:
-    """Return True if a word is a variable to hand on (``PATH``), not the rest of a value (``mlx5_1``)."""
+    """Return True if a word is a variable to pass on (``PATH``), not the rest of a value (``mlx5_1``)."""
     return re.fullmatch(r"[A-Z_][A-Z0-9_]*", word) is not None
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number and text of each logical line; a backslash at the end joins two."""
+    """Yield number and text of each logical line; a backslash at the end joins two lines."""
     joined, start = "", 0
     for number, raw in enumerate(text.splitlines(), start=1):
         start = start if joined else number
@@ -91,7 +91,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _shell_settings(line: str) -> list[tuple[str, str | None]]:
-    """The assignments at the front of each command of a line, or behind ``export`` and ``env``."""
+    """Yield the assignments before each command of a line, or after ``export`` and ``env``."""
     found: list[tuple[str, str | None]] = []
     assigning = True
     for word in shell_words(line):
@@ -120,7 +120,7 @@ def _python_value(rest: str) -> str | None:
 
 
 def _export_lists(line: str) -> list[list[tuple[str, str | None]]]:
-    """The words of each ``--export`` on the line, as Slurm cuts them: at every comma outside quotes."""
+    """Yield the words of each ``--export`` on the line, split like Slurm at every comma outside quotes."""
     lists = []
     for option in _EXPORT_OPTION.finditer(line):
         words: list[tuple[str, str | None]] = []

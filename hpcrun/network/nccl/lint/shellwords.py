@@ -8,7 +8,7 @@ _SEPARATORS = ";&|()"
 
 @dataclass
 class Word:
-    """One word without its quotes. ``expands``: a ``$`` or a backquote outside single quotes is in it."""
+    """One word without its quotes. ``expands``: it contains a ``$`` or a backquote outside single quotes."""
 
     text: str = ""
     expands: bool = False

@@ -1,4 +1,4 @@
-"""The facts about one node on which the advice rests, as plain data that can be recorded and read back."""
+"""The facts about one node for the advice, as plain data that can be recorded and read again."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from hpcrun.network.errors import NetworkError
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface. ``speed`` in Mbit/s, None where the driver does not say."""
+    """A network interface. ``speed`` in Mbit/s, None if the driver does not report it."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Gid:
-    """An entry of a port's GID table. ``kind``: ``IB/RoCE v1`` or ``RoCE v2``, as the kernel says."""
+    """An entry of a port's GID table. ``kind``: ``IB/RoCE v1`` or ``RoCE v2``, as the kernel reports it."""
 
     index: int
     address: str
@@ -43,13 +43,13 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node as the advice sees it; what could not be found out is empty or None.
+    """The facts about a node; an unknown value is empty or None.
 
     Attributes:
         host: the host's name.
         interfaces: in the kernel's order, in which NCCL looks through them.
-        route: the interface of the way to the other nodes, or of the default route.
-        loopback_name: there are other nodes, and the host's own name resolves to nothing but loopback.
+        route: the interface to the other nodes, or of the default route.
+        loopback_name: there are other nodes, and the host's own name resolves only to loopback addresses.
         rdma: the ports under /sys/class/infiniband, EFA's too.
         verbs: a device under /dev/infiniband can be opened.
         cxi: the number of Slingshot devices under /sys/class/cxi.
@@ -86,15 +86,15 @@ class NodeFacts:
 
     @property
     def amd(self) -> bool:
-        """True where the GPUs are AMD's, so that the library is RCCL."""
+        """True if the GPUs are AMD's, so that the library is RCCL."""
         return any(name.startswith(("AMD", "MI")) for name in self.gpus)
 
 
 def facts_from(record: Mapping[str, Any]) -> NodeFacts:
-    """Return the facts that ``as_record`` gave.
+    """Return the facts from the result of ``as_record``.
 
     Raises:
-        NetworkError: the record is not one of ours, naming the field.
+        NetworkError: the record is invalid; the text names the field.
     """
     fields = dict(record)
     try:

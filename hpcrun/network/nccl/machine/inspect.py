@@ -1,4 +1,4 @@
-"""Find out the facts about this node: /sys, /proc, NVML and ``nvidia-smi``, without root."""
+"""Read the facts about this node from /sys, /proc, NVML and ``nvidia-smi``, without root."""
 
 import contextlib
 import os
@@ -36,8 +36,8 @@ def inspect_node(
 
     Args:
         environ: for the library path.
-        peers: names of the other nodes, to find the way to them.
-        root: where /sys, /proc and /dev are; another folder in tests.
+        peers: names of the other nodes, to find the interface to them.
+        root: folder with /sys, /proc and /dev; tests use another folder.
     """
     interfaces = read_interfaces(root)
     return NodeFacts(
@@ -116,7 +116,7 @@ def _gids(port: Path) -> tuple[Gid, ...]:
 
 
 def _route(interfaces: Sequence[Interface], peers: Sequence[str], root: Path) -> str | None:
-    """The interface of the kernel's way to ``peers``, else of the default route."""
+    """Return the interface of the kernel's route to ``peers``, else of the default route."""
     own = outward_address(peers)
     for interface in interfaces:
         if own is not None and own in interface.addresses:
