@@ -57,7 +57,7 @@ class Positions:
             return behind, f"{_named(behind)} had begun collective {least}, and others {most}"
         if len({seq for seq, _ in self._operations}) > 1:
             (first, op), who = min(self._operations.items(), key=lambda item: item[0][0])
-            return sorted(who), f"{_named(sorted(who))} stood at collective {first} ({op})"
+            return sorted(who), f"{_named(sorted(who))} waited in collective {first} ({op})"
         return None
 
 

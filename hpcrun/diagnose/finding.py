@@ -214,7 +214,7 @@ class _Seen:
         ]
 
     def _on_one_node(self, finding: Finding, same: list[_Sighting]) -> Finding:
-        """Blame the node if only one of several nodes shows the cause."""
+        """Add the node to the finding if only one of several nodes shows the cause."""
         nodes = {
             node
             for one in same

@@ -32,8 +32,8 @@ def lines_of_attempt(
 
     Args:
         accounting: sacct's records of the job.
-        head, tail: bytes that are read of each log.
-        most_files: logs that are read at most; None: all.
+        head, tail: bytes that are read from the two ends of each log.
+        most_files: maximum number of logs to read; None: all.
 
     Raises:
         OSError: a log cannot be read.

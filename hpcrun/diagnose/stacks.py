@@ -51,7 +51,7 @@ def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[Group]
 
 
 def verdict(groups: Sequence[Group]) -> str:
-    """Return a line that names the rank that is behind, or reports that none is."""
+    """Return a line with the rank that is behind, or that no rank is behind."""
     stacks = [stack for group in groups for stack in group.stacks]
     steps = sorted({stack.step for stack in stacks if stack.step is not None})
     if any(stack.idle is not None and stack.idle < MOVED for stack in stacks):

@@ -29,7 +29,7 @@ def main() -> int:
         answer = estimate(Config.model_validate(request["config"]), request["memory"])
     except UserError as error:
         answer, code = {"refused": error.lines}, REFUSED
-    # A task that calls sys.exit() gives no answer either.
+    # A task may call sys.exit().
     except (Exception, SystemExit) as error:
         if os.environ.get("HPCRUN_TRACEBACK"):
             raise
@@ -86,5 +86,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     code = main()
     sys.stderr.flush()
-    # Without interpreter shutdown: a fake process group may hang in it.
+    # Skip the interpreter shutdown, in which a fake process group may hang.
     os._exit(code)

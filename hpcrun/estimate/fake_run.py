@@ -48,7 +48,7 @@ _UNTRACEABLE = (
 
 
 class Untraceable(Exception):
-    """The step depends on data, so it has no peak without them; ``arithmetic``: what is known instead."""
+    """The step depends on the values of its data, so no fake run is possible; ``arithmetic``: known parts."""
 
     def __init__(
         self, reason: str, parallel: str, parameters: int, arithmetic: Mapping[str, int]
@@ -146,8 +146,8 @@ class FakeRun:
         live: LiveStorages,
         mode: FakeTensorMode,
     ) -> Parts:
-        """Take a step as later steps are: the optimizer has its state already."""
-        trainer._buckets_final = True  # No other rank answers.
+        """Take a step like a later step: the optimizer state exists."""
+        trainer._buckets_final = True  # There are no other ranks.
         optimizer = trainer.optimizer
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         step = _local_step(optimizer, on_gpu=self.on_gpu)
@@ -157,7 +157,7 @@ class FakeRun:
             return None, Verdict(trainer.gate)
 
         changed: Any = trainer.gate
-        changed.step = decided  # No value decides on the step.
+        changed.step = decided  # Without values, the gate cannot decide: always take the step.
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
         step()
@@ -195,7 +195,7 @@ class FakeRun:
         return found.with_rest(live.peak)
 
     def _model(self, config: Config, mode: FakeTensorMode) -> nn.Module:
-        """Build the model without data; if it needs data to be built, with them, and forget them."""
+        """Build the model on fake tensors; if its code needs values, build it with values and drop these."""
         try:
             with mode:
                 model = self.task.build_model()
@@ -241,7 +241,7 @@ class FakeRun:
         except Exception:
             if self._prepared:
                 raise
-            # Only then: the data may be there, and preparing them may take hours.
+            # Only if the data are missing, because the preparation may take hours.
             self._prepared = True
             self.tell("preparing the data (Task.prepare)")
             self.task.prepare()
@@ -267,7 +267,7 @@ class FakeRun:
 
 @contextlib.contextmanager
 def _fake_group(config: Config, distributed: DistributedConfig) -> Iterator[DeviceMesh | None]:
-    """Make a process group with other ranks that do not exist, and the mesh of FSDP in it."""
+    """Make a process group with fake other ranks, and the mesh of FSDP in it."""
     if distributed.world_size == 1:
         yield None
         return
@@ -294,7 +294,8 @@ def _shares(config: Config, wanted: Need, *, sharded: bool) -> dict[str, int]:
 def _local_step(optimizer: Optimizer, *, on_gpu: bool) -> Callable[[], None]:
     """Give ``optimizer`` this rank's shards as plain parameters; return its step with the gradients.
 
-    Torch's rules for lists of sharded tensors take minutes for hundreds of them, and need no memory.
+    Torch's rules for lists of sharded tensors would take minutes for hundreds of tensors, and allocate
+    nothing.
     """
     pairs: list[tuple[Any, nn.Parameter]] = []
     for group in optimizer.param_groups:
@@ -330,7 +331,7 @@ def _values(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _forget_data(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace the tensors of ``model`` that have data by fake ones, shared tensors by shared ones."""
+    """Replace the real tensors of ``model`` by fake tensors; shared tensors stay shared."""
     fake: dict[int, Any] = {}
 
     def of(value: Tensor) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-# From ATen/autocast_mode.h of torch 2.13: what runs in fp32 on CUDA, by the functions' Python names.
+# From ATen/autocast_mode.h of torch 2.13: the functions that run in fp32 on CUDA, by their Python names.
 _IN_FP32 = frozenset(
     (
         *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p"),
@@ -40,7 +40,7 @@ class GpuRules(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if func is torch.autograd.backward:
-            # Torch would leave the rules out of the whole pass, and so out of recomputed blocks.
+            # Otherwise torch would not apply the rules in the whole pass, and so not in recomputed blocks.
             with self:
                 return _backward(args[0])
         if name == "dropout" and (dropped := _dropout(args, kwargs)) is not None:
@@ -59,7 +59,7 @@ class GpuRules(TorchFunctionMode):
 
 
 def _backward(losses: Any) -> Any:
-    """Run the backward pass of ``losses``, scalars, as ``torch.autograd.backward`` does inside."""
+    """Run the backward pass of the scalars ``losses``, as ``torch.autograd.backward`` does internally."""
     losses = (losses,) if isinstance(losses, Tensor) else tuple(losses)
     engine: Any = torch.autograd.Variable._execution_engine
     return engine.run_backward(
@@ -74,7 +74,7 @@ def _backward(losses: Any) -> Any:
 
 
 def _dropout(args: Any, kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the dropout that a GPU computes; None if it drops nothing, or drops in place."""
+    """Return the result of dropout on a GPU; None if nothing is dropped, or for the in-place version."""
     given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
     # torch.dropout calls its second switch ``train``, and has no default.
     training = given.get("train", given.get("training", True))

@@ -28,10 +28,10 @@ MEMORY_GIB = {
     "mi300x": 191.9,
     "mi325x": 255.9,
 }
-"""GiB that a process can use, somewhat less than the name of the GPU says; mi250x: one of its two dies."""
+"""GiB that a process can use, slightly less than the nominal size; mi250x: one of its two dies."""
 
 RESERVE_GIB = 2.0
-"""GiB of a GPU that hold no tensor: CUDA's context, buffers of NCCL, workspaces of cuBLAS."""
+"""GiB of a GPU that are not for tensors: CUDA's context, buffers of NCCL, workspaces of cuBLAS."""
 
 FRAGMENTED = 0.05
 """Fraction of the tensors' memory that the allocator cannot use, because free blocks have the wrong sizes."""
@@ -62,7 +62,7 @@ def gpu_memory(name: str | None, size: str | None) -> int:
 
 
 def needed(peak: int) -> int:
-    """Return the bytes of a GPU that a peak of ``peak`` bytes of tensors takes."""
+    """Return the bytes of GPU memory that a process with a peak of ``peak`` bytes of tensors needs."""
     return int(peak * (1 + FRAGMENTED) + RESERVE_GIB * GIB)
 
 

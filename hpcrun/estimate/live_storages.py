@@ -15,7 +15,7 @@ _BLOCK = 512
 """Bytes in the smallest block of CUDA's allocator; it rounds every request up to a multiple."""
 
 _STEP = 1.01
-"""Growth of the peak after which its parts are read again: reading them takes milliseconds."""
+"""Growth of the peak after which its parts are read again, because a read takes milliseconds."""
 
 
 _Propagator: Any = ShardingPropagator
@@ -26,11 +26,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the storages of the results of all operations, until they are freed.
 
     ``live`` and ``peak`` are bytes. It counts fake and real tensors, once for all views of a storage, and no
-    tensors on the meta device. Memory that a kernel allocates and frees inside stays unseen.
+    tensors on the meta device. Memory that a kernel allocates and frees internally is not counted.
     """
 
     def __init__(self, *, block: int = _BLOCK) -> None:
-        """``block``: each storage counts as a multiple of so many bytes."""
+        """``block``: size of a block in bytes; each storage counts as a multiple of it."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self.operations = 0
@@ -39,7 +39,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.parts: Mapping[str, int] = {}
         """Bytes of the parts at the peak, to within a hundredth of it."""
         self.sent: set[int] = set()
-        """Storages that took part in a collective or in FSDP's copies for one."""
+        """Storages that were part of a collective, or of FSDP's copies for a collective."""
         self._block, self._sizes = block, dict[int, int]()
         self._read_at = 0.0
         self._counts = True
@@ -49,7 +49,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         resize, propagate = torch.UntypedStorage.resize_, getattr(_Propagator, _PROPAGATE)
         self._plain = [resize, propagate]
 
-        # FSDP frees and allocates gathered weights by resizing a storage, which is no operation.
+        # FSDP frees and allocates gathered weights by resizing a storage, which is not an operation.
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
             if storage._cdata in self._sizes:
@@ -103,7 +103,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(self._sizes.get(key, 0) for key in self.sent.difference(other))
 
     def start(self) -> None:
-        """Forget the peak so far: it is what lives now."""
+        """Reset the peak to the present memory."""
         self.peak, self._read_at = self.live, 0.0
         self._reach()
 

@@ -1,4 +1,4 @@
-"""Find settings with which a training fits: the advice for running out of memory, tried in fake runs."""
+"""Find settings with which a training fits: the advice of the out-of-memory message, tried in fake runs."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.health.out_of_memory import advice, usage
 
 SECONDS = 60.0
-"""Time after which the search begins no other fake run."""
+"""Seconds after which the search begins no further fake run."""
 
 _LESS = 0.99
 """A setting helps if it takes at most this fraction of the memory."""
@@ -34,7 +34,7 @@ def remedies(
 ) -> list[Remedy]:
     """Return the settings that fit, one list per alternative; empty if none was found in time.
 
-    A round tries each advice alone. If none suffices, the next round starts from the best.
+    A round tries each advice separately. If none suffices, the next round starts from the best.
     """
     end, given = time.monotonic() + SECONDS, dict[str, str]()
     while True:

@@ -31,7 +31,7 @@ class Traced:
     """A fake run: its settings, as resolved, and its memory in bytes.
 
     ``peak``: of the tensors on the GPU; ``offloaded``: bytes of the parts that are on the CPU instead.
-    ``arithmetic``: what ``memory_estimate`` computes for the parts that stay from step to step.
+    ``arithmetic``: the result of ``memory_estimate`` for weights, gradients and optimizer state.
     """
 
     parallel: str

@@ -10,7 +10,7 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 
 REFUSED = 2
-"""Exit code with which the process refuses a config or a task."""
+"""Exit code of the process after it refused a config or a task."""
 
 
 class EstimateRefused(UserError):
@@ -38,7 +38,7 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
         input=request,
         stdout=subprocess.PIPE,
         text=True,
-        # GPUs of this machine are not asked, even if there are some.
+        # Hide the GPUs of this machine.
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
         check=False,
     )

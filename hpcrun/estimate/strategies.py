@@ -1,4 +1,4 @@
-"""Strategies of parallelism for a fake run: what torch's wrappers keep in memory, without other ranks."""
+"""Strategies of parallelism for a fake run: the memory of torch's wrappers, without other ranks."""
 
 import contextlib
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ class FakeSingle(Strategy):
 class FakeDDP(FakeSingle):
     """The memory of DistributedDataParallel: buckets as large as all gradients.
 
-    Torch's own wrapper reads real data when it is made. With ``view``, gradients move into the buckets as
-    they are complete, in a step's last micro-batch; before that they exist beside the buckets, as with
-    ``no_sync()``.
+    Torch's own wrapper reads real data at its construction. With ``view``, gradients move into the buckets
+    when they are complete, in a step's last micro-batch; before that they exist in addition to the buckets,
+    as with ``no_sync()``.
     """
 
     def __init__(self, *, view: bool) -> None:
@@ -62,7 +62,7 @@ class FakeDDP(FakeSingle):
 
 @contextlib.contextmanager
 def fake_strategies(config: Config, parallel: str, mesh: DeviceMesh | None) -> Iterator[None]:
-    """Let trainers in the block take the strategies of this module, and FSDP take ``mesh``."""
+    """Make trainers in the block use the strategies of this module, and FSDP use ``mesh``."""
 
     def strategy(
         _parallel: str, distributed: DistributedConfig, amp: Any, options: Any
@@ -73,7 +73,7 @@ def fake_strategies(config: Config, parallel: str, mesh: DeviceMesh | None) -> I
             return FakeDDP(view=config.train.gradient_as_bucket_view)
         return FakeSingle()
 
-    # A mesh asks all ranks for their places; here are no other ranks.
+    # A mesh would ask all ranks for their positions, but there are no other ranks.
     trainers: Any = trainer_module
     sharding: Any = fsdp
     before = trainers.strategy, sharding._mesh

@@ -1,7 +1,7 @@
-"""The part of a preflight that runs on every node, one task a node: ``python -m hpcrun.preflight.agent``.
+"""The part of a preflight that runs on every node, one task per node: ``python -m hpcrun.preflight.agent``.
 
-Orders come as JSON lines on standard input, answers go as JSON lines to standard output, as those of
-`hpcrun netcheck`. Each answer is short: srun mixes long lines of different tasks.
+Orders are JSON lines on standard input, answers are JSON lines on standard output, as for `hpcrun netcheck`.
+Each answer is short, because srun mixes long lines of different tasks.
 """
 
 import json
@@ -22,7 +22,7 @@ _GEMM = (sys.executable, "-m", "hpcrun.preflight.gemm")
 
 
 class Agent:
-    """A node: it answers each order with facts, and ends each answer with ``done``."""
+    """A node: answers each order with facts, and ends each answer with ``done``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,7 +37,7 @@ class Agent:
         self.say(type="fact", section=section, value=value)
 
     def obey(self, order: Mapping[str, Any]) -> bool:
-        """Carry out one order; False for the last."""
+        """Carry out one order; return False for the last order."""
         kind = order["type"]
         if kind == "end":
             return False
@@ -56,7 +56,7 @@ class Agent:
 
     def _look(self, order: Mapping[str, Any]) -> None:
         gpus = order["gpus"]
-        # Its imports take longest, so that it begins first.
+        # The program starts first, because its imports take longest.
         self._gemm = Child([*_GEMM, *(["cpu"] if gpus == 0 else [])])
         run, hosts = order["run"], order["hosts"]
         self.fact("versions", node.versions())

@@ -1,4 +1,4 @@
-"""The judgement of the nodes together: they have to have the same versions, config, time and MTU."""
+"""Checks that compare the nodes: versions, config, clocks, MTU and results must be equal."""
 
 import statistics
 from collections import Counter
@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcrun.preflight.measured import Measured, Result, Status
 
-# Of each version, the result where nodes differ.
+# The result of the check of each version, if nodes differ.
 _VERSIONS: Mapping[str, Status] = {
     "python": "fail",
     "hpcrun": "fail",
@@ -63,7 +63,7 @@ def _config(measured: Measured) -> list[Result]:
         if config is None:
             continue
         if "problem" in config:
-            remedy = "see the mount of the run directory on this node"
+            remedy = "check the mount of the run directory on this node"
             found.append(
                 Result("config", node, "fail", f"cannot be read: {config['problem']}", remedy)
             )
@@ -104,7 +104,7 @@ def _mtu(measured: Measured) -> list[Result]:
     }
     if len(values) < 2:
         return []
-    remedy = "large packets are lost on the way: the administrator sets one MTU on all nodes"
+    remedy = "large packets are lost between the nodes: the administrator sets one MTU on all nodes"
     found = _differing("mtu", "MTU", values, "warn", remedy)
     return found or [Result("mtu", None, "pass", next(iter(values.values())))]
 
@@ -142,7 +142,7 @@ def _speeds(measured: Measured) -> list[Result]:
                 share = product["seconds"] / best
                 words = f"{product['device']} takes {share:.2f} times as long as the best {model}"
                 found.append(
-                    Result("gemm", node, "warn", words, "see its clocks: nvidia-smi -q -d CLOCK")
+                    Result("gemm", node, "warn", words, "check its clocks: nvidia-smi -q -d CLOCK")
                 )
     return found
 
@@ -183,7 +183,7 @@ def _odd(values: "Mapping[Any, str]") -> tuple[str | None, list[Any]]:
 
 
 def _told(measured: Measured) -> Mapping[str, Mapping[str, Any]]:
-    """Return the facts of the nodes that have answered to the end."""
+    """Return the facts of the nodes that gave all answers."""
     return {
         node: measured.facts[node]
         for node in measured.nodes

@@ -1,6 +1,6 @@
-"""The judgement of one node's facts: a result for each check, with the remedy.
+"""Checks of one node's facts: a result for each check, with the remedy.
 
-A fact that could not be read is ``unknown``, which keeps no job from starting.
+A fact that could not be read gives the result ``unknown``, which does not prevent the start of a job.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ _BROKEN = {
     119: "time-out of the GPU's system processor",
     120: "error of the GPU's system processor",
 }
-# Mostly the program's doing, or the end of a program.
+# Usually caused by the program, or by its end.
 _OF_PROGRAMS = frozenset({13, 31, 43, 45})
 _RECENT = 24 * 3600.0
 _REPORT = "report the node; its administrator resets or replaces the GPU"
@@ -40,12 +40,12 @@ def node_results(measured: Measured) -> list[Result]:
     found: list[Result] = []
     for node in measured.nodes:
         if node in measured.silent:
-            remedy = "exclude the node; `scontrol show node` says what Slurm knows of the node"
+            remedy = "exclude the node; `scontrol show node` shows what Slurm knows about it"
             found.append(Result("starts", node, "fail", measured.silent[node], remedy))
             continue
         if node in measured.late:
-            words = f"answers the second time only: {measured.late[node]}"
-            remedy = "see the file system that the interpreter and the packages come from"
+            words = f"answered only the second time: {measured.late[node]}"
+            remedy = "check the file system with the interpreter and the packages"
             found.append(Result("starts", node, "warn", words, remedy))
         else:
             found.append(Result("starts", node, "pass", "answers"))
@@ -57,7 +57,7 @@ def node_results(measured: Measured) -> list[Result]:
 
 def _gpus(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     if asked.gpus == 0:
-        yield "pass", "none asked for", ""
+        yield "pass", "none requested", ""
         return
     visible = int(facts.get("gpus", {}).get("visible", 0))
     lost = [device for device in facts.get("device", ()) if device.get("problem")]
@@ -81,11 +81,11 @@ def _ecc(facts: Facts, asked: JobNeeds) -> EndedAttempt:
             yield "fail", f"{name}: {count} uncorrected ECC errors since the last reset", _REPORT
         elif device.get("remap_pending"):
             remedy = "an administrator resets the GPU, which replaces the row"
-            yield "warn", f"{name}: a damaged row of memory waits for its replacement", remedy
+            yield "warn", f"{name}: a damaged row of memory is not yet replaced", remedy
         elif device.get("uncorrected") is None:
             yield (
                 "unknown",
-                f"{name}: the driver reports no ECC errors (ECC is off, or not there)",
+                f"{name}: the driver reports no ECC errors (ECC is off or missing)",
                 "",
             )
         else:
@@ -147,7 +147,7 @@ def _xid(facts: Facts, asked: JobNeeds) -> EndedAttempt:
         if number in _BROKEN:
             yield "fail", f"{name}: Xid {number} {ago}: {_BROKEN[number]}", _REPORT
         else:
-            yield "warn", f"{name}: Xid {number} {ago}", "look the number up in NVIDIA's Xid list"
+            yield "warn", f"{name}: Xid {number} {ago}", "look up the number in NVIDIA's Xid list"
     if not bad:
         yield "pass", "none in 24 hours", ""
 
@@ -172,7 +172,7 @@ def _gemm(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     child = facts.get("gemm")
     if child is None:
         return
-    # Without any line the program has reached no device: torch is missing, say.
+    # Without any line, the program reached no device, for example because torch is missing.
     status: Status = "fail" if "libraries" in facts and asked.gpus != 0 else "unknown"
     yield status, child["problem"], "try `python -m hpcrun.preflight.gemm` on the node"
 
@@ -188,7 +188,7 @@ def _space(facts: Facts, _asked: JobNeeds) -> EndedAttempt:
             yield "warn", f"{name}: {space['problem']}", remedy
         elif space["free"] < _LEAST or space["free_files"] == 0:
             words = (
-                "no more files"
+                "no free inodes"
                 if space["free_files"] == 0
                 else f"{space['free'] / _MIB:.0f} MiB free"
             )
@@ -204,10 +204,10 @@ def _files(facts: Facts, _asked: JobNeeds) -> EndedAttempt:
     if written is None:
         return
     if "problem" in written:
-        remedy = "see the mount, the owner and the quota of the folder on this node"
+        remedy = "check the mount, the owner and the quota of the folder on this node"
         yield "fail", f"cannot write: {written['problem']}", remedy
     elif unseen["count"]:
-        words = f"does not see what {', '.join(unseen['names'])} wrote"
+        words = f"does not see the files of {', '.join(unseen['names'])}"
         yield "fail", words, "put the run on a file system that all nodes share"
     elif written["seconds"] > _SLOW_WRITE:
         yield (
@@ -248,7 +248,7 @@ def _names(facts: Facts, asked: JobNeeds) -> EndedAttempt:
         remedy = "add the names to DNS or /etc/hosts, or set job.interface"
         yield "warn", f"cannot resolve {', '.join(names['unresolved'])}", remedy
     elif names["loopback"] and asked.apart:
-        words = f"{names['own']} leads to loopback only"
+        words = f"{names['own']} resolves only to loopback"
         yield "warn", words, "a program that binds to the host name needs GLOO_SOCKET_IFNAME"
     else:
         yield "pass", "resolve", ""
@@ -277,7 +277,7 @@ def _devices(facts: Facts) -> list[tuple[Mapping[str, Any], str]]:
 
 
 def _without_nvml(facts: Facts, asked: JobNeeds) -> EndedAttempt:
-    """Say once why there are no numbers, where GPUs are expected or seen."""
+    """Return one result that explains the missing numbers, if GPUs are expected or visible."""
     gpus = facts.get("gpus", {})
     wanted = bool(asked.gpus or gpus.get("visible"))
     if wanted and not facts.get("device") and gpus.get("problem"):

@@ -27,7 +27,7 @@ class Child:
         )
 
     def wait(self, imports: float, seconds: float) -> dict[str, Any] | None:
-        """Wait for the end of the program; return what went wrong, or None.
+        """Wait for the end of the program; return the problem, or None.
 
         Args:
             imports: seconds until its first line.
@@ -57,14 +57,14 @@ class Child:
         """End the program, if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
-            # A program that waits for a dead file server cannot be ended.
+            # A program that waits for an unavailable file server cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_LAST)
 
 
 def _memory_file(name: str) -> int:
-    """Return a descriptor of a new file in memory, or else in /tmp; raises OSError where there is no room."""
-    # An interpreter that was built against a glibc before 2.27, as conda-forge's, lacks the function.
+    """Return a descriptor of a new file in memory, or else in /tmp; raises OSError if both are full."""
+    # An interpreter that was built with a glibc before 2.27, such as conda-forge's, lacks the function.
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     refused = OSError("no folder is tried")

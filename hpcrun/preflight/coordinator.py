@@ -10,7 +10,7 @@ from typing import Any
 from hpcrun.network.check.fleet import Fleet
 from hpcrun.preflight.measured import JobNeeds, Measured
 
-# Answers of these sections come several times a node, one each for a place or a device.
+# A node answers these sections several times: once per place or device.
 _LISTS = frozenset({"space", "device", "product"})
 _CLOCK_READINGS = 5
 _CLOCK_PATIENCE = 2.0
@@ -21,7 +21,7 @@ _IMPORT = 300.0
 
 
 class Coordinator:
-    """Asks all agents the same questions; a node that stops answering is asked no more.
+    """Asks all agents the same questions; a node that stops answering is skipped.
 
     Args:
         folder: a shared folder, in which each node writes a file; None: no such check.
@@ -53,13 +53,13 @@ class Coordinator:
         self._compare_clocks()
         asked = measured.asked
         look = {"gpus": asked.gpus, "run": asked.run, "interface": self._interface}
-        # A name for each process of one machine is no name of a host.
+        # For processes of one machine, the names are not host names.
         hosts = measured.nodes if asked.apart else []
         self._ask({"type": "look", "hosts": hosts, **look}, _LOOK)
         if self._folder is not None:
             self._share(self._folder)
         limits = {"imports": self._slack * _IMPORT, "seconds": self._slack * _GEMM}
-        # The agent keeps these limits itself, and says which of them is over.
+        # The agent checks these limits itself, and reports which limit was exceeded.
         self._ask({"type": "gemm", **limits}, _IMPORT + _GEMM + 5)
         measured.seconds = round(time.monotonic() - began, 2)
         return measured
@@ -73,7 +73,7 @@ class Coordinator:
         self._collect(seconds, f"no answer to {order['type']!r} within {seconds:g} s", "done")
 
     def _collect(self, seconds: float, why: str, last: str) -> None:
-        """Take answers until every live node has said ``last``; the others are silent from then on."""
+        """Read answers until every live node has sent ``last``; other nodes are skipped from then on."""
         waiting, until = self._live(), time.monotonic() + seconds
 
         def take(answer: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ class Coordinator:
         self._measured.offsets = best
 
     def _read_clocks(self, number: int, best: dict[str, tuple[float, float]]) -> None:
-        """Read each clock once, and keep the reading in ``best`` where its round trip is the shortest."""
+        """Read each clock once, and keep the reading in ``best`` if its round trip is the shortest."""
         waiting = self._live()
         began, started = time.time(), time.monotonic()
 

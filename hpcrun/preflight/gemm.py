@@ -1,7 +1,7 @@
 """A small matrix product on every device: ``python -m hpcrun.preflight.gemm``, with torch.
 
-The entries are small integers, so that each sum is exact in 32-bit floats (and in TF32), in any order.
-Each sound device therefore returns the same bits, whatever its model. One JSON line a device.
+The entries are small integers, so that each sum is exact in 32-bit floats (and in TF32), in any order. Each
+sound device of any model therefore returns the same bits. Prints one JSON line per device.
 """
 
 import json
@@ -15,12 +15,12 @@ import torch
 from hpcrun.device import accelerator, vendor
 
 _SIZE = 512
-# Large enough that the launch of a kernel does not count.
+# Large enough that the launch time of the kernel does not matter.
 _TIMED_SIZE, _TIMED, _WARM = 4096, 20, 5
 
 
 def main() -> None:
-    """Multiply on each visible GPU, or on the CPU where there is none or the argument is ``cpu``."""
+    """Multiply on each visible GPU, or on the CPU without a GPU or with the argument ``cpu``."""
     torch.set_num_threads(1)
     gpus = 0 if sys.argv[1:] == ["cpu"] else accelerator.count()
     _say(vendor.versions())

@@ -1,6 +1,6 @@
 """The state of a node's GPUs: numbers from NVML, and error lines (Xid) from the kernel's log.
 
-The functions return raw numbers. Their judgement is in checks.py, so that recorded numbers can be judged.
+The functions return raw numbers. The checks are in checks.py, so that they also work with recorded numbers.
 """
 
 import re
@@ -51,14 +51,14 @@ def _device(nvml: ModuleType, index: int) -> dict[str, Any]:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        # "GPU is lost": the driver counts it still.
+        # "GPU is lost": the driver still counts the device.
         return {"index": index, "problem": str(error)}
 
     def told(read: Callable[[], Any]) -> Any:
         try:
             return read()
         except (nvml.NVMLError, AttributeError):
-            # Not of this model, or of a later driver.
+            # This model or driver version does not have the value.
             return None
 
     remapped = told(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
@@ -87,7 +87,7 @@ def _text(value: "str | bytes") -> str:
 
 
 def _visible(devices: list[dict[str, Any]], listed: str | None) -> list[dict[str, Any]]:
-    """Return the devices that CUDA_VISIBLE_DEVICES lists; all where it is not set or lists slices (MIG)."""
+    """Return the devices that CUDA_VISIBLE_DEVICES lists; all if it is not set or lists slices (MIG)."""
     if listed is None or "MIG-" in listed:
         return devices
     chosen = []
@@ -108,7 +108,7 @@ def _visible(devices: list[dict[str, Any]], listed: str | None) -> list[dict[str
 def read_xids(uptime: Path = Path("/proc/uptime")) -> dict[str, Any]:
     """Return ``xids``, the newest errors of GPUs in the kernel's log, or ``problem``.
 
-    Each has ``bus``, ``number`` and ``age`` in seconds. Many sites keep the log from users.
+    Each has ``bus``, ``number`` and ``age`` in seconds. At many sites, users may not read this log.
     """
     try:
         done = subprocess.run(

@@ -12,8 +12,8 @@ Facts = Mapping[str, Any]
 class JobNeeds:
     """The part of a job that its nodes have to serve.
 
-    ``gpus``: GPUs a node; 0: none; None: as many as there are. ``run``: the run directory, if there is a
-    run. ``apart``: the nodes are separate machines, and not processes of one machine.
+    ``gpus``: GPUs per node; 0: none; None: any number. ``run``: the run directory, if there is a run.
+    ``apart``: the nodes are separate machines, not processes of one machine.
     """
 
     gpus: int | None = None
@@ -25,9 +25,9 @@ class JobNeeds:
 class Measured:
     """All facts of a preflight.
 
-    ``facts``: of each node, by section. ``silent``: nodes without an answer, and the reason.
-    ``late``: nodes that answered the second time only, and the reason of the first time.
-    ``offsets``: seconds by which a node's clock is ahead of the coordinator's, with the uncertainty.
+    ``facts``: of each node, by section. ``silent``: nodes without an answer, each with the reason. ``late``:
+    nodes that answered only the second time, each with the reason of the first failure. ``offsets``: seconds
+    by which a node's clock is ahead of the coordinator's, with the uncertainty.
     """
 
     nodes: list[str]
@@ -39,14 +39,14 @@ class Measured:
     seconds: float = 0.0
 
     def add_second(self, again: "Measured") -> None:
-        """Take the facts of the nodes that were silent and have been asked once more."""
+        """Add the facts from the second check of the nodes that did not answer the first time."""
         for node in again.nodes:
             first = self.silent.pop(node)
             if node in again.silent:
                 self.silent[node] = f"{again.silent[node]}; before: {first}"
             else:
                 self.late[node] = first
-            # The first answers of a node that then fell silent are older.
+            # Replace the answers that the node gave before it stopped answering.
             self.facts[node] = again.facts.get(node, {})
         self.offsets.update(again.offsets)
         self.seconds = round(self.seconds + again.seconds, 2)
@@ -54,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Result:
-    """A check's result on ``node`` (None: of all nodes together), in words, and the remedy."""
+    """A check's result on ``node`` (None: about all nodes), in words, and the remedy."""
 
     check: str
     node: str | None

@@ -61,7 +61,7 @@ def _space(path: str) -> dict[str, Any]:
     return {
         "free": told.f_bavail * told.f_frsize,
         "size": told.f_blocks * told.f_frsize,
-        # Some file systems count no files.
+        # Some file systems do not report a number of files.
         "free_files": told.f_favail if told.f_files else None,
     }
 
@@ -77,7 +77,7 @@ def names(hosts: Sequence[str]) -> dict[str, Any]:
 
 
 def mtu(hosts: Sequence[str], wanted: str | None) -> dict[str, Any]:
-    """Return the interface to the other hosts and its MTU; {} where there is no other host.
+    """Return the interface to the other hosts and its MTU; {} without another host.
 
     Args:
         wanted: ``job.interface``, or NCCL_SOCKET_IFNAME.
@@ -94,7 +94,7 @@ def mtu(hosts: Sequence[str], wanted: str | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions that are known without torch."""
+    """Return the versions that can be read without torch."""
     found = {"python": platform.python_version()}
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["hpcrun"] = metadata.version("hpcrun")
@@ -125,7 +125,7 @@ def write(folder: Path, name: str) -> dict[str, Any]:
 
 
 def unseen(folder: Path, wanted: Sequence[str], patience: float = VISIBLE_WITHIN) -> list[str]:
-    """Return those of ``wanted`` that this node cannot read in ``folder`` within ``patience`` seconds."""
+    """Return the files ``wanted`` that this node cannot read in ``folder`` within ``patience`` seconds."""
     until = time.monotonic() + patience
     while True:
         left = [name for name in wanted if not _holds(folder / name, name)]

@@ -7,8 +7,8 @@ from hpcrun.preflight.agreement import shared_results
 from hpcrun.preflight.checks import node_results
 from hpcrun.preflight.measured import Measured, Result, Status
 
-# Checks of the node itself. A failure of any other check may come from the job or its files, so that
-# it blames a node only where another node passes.
+# Checks of the node itself. A failure of any other check may come from the job or its files, so it counts
+# against a node only if another node passes.
 _OF_THE_NODE = frozenset({"starts", "gpus", "ecc", "xid", "throttling", "pcie", "gemm"})
 _ORDER: Sequence[Status] = ("fail", "warn", "unknown", "pass")
 
@@ -28,7 +28,7 @@ def failures(found: Sequence[Result]) -> list[Result]:
 def unfit(measured: Measured, found: Sequence[Result]) -> dict[str, str]:
     """Return the nodes to exclude, each with its first failure.
 
-    A check that fails on all of several nodes blames none: the job requests something that no node has.
+    A check that fails on all of several nodes excludes none: the job requests something that no node has.
     """
     nodes = len(measured.nodes)
     bad: dict[str, str] = {}
@@ -69,7 +69,7 @@ def lines(measured: Measured, found: Sequence[Result]) -> list[str]:
 
 
 def _said(passed: Sequence[Result]) -> list[str]:
-    """Return the words of the first node. Numbers of other nodes differ a little."""
+    """Return the result of the first node as an example: the numbers of other nodes differ slightly."""
     first = [one.words for one in passed if one.node == passed[0].node]
     return list(dict.fromkeys(first))
 

@@ -13,7 +13,7 @@ from hpcrun.preflight.measured import JobNeeds, Measured
 _AGENT = ("-m", "hpcrun.preflight.agent")
 
 
-# A second start gets this many times the time of the first.
+# Factor of the time for the second start.
 _SECOND = 2.0
 
 
@@ -66,14 +66,14 @@ def check_twice(
     folder: Path | None,
     interface: str | None,
 ) -> Measured:
-    """Check ``nodes``, and check those once more that do not answer in time.
+    """Check ``nodes``; check nodes that do not answer in time a second time.
 
-    A slow file system delays the start of an agent on a sound node. A node is unfit if it is silent twice, or
-    if srun says that it can start no task there. Such a node keeps the others from starting, so that the
-    others start once more.
+    A slow file system delays the start of an agent on a sound node. A node is unfit if it does not answer
+    twice, or if srun reports that no task can start there. Such a node prevents the start of all tasks, so
+    the other nodes are started again.
 
     Args:
-        begin: starts an agent on each of the nodes that it gets.
+        begin: starts an agent on each of the given nodes.
     """
     lost: dict[str, str] = {}
     while True:
