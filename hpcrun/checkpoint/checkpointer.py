@@ -146,7 +146,8 @@ class Checkpointer:
             self._interval = EverySeconds(best, self._together)
         elif minutes is not None:
             self._interval = EverySeconds(lambda: 60.0 * minutes, self._together)
-        # Only state that all ranks learn at the same call decides on a save; `poll` is local to a rank.
+        # Only values that are equal on all ranks may decide about a save; the result of `poll` differs
+        # between ranks.
         self._begun = False
         self._compared = False
         self._asked: int | None = None

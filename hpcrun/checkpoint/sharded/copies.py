@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from hpcrun.checkpoint.sharded.collective import RankGroup
 
-# Bytes. Small tensors travel together, since each broadcast has a latency.
+# Bytes. Small tensors are sent together, since each broadcast has a latency.
 _LEAST = 1 << 20
 _BUCKET = 32 << 20
 # Bytes of one broadcast: a limit for counters in backends, and for their buffers.
@@ -81,7 +81,7 @@ class Copies:
         self._buckets: list[_Bucket] = []
 
     def divide(self) -> dict[str, Tensor]:
-        """Return the tensors that this rank reads; :meth:`spread` brings the others."""
+        """Return the tensors that this rank reads; :meth:`spread` sends them to the other ranks."""
         # All ranks use the groups in one order, so that no two ranks wait for each other in two groups.
         self._buckets = [
             bucket
@@ -105,7 +105,7 @@ class Copies:
     def _fill(self, holders: _Holders, names: Iterable[str]) -> Iterable[_Bucket]:
         """Yield buckets of neighbors in the checkpoint, each for the rank with the fewest bytes so far."""
         ranks = dist.get_process_group_ranks(holders.group)
-        # A tree of control groups broadcasts from rank 0 only without a detour.
+        # In a tree of control groups, a broadcast from another rank than rank 0 takes a detour.
         loads = dict.fromkeys(ranks[:1] if holders.name == _CONTROL else ranks, 0)
         parts = [(name, _local(self._tensors[name])) for name in names]
         share = sum(part.nbytes for _, part in parts) // len(loads)

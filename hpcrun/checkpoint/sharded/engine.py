@@ -145,7 +145,7 @@ class CheckpointEngine:
 
     @property
     def store(self) -> CheckpointStore:
-        """The store of the checkpoints, which remembers known damage."""
+        """The store of the checkpoints; it remembers known damage."""
         return self._store
 
     def require_no_steps(self, remedy: str) -> None:

@@ -184,8 +184,8 @@ def _at_fault(
 
 def _elsewhere(trouble: str) -> str:
     return (
-        f"{trouble}; the checkpoint is kept, and another node may be able to read it; "
-        "if no node can, `hpcrun verify` shows the damage"
+        f"{trouble}; the checkpoint is kept, and another node may be able to read it; if no node "
+        "can, run `hpcrun verify` to see the damage"
     )
 
 
@@ -250,7 +250,7 @@ class _Load:
         self._reader.load(self._mine)
 
     def spread(self) -> None:
-        """Bring the tensors that other ranks have read. Collective."""
+        """Broadcast the tensors that each rank has read. Collective."""
         self._copies.spread()
 
     def restored(self, notes: list[str]) -> Restored:

@@ -49,7 +49,7 @@ class Retention:
         for step, meta in metas.items():
             value = meta.get(name)
             if isinstance(value, int | float) and math.isfinite(value):
-                # Of equal scores the later step is better: it has more training.
+                # Of equal scores, prefer the later step, which was trained longer.
                 scores.append((sign * value, -step))
         return stay | {-step for _, step in sorted(scores)[: self.best]}
 
