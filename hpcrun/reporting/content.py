@@ -1,4 +1,4 @@
-"""Everything a report shows, read and computed once, before anything is drawn."""
+"""The data of a report, read and computed once, before any figure is drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpcrun.results.groups import (
 )
 from hpcrun.results.store import Store
 
-# They say how a run went, not what it learned.
+# Metrics about the progress of a run, not about its result.
 _OF_THE_MACHINE = re.compile(
     r"lr|learning_rate|mfu|memory_gb|step_time|data_wait|loss_scale|gradient_norm|skipped"
     r"|gpu_.*|slowest_.*|fastest_.*|.*_per_second"
@@ -35,12 +35,12 @@ class Content:
     """The content of a report.
 
     Args:
-        metric: None where no run has a metric.
+        metric: None if no run has a metric.
         groups: by config; empty without a metric.
         values: the metric of each run that counts.
         swept: keys of the config in which runs differ, the strongest relation first.
-        sacct_note: why sacct gave nothing; empty: sacct gave all, or was not needed.
-        problems: run, file and what is wrong.
+        sacct_note: the reason for missing data of sacct; empty: nothing is missing, or sacct was not needed.
+        problems: run, file and problem.
         read: Unix seconds at which the run directories were read.
     """
 
@@ -64,7 +64,7 @@ class Content:
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """Request of a person for a report; None: chosen by the data."""
+    """The options of a report; None: chosen from the data."""
 
     title: str | None = None
     metric: str | None = None
@@ -80,12 +80,12 @@ def collect(store: Store, request: ReportRequest) -> Content:
 
     Raises:
         ReportError: there are no runs.
-        ResultsError: no run has the metric that ``wish`` names.
+        ResultsError: no run has the requested metric.
     """
     metric = request.metric or _metric(store)
     runs = read_runs(store, *([metric] if metric else []))
     if not runs:
-        raise ReportError(f"{store.path}: holds no runs; collect some with `hpcrun aggregate`")
+        raise ReportError(f"{store.path}: contains no runs; collect some with `hpcrun aggregate`")
     lower = request.goal == "min" if request.goal else metric is None or lower_is_better(metric)
     groups = _groups(store, metric, lower, request)
     values = {value.run: value.value for group in groups for value in group.values}
@@ -114,7 +114,7 @@ def collect(store: Store, request: ReportRequest) -> Content:
 
 
 def _metric(store: Store) -> str | None:
-    """Return the metric to compare by; None where no run has logged a number."""
+    """Return the metric to compare by; None if no run has logged a number."""
     try:
         return default_metric(store)
     except ResultsError:

@@ -75,7 +75,7 @@ def chosen_rows(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def throughputs(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the metrics that count units in a second."""
+    """Return the names of the metrics that count units per second."""
     return sorted({run.throughput for run in runs if run.throughput})
 
 
@@ -84,7 +84,7 @@ def _curves(metrics: Sequence[str], entries: Sequence[Entry]) -> list[Drawing]:
     names: set[str] = set()
     for number, metric in enumerate(metrics, 1):
         name = f"curve-{file_name(metric)}"
-        # Two metrics of another script than Latin have the same file name.
+        # Metrics with names in another script than Latin would get the same file name.
         name = f"{name}-{number}" if name in names else name
         names.add(name)
         found.append(curve_figure(name, metric, entries))

@@ -1,6 +1,6 @@
-"""Resources asked against used, and the next request where the evidence allows one.
+"""Requested and used resources, and the next request if the evidence allows one.
 
-A value that nobody measured is None. Nothing is estimated from another run or another resource.
+A value without a measurement is None. No value is estimated from another run or resource.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcrun.reporting.sweep import number
 
 GIB = 1 << 30
 _MARGIN = 1.25
-"""What a suggested request leaves above the highest use."""
+"""Reserve of a suggested request above the highest use."""
 _WASTE, _TIGHT = 0.5, 0.9
 """A use below the first share of the request is waste; a use above the second leaves no reserve."""
 _WAITING = 0.2
@@ -32,7 +32,7 @@ _FACTORS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _CLOCKS = 600.0
 """Seconds between the clocks of hosts, at most."""
 _SHORT_RUN = 60.0
-"""Seconds: of a shorter attempt start-up is most, and its use says nothing of the next run."""
+"""Seconds: a shorter attempt is mostly start-up, and its use does not predict the next run."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Efficiency:
     """One run's request and use. None: unknown.
 
     Args:
-        gpus: asked, over all nodes; 0: a run on CPUs.
+        gpus: requested, over all nodes; 0: a run on CPUs.
         gpu_busy: mean utilization in percent, as logged from NVML.
         mfu: share of the GPUs' peak arithmetic (0 to 1).
         gpu_memory: highest memory in use on one GPU, else of tensors, in bytes.
-        cpus, cpus_used: asked CPUs and CPUs' worth of CPU time, over all nodes.
+        cpus, cpus_used: requested CPUs, and used CPUs (CPU time divided by wall time), over all nodes.
         memory, memory_used: bytes per node; the use is an upper bound where ``bound`` is true.
         time_limit, longest: seconds: the limit, and the longest attempt.
         data_share: share of a step's time spent on waiting for data (0 to 1).
@@ -116,7 +116,7 @@ def jobs_of(run: Run) -> list[str]:
 
 
 def ask_sacct(runs: Iterable[Run]) -> tuple[dict[str, list[Usage]], str]:
-    """Return sacct's records by job id, and a note where sacct gave none; empty: all is well."""
+    """Return sacct's records by job id, and the reason if sacct gave none (else empty)."""
     jobs = list(dict.fromkeys(job for run in runs for job in jobs_of(run)))
     if not jobs:
         return {}, ""
@@ -137,7 +137,7 @@ def ask_sacct(runs: Iterable[Run]) -> tuple[dict[str, list[Usage]], str]:
 def memory_bytes(text: object) -> float | None:
     """Return the bytes of a request such as ``64G``; Slurm's unit without a letter is MiB.
 
-    None also for 0, which asks for all memory of a node.
+    None also for 0, which requests all memory of a node.
     """
     found = _MEMORY.fullmatch(str(text).strip()) if text is not None else None
     return float(found[1]) * _FACTORS[found[2].upper()] or None if found else None
@@ -158,7 +158,7 @@ def _gpus(run: Run, records: Sequence[Usage]) -> int | None:
     if known:
         return max(known)
     nodes, each = number(run.config.get("job.nodes")), number(run.config.get("job.gpus"))
-    # A run on this machine takes the GPUs that are there, and a site may give whole nodes.
+    # A run on this machine uses the GPUs that exist, and a site may allocate whole nodes.
     asks = run.executor == "slurm" and run.config.get("job.gpu_request") != "none"
     return int(nodes * each) if asks and nodes is not None and each is not None else None
 
@@ -180,7 +180,7 @@ def _cpus(run: Run, records: Sequence[Usage]) -> tuple[int | None, float | None]
 def _memory(
     run: Run, records: Sequence[Usage], peak_gb: float | None, ranks: float
 ) -> tuple[float | None, float | None, bool]:
-    """Return the memory asked and used per node, in bytes, and whether the use is an upper bound."""
+    """Return the memory requested and used per node, in bytes, and whether the use is an upper bound."""
     requests = [one.memory_asked / one.nodes for one in records if one.memory_asked and one.nodes]
     uses = [one.memory_used / one.nodes for one in records if one.memory_used and one.nodes]
     asked, used = max(requests, default=None), max(uses, default=None)
@@ -189,7 +189,7 @@ def _memory(
     if used is not None:
         return asked, used, True
     if peak_gb is not None:
-        # The log has the rank with the most memory, and the loader's processes are not in it.
+        # The log has the memory of the largest rank, without its loader processes.
         return asked, peak_gb * 1e9 * ranks, ranks > 1
     return asked, None, False
 
@@ -214,7 +214,7 @@ def _longest(run: Run) -> float | None:
         if event.what == "opened":
             opened[event.attempt] = event.time
         elif event.what == "ended" and event.attempt in opened:
-            # An attempt that died is noted later.
+            # The end of an attempt that died is recorded later.
             last = number(event.fields.get("last_seen")) or event.time
             found.append(last - opened[event.attempt])
     return max(found, default=None)

@@ -1,14 +1,14 @@
-"""The refusals of `hpcrun plot` and `hpcrun report`."""
+"""The errors of `hpcrun plot` and `hpcrun report`."""
 
 from hpcrun.errors import UserError
 
 
 class ReportError(UserError):
-    """A figure or report that cannot be made; the text says why and what to do."""
+    """A figure or report cannot be made; the text has the reason and the remedy."""
 
 
 def require_matplotlib() -> None:
-    """Refuse where matplotlib is missing.
+    """Raise ReportError if matplotlib is missing.
 
     Raises:
         ReportError: with the command that installs matplotlib.

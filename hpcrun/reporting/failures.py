@@ -1,4 +1,4 @@
-"""Why runs did not finish: doctor's finding from the logs, where the logs still exist."""
+"""The reasons why runs did not finish: the diagnosis of the logs, if the logs still exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcrun.reporting.runs import Run
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 
-# Of each log: the first failure of a rank is near the end of the log, or near its start.
+# Bytes to read of each log: the first failure of a rank is near the end of the log, or near its start.
 _HEAD = _TAIL = 1 << 18
 _MOST_FILES = 64
 
@@ -23,8 +23,8 @@ class RunFailure:
     """The end of a run that did not finish.
 
     Args:
-        finding: doctor's; None where the logs show no failure, or are gone.
-        note: why there is no finding; empty with one.
+        finding: the diagnosis; None if the logs show no failure, or are gone.
+        note: the reason for a missing finding; otherwise empty.
     """
 
     run: Run
@@ -33,7 +33,7 @@ class RunFailure:
 
 
 def verdicts(runs: Iterable[Run]) -> list[RunFailure]:
-    """Return a verdict for each run that failed or has no result."""
+    """Return the cause for each run that failed or has no result."""
     return [_verdict(run) for run in runs if run.state in ("failed", "unfinished")]
 
 

@@ -69,7 +69,7 @@ def save_plot(runs: Sequence[Run], metrics: Sequence[str], path: Path) -> None:
 
 
 def require_place(path: Path) -> None:
-    """Refuse a file that cannot be written.
+    """Raise ReportError if the file cannot be written.
 
     Raises:
         ReportError: the suffix is unknown, or the folder is missing.
@@ -85,7 +85,7 @@ def require_place(path: Path) -> None:
 
 
 def _without(metric: str, curves: Sequence[Curve]) -> list[str]:
-    """Name the runs that have no value, so that no run is missing without a word."""
+    """Return a line with the runs that have no value, so that no run is missing silently."""
     names = [curve.name for curve in curves if not len(curve.x)]
     return [f"  without {metric}: {', '.join(names)}"] if names and len(names) < len(curves) else []
 

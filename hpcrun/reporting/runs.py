@@ -20,7 +20,7 @@ from hpcrun.results.labels import labels
 from hpcrun.results.store import Store
 from hpcrun.run.events import Attempt, Event
 
-# The columns that figures and tables read, besides the metric that a person names.
+# The columns that figures and tables read, in addition to the requested metric.
 _KEPT = re.compile(
     r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|memory_gb|step_time|data_wait"
     r"|gpu_util(ization)?|gpu_memory_gb|.*_per_second)$"
@@ -77,7 +77,7 @@ class Run:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the finite values of ``metric`` with the values of ``x``, in the order of ``x``.
 
-        Where ``x`` is absent or a text, the number of the row takes its place, as in the summary.
+        If ``x`` is missing or a text, the number of the row replaces it, as in the summary.
         """
         column, along = self.columns.get(metric), self.columns.get(x)
         if column is None or column.dtype.kind not in "iufb":
@@ -167,7 +167,7 @@ def _event(row: Any) -> Event:
 
 
 def _typed(word: str) -> Any:
-    """Return a word of a command as the number or the truth value that it means."""
+    """Return a word of a command as a number or a boolean, if it is one."""
     if word in _WORDS:
         return _WORDS[word]
     if re.fullmatch(r"-?\d+(\.\d+)?(e[-+]?\d+)?", word):

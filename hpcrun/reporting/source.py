@@ -1,4 +1,4 @@
-"""The runs that a person names, as an open results file."""
+"""The named runs as an open results file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _FILES = (".h5", ".hdf5")
 def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[Store]:
     """Yield the results of ``named``: one results file, or run directories and folders of them.
 
-    Directories are read into a temporary results file, so that a figure of directories and a figure
-    of a results file are the same.
+    Directories are first collected into a temporary results file, so that both sources give the same figures.
 
     Raises:
         ReportError: a results file is named together with another source.

@@ -29,7 +29,7 @@ class Curve:
 
 
 def plot(title: str, curves: Sequence[Curve], width: int, height: int) -> list[str]:
-    """Return a plot as lines of at most ``width`` characters; no curve: no lines.
+    """Return a plot as lines of at most ``width`` characters; without a curve, no lines.
 
     A single curve has braille dots. Several curves have a letter each, so that they differ without
     colors; a later curve covers an earlier one.

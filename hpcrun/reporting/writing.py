@@ -1,4 +1,4 @@
-"""Writing a report: everything is computed first, then each file appears whole."""
+"""Writing a report: everything is computed first, then each file is written atomically."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hpcrun.reporting.sweep import several
 from hpcrun.results.store import Store
 from hpcrun.run.io.files import write_atomic
 
-# Of a page that is ours, so that no other file is replaced by mistake.
+# Mark of a report of hpcrun, so that no other file is replaced by mistake.
 _HEAD = "<!DOCTYPE html>"
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """A report that was written; ``words`` say what it holds."""
+    """A written report; ``words`` describe its content."""
 
     figures: Sequence[Drawing]
     words: str
@@ -37,14 +37,14 @@ def write_report(store: Store, request: ReportRequest, output: Path) -> WrittenR
     Raises:
         ReportError: there are no runs.
         ResultsError: no run has the metric.
-        OSError: the disk refused; ``output`` is as before.
+        OSError: the disk refused; ``output`` is unchanged.
     """
-    # A diverged loss of 1e308 has an infinite mean, and the page says so.
+    # A diverged loss of 1e308 has an infinite mean, which the page shows.
     with np.errstate(all="ignore"):
         content = collect(store, request)
         figures = draw(content)
         page = document(content, figures)
-    # A link stays one: the file that it leads to is replaced. The umask decides who may read.
+    # A symbolic link stays: its target is replaced. The umask decides who may read.
     write_atomic(Path(os.path.realpath(output)), page, mode=0o666)
     states = ", ".join(f"{count:,} {state}" for state, count in counts(content.runs).items())
     drawn = figures.all()
@@ -59,7 +59,7 @@ def write_figures(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
 
 
 def require_place(output: Path, figures: Path | None) -> None:
-    """Refuse a place that cannot take the report, before any work.
+    """Raise ReportError before any work if the report cannot be written to its place.
 
     Raises:
         ReportError: a folder is missing, or a file of another kind is in the way.
@@ -73,7 +73,9 @@ def require_place(output: Path, figures: Path | None) -> None:
             f"{output.absolute().parent}: no such directory; make it, or choose another -o"
         )
     if output.is_file() and not _is_page(output):
-        raise ReportError(f"{output}: is no HTML file, and would be replaced; choose another -o")
+        raise ReportError(
+            f"{output}: is not an HTML report, and would be replaced; choose another -o"
+        )
     if figures is not None and os.path.lexists(figures) and not figures.is_dir():
         raise ReportError(f"--figures {figures}: is a file; name a folder")
 

@@ -1,7 +1,7 @@
-"""The refusal of this package."""
+"""The error of this package."""
 
 from hpcrun.errors import UserError
 
 
 class ResultsError(UserError):
-    """A file, an option or a table that the results cannot use; one line says why."""
+    """A file, an option or a table that the results cannot use; the text has the reason."""

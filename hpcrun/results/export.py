@@ -41,7 +41,7 @@ def write_parquet(store: Store, folder: Path) -> list[Path]:
 
 
 def require_pyarrow() -> None:
-    """Raise ResultsError where pyarrow is not installed."""
+    """Raise ResultsError if pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -92,7 +92,7 @@ def _csv_column(column: NDArray[Any] | None, rows: int) -> list[Any]:
     if column.dtype.kind == "S":
         return [text.decode() for text in column.tolist()]
     if column.dtype.kind == "f":
-        # An empty cell is what every reader takes for no number.
+        # Every reader understands an empty cell as a missing number.
         return ["" if value != value else value for value in column.tolist()]
     return list(column.tolist())
 
@@ -146,7 +146,7 @@ def _arrow(part: Records, name: str, kind: Any) -> Any:
     values = np.ascontiguousarray(column)
     if pa.types.is_string(kind):
         return pa.array([str(value) for value in values.tolist()], kind)
-    # NaN is a gap as well as a value that was not finite.
+    # NaN means a missing value or a non-finite value.
     return pa.array(values.astype(kind.to_pandas_dtype()), kind, from_pandas=True)
 
 

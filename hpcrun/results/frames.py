@@ -87,7 +87,7 @@ class Results:
 
         Args:
             runs: keys of runs; all by default.
-            columns: metrics; all by default. ``step`` is always there. A metric ``run`` becomes
+            columns: metrics; all by default. ``step`` is always included. A metric ``run`` becomes
                 ``metrics.run``.
             overwritten: also return the steps that a restart has computed again.
 

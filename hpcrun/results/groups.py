@@ -1,4 +1,4 @@
-"""Runs in groups of one config, with every run that does not count and the reason."""
+"""Groups of runs with the same config, and the runs that do not count, with the reason."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def grouped(store: Store, question: Question) -> list[Group]:
         key = row["run"].decode()
         config = own_config(store, key)
         values = flat(with_parameters(store, key, config))
-        # With its placeholders, the command does not name the seed.
+        # The command with placeholders does not contain the seed.
         seed = _seed(values, config.get("command"), question.seed_key)
         group_keys = _group_keys(values, question)
         has_keys = question.by is not None or store.document(key, "config") is not None
@@ -158,7 +158,7 @@ def _add_run(
 
 
 class _Values:
-    """The metric of each run, or the reason why there is none."""
+    """The metric of each run, or the reason for its absence."""
 
     def __init__(self, store: Store, question: Question) -> None:
         self._store, self._question = store, question
@@ -200,7 +200,7 @@ class _Values:
         if keep is not None:
             columns = {name: column[keep] for name, column in columns.items()}
         here = columns["step"] == step
-        # A separate line holds the validation: the step has a row without the metric, too.
+        # The validation has a separate line, so the step also has a row without the metric.
         values = columns[self._question.metric][here]
         if not len(values):
             return f"has no row at step {step}"
@@ -241,7 +241,7 @@ def _given(command: Any, option: str) -> Any:
 
 
 def seed_keys(values: Mapping[str, Any], key: str) -> set[str]:
-    """Return the keys that have the seed: of a swept script also that of the placeholder."""
+    """Return the keys that hold the seed; for a swept script also the key of the placeholder."""
     word = _given(values.get("command"), _option(key))
     found = _PLACEHOLDER.fullmatch(word) if isinstance(word, str) else None
     if found is None:

@@ -35,7 +35,7 @@ class Store:
         """Open ``path``.
 
         Args:
-            any_layout: also take the layout of another version, to replace the file.
+            any_layout: also accept the layout of another version, to replace the file.
 
         Raises:
             ResultsError: the file is missing, damaged, or not a results file of this version.
@@ -50,7 +50,7 @@ class Store:
         except OSError as error:
             reason = " ".join(str(error).split())
             raise ResultsError(
-                f"{path}: is no HDF5 file, or it is damaged ({reason}); move it away, or choose "
+                f"{path}: is not an HDF5 file, or is damaged ({reason}); move it away, or choose "
                 "another name"
             ) from None
         try:
@@ -93,11 +93,11 @@ class Store:
         return [key.decode() for key in self.table("runs")["run"].tolist()]
 
     def metrics(self, key: str) -> NDArray[Any] | None:
-        """Return a run's metrics, or None where the run has none."""
+        """Return a run's metrics, or None if the run has none."""
         return self._part(key, METRICS)
 
     def events(self, key: str) -> NDArray[Any] | None:
-        """Return a run's events, or None where the run has none."""
+        """Return a run's events, or None if the run has none."""
         return self._part(key, EVENTS)
 
     def _part(self, key: str, name: str) -> NDArray[Any] | None:
@@ -138,7 +138,7 @@ class Draft:
     """
 
     def __init__(self, path: Path, base: Path | None) -> None:
-        """Prepare a draft of nothing, or of a copy of ``base``; the disk is as before."""
+        """Prepare an empty draft, or a copy of ``base``; write nothing yet."""
         self._path, self._base = path, base
         self._copy: FileCopy | None = None
         self._file: Any = None
@@ -155,11 +155,11 @@ class Draft:
 
     @property
     def copying(self) -> bool:
-        """Whether :meth:`open` would wait for the copy."""
+        """True if :meth:`open` would wait for the copy."""
         return self._copy is not None and self._copy.running
 
     def open(self) -> None:
-        """Open the draft for writing, when the copy is whole; raises OSError."""
+        """Open the draft for writing, after the copy is complete; raises OSError."""
         self.begin()
         if self._copy is not None:
             self._copy.wait()
@@ -172,7 +172,7 @@ class Draft:
         self._runs = self._file["run"].id
 
     def drop(self, key: str) -> None:
-        """Remove a run; the room is used again by the runs that are put next."""
+        """Remove a run; later runs reuse its space in the file."""
         if key.encode() in self._runs:
             self._runs.unlink(key.encode())
 
@@ -194,11 +194,11 @@ class Draft:
         return size
 
     def keep_units(self, units: Mapping[str, str]) -> None:
-        """Note the units of a file from which runs are taken over."""
+        """Add the units of a file from which runs are copied."""
         self._units |= units
 
     def copy(self, source: Store, key: str) -> None:
-        """Take a run over from another file as it is."""
+        """Copy a run from another file unchanged."""
         h5o.copy(source.file["run"].id, key.encode(), self._runs, key.encode())
 
     def tables(self, tables: Mapping[str, NDArray[Any]]) -> None:

@@ -111,7 +111,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         ([sweep, "-o", tmp_path], "is a directory"),
         ([sweep, "-o", tmp_path / "none" / "r.html"], "no such directory"),
         ([sweep, "-o", tmp_path / "notes.txt"], "would be replaced"),
-        ([tmp_path / "empty"], "holds no run directories"),
+        ([tmp_path / "empty"], "contains no run directories"),
         ([tmp_path / "none.h5"], "no such file"),
         ([sweep, tmp_path / "notes.txt"], "takes no other source"),
         ([sweep, "--metric", "accuracy"], "no run has the metric"),

@@ -63,7 +63,7 @@ def test_strange_runs_are_all_in_the_report(make_run: MakeRun, tmp_path: Path) -
     (tmp_path / "one").mkdir()
     (tmp_path / "runs" / NAMES[0]).rename(tmp_path / "one" / "a")
     assert guarded(["report", str(tmp_path / "one"), "-o", str(page)]) == 0
-    assert "There is one run only." in Page(page).words
+    assert "There is only one run." in Page(page).words
     assert "Report of 1 run" in Page(page).words
 
 

@@ -428,7 +428,7 @@ def test_the_command_prints_a_summary(
     ("words", "told"),
     [
         (["nowhere"], "no such directory"),
-        (["empty"], "holds no run directories"),
+        (["empty"], "contains no run directories"),
         (["runs", "-o", "empty"], "is a directory"),
         (["runs", "-o", "no/such/x.h5"], "no such directory"),
         (["runs", "--processes", "-1"], "should be 0 to 64"),

@@ -302,5 +302,5 @@ def test_a_file_that_is_missing_or_no_results(
     assert guarded(["compare", str(tmp_path / "text.h5")]) == 2
     assert guarded(["compare", str(tmp_path / "none.h5")]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert "is no HDF5 file" in told[0]
+    assert "is not an HDF5 file" in told[0]
     assert "hpcrun aggregate" in told[1]

@@ -1,7 +1,7 @@
 """The style of all figures, and their files.
 
-Colors are Okabe and Ito's (2008), which people with color vision deficiency tell apart; their yellow is
-left out, because it is too light on white.
+Colors are Okabe and Ito's (2008), which people with color vision deficiency can distinguish, without the
+yellow, which is too light on white.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WIDTH = 4.6
 _FONT = "DejaVu Sans, Verdana, sans-serif"
 _LONGEST_NAME = 44
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
-# Of other scripts; matplotlib draws a box for a letter that no font has.
+# Fonts of other scripts; matplotlib draws a box for a letter without a font.
 _OTHER_FONTS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "IPAGothic", "Arial Unicode MS"),
     *("Noto Emoji", "Symbola"),
@@ -117,7 +117,7 @@ def style() -> Iterator[None]:
     drawing = matplotlib.rc_context({**_STYLE, "font.family": fonts})
     # The ticks of a loss of 1e308 overflow, without harm.
     with drawing, warnings.catch_warnings(), np.errstate(all="ignore"):
-        # The page's text is text: the browser finds a font for it.
+        # Keep text as text in SVG, so that the browser finds a font.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
 
@@ -134,7 +134,7 @@ def new_figure(
 
 
 def label(text: str, longest: int = _LONGEST_NAME) -> str:
-    """Return a foreign text as a label: on one line, without controls, with its middle cut out."""
+    """Return a foreign text as a label: on one line, without control characters, shortened in the middle."""
     text = escaped(text)
     if len(text) <= longest:
         return text
@@ -174,7 +174,7 @@ def save_as(figure: Figure, path: Path) -> Path:
     whole = io.BytesIO()
     with style():
         figure.savefig(whole, format=kind, dpi=200, facecolor="white", metadata=stamp)
-    # The umask decides who may read a figure: it is made to be shown.
+    # Figures are for others too, so the umask decides who may read them.
     write_atomic(path, whole.getvalue(), mode=0o666)
     return path
 

@@ -73,7 +73,7 @@ def single_entries(runs: Sequence[Run]) -> list[Entry]:
 def metric_label(metric: str) -> str:
     """Return a metric in words, with its unit."""
     if metric.endswith("_per_second"):
-        return f"{metric.removesuffix('_per_second').replace('_', ' ')} in a second (1/s)"
+        return f"{metric.removesuffix('_per_second').replace('_', ' ')} per second (1/s)"
     words, unit = _NAMES.get(metric, (metric.replace("_", " "), ""))
     return f"{words} ({unit})" if unit else words
 
@@ -84,7 +84,7 @@ def capitalized(words: str) -> str:
 
 
 def curve_figure(name: str, metric: str, entries: Sequence[Entry]) -> Drawing | None:
-    """Return the curves of ``metric``; None where no run has a value.
+    """Return the curves of ``metric``; None if no run has a value.
 
     More configs than colors: the first ones have colors, and the others are thin gray lines.
     """

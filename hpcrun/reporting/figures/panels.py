@@ -20,7 +20,7 @@ _MOST_NAMES = len(SERIES) * len(_STYLES)
 
 
 def panels_figure(runs: Sequence[Run], metrics: Sequence[str]) -> Figure | None:
-    """Return a panel for each metric and one for goodput; None where there is nothing to draw."""
+    """Return a panel for each metric and one for goodput; None if there is nothing to draw."""
     from matplotlib.figure import Figure
 
     timed = [run for run in runs if run.events and run.wall > 0]

@@ -119,7 +119,7 @@ def _draw_marks(
 ) -> None:
     saves = [(mark.time - base) / scale for mark in one.marks if mark.kind == history.SAVED]
     if saves:
-        # More lines than the figure has pixels show nothing more.
+        # More lines than pixels would not be visible.
         wide = one.end is not None and (one.end - base) / scale / _MOST_SAVES
         shown = sorted({int(x / wide): x for x in saves}.values()) if wide else saves[:1]
         gid = f"run{at}-saves"

@@ -1,4 +1,4 @@
-"""The whole page."""
+"""The HTML page of the report."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _sensitivity(content: Content, figures: Figures, page: _Page) -> Markup:
 
 def _without_sweep(content: Content) -> str:
     if len(content.runs) == 1:
-        return "There is one run only."
+        return "There is only one run."
     known = sum(bool(run.config) for run in content.runs)
     if known < 2:
         return "Fewer than two runs have a config, so it is unknown in what the runs differ."
@@ -220,7 +220,8 @@ def _efficiency(content: Content, page: _Page) -> Markup:
     if content.sacct_note:
         parts.append(element("p", f"Without accounting: {content.sacct_note}."))
     words = (
-        f"Asked against used, of {several(began, 'run')} that began. Unknown: not measured. “≤”: peaks "
+        f"Requested and used resources of {several(began, 'run')} that began. Unknown: not measured. “≤”: "
+        "peaks "
         "of tasks added, which may come at different times. A next request leaves a quarter above the "
         "highest use."
     )

@@ -1,4 +1,4 @@
-"""The section of runs that did not finish, with doctor's findings."""
+"""The section of runs that did not finish, with the diagnosis of each."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _VOID = ("meta", "br", "hr")
 
 
 class Markup(str):
-    """Text that is HTML already. Everything else is escaped."""
+    """Text that is already HTML; other text is escaped."""
 
 
 def element(tag: str, *children: object, **attributes: str) -> Markup:
@@ -26,7 +26,7 @@ def element(tag: str, *children: object, **attributes: str) -> Markup:
 
 
 def text(*children: object) -> Markup:
-    """Return children one after another, escaped where they are no markup.
+    """Return the joined children; text that is not markup is escaped.
 
     Control characters become visible escapes: a log line may hold a sequence that a terminal obeys
     after it is copied from the page.

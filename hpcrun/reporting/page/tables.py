@@ -141,10 +141,10 @@ def relations_table(relations: Sequence[Sensitivity]) -> Markup:
 
 
 def efficiency_table(rows: Sequence[Efficiency]) -> Markup:
-    """Return asked against used of each run that began, and the next request."""
+    """Return the requested and the used resources of each run that began, and the next request."""
     head = (
         *("run", "GPUs asked", "GPUs busy", "MFU", "GPU memory used", "CPUs asked", "CPUs used"),
-        *("memory a node asked", "used", "time limit", "longest attempt", "data wait"),
+        *("memory per node requested", "used", "time limit", "longest attempt", "data wait"),
         *("measured by", "next request"),
     )
     return table(head, map(_efficiency_row, rows), numeric=range(1, 12), wide=(13,))

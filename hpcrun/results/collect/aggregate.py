@@ -1,4 +1,4 @@
-"""From run directories to results.h5: only what changed is read again."""
+"""Collection of run directories into results.h5; only changed files are read again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Source:
 
 @dataclass
 class Summary:
-    """The outcome of an aggregation. ``problems``: run, file and what is wrong."""
+    """The outcome of an aggregation. ``problems``: run, file and problem."""
 
     path: Path
     states: Counter[str] = field(default_factory=Counter)
@@ -79,18 +79,18 @@ def aggregate(
     Args:
         fresh: read everything, and replace a file that cannot be read or has another layout.
         prune: remove the runs without a directory.
-        processes: that read; by default as many as pay off. 0: none but this one.
-        progress: called with the number of runs read, and of those to read.
+        processes: number of reading processes; None: as many as save time. 0: only this process.
+        progress: called with the number of runs that were read, and the number of runs to read.
 
     Raises:
         ResultsError: ``output`` cannot be used.
-        OSError: the disk refused; ``output`` is as before.
+        OSError: the disk refused; ``output`` is unchanged.
     """
-    # A link stays one: the file that it leads to is replaced.
+    # A symbolic link stays: its target is replaced.
     output = Path(os.path.realpath(output))
     _require_place(output)
     lock = output.with_name(f".{output.name}.lock")
-    busy = f"{output}: another `hpcrun aggregate` writes it; wait, or remove {lock} if its host is gone"
+    busy = f"{output}: another `hpcrun aggregate` is writing it; wait, or remove {lock} if its host is gone"
     with LockFile(lock, busy), _without_gc():
         sweep(output)
         known = _known(output, fresh=fresh)
@@ -99,7 +99,7 @@ def aggregate(
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """Make no search for cycles: there are few, and a search among so many objects takes long."""
+    """Turn the garbage collector off in the block: a search for cycles among so many objects takes long."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -120,7 +120,7 @@ def _require_place(output: Path) -> None:
 
 @dataclass
 class _Known:
-    """The tables of the file as it is, by run."""
+    """The tables of the existing file, by run."""
 
     tables: dict[str, NDArray[Any]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def _known(output: Path, *, fresh: bool) -> _Known:
         for raw, key in zip(runs["path"].tolist(), runs["run"].tolist(), strict=True)
     }
     signatures: dict[bytes, set[Signature]] = {key: set() for key in runs["run"].tolist()}
-    # A hundred thousand names are few different ones.
+    # Few of a hundred thousand names differ.
     names = {raw: raw.decode() for raw in set(files["file"].tolist())}
     columns = (files[name].tolist() for name in ("run", "file", "size", "mtime_ns", "inode"))
     for run, name, size, changed, inode in zip(*columns, strict=True):
@@ -176,7 +176,7 @@ class _Update:
         for path in self._source.paths:
             if self._has_changed(path):
                 changed.append(path)
-                # The old file is copied while the other runs are looked at and the changed ones read.
+                # The old file is copied in the background, while changed runs are found and read.
                 draft.begin()
         here = set(self._source.paths)
         away = [path for path in self._known.keys if path not in here]
@@ -215,7 +215,7 @@ class _Update:
         if repack:
             self._take_over(draft, dropped)
         else:
-            # First all holes, then what fills them.
+            # First make all holes, then fill them.
             for key in dropped:
                 draft.drop(key)
         while held:
@@ -251,7 +251,7 @@ class _Update:
                 progress(done, len(paths))
 
     def _jobs(self, paths: list[str]) -> list[Job]:
-        """Return the runs to read; of a run in the file with the config that is there."""
+        """Return the runs to read; for a run in the file, with its config from there."""
         if not self._known.tables:
             return [Job(path) for path in paths]
         jobs = []
@@ -288,7 +288,7 @@ class _Update:
         self._rows["problems"] += [(key, *row) for row in data.problems]
 
     def _key(self, data: RunData) -> str:
-        """Return the run's name in the file: its folder's, with a number where two share it."""
+        """Return the run's name in the file: its folder's name, with a number if two runs share the name."""
         path = escaped_path(data.path)
         if path not in self._keys:
             stem = escaped_path(data.name).replace("/", "__")
@@ -315,7 +315,7 @@ class _Update:
 
 
 def escaped_path(path: str) -> str:
-    """Return a path as UTF-8 can hold it."""
+    """Return a path as valid UTF-8, with escapes for other bytes."""
     return path.encode(errors="backslashreplace").decode()
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpcrun.run.io.files import parse_line
 
-# Of a file, at a time: the parsed objects of a block take five times its bytes.
+# Bytes to read at a time: the parsed objects of a block take five times its size.
 _BLOCK = 8 << 20
 _MOST_COLUMNS = 600
 # HDF5 describes all columns in one message of 64 KiB: for each column the name, and up to 36 bytes for
@@ -23,7 +23,7 @@ _MOST_HEADER = 56 << 10
 _HEADER_OF_COLUMN = 48
 _LONGEST_TEXT = 1000
 _MISSING = object()
-# Of keys, in a block: where more rows differ, the rows are read one by one.
+# Sets of keys in a block: with more different rows, the rows are read one by one.
 _MOST_SETS = 16
 _LINE_END = 10
 _INT64 = np.dtype(np.int64)
@@ -48,12 +48,12 @@ class Lines:
 
 
 def parse_rows(data: bytes) -> tuple[list[dict[str, Any]], int]:
-    """Return the objects of whole lines, and the number of lines that hold none."""
+    """Return the objects of whole lines, and the number of lines without an object."""
     # bytes.count takes ten times as long.
     ends = np.count_nonzero(np.frombuffer(data, np.uint8) == _LINE_END)
     lines = int(ends) + (not data.endswith(b"\n"))
     try:
-        # A call for each line costs a third more.
+        # A call for each line takes a third more time.
         rows = orjson.loads(b"[" + data.rstrip(b"\n").replace(b"\n", b",") + b"]")
         if len(rows) == lines and set(map(type, rows)) == {dict}:
             return rows, 0
@@ -75,7 +75,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
-        # NaN, and escapes of bytes that are no UTF-8.
+        # NaN, and escapes of bytes that are not UTF-8.
         return parse_line(line)
     return value if isinstance(value, dict) else None
 
@@ -88,7 +88,7 @@ def read_lines(stream: BinaryIO, size: int = _BLOCK) -> Lines:
     """
     blocks = _Blocks()
     rest = b""
-    # A larger block than the file costs the time to make room for it.
+    # The allocation of a block larger than the file would take time.
     while block := stream.read(min(max(size, 1), _BLOCK)):
         end = block.rfind(b"\n") + 1
         if not end:
@@ -99,7 +99,7 @@ def read_lines(stream: BinaryIO, size: int = _BLOCK) -> Lines:
         blocks.damaged += damaged
         blocks.add(rows)
     if rest:
-        # Only whole objects end in their brace: a file may lack the last line break.
+        # A complete object ends in a brace; the file may lack the last line break.
         row = _parse(rest)
         if row is None:
             blocks.torn = len(rest)
@@ -132,9 +132,10 @@ class _Blocks:
             self._rows += len(rows)
 
     def _add(self, rows: Sequence[dict[str, Any]], at: NDArray[np.int64]) -> None:
-        """Note the values of ``rows``, which are the rows ``at`` of the file.
+        """Add the values of ``rows``, whose numbers in the file are ``at``.
 
-        A log has few sets of keys: of the training, of the validation. The rows of a set are read together.
+        A log has few sets of keys, such as those of training and of validation. The rows of a set are read
+        together.
         """
         keys_of_rows = list(map(tuple, rows))
         if keys_of_rows.count(keys_of_rows[0]) == len(rows):
@@ -172,9 +173,9 @@ class _Blocks:
             self._parts.setdefault(key, []).append((at, *typed))
 
     def _has_room(self, key: str) -> bool:
-        """Count a new column; return False where the file cannot hold the column."""
+        """Count a new column; return False if the file cannot hold another column."""
         header = self._header + len(key.encode(errors="backslashreplace")) + _HEADER_OF_COLUMN
-        # No column after a dropped column is kept: the kept columns are the first columns of the run.
+        # After a dropped column, drop all others too: the run keeps its first columns.
         if self._full or len(self._parts) >= _MOST_COLUMNS or header > _MOST_HEADER:
             self._full = True
             self._cut.add(f"columns beyond {len(self._parts)} are dropped")
@@ -189,7 +190,7 @@ class _Blocks:
         if object in kinds:
             present = np.fromiter((value is not _MISSING for value in values), bool, len(values))
             kinds.discard(object)
-            # A text needs no other mark of absence than the empty text.
+            # An empty text marks a missing text.
             absent = "" if kinds == {str} else None
             values = [absent if value is _MISSING else value for value in values]
             kinds |= {type(absent)}
@@ -229,7 +230,7 @@ def _with_gaps(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[Sequence
 
 
 def _alike(values: Sequence[Any]) -> NDArray[Any] | None:
-    """Return an array of numbers, or None where the values need a look at the type of each."""
+    """Return an array of numbers, or None if the type of each value must be checked."""
     kind = type(values[0])
     try:
         if kind is float:
@@ -237,7 +238,7 @@ def _alike(values: Sequence[Any]) -> NDArray[Any] | None:
             return np.frombuffer(array("d", values))
         if kind is int:
             found = np.frombuffer(array("q", values), _INT64)
-            # The array takes true for 1.
+            # numpy converts true to 1.
             if not (found >> 1 == 0).any() or set(map(type, values)) == {int}:
                 return found
     except (TypeError, OverflowError):
@@ -257,7 +258,7 @@ def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _numbers(values: Sequence[Any], kinds: set[type]) -> NDArray[Any] | None:
-    """Return an array of numbers, or None where ``values`` holds anything else."""
+    """Return an array of numbers, or None if ``values`` contains anything else."""
     if kinds == {bool}:
         return np.array(values, bool)
     if kinds <= {int, float, bool, type(None)}:
@@ -266,7 +267,7 @@ def _numbers(values: Sequence[Any], kinds: set[type]) -> NDArray[Any] | None:
 
 
 def _floats(values: Iterable[Any]) -> NDArray[Any]:
-    """Return floats; null, the mark of a value that was not finite, is NaN."""
+    """Return floats; null, which marks a non-finite value, becomes NaN."""
     known = [np.nan if value is None else value for value in values]
     try:
         return np.frombuffer(array("d", known))
@@ -282,11 +283,11 @@ def _float(value: float) -> float:
 
 
 def _texts(values: Iterable[Any]) -> tuple[NDArray[Any], bool]:
-    """Return UTF-8 texts, and whether one is cut; what is no text becomes JSON."""
+    """Return UTF-8 texts, and whether one was cut; other values become JSON."""
     texts = [_text(value) for value in values]
     longest = max(map(len, texts), default=1)
     if longest > _LONGEST_TEXT:
-        # A character is cut whole.
+        # Do not cut within a character.
         texts = [
             text[:_LONGEST_TEXT].decode(errors="ignore").encode()
             if len(text) > _LONGEST_TEXT
@@ -310,7 +311,7 @@ def _text(value: Any) -> bytes:
 
 
 def _joined(parts: Sequence[_Part], rows: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return one array of ``rows`` from the arrays at their places, and where it has values."""
+    """Return one array of length ``rows`` from the parts, and a mask of the rows with a value."""
     kinds = {part.dtype.kind for _, part, _ in parts}
     whole = sum(len(part) for _, part, _ in parts) == rows
     present = np.zeros(rows, bool)

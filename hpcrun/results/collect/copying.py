@@ -15,7 +15,7 @@ _READ = 1 << 22
 
 
 class FileCopy:
-    """The copy of a file. A file system that can do so shares the blocks, which takes no time.
+    """The copy of a file. If the file system supports it, the copy shares the blocks, which takes no time.
 
     The thread also writes the bytes to the disk, so that a later fsync has less to do.
     """
@@ -30,17 +30,17 @@ class FileCopy:
 
     @property
     def running(self) -> bool:
-        """Whether the copy is not whole yet."""
+        """True while the copy is incomplete."""
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Return when the copy is whole; raises OSError where the disk has refused."""
+        """Wait until the copy is complete; raises OSError if the disk refused."""
         self._thread.join()
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Leave the copy as it is, and return when the thread has ended."""
+        """Stop the copy, incomplete or not, and wait for the end of the thread."""
         self._stop.set()
         self._thread.join()
 
@@ -63,6 +63,6 @@ class FileCopy:
             except OSError as error:
                 if error.errno not in _NOT_BETWEEN_THESE:
                     raise
-            # Also where a file system claims to have reached the end too early.
+            # A file system may report the end too early.
             while not self._stop.is_set() and (block := old.read(_READ)):
                 new.write(block)

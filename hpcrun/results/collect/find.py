@@ -1,4 +1,4 @@
-"""Run directories below what a person names."""
+"""Search for the run directories below the named folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_runs(named: Iterable[str], runs_dir: Path) -> list[str]:
         named: run directories, folders of them, or names below ``runs_dir``.
 
     Raises:
-        ResultsError: a name is no directory, or there is no run in it.
+        ResultsError: a name is not a directory, or contains no run.
     """
     found: dict[str, None] = {}
     for name in named:
@@ -28,7 +28,9 @@ def find_runs(named: Iterable[str], runs_dir: Path) -> list[str]:
         # A link to a run is not a second run.
         here = _below(os.path.realpath(folder), 0)
         if not here:
-            raise ResultsError(f"{folder}: holds no run directories; name one, or a folder of them")
+            raise ResultsError(
+                f"{folder}: contains no run directories; name one, or a folder of them"
+            )
         found |= dict.fromkeys(here)
     return sorted(found)
 
@@ -51,7 +53,7 @@ def _below(folder: str, depth: int) -> list[str]:
         return []
     try:
         with os.scandir(folder) as entries:
-            # The real path of a path asks for each part of it; of ten thousand runs only links need it.
+            # Path.resolve() asks for each part of the path; among ten thousand runs only links need it.
             inner = sorted(
                 os.path.realpath(entry.path) if entry.is_symlink() else entry.path
                 for entry in entries
@@ -67,7 +69,7 @@ def _below(folder: str, depth: int) -> list[str]:
 
 
 def _is_run(folder: str) -> bool:
-    # Of a run with a lost file, the other files are kept.
+    # If a run lost a file, the other files are still read.
     there = [os.path.isfile(f"{folder}/{mark}") for mark in _MARKS[:2]]  # noqa: PTH113
     if all(there):
         return True

@@ -82,6 +82,6 @@ def texts(values: Iterable[str | None]) -> NDArray[Any]:
 
 
 def encoded(text: str | None) -> bytes:
-    """Return a text of a table as UTF-8; bytes that are no UTF-8 are escaped, long texts are cut."""
+    """Return a text of a table as UTF-8; bytes that are not UTF-8 are escaped, long texts are cut."""
     raw = (text or "").encode(errors="backslashreplace")
     return raw if len(raw) <= _LONGEST else raw[:_LONGEST].decode(errors="ignore").encode()

@@ -1,4 +1,4 @@
-"""Runs of other programs, as a small YAML file describes them."""
+"""Runs of other programs, described by a small YAML file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Row = dict[str, Any]
 
 
 class RunMapping(BaseModel):
-    """Where the files of a run are, below its directory, and what their columns mean."""
+    """The places of a run's files below its directory, and the meaning of their columns."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,7 +69,7 @@ def read_mapping(path: Path) -> RunMapping:
     """Return the mapping in ``path``.
 
     Raises:
-        ResultsError: the file is missing or is no mapping.
+        ResultsError: the file is missing or is not a mapping.
     """
     try:
         text = path.read_text()
@@ -166,10 +166,11 @@ def _read(mapping: RunMapping, job: Job) -> RunData:
 def joined_rows(files: Iterable[Sequence[Row]]) -> Sequence[Row]:
     """Return the rows of all files of a run.
 
-    Files with the same columns are parts of one log: their rows follow each other, and a step that goes
-    back is a restart. Files with other columns are other logs (training and validation), which begin at the
-    first step again: each log loses the rows that its restarts computed again, then the rows of all logs
-    are sorted by step. The column ``restart`` goes: two logs may have different restarts at one step.
+    Files with the same columns are parts of one log: their rows are joined in order, and a smaller step is a
+    restart. Files with other columns are separate logs (training and validation), which begin at the first
+    step
+    again: in each log, rows that a restart computed again are removed; then all rows are sorted by step. The
+    column ``restart`` is removed, because two logs may have different restarts at one step.
     """
     logs: dict[frozenset[str], list[Row]] = {}
     for rows in files:
@@ -190,7 +191,7 @@ def _kept(rows: Sequence[Row]) -> Iterable[Row]:
 
 
 def _step_of(row: Row) -> float:
-    """Return the step; a row without a step comes first, and so is not taken for a restart."""
+    """Return the step; a row without a step is first, so that it does not count as a restart."""
     step = row.get("step")
     return step if isinstance(step, int | float) and not math.isnan(step) else -math.inf
 
@@ -200,7 +201,7 @@ def _integer(value: Any) -> Any:
 
 
 def _guarded(data: RunData, path: str, name: str, read: Any) -> Any:
-    """Return what ``read`` finds in a file; what is wrong with the file is a problem."""
+    """Return the result of ``read`` for a file; record an error as a problem."""
     try:
         found, problems = read(Path(path, name))
     except FileNotFoundError:

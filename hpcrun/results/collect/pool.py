@@ -26,7 +26,7 @@ _MOST = 4
 
 
 def processes_for(jobs: int) -> int:
-    """Return the number of processes that pays off; 0: this one."""
+    """Return the number of processes that saves time; 0: only this process."""
     cores = len(os.sched_getaffinity(0))
     return 0 if jobs < _FEW or cores < 2 else min(cores, _MOST)
 

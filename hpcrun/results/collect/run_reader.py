@@ -39,7 +39,7 @@ _LONGEST_FIELDS, _LONGEST_FIELD = 480, 60
 
 @dataclass
 class RunData:
-    """The content of a run. ``problems``: a file and what is wrong with it."""
+    """The content of a run. ``problems``: a file and its problem."""
 
     path: str
     name: str
@@ -64,7 +64,7 @@ def files_of(path: str) -> list[tuple[str, str]]:
 
 
 def signature(name: str, path: str) -> Signature:
-    """Return what changes when the file ``path`` does."""
+    """Return a value that changes when the file ``path`` changes."""
     try:
         found = os.stat(path)  # noqa: PTH116  (see _FILES)
     except OSError:
@@ -81,13 +81,13 @@ class Job:
 
 
 def read_run(job: Job) -> RunData:
-    """Return everything of a run directory. What cannot be read is a problem, no error."""
+    """Return the content of a run directory; unreadable parts are recorded as problems."""
     path = job.path
     reader = _Reader(path)
     try:
         _read_all(reader, job)
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-        # One strange file must not keep the results of all other runs from being written.
+        # One strange file must not prevent the results of all other runs.
         what = f"cannot be understood: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         empty = RunData(path, reader.data.name, problems=[("", what)])
         empty.signatures = [signature(*file) for file in files_of(path)]
@@ -120,7 +120,7 @@ class _Reader:
             return None
 
     def _sign(self, path: Path, found: os.stat_result) -> None:
-        # Before the first byte is read: what is added later makes the file a changed one.
+        # Taken before the first byte is read, so that later lines count as a change.
         self.data.signatures.append((path.name, found.st_size, found.st_mtime_ns, found.st_ino))
 
     def _unreadable(self, path: Path, error: OSError, *, needed: bool) -> None:
@@ -136,7 +136,7 @@ class _Reader:
 
     def config(self, path: Path, known: tuple[Signature, bytes] | None) -> dict[str, Any]:
         if known is not None and signature(path.name, str(path)) == known[0]:
-            # YAML takes as long as the metrics, and of a run in progress only the metrics change.
+            # Parsing the YAML takes as long as the metrics, and in a running run only the metrics change.
             self.data.signatures.append(known[0])
             self.data.documents["config"] = known[1]
             return dict(orjson.loads(known[1]))
@@ -226,7 +226,7 @@ def _event_table(events: Sequence[Event]) -> NDArray[Any]:
 
 
 def _fields(event: Event) -> str | None:
-    """Return the other fields of an event as JSON. Of a long event, texts are cut and lists left out."""
+    """Return the other fields of an event as JSON. In a long event, texts are cut and lists omitted."""
     if not event.fields:
         return None
     whole = json.dumps(event.fields, ensure_ascii=False, separators=(",", ":"))

@@ -14,10 +14,10 @@ _NO_METRICS = ("step", "time", "restart")
 
 
 def counted(columns: dict[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
-    """Return the rows that the run kept, or None where it kept all.
+    """Return the rows that count, or None if all rows count.
 
-    A restart computes steps again that were lost with the attempt before. Of a step that was computed
-    twice, the rows of the later attempt count.
+    A restart repeats steps that the previous attempt lost. For a repeated step, only the rows of the later
+    attempt count.
     """
     steps = columns.get("step")
     if steps is None or rows < 2 or steps.dtype.kind not in "iuf":
@@ -38,7 +38,7 @@ def counted(columns: dict[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | 
 
 
 def _without_gaps(restart: NDArray[Any]) -> NDArray[Any]:
-    """Return the restart of each row; a line without a restart has that of the line before."""
+    """Return the restart of each row; a line without a restart has that of the previous line."""
     rows = np.where(np.isfinite(restart), np.arange(len(restart)), 0)
     filled: NDArray[Any] = np.nan_to_num(restart[np.maximum.accumulate(rows)])
     return filled
@@ -73,7 +73,7 @@ def summary_of(lines: Lines) -> list[tuple[Any, ...]]:
 
 
 def _steps(lines: Lines) -> NDArray[Any]:
-    """Return the step of each row; the number of the row where there is none."""
+    """Return the step of each row, or the number of the row if it has none."""
     steps = lines.columns.get("step")
     if steps is None or steps.dtype.kind not in "iuf":
         return np.arange(lines.rows)
