@@ -80,7 +80,8 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
     """Build the parts of the training, run the loop, and report the end."""
     run, config, group, at = context.run, context.config, context.group, context.at
     opened = open_task(context)
-    # Here all ranks have just met; making the engine's group has a shorter timeout than the watchdog.
+    # Make the engine while all ranks are at the same point: its group has a shorter timeout than the
+    # watchdog.
     engine = build_engine(run, context.attempt, config, context.distributed, group)
     device = process_group.select_device(context.distributed)
     measured = measure(config, opened.task, opened.model, device)

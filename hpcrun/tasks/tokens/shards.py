@@ -121,7 +121,7 @@ def open_source(path: Path, split: str, dtype: str) -> Source:
         dtype: type of the tokens of a flat ``.bin``.
 
     Raises:
-        TokenError: a file is missing, has another size, or is no description of tokens.
+        TokenError: a file is missing, has another size, or is not a description of tokens.
     """
     try:
         if path.is_dir():
@@ -196,7 +196,7 @@ def _description(folder: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TokenError(
-            f"{path}: no description of {FORMAT}: {_one_line(error)}; {_AGAIN}"
+            f"{path}: is not a description of {FORMAT}: {_one_line(error)}; {_AGAIN}"
         ) from error
     return found  # type: ignore[no-any-return]
 
@@ -206,7 +206,7 @@ def _flat(path: Path, dtype: str) -> Shard:
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise TokenError(f"{path}: no array of tokens: {_one_line(error)}") from error
+            raise TokenError(f"{path}: is not an array of tokens: {_one_line(error)}") from error
         kind = found.dtype.newbyteorder("=").name
         if (
             found.ndim != 1

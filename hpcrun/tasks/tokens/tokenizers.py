@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or a file of the Hugging Face package ``tokenizers`` where it is installed."""
+"""Tokenizers: bytes, or a file of the Hugging Face package ``tokenizers``, if it is installed."""
 
 import hashlib
 import importlib
@@ -15,7 +15,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name that two tokenizers share only if they give the same tokens."""
+        """Name of the tokenizer; two tokenizers with the same name give the same tokens."""
         ...
 
     @property
@@ -92,7 +92,7 @@ def open_tokenizer(name: str, end_token: str | None) -> Tokenizer:
     # The package raises plain Exception for a file with other content.
     except Exception as error:
         text = " ".join(str(error).split())
-        raise TokenError(f"--tokenizer: {name}: no tokenizer file: {text}") from error
+        raise TokenError(f"--tokenizer: {name}: is not a tokenizer file: {text}") from error
     number = None if end_token is None else reader.token_to_id(end_token)
     if end_token is not None and number is None:
         raise TokenError(f"--end-token: {name} has no token {end_token}; use one of its tokens")

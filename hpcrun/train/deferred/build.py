@@ -33,8 +33,8 @@ class DeferredParameter:
 class Deferred:
     """A model on the meta device, except for its buffers, and the recording of its build.
 
-    ``reached``: the draw after which torch's default generator stands now; None if the build has drawn
-    nothing since the last seed.
+    ``reached``: the last draw of torch's default generator; None if the build has drawn nothing since the
+    last seed.
     """
 
     model: nn.Module
@@ -60,7 +60,7 @@ class Deferred:
         self.tape.replay(places, deliver)
 
     def left(self, generator: torch.Generator) -> bool:
-        """Return True if ``generator`` stands where this build has left torch's default generator."""
+        """Return True if ``generator`` has the state in which this build left torch's default generator."""
         if self.reached is None or generator.device.type != "cpu":
             return False
         return torch.equal(generator.get_state(), self.state)
@@ -113,7 +113,7 @@ def build_deferred(make: Callable[[], nn.Module]) -> Deferred:
         raise
     except Unreplayable as error:
         reason = str(error)
-    # Outside the handler: the frames of an exception hold what the build has made.
+    # Outside the handler, because the frames of an exception keep the objects of the build alive.
     recording.generators.rewind()
     if not recording.materialize():
         raise UserError(
@@ -151,7 +151,7 @@ def _record(recording: Recording, make: Callable[[], nn.Module]) -> Deferred:
 
 
 def _finish_generators(recording: Recording) -> int | None:
-    """Give the generators that live on their true states; return the draw of the default generator."""
+    """Set the remaining generators to their true states; return the draw of the default generator."""
     marked = recording.generators.marked()
     default = [number for generator, number in marked if generator is torch.default_generator]
     others = [each for each in marked if each[0] is not torch.default_generator]
@@ -271,4 +271,4 @@ def _join(path: str, name: str) -> str:
 
 
 def _nowhere(_: int, __: torch.UntypedStorage) -> None:
-    """Take no storage: the replay is for the states of generators."""
+    """Ignore the storage: this replay computes only the states of generators."""

@@ -1,8 +1,8 @@
 """Follow the random generators of a recorded build; its draws do not happen.
 
-After each recorded draw the generator gets a state that nothing else produces, a mark. The state that the
-next draw finds then tells where the generator stood: after an earlier draw, also through ``fork_rng`` and
-``set_rng_state``, or at a state of its own (``manual_seed``).
+After each recorded draw the generator gets a unique state, a mark. The state before the next draw then shows
+the position of the generator: after an earlier draw, also through ``fork_rng`` and ``set_rng_state``, or at a
+new state (``manual_seed``).
 """
 
 import weakref
@@ -20,7 +20,7 @@ _SEED_BYTES = 8
 
 
 class Generators:
-    """The generators of a build: their draws, and the marks that these left."""
+    """The generators of a build: their draws, and their marks."""
 
     def __init__(self) -> None:
         self._marks: dict[bytes, int] = {}
@@ -30,8 +30,8 @@ class Generators:
     def see(self, generator: torch.Generator) -> None:
         """Note a generator of the program, before its first draw.
 
-        A recorded call has another Python object for the generator, so that the life of the object that the
-        program holds shows only where the program gives it to a function.
+        A recorded call has another Python object for the generator. The object of the program is seen only
+        when the program passes it to a function.
         """
         known = self._seen.get(id(generator))
         if known is None or known[0]() is not generator:
@@ -69,7 +69,7 @@ class Generators:
             generator.set_state(state)
 
     def marked(self) -> list[tuple[torch.Generator, int]]:
-        """Return the generators that the program still holds and that stand at a mark, with their draw."""
+        """Return the generators that the program still holds and whose state is a mark, with their draw."""
         return [
             (generator, self._marks[key])
             for generator, _ in self.living()

@@ -1,7 +1,7 @@
 """Record a build: torch's calls go to fake tensors, which have a shape but no memory, and onto a tape.
 
-Small tensors that depend on no random draw are also computed at once, so that a build may read their values
-(``torch.linspace(0, rate, layers).tolist()``). A build that reads any other value cannot be deferred.
+Small tensors that depend on no random draw are also computed immediately, so that a build may read their
+values (``torch.linspace(0, rate, layers).tolist()``). A build that reads any other value cannot be deferred.
 """
 
 import gc
@@ -33,9 +33,9 @@ _STAYS = "_content_stays"
 
 _EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 _LIFTS = {"lift", "lift_fresh"}
-# They change the storage of a tensor, and no content.
+# Calls that change the storage of a tensor, but no content.
 _RELINKS = {torch.ops.aten.set_.source_Tensor, torch.ops.aten.set_.source_Tensor_storage_offset}
-# They set their first argument and do not read it.
+# Calls that set their first argument and do not read it.
 _FILLS = {
     *("normal_", "uniform_", "exponential_", "log_normal_", "cauchy_", "geometric_", "random_"),
     *("zero_", "fill_", "copy_"),
@@ -48,7 +48,7 @@ _truncated: Any = getattr(nn.init, _TRUNCATED)
 _TRUNCATED_OPTIONS = 4
 """Mean, standard deviation, and the two limits."""
 
-# Ways to the content that torch's dispatcher does not see.
+# Accesses to the content that bypass torch's dispatcher.
 _READS = {"numpy", "__array__", "data_ptr", "__dlpack__", "share_memory_", "storage", "map_"}
 
 
@@ -67,8 +67,8 @@ class _Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records all calls in its ``with`` block; tensors made there have no memory.
 
-    ``refused``: the first reason why the build cannot be replayed, if there is one: the code may have caught
-    the exception and gone another way.
+    ``refused``: the first reason why the build cannot be replayed, if any: the code may have caught the
+    exception and continued.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name == "set_" or name.startswith("resize"):
                 raise self.refuse(f"it calls {name}")
             self._note(func, name, args, kwargs, before, out)
-        # A call in place returns its argument.
+        # An in-place call returns its argument.
         return tree_map_only(Tensor, lambda tensor: stand_ins.get(id(tensor), tensor), out)
 
     def _note(
@@ -288,7 +288,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return fake
 
     def _content_now(self, real: Tensor, *, shared: bool) -> torch.UntypedStorage:
-        """Return a copy of what ``real`` holds now: the program may load the next values into the same array.
+        """Return a copy of the content of ``real``: the program may later load other values into the array.
 
         ``shared``: True if the copy serves all uses of this content.
         """
@@ -327,7 +327,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what torch's dispatcher does not: ways to a tensor's content, copies, and generators."""
+    """Intercepts calls that bypass torch's dispatcher: access to a tensor's content, copies, generators."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()

@@ -49,8 +49,8 @@ class View:
 class Draw:
     """A call's use of a random generator.
 
-    ``start``: the state of the generator, or the number of the draw after which the generator stood here.
-    ``sized``: True if the size of the result alone decides how far the generator moves.
+    ``start``: the state of the generator, or the number of the previous draw of this generator. ``sized``:
+    True if the size of the result alone decides how far the generator moves.
     """
 
     number: int

@@ -24,7 +24,7 @@ class Limits:
         return cls(step, other, max(other, _PREPARES * hang_start))
 
     def allowed(self, position: Position) -> float:
-        """Return the limit at ``position``; the first step may compile, so it is not limited as a step."""
+        """Return the limit at ``position``; the first step may compile, so it has the limit of other work."""
         moving = position.step is not None and position.step > position.start
         return self.step if moving and position.doing == TRAINING else self.around(position.doing)
 
@@ -48,7 +48,7 @@ class Limits:
 
     @property
     def unheard(self) -> float:
-        """Seconds beyond the limit after which the sentry considers the thread blocked."""
+        """Seconds beyond the limit after which the watchdog process considers the thread blocked."""
         return self.answer + 3 * self.tick
 
     @property

@@ -2,11 +2,11 @@
 
 A thread on each rank watches the rank's progress. The first rank without progress raises an alarm in the
 ranks' key-value store. Every rank's thread then writes its stacks and reports its position; the first rank
-diagnoses the hang, and all ranks end. Code that holds the interpreter's lock blocks the thread. Against
-this, a separate watchdog process next to each rank (the sentry) writes the stacks and ends the rank unless
-the thread keeps postponing it. Time in which the job is suspended does not count.
+diagnoses the hang, and all ranks end. Code that holds the interpreter's lock blocks the thread. Against this,
+a separate watchdog process next to each rank writes the stacks and ends the rank unless the thread keeps
+postponing it. Time in which the job is suspended does not count.
 
-A rank that fails says so in the store. Ranks that wait for it on a GPU do not see its broken connections,
+A rank that fails writes this to the store. Ranks that wait for it on a GPU do not see its broken connections,
 so their threads end them.
 """
 

@@ -10,7 +10,7 @@ def copy_from_rank_zero(value: Tensor) -> None:
     """Replace the values of ``value`` on all ranks by rank 0's, in place. Collective on the default group.
 
     NCCL refuses tensors that are not contiguous, such as a transposed filter bank, and does not know int16
-    and uint16. So the values travel as bytes, through a contiguous copy if necessary.
+    and uint16. So the values are sent as bytes, through a contiguous copy if necessary.
     """
     dense = value.contiguous()
     dist.broadcast(dense.reshape(-1).view(torch.uint8), src=0)

@@ -131,7 +131,7 @@ class ShardedUse:
             for name, parameter in self._whole.items()
             if self._reduces and parameter.requires_grad and name not in self._reached
         ]
-        # A part in the backward pass takes part in collectives even if no parameter has a gradient.
+        # A unit in the backward pass joins collectives even if none of its parameters has a gradient.
         idle = [name for name, ends in self._results.items() if _apart(nodes, ends)]
         # If the gradient does not reach the part's inputs, the part reduces after the root, not before it.
         late = [name for name, ends in self._given.items() if self._reduces and _apart(nodes, ends)]

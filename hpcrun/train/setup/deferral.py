@@ -58,7 +58,7 @@ def build_whole(
     *,
     resumes: bool = False,
 ) -> nn.Module:
-    """Return the model with its weights, as a build that was never recorded; generators stay as they are."""
+    """Return the model with its weights, as from a build without a recording; generators stay unchanged."""
     now = capture.capture_rank()
     seed_alike(config.seed)
     model = deferred.rebuild(lambda: _build(task, config, distributed, resumes))
@@ -72,7 +72,7 @@ def all_deferred(
 ) -> bool:
     """Return True if all ranks have deferred the build of the same parameters. Collective.
 
-    Ranks may build differently, since rank 0 has the values of all: only rank 0 reads a file, say.
+    Ranks may build differently, because rank 0 computes all values: for example only rank 0 reads a file.
     """
     if not _wanted(config, distributed):
         return False
@@ -93,8 +93,8 @@ def all_deferred(
 def covers(task: Task, model: nn.Module) -> bool:
     """Return True if a checkpoint of ``model`` replaces all that depends on its initial weights.
 
-    A model may leave some out of its state dict, such as frozen weights of another model. An optimizer of
-    the task's own may keep the weights that it begins with.
+    A model may omit some weights from its state dict, such as frozen weights of another model. An optimizer
+    of the task's own may keep the weights that it begins with.
     """
     if type(task).build_optimizer is not Task.build_optimizer:
         return False

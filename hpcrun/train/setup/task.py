@@ -28,7 +28,7 @@ from hpcrun.train.task import Task, load_task
 from hpcrun.train.task_checks import require_model
 
 _MAX_PREPARE = 86400.0
-"""Seconds for ``Task.prepare`` without a watchdog: a download may take hours; after a day it hangs."""
+"""Seconds for ``Task.prepare`` without a watchdog: a download may take hours, but not more than a day."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OpenedTask:
     deferred: Deferred | None = None
     """The recorded build of a model without weights."""
     resumes: bool = False
-    """True if a checkpoint is there at the start."""
+    """True if a checkpoint exists at the start."""
 
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
