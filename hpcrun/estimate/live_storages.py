@@ -33,7 +33,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """``block``: size of a block in bytes; each storage counts as a multiple of it."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
-        self.operations = 0
         self.read_parts: Callable[[], Mapping[str, int]] | None = None
         """Reads the bytes of parts of the memory, for :attr:`parts`."""
         self.parts: Mapping[str, int] = {}
@@ -83,7 +82,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        self.operations += 1
         if not self._counts:
             return result
         self.add(tree_iter(result))

@@ -30,7 +30,7 @@ class Band:
     n: int
 
 
-def band(series: Sequence[tuple[Line, Line]], confidence: float = CONFIDENCE) -> Band | None:
+def band(series: Sequence[tuple[Line, Line]]) -> Band | None:
     """Return the band of curves over the range that all curves share; None without a curve.
 
     A curve has a value between two of its points by linear interpolation. Outside the shared range
@@ -48,7 +48,7 @@ def band(series: Sequence[tuple[Line, Line]], confidence: float = CONFIDENCE) ->
     mean, n = rows.mean(axis=0), len(rows)
     if n < 2:
         return Band(grid, mean, None, None, n)
-    half = t_quantile(0.5 + confidence / 2, n - 1) * rows.std(axis=0, ddof=1) / np.sqrt(n)
+    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * rows.std(axis=0, ddof=1) / np.sqrt(n)
     return Band(grid, mean, mean - half, mean + half, n)
 
 

@@ -72,14 +72,12 @@ class Run:
         """Seconds from the first event to the last."""
         return self.goodput.wall
 
-    def series(
-        self, metric: str, x: str = "step"
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the finite values of ``metric`` with the values of ``x``, in the order of ``x``.
+    def series(self, metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the steps and the finite values of ``metric``, in the order of the steps.
 
-        If ``x`` is missing or a text, the number of the row replaces it, as in the summary.
+        If the step is missing or a text, the number of the row replaces it, as in the summary.
         """
-        column, along = self.columns.get(metric), self.columns.get(x)
+        column, along = self.columns.get(metric), self.columns.get("step")
         if column is None or column.dtype.kind not in "iufb":
             return np.empty(0), np.empty(0)
         if along is None or along.dtype.kind not in "iuf":

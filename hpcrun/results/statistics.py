@@ -100,7 +100,6 @@ def iqm_interval(
     values: NDArray[np.float64],
     *,
     confidence: float = CONFIDENCE,
-    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
     """Return the interquartile mean and its percentile bootstrap interval, the same for equal ``seed``."""
@@ -110,7 +109,7 @@ def iqm_interval(
         return Interval(value, None, None)
     draw = np.random.default_rng(seed)
     found: list[NDArray[np.float64]] = []
-    left = resamples
+    left = RESAMPLES
     while left:
         # In blocks: ten thousand resamples of many runs do not fit into memory.
         size = min(left, max(1, _BLOCK // n))

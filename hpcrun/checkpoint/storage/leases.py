@@ -42,15 +42,15 @@ def hold(root: Path, step: int, fs: FileSystem = LOCAL) -> Iterator[None]:
                 fs.unlink(root / name)
 
 
-def held(names: Iterable[str], now: float | None = None) -> set[int]:
+def held(names: Iterable[str]) -> set[int]:
     """Return the steps with a valid lease among these file names."""
-    now = time.time() if now is None else now
+    now = time.time()
     found = (_HOLD.fullmatch(name) for name in names)
     return {int(match[1]) for match in found if match and int(match[2]) > now}
 
 
-def expired(names: Iterable[str], now: float | None = None) -> list[str]:
+def expired(names: Iterable[str]) -> list[str]:
     """Return the names of expired leases; the margin allows for clocks that differ."""
-    now = time.time() if now is None else now
+    now = time.time()
     found = ((name, _HOLD.fullmatch(name)) for name in names)
     return [name for name, match in found if match and int(match[2]) + LEASE < now]

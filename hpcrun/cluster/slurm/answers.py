@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.slurm.values import JOB_ID, host_names, seconds, unix_time
+from hpcrun.cluster.slurm.values import JOB_ID, host_names, unix_time
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,14 @@ class JobInfo:
     """A job as the controller sees it now.
 
     ``end_time`` (Unix seconds) is the end of the time limit while it runs, and the end of the grace
-    period once it is being preempted; of a waiting job it is a guess. ``time_left`` (seconds) does
-    not shrink at a preemption. ``start_time`` (Unix seconds) of a waiting job is when Slurm expects it to
-    start. A time is None where Slurm knows none. A ``name`` with a ``|`` is cut.
+    period once it is being preempted; for a waiting job it is an estimate. ``start_time`` (Unix seconds)
+    of a waiting job is its expected start. An unknown time is None. A ``name`` with a ``|`` is cut.
     """
 
     state: str
     reason: str
     nodes: tuple[str, ...]
     end_time: float | None
-    time_left: int | None
     name: str = ""
     start_time: float | None = None
 
@@ -34,12 +32,11 @@ class JobInfo:
 class JobRecord:
     """One attempt of a job in Slurm's accounting, times in Unix seconds.
 
-    ``state`` is one word; ``cancelled_by`` is the id of the user who cancelled, if sacct prints it.
+    ``state`` is one word.
     """
 
     job_id: str
     state: str
-    cancelled_by: str | None
     exit_code: int
     signal: int
     start: float | None
@@ -57,11 +54,11 @@ def parse_squeue(text: str) -> dict[str, JobInfo]:
         fields = line.strip().split("|", 5)
         if len(fields) != 6 or not JOB_ID.fullmatch(fields[0]):
             continue
-        job_id, state, nodes, times, left, free = fields
+        job_id, state, nodes, times, _left, free = fields
         end, _, start = times.partition(",")
         reason, name = free.rsplit("|", 1) if "|" in free else (free, "")
         jobs[job_id] = JobInfo(
-            state, reason, host_names(nodes), unix_time(end), seconds(left), name, unix_time(start)
+            state, reason, host_names(nodes), unix_time(end), name, unix_time(start)
         )
     return jobs
 
@@ -86,13 +83,12 @@ def parse_sacct(text: str) -> list[JobRecord]:
             continue
         job_id, state, exit_code, start, end, nodes = fields
         # "CANCELLED by 1000", or "CANCELLED+" if the column was too narrow.
-        word, _, canceller = state.partition(" by ")
+        word = state.partition(" by ")[0]
         code, _, signal = exit_code.partition(":")
         records.append(
             JobRecord(
                 job_id=job_id,
                 state=word.rstrip("+"),
-                cancelled_by=canceller or None,
                 exit_code=int(code or 0),
                 signal=int(signal or 0),
                 start=unix_time(start),

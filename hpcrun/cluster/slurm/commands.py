@@ -68,12 +68,11 @@ def sacct_command(job_ids: Sequence[str], cluster: str | None = None) -> list[st
     ]
 
 
-def sacct_usage_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
+def sacct_usage_command(job_ids: Sequence[str]) -> list[str]:
     """Build the query for the resources of these jobs, with all attempts and steps."""
     jobs = ",".join(_checked(job_id) for job_id in job_ids)
     return [
         "sacct",
-        *_of(cluster),
         "--noheader",
         "--parsable2",
         "--noconvert",
@@ -83,9 +82,9 @@ def sacct_usage_command(job_ids: Sequence[str], cluster: str | None = None) -> l
     ]
 
 
-def scontrol_requeue_command(job_id: str, cluster: str | None = None) -> list[str]:
+def scontrol_requeue_command(job_id: str) -> list[str]:
     """Build the requeue of one job. It kills the job's processes: save first."""
-    return ["scontrol", *_of(cluster), "requeue", _checked(job_id)]
+    return ["scontrol", "requeue", _checked(job_id)]
 
 
 def scontrol_show_job_command(
@@ -99,16 +98,10 @@ def scontrol_show_job_command(
     return ["scontrol", *_of(cluster), "show", "job", _checked(job_id), *form]
 
 
-def sinfo_command(
-    hosts: Sequence[str] = (), partition: str | None = None, cluster: str | None = None
-) -> list[str]:
-    """Build the query for the state of these nodes, of all nodes of a partition, or of all nodes."""
-    command = ["sinfo", *_of(cluster), "--noheader", "--Node", "--format=%N|%T"]
-    if hosts:
-        command.append(f"--nodes={','.join(hosts)}")
-    if partition:
-        command.append(f"--partition={partition}")
-    return command
+def sinfo_command(hosts: Sequence[str] = ()) -> list[str]:
+    """Build the query for the state of these nodes, or of all nodes."""
+    named = [f"--nodes={','.join(hosts)}"] if hosts else []
+    return ["sinfo", "--noheader", "--Node", "--format=%N|%T", *named]
 
 
 def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
@@ -125,14 +118,13 @@ def scancel_command(
     job_id: str,
     signal: str | None = None,
     *,
-    full: bool = False,
     step: int | None = None,
     cluster: str | None = None,
 ) -> list[str]:
     """Build the end of a job, or a signal (such as "USR2") to its steps, or to one ``step``.
 
-    ``full`` reaches the batch script and its children too (scancel(1), --full). KILL is a signal
-    only for a step: for a job, Slurm takes it as the command to end the job, with SIGTERM first.
+    KILL is a signal only for a step: for a job, Slurm takes it as the command to end the job, with
+    SIGTERM first.
 
     Raises:
             ClusterError: the job id or the signal is not valid.
@@ -142,8 +134,6 @@ def scancel_command(
         if not _SIGNAL.fullmatch(signal):
             raise ClusterError(f"signal {signal!r}: expected a name such as USR2 or TERM")
         argv.append(f"--signal={signal}")
-    if full:
-        argv.append("--full")
     return [*argv, _checked(job_id) if step is None else f"{_checked(job_id)}.{step}"]
 
 

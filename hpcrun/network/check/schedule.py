@@ -27,11 +27,11 @@ def all_pairs(count: int) -> list[list[Pair]]:
     return [pairs for pairs in rounds if pairs]
 
 
-def random_matchings(count: int, seed: int, matchings: int = _MATCHINGS) -> list[list[Pair]]:
-    """Return ``matchings`` rounds of random pairs that share no node; the same for the same seed."""
+def random_matchings(count: int, seed: int) -> list[list[Pair]]:
+    """Return ten rounds of random pairs that share no node; the same for the same seed."""
     dice = random.Random(seed)
     rounds = []
-    for _ in range(matchings):
+    for _ in range(_MATCHINGS):
         nodes = list(range(count))
         dice.shuffle(nodes)
         rounds.append(list(zip(nodes[0::2], nodes[1::2], strict=False)))

@@ -168,7 +168,6 @@ class _Swap:
     recording: Recording
     model: nn.Module
     _new: dict[int, Any] = field(default_factory=dict)
-    _views: dict[int, View] = field(default_factory=dict)
 
     def swap(self) -> tuple[DeferredParameter, ...]:
         """Replace all fake tensors of the model; return its parameters without content.
