@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
         steps = [arguments.step]
     if not steps:
-        damaged = ", ".join(store.quarantined())
-        found = f"; in quarantine as damaged: {damaged}" if damaged else " yet"
+        quarantined = ", ".join(store.quarantined())
+        found = f"; in quarantine as damaged: {quarantined}" if quarantined else " yet"
         raise CheckpointError(f"{store.root}: there is no checkpoint{found}")
     store.require_private(steps)
 
