@@ -27,7 +27,7 @@ def test_the_front_end_prints_json(tmp_path: Path) -> None:
     command = [sys.executable, str(program), "--local", "2", *QUICK, "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
-    assert done.returncode == bool(report["verdicts"])
+    assert done.returncode == bool(report["findings"])
     assert [node["name"] for node in report["nodes"]] == ["127.0.0.1", "127.0.0.2"]
     assert report["options"]["tool"] == "sockets"
     assert report["usual_bits_per_second"] > 0

@@ -1,4 +1,4 @@
-"""Network faults at random places of the dev cluster, and the verdicts that name them."""
+"""Network faults at random places of the dev cluster, and the findings that name them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from .cluster import SlurmCluster
 from .scripts import SBATCH
 
-Verdict = tuple[str, list[str]]
+Finding = tuple[str, list[str]]
 """Kind and nodes."""
 
 
@@ -28,13 +28,13 @@ def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
     done = slurm.run([slurm.python, *words], env=environment(slurm), check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == bool(report["verdicts"])
+    assert done.returncode == bool(report["findings"])
     return report
 
 
-def named(report: dict[str, Any]) -> list[Verdict]:
-    """Return kind and nodes of each verdict."""
-    return [(verdict["kind"], verdict["nodes"]) for verdict in report["verdicts"]]
+def named(report: dict[str, Any]) -> list[Finding]:
+    """Return kind and nodes of each finding."""
+    return [(finding["kind"], finding["nodes"]) for finding in report["findings"]]
 
 
 def addresses(slurm: SlurmCluster) -> dict[str, str]:
@@ -96,7 +96,7 @@ def planted(
     pair = sorted((node, other))
     to_other = f"ip daddr {addresses(slurm)[other]}"
     with contextlib.ExitStack() as stack:
-        expected: Sequence[Verdict] = []
+        expected: Sequence[Finding] = []
         if fault == "slow-link":
             rule = f"{to_other} limit rate over 6 mbytes/second burst 256 kbytes drop"
             stack.enter_context(rules(slurm, node, "output", rule))

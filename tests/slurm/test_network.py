@@ -1,4 +1,4 @@
-"""The network check on a real Slurm: each injected fault is named, and healthy nodes get no verdict."""
+"""The network check on a real Slurm: each injected fault is named, and healthy nodes get no finding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
     return planted.check(slurm, *SHORT, *options)
 
 
-def test_a_clean_fleet_has_no_verdict_and_every_pair_is_measured(whole: SlurmCluster) -> None:
+def test_a_clean_fleet_has_no_finding_and_every_pair_is_measured(whole: SlurmCluster) -> None:
     report = check(whole, "--all-reduce", "200")
     assert named(report) == []
     assert report["exclude"] == []
@@ -59,9 +59,9 @@ def test_a_slow_node_is_named(whole: SlurmCluster) -> None:
 def test_a_node_that_drops_packets_is_named(whole: SlurmCluster) -> None:
     whole.lossy_link("node3", 20)
     report = check(whole)
-    assert report["exclude"] == ["node3"], report["verdicts"]
+    assert report["exclude"] == ["node3"], report["findings"]
     # Slurm's packets are lost too, so the node's answers may come too late.
-    assert named(report)[0][0] in ("lossy", "slow", "silent"), report["verdicts"]
+    assert named(report)[0][0] in ("lossy", "slow", "silent"), report["findings"]
 
 
 def test_a_slow_link_between_two_good_nodes_is_named(whole: SlurmCluster) -> None:
@@ -69,7 +69,7 @@ def test_a_slow_link_between_two_good_nodes_is_named(whole: SlurmCluster) -> Non
     rule = f"ip daddr {there} limit rate over 6 mbytes/second burst 256 kbytes drop"
     with planted.rules(whole, "node1", "output", rule):
         report = check(whole)
-    assert named(report) == [("link", ["node1", "node4"])], report["verdicts"]
+    assert named(report) == [("link", ["node1", "node4"])], report["findings"]
     assert len(report["exclude"]) == 1
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_entry_in_a_hosts_file_is_named(whole: SlurmCluster) -> None:
     with planted.wrong_entry(whole, "node4", "node1"):
         report = check(whole)
     assert named(report) == [("name", ["node4"])]
-    assert "node1" in report["verdicts"][0]["text"]
+    assert "node1" in report["findings"][0]["text"]
 
 
 def test_a_node_that_refuses_connections_is_named(whole: SlurmCluster) -> None:
@@ -107,12 +107,12 @@ def test_a_node_that_closes_a_range_of_ports_is_named_with_the_range(
     rule = f"iifname eth0 tcp flags & (syn | ack) == syn tcp dport {ports} {verdict}"
     with planted.rules(whole, "node1", "input", rule):
         report = check(whole)
-    assert named(report) == [("ports", ["node1"])], report["verdicts"]
-    assert range_text in report["verdicts"][0]["text"]
+    assert named(report) == [("ports", ["node1"])], report["findings"]
+    assert range_text in report["findings"][0]["text"]
 
 
 @pytest.mark.slow
-def test_a_node_that_stops_answering_gets_a_verdict_without_a_hang(whole: SlurmCluster) -> None:
+def test_a_node_that_stops_answering_gets_a_finding_without_a_hang(whole: SlurmCluster) -> None:
     words = ["-m", "hpcrun", "netcheck", "--nodes", "4", "--json", *SHORT]
     checking = whole.popen([whole.python, *words], env=environment(whole))
 
@@ -142,7 +142,7 @@ def test_a_node_whose_rank_hangs_in_the_all_reduce_is_named(whole: SlurmCluster)
     out, err = checking.communicate(timeout=300)
     assert checking.returncode == 1, err
     report = json.loads(out)
-    assert named(report) == [("collective", ["node3"])], report["verdicts"]
+    assert named(report) == [("collective", ["node3"])], report["findings"]
     assert report["exclude"] == ["node3"]
 
 

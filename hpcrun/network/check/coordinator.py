@@ -11,10 +11,10 @@ from hpcrun.cluster.network import reachable
 from hpcrun.network.check import ports
 from hpcrun.network.check.agent import CONNECT
 from hpcrun.network.check.allreduce.all_nodes import AllReduce
+from hpcrun.network.check.findings import THRESHOLD, Suspects, excluded, findings, suspects
 from hpcrun.network.check.fleet import Fleet
 from hpcrun.network.check.measured import Measured, NameCheck, Node, PortCheck, Transfer
 from hpcrun.network.check.schedule import Pair, rounds_for
-from hpcrun.network.check.verdict import THRESHOLD, Suspects, excluded, suspects, verdicts
 
 _HELLO = 120.0
 _GRACE = 10.0
@@ -318,7 +318,7 @@ class Check:
 
     def _all_reduce(self) -> None:
         """Run an all-reduce over the nodes without a finding; a bad node would only make it slow."""
-        found = verdicts(self.measured, self._options.threshold)
+        found = findings(self.measured, self._options.threshold)
         left_out = excluded(found)
         well = [one.index for one in self._nodes.values() if one.name not in left_out]
         if not self._options.all_reduce or len(well) < 2 or not all(one.nodes for one in found):

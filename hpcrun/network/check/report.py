@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.network.check.allreduce.busbw import MIB
+from hpcrun.network.check.findings import Finding, excluded, rate_text
 from hpcrun.network.check.measured import Collective, Measured
 from hpcrun.network.check.statistics import node_rates, resent_share, scores, usual_rate
-from hpcrun.network.check.verdict import Verdict, excluded, rate_text
 
 
-def as_data(measured: Measured, found: Sequence[Verdict]) -> dict[str, Any]:
+def as_data(measured: Measured, found: Sequence[Finding]) -> dict[str, Any]:
     """Return everything as plain data: rates in bit/s, times in seconds."""
     rates, marks = node_rates(measured.transfers), scores(measured.transfers)
     return {
@@ -30,7 +30,7 @@ def as_data(measured: Measured, found: Sequence[Verdict]) -> dict[str, Any]:
         "ports": [check.as_record() for check in measured.ports],
         "transfers": [transfer.as_record() for transfer in measured.transfers],
         "collective": measured.collective.as_record() if measured.collective else None,
-        "verdicts": [verdict.as_record() for verdict in found],
+        "findings": [finding.as_record() for finding in found],
         "exclude": excluded(found),
         "seconds": measured.seconds,
         "options": dict(measured.options),
@@ -70,7 +70,7 @@ def collective_line(seen: Collective) -> str:
     return f"{what}: {size} MiB in {seen.seconds * 1e3:.3g} ms, busbw {bandwidth:.3g} GB/s"
 
 
-def verdict_lines(found: Sequence[Verdict]) -> list[str]:
+def finding_lines(found: Sequence[Finding]) -> list[str]:
     """Return one line per finding, and the option that excludes the bad nodes, if any."""
     if not found:
         return ["nothing is wrong"]

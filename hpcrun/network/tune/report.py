@@ -16,7 +16,7 @@ _NO_TIME = f"{'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>5}"
 _TABLE_SUM = ("all_reduce", "reduce_scatter")
 
 
-def verdict_lines(found: Found) -> list[str]:
+def finding_lines(found: Found) -> list[str]:
     """Return the result as lines: the variables to set, or the default; then the tried settings."""
     lines = [_tried_line(one) for one in found.tried]
     if not found.env:
@@ -39,7 +39,7 @@ def verdict_lines(found: Found) -> list[str]:
 def as_yaml(found: Found, about: str) -> str:
     """Return ``job.env`` as a part of a config, with the evidence as comments."""
     lines = [f"# hpcrun nccl tune: {about}"]
-    lines += [f"# {line}" for line in verdict_lines(found) if line]
+    lines += [f"# {line}" for line in finding_lines(found) if line]
     if not found.env:
         return "\n".join([*lines, "job:", "  env: {}", ""])
     for cell, gain in _gains(found).items():

@@ -17,11 +17,11 @@ from hpcrun.cluster.network.ports import FIRST_PORT, ephemeral_range
 from hpcrun.network.check import wire
 from hpcrun.network.check.agent import Agent, targets
 from hpcrun.network.check.coordinator import Check, Options
+from hpcrun.network.check.findings import findings
 from hpcrun.network.check.fleet import Processes, not_launched, on_this_machine, srun_command
 from hpcrun.network.check.heatmap import matrix, table, write_png
 from hpcrun.network.check.measured import Transfer
 from hpcrun.network.check.ports import tried_ports
-from hpcrun.network.check.verdict import verdicts
 from hpcrun.network.errors import NetworkError
 
 QUICK = Options(seconds=0.5, streams=2)
@@ -138,7 +138,7 @@ def test_a_node_that_stops_answering_is_silent_and_the_rest_continue() -> None:
         agents.close()
     assert list(measured.silent) == ["127.0.0.3"]
     assert time.monotonic() - begun < 300
-    assert ("silent", ("127.0.0.3",)) in [(one.kind, one.nodes) for one in verdicts(measured)]
+    assert ("silent", ("127.0.0.3",)) in [(one.kind, one.nodes) for one in findings(measured)]
     well = {(one.sender, one.receiver) for one in measured.transfers if one.rate}
     assert ("127.0.0.1", "127.0.0.2") in well
 

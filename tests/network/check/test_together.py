@@ -12,9 +12,9 @@ import pytest
 from hpcrun.network.check.allreduce import node_ranks
 from hpcrun.network.check.allreduce.busbw import MIB, bus_bandwidth
 from hpcrun.network.check.coordinator import Check, Options
+from hpcrun.network.check.findings import findings
 from hpcrun.network.check.measured import Collective, Measured
 from hpcrun.network.check.report import as_data, collective_line
-from hpcrun.network.check.verdict import verdicts
 
 FIGURES = {"bytes": 4 * MIB, "seconds": 0.01, "busbw": 6e8}
 
@@ -122,7 +122,7 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
 def test_all_nodes_take_part_and_the_figures_are_in_the_report() -> None:
     fleet = Played(4)
     found = measured(fleet)
-    assert verdicts(found) == []
+    assert findings(found) == []
     assert found.interface == "eth0"
     seen = found.collective
     assert seen == Collective(tuple(fleet.nodes), "gloo", 4, 4 * MIB, 0.01, 6e8)
@@ -151,23 +151,23 @@ def test_no_all_reduce_is_asked_for_with_0() -> None:
 @pytest.mark.parametrize("problem", ["hangs", "fails", "no torch"])
 def test_the_node_with_which_it_fails_is_isolated(count: int, problem: str) -> None:
     found = measured(Played(count, n2=problem))
-    (verdict,) = verdicts(found)
-    assert (verdict.kind, verdict.nodes) == ("collective", ("n2",))
+    (finding,) = findings(found)
+    assert (finding.kind, finding.nodes) == ("collective", ("n2",))
     words = {
         "hangs": "no result after 3",
         "fails": "no such interface",
         "no torch": "no torch",
     }[problem]
-    assert words in verdict.text
-    assert "GLOO_SOCKET_IFNAME" in verdict.text
+    assert words in finding.text
+    assert "GLOO_SOCKET_IFNAME" in finding.text
     assert found.collective is not None
     assert words in collective_line(found.collective)
 
 
 def test_a_failure_of_two_nodes_is_that_of_both() -> None:
-    (verdict,) = verdicts(measured(Played(2, n1="hangs")))
-    assert (verdict.kind, verdict.nodes) == ("collective", ())
-    assert "over 2 nodes" in verdict.text
+    (finding,) = findings(measured(Played(2, n1="hangs")))
+    assert (finding.kind, finding.nodes) == ("collective", ())
+    assert "over 2 nodes" in finding.text
 
 
 def test_a_rank_that_ends_silently_differs_from_a_rank_that_hangs(

@@ -11,7 +11,7 @@ from hpcrun.network.tune.cells import Cell, Timing, Trial, bandwidths, collectiv
 from hpcrun.network.tune.decision import compare
 from hpcrun.network.tune.knobs import Knob, Site, changes_order, knobs_for
 from hpcrun.network.tune.plot import require_matplotlib, write_png
-from hpcrun.network.tune.report import as_data, as_yaml, table, verdict_lines
+from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
 from hpcrun.network.tune.search import Found, TriedOption
 
 CELLS = [Cell("all_reduce", 8), Cell("all_reduce", 1 << 20), Cell("all_gather", 1 << 20)]
@@ -61,7 +61,7 @@ def test_a_setting_is_written_with_its_evidence() -> None:
     assert yaml.safe_load(text) == {"job": {"env": {"NCCL_MIN_CTAS": "8"}}}
     assert "1000.0 us ->        500.0 us  +100%" in text
     assert "docs.nvidia.com" in text
-    lines = verdict_lines(found({"NCCL_MIN_CTAS": "8"}))
+    lines = finding_lines(found({"NCCL_MIN_CTAS": "8"}))
     assert "slower with it: all_reduce 8 B" in lines
     assert lines[-1].startswith("NCCL_MIN_CTAS: can change the order of addition")
 

@@ -19,7 +19,7 @@ from hpcrun.network.check.fleet import Fleet
 from hpcrun.network.tune import plot
 from hpcrun.network.tune.cells import Trial, collectives_of, sizes_of
 from hpcrun.network.tune.knobs import Env, knobs_for
-from hpcrun.network.tune.report import as_data, as_yaml, table, verdict_lines
+from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
 from hpcrun.network.tune.search import Found, Plan, search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
@@ -176,7 +176,7 @@ def _require_figures(found: Found) -> None:
 
 
 def _print(found: Found, ranks: int, about: str, grid: Grid, arguments: argparse.Namespace) -> None:
-    say(about, *verdict_lines(found))
+    say(about, *finding_lines(found))
     if arguments.table:
         for name, trials in (("default", found.default), ("found", found.setting)):
             for collective in grid.collectives if trials else ():

@@ -29,11 +29,11 @@ from hpcrun.cluster.network.ports import port_candidates
 from hpcrun.errors import UserError
 from hpcrun.network.check import fleet
 from hpcrun.network.check.coordinator import Check, Options, Progress
+from hpcrun.network.check.findings import THRESHOLD, Finding, findings
 from hpcrun.network.check.heatmap import table, write_png
 from hpcrun.network.check.measured import Measured
 from hpcrun.network.check.ports import tried_ports
-from hpcrun.network.check.report import as_data, collective_line, node_lines, verdict_lines
-from hpcrun.network.check.verdict import THRESHOLD, Verdict, verdicts
+from hpcrun.network.check.report import as_data, collective_line, finding_lines, node_lines
 from hpcrun.printing import escaped, say, show_table
 
 _TOOLS = ("auto", "sockets", "iperf3")
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.local is None and "SLURM_JOB_ID" not in os.environ:
         return _in_an_allocation(arguments)
     measured = _measure(arguments, hosts)
-    found = verdicts(measured, arguments.threshold)
+    found = findings(measured, arguments.threshold)
     if arguments.json:
         print_json(as_data(measured, found))
     else:
@@ -189,7 +189,7 @@ def _show(bar: "tqdm[Any]", step: int, steps: int, text: str) -> None:
     bar.refresh()
 
 
-def _print(measured: Measured, found: list[Verdict]) -> None:
+def _print(measured: Measured, found: list[Finding]) -> None:
     say(*node_lines(measured))
     if len(measured.nodes) <= _WIDE_TABLE and measured.transfers:
         say("", "Gbit/s, from row to column")
@@ -199,7 +199,7 @@ def _print(measured: Measured, found: list[Verdict]) -> None:
         say("", f"all nodes reach each other on {measured.interface}")
     if measured.collective is not None:
         say("", collective_line(measured.collective))
-    say("", *verdict_lines(found))
+    say("", *finding_lines(found))
 
 
 def _in_an_allocation(arguments: argparse.Namespace) -> int:

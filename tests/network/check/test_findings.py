@@ -1,4 +1,4 @@
-"""The verdict on fleets with planted faults and noise: it names each fault, and nothing else."""
+"""The finding on fleets with planted faults and noise: it names each fault, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from hpcrun.network.check.findings import Finding, excluded, findings, rate_text, suspects
 from hpcrun.network.check.measured import Measured, NameCheck, PortCheck, Transfer
-from hpcrun.network.check.port_verdict import ranges
-from hpcrun.network.check.report import as_data, node_lines, verdict_lines
+from hpcrun.network.check.port_findings import ranges
+from hpcrun.network.check.report import as_data, finding_lines, node_lines
 from hpcrun.network.check.schedule import rounds_for
 from hpcrun.network.check.statistics import node_rates, scores, usual_rate
-from hpcrun.network.check.verdict import Verdict, excluded, rate_text, suspects, verdicts
 
 SEEDS = range(20)
 Rate = Callable[[str, str, random.Random], float | None]
@@ -43,15 +43,15 @@ def fleet(count: int, seed: int, rate: Rate, **facts: Any) -> Measured:
     return measured
 
 
-def kinds(found: list[Verdict]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return kind and nodes of each verdict."""
+def kinds(found: list[Finding]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return kind and nodes of each finding."""
     return [(one.kind, one.nodes) for one in found]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 100])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_clean_fleet_has_no_verdict(count: int, seed: int) -> None:
-    assert verdicts(fleet(count, seed, usual)) == []
+def test_a_clean_fleet_has_no_finding(count: int, seed: int) -> None:
+    assert findings(fleet(count, seed, usual)) == []
 
 
 @pytest.mark.parametrize("count", [3, 4, 8, 16, 100])
@@ -62,7 +62,7 @@ def test_a_slow_node_is_named_and_nothing_else(count: int, seed: int) -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 48e6 if bad in (sender, receiver) else usual(sender, receiver, dice)
 
-    found = verdicts(fleet(count, seed, rate))
+    found = findings(fleet(count, seed, rate))
     assert kinds(found) == [("slow", (bad,))]
     assert "48 Mbit/s" in found[0].text
     assert excluded(found) == [bad]
@@ -76,7 +76,7 @@ def test_a_slow_link_is_a_link_and_not_a_node(count: int, seed: int) -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 48e6 if {sender, receiver} == pair else usual(sender, receiver, dice)
 
-    found = verdicts(fleet(count, seed, rate))
+    found = findings(fleet(count, seed, rate))
     assert kinds(found) == [("link", tuple(sorted(pair)))]
     assert len(excluded(found)) == 1
 
@@ -87,7 +87,7 @@ def test_a_node_that_is_slow_in_one_direction_is_named(count: int, seed: int) ->
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 48e6 if receiver == "n1" else usual(sender, receiver, dice)
 
-    assert kinds(verdicts(fleet(count, seed, rate))) == [("slow", ("n1",))]
+    assert kinds(findings(fleet(count, seed, rate))) == [("slow", ("n1",))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -100,7 +100,7 @@ def test_a_link_that_is_slow_in_one_direction_is_named(seed: int) -> None:
         Transfer("n1", "n3", 48e6, again_for=("n1", "n3")),
         Transfer("n3", "n1", 9e9, again_for=("n1", "n3")),
     ]
-    assert kinds(verdicts(measured)) == [("link", ("n1", "n3"))]
+    assert kinds(findings(measured)) == [("link", ("n1", "n3"))]
 
 
 def test_two_slow_nodes_of_eight_are_both_named() -> None:
@@ -108,7 +108,7 @@ def test_two_slow_nodes_of_eight_are_both_named() -> None:
         slow = {"n1", "n6"}.intersection((sender, receiver))
         return 1e9 if slow else usual(sender, receiver, dice)
 
-    assert kinds(verdicts(fleet(8, 1, rate))) == [("slow", ("n1",)), ("slow", ("n6",))]
+    assert kinds(findings(fleet(8, 1, rate))) == [("slow", ("n1",)), ("slow", ("n6",))]
 
 
 def test_a_node_that_drops_packets_differs_from_a_slow_node() -> None:
@@ -119,7 +119,7 @@ def test_a_node_that_drops_packets_differs_from_a_slow_node() -> None:
         else one
         for one in measured.transfers
     ]
-    (found,) = verdicts(measured)
+    (found,) = findings(measured)
     assert (found.kind, found.nodes) == ("lossy", ("n2",))
     assert "22% sent again" in found.text
 
@@ -129,7 +129,7 @@ def test_a_node_that_refuses_is_named_and_its_peers_are_not(count: int) -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float | None:
         return None if receiver == "n1" else usual(sender, receiver, dice)
 
-    assert kinds(verdicts(fleet(count, 1, rate))) == [("refuses", ("n1",))]
+    assert kinds(findings(fleet(count, 1, rate))) == [("refuses", ("n1",))]
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
@@ -139,10 +139,10 @@ def test_a_node_without_a_link_is_named_and_its_peers_are_not(count: int) -> Non
         Transfer(one.sender, one.receiver, None) if "n1" in (one.sender, one.receiver) else one
         for one in measured.transfers
     ]
-    assert kinds(verdicts(measured)) == [("unreachable", ("n1",))]
+    assert kinds(findings(measured)) == [("unreachable", ("n1",))]
 
 
-def test_a_suspect_that_is_fast_when_measured_singly_has_no_verdict() -> None:
+def test_a_suspect_that_is_fast_when_measured_singly_has_no_finding() -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 1e9 if "n2" in (sender, receiver) else usual(sender, receiver, dice)
 
@@ -153,25 +153,25 @@ def test_a_suspect_that_is_fast_when_measured_singly_has_no_verdict() -> None:
         Transfer("n0", "n2", 9e9, again_for=("n2",)),
     ]
     measured.transfers += again
-    assert verdicts(measured) == []
+    assert findings(measured) == []
     measured.transfers[-2:] = [Transfer("n2", "n0", 1e9, again_for=("n2",))]
-    assert kinds(verdicts(measured)) == [("slow", ("n2",))]
+    assert kinds(findings(measured)) == [("slow", ("n2",))]
     assert scores(measured.transfers)["n0"] == pytest.approx(1, rel=0.4)
 
 
-def test_a_link_that_is_fast_when_measured_singly_has_no_verdict() -> None:
+def test_a_link_that_is_fast_when_measured_singly_has_no_finding() -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 1e9 if {sender, receiver} == {"n2", "n5"} else usual(sender, receiver, dice)
 
     measured = fleet(8, 1, rate)
     assert suspects(measured.transfers).links == (("n2", "n5"),)
     measured.transfers.append(Transfer("n2", "n5", 9e9, again_for=("n2", "n5")))
-    assert verdicts(measured) == []
+    assert findings(measured) == []
 
 
-def test_silent_nodes_are_verdicts() -> None:
+def test_silent_nodes_are_findings() -> None:
     measured = fleet(4, 1, usual, silent={"n3": "its task did not start"})
-    assert kinds(verdicts(measured)) == [("silent", ("n3",))]
+    assert kinds(findings(measured)) == [("silent", ("n3",))]
 
 
 def name_check(resolver: str, target: str, problem: Any = None) -> NameCheck:
@@ -184,7 +184,7 @@ def test_one_wrong_entry_is_the_fault_of_the_node_that_has_it() -> None:
     nodes = names(4)
     checks = [name_check(a, b) for a in nodes for b in nodes if a != b and (a, b) != ("n3", "n0")]
     measured = fleet(4, 1, usual, names=[*checks, name_check("n3", "n0", "wrong")])
-    (found,) = verdicts(measured)
+    (found,) = findings(measured)
     assert (found.kind, found.nodes) == ("name", ("n3",))
     assert "n0 resolves to 10.0.0.9" in found.text
 
@@ -197,27 +197,27 @@ def test_a_name_that_is_wrong_everywhere_is_the_fault_of_the_name() -> None:
         for b in nodes
         if a != b
     ]
-    (found,) = verdicts(fleet(4, 1, usual, names=checks))
+    (found,) = findings(fleet(4, 1, usual, names=checks))
     assert (found.kind, found.nodes) == ("name", ("n2",))
     assert "does not resolve on 3 nodes" in found.text
 
 
 def test_a_firewall_is_no_wrong_name() -> None:
     checks = [name_check(a, "n1", "refused") for a in ("n0", "n2", "n3")]
-    assert verdicts(fleet(4, 1, usual, names=checks)) == []
+    assert findings(fleet(4, 1, usual, names=checks)) == []
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
 @pytest.mark.parametrize(("refused", "kind"), [(True, "refuses"), (False, "unreachable")])
-def test_nodes_that_all_close_their_ports_are_one_verdict(
+def test_nodes_that_all_close_their_ports_are_one_finding(
     count: int, refused: bool, kind: str
 ) -> None:
     nodes = names(count)
     failed = [Transfer(a, b, None, refused=refused) for a in nodes for b in nodes if a != b]
-    found = verdicts(Measured(nodes, transfers=failed))
+    found = findings(Measured(nodes, transfers=failed))
     assert kinds(found) == [(kind, ())]
     assert excluded(found) == []
-    assert verdict_lines(found) == [f"all nodes: {found[0].text}"]
+    assert finding_lines(found) == [f"all nodes: {found[0].text}"]
 
 
 TRIED = (10000, 15000, 20000, 32767, 32768, 45000, 60999)
@@ -236,9 +236,9 @@ def port_checks(count: int, closed: Callable[[str, str], tuple[int, ...]]) -> li
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_open_ports_have_no_verdict(count: int) -> None:
+def test_open_ports_have_no_finding(count: int) -> None:
     checks = port_checks(count, lambda _node, _target: ())
-    assert verdicts(fleet(count, 1, usual, ports=checks)) == []
+    assert findings(fleet(count, 1, usual, ports=checks)) == []
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
@@ -246,7 +246,7 @@ def test_open_ports_have_no_verdict(count: int) -> None:
 def test_a_node_that_closes_a_range_is_named_with_the_range(count: int, place: int) -> None:
     bad = names(count)[place]
     checks = port_checks(count, lambda _node, target: RANK_0 if target == bad else ())
-    found = verdicts(fleet(count, 1, usual, ports=checks))
+    found = findings(fleet(count, 1, usual, ports=checks))
     assert kinds(found) == [("ports", (bad,))]
     assert found[0].text.startswith(
         "refuses connections of other nodes to ports 10000 to 32767 (4 of 7 tried); open"
@@ -255,9 +255,9 @@ def test_a_node_that_closes_a_range_is_named_with_the_range(count: int, place: i
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_a_range_that_all_nodes_close_is_one_verdict_and_excludes_no_node(count: int) -> None:
+def test_a_range_that_all_nodes_close_is_one_finding_and_excludes_no_node(count: int) -> None:
     checks = port_checks(count, lambda _node, _target: TRIED[4:])
-    found = verdicts(fleet(count, 1, usual, ports=checks))
+    found = findings(fleet(count, 1, usual, ports=checks))
     assert kinds(found) == [("ports", ())]
     assert "ports 32768 to 60999 (3 of 7 tried)" in found[0].text
     assert excluded(found) == []
@@ -272,13 +272,13 @@ def test_a_closed_range_explains_why_connections_are_refused(bad: set[str]) -> N
         ports = dict.fromkeys(bad, closed)
         checks = port_checks(4, lambda _node, target, ports=ports: ports.get(target, ()))  # type: ignore[misc]
         expected = ("n1",) if bad == {"n1"} else ()
-        assert kinds(verdicts(fleet(4, 1, rate, ports=checks))) == [(kind, expected)]
+        assert kinds(findings(fleet(4, 1, rate, ports=checks))) == [(kind, expected)]
 
 
 @pytest.mark.parametrize("count", [4, 8])
 def test_a_node_that_may_not_connect_to_a_range_is_named(count: int) -> None:
     checks = port_checks(count, lambda node, _target: (15000,) if node == "n1" else ())
-    found = verdicts(fleet(count, 1, usual, ports=checks))
+    found = findings(fleet(count, 1, usual, ports=checks))
     assert kinds(found) == [("ports", ("n1",))]
     assert found[0].text.startswith("cannot connect to port 15000 (1 of 7 tried) of n")
 
@@ -288,7 +288,7 @@ def test_ports_that_drop_connections_differ_from_ports_that_refuse() -> None:
         PortCheck(one.node, one.target, TRIED, unreachable=TRIED[:1] if one.target == "n0" else ())
         for one in port_checks(4, lambda _node, _target: ())
     ]
-    (found,) = verdicts(fleet(4, 1, usual, ports=checks))
+    (found,) = findings(fleet(4, 1, usual, ports=checks))
     assert found.text.startswith("drops connections of other nodes to port 10000 (1 of 7 tried)")
 
 
@@ -299,7 +299,7 @@ def test_ports_on_the_way_to_a_bad_node_or_over_a_bad_link_do_not_count(lost: se
         return 48e6 if bad else usual(sender, receiver, dice)
 
     checks = port_checks(8, lambda node, target: (15000,) if lost <= {node, target} else ())
-    found = verdicts(fleet(8, 1, rate, ports=checks))
+    found = findings(fleet(8, 1, rate, ports=checks))
     assert [one.nodes for one in found] == [tuple(sorted(lost))]
 
 
@@ -312,21 +312,21 @@ def test_ranges_run_to_the_next_open_port_that_was_tried() -> None:
 
 
 def test_of_each_bad_link_one_node_is_left_out_the_common_one_first() -> None:
-    links = [Verdict("link", pair, "") for pair in (("a", "b"), ("b", "c"), ("d", "e"))]
+    links = [Finding("link", pair, "") for pair in (("a", "b"), ("b", "c"), ("d", "e"))]
     assert len(excluded(links)) == 2
     assert "b" in excluded(links)
-    assert excluded([*links, Verdict("slow", ("d",), "")]) == ["b", "d"]
+    assert excluded([*links, Finding("slow", ("d",), "")]) == ["b", "d"]
 
 
 def test_figures_of_no_transfers_are_empty() -> None:
     assert (node_rates([]), usual_rate({}), scores([])) == ({}, None, {})
-    assert verdicts(Measured(["a"])) == []
+    assert findings(Measured(["a"])) == []
 
 
 def test_the_report_is_json_and_lines() -> None:
     measured = fleet(4, 1, lambda a, b, dice: 5e7 if "n2" in (a, b) else usual(a, b, dice))
     measured.names = [name_check("n0", "n1")]
-    found = verdicts(measured)
+    found = findings(measured)
     data = json.loads(json.dumps(as_data(measured, found)))
     assert data["exclude"] == ["n2"]
     assert data["nodes"][2]["score"] < 0.1
@@ -334,8 +334,8 @@ def test_the_report_is_json_and_lines() -> None:
     lines = node_lines(measured)
     assert lines[3].split()[:3] == ["n2", "50", "Mbit/s"]
     assert lines[1].endswith("100 µs")
-    assert verdict_lines(found)[-1] == "--exclude=n2"
-    assert verdict_lines([]) == ["nothing is wrong"]
+    assert finding_lines(found)[-1] == "--exclude=n2"
+    assert finding_lines([]) == ["nothing is wrong"]
 
 
 def test_rates_are_written_with_their_unit() -> None:

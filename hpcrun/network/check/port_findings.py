@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hpcrun.network.check.measured import PortCheck
 
 
-class Blame(NamedTuple):
+class PortFault(NamedTuple):
     """Nodes at fault, and the fault. No node means all nodes. ``partial``: other ports are open."""
 
     nodes: tuple[str, ...]
@@ -33,7 +33,7 @@ def ranges(tried: Sequence[int], failed: Collection[int]) -> list[tuple[int, int
     return found
 
 
-def blamed(checks: Iterable[PortCheck], bad: Collection[frozenset[str]]) -> list[Blame]:
+def port_faults(checks: Iterable[PortCheck], bad: Collection[frozenset[str]]) -> list[PortFault]:
     """Return the nodes that close ports.
 
     If most nodes do not reach the ports of a node, this node is at fault, otherwise the connecting node. If
@@ -54,9 +54,9 @@ def blamed(checks: Iterable[PortCheck], bad: Collection[frozenset[str]]) -> list
     }
     if len(closed) > 1 and len(closed) == len(by_target):
         every = [one for seen in closed.values() for one in seen]
-        return [Blame((), f"{_closing(every)}; {_REMEDY}", _partial(every))]
+        return [PortFault((), f"{_closing(every)}; {_REMEDY}", _partial(every))]
     found = [
-        Blame((target,), f"{_closing(seen)}; {_REMEDY}", _partial(seen))
+        PortFault((target,), f"{_closing(seen)}; {_REMEDY}", _partial(seen))
         for target, seen in closed.items()
     ]
     by_node = defaultdict(list)
@@ -66,7 +66,7 @@ def blamed(checks: Iterable[PortCheck], bad: Collection[frozenset[str]]) -> list
     for node, seen in by_node.items():
         targets = ", ".join(check.target for check in seen)
         text = f"cannot connect to {_listed(seen)} of {targets}; {_REMEDY}"
-        found.append(Blame((node,), text, _partial(seen)))
+        found.append(PortFault((node,), text, _partial(seen)))
     return found
 
 
