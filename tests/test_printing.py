@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from hpcrun.cluster.node_ledger import Blame
+from hpcrun.cluster.bad_node_list import NodeFailure
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, quoted, say
 from hpcrun.run.directory import RunDirectory
@@ -195,7 +195,7 @@ def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixtur
 
     chance = random.Random(8)
     for _ in range(250):
-        entry = Blame(node=wild(chance), time=1.0, why=wild(chance), run=wild(chance))
+        entry = NodeFailure(node=wild(chance), time=1.0, why=wild(chance), run=wild(chance))
         nodes._print_table(nodes.node_records([entry], 2, 24.0, 2.0))
         _refuse(*UserError(wild(chance)).lines)
     told = capsys.readouterr()

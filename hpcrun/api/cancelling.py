@@ -1,7 +1,7 @@
 """The end of a cancelled job: the longest time until its end, and its record."""
 
 from hpcrun.config import load_resolved
-from hpcrun.lifecycle.end.settle import write_final_word
+from hpcrun.lifecycle.end.finalize import write_result
 from hpcrun.lifecycle.history import Cause, last_committed
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
@@ -23,4 +23,4 @@ def note_end(run: RunDirectory) -> None:
     if read_json(run.result) is None:
         # The job was waiting, or its batch script was killed: no other process writes a result.
         step = last_committed(read_events(run))
-        write_final_word(run, Cause.CANCELLED, "", "it was cancelled", step)
+        write_result(run, Cause.CANCELLED, "", "it was cancelled", step)

@@ -17,8 +17,9 @@ from hpcrun.config import Config, Job, load_resolved
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.bad_nodes import keep_away, remember
+from hpcrun.lifecycle.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.lifecycle.end.batch_log import batch_log
+from hpcrun.lifecycle.end.finalize import Classification, finalize, write_result
 from hpcrun.lifecycle.end.scheduler_view import (
     Ending,
     JobView,
@@ -27,7 +28,6 @@ from hpcrun.lifecycle.end.scheduler_view import (
     query_job,
     reason_given,
 )
-from hpcrun.lifecycle.end.settle import Verdict, settle, write_final_word
 from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
 from hpcrun.lifecycle.notification import KEY, Due
 from hpcrun.lifecycle.ownership import Occupied, refusal, require_free
@@ -58,7 +58,7 @@ class EndedAttempt:
     ``sender``: the process that sends the notification of this end.
     """
 
-    verdict: Verdict
+    classification: Classification
     config: Config
     view: JobView | None
     sender: Sender = NO_SENDER
@@ -69,7 +69,7 @@ class EndedAttempt:
         return self.config.job
 
 
-def judge(
+def finalize_attempt(
     run: RunDirectory,
     attempt: Attempt,
     exit_code: int,
@@ -115,7 +115,7 @@ def judge(
     # Started before the decision, so that the notification is sent even if this process dies.
     sender = start(run, config.watch)
     try:
-        verdict = settle(
+        classification = finalize(
             run,
             attempt,
             exit_code,
@@ -132,9 +132,9 @@ def judge(
         )
     finally:
         sender.release()
-    _say(f"{verdict.cause.value}: {verdict.line}")
-    _say(verdict.decision.reason)
-    return EndedAttempt(verdict, config, ending.view, sender)
+    _say(f"{classification.cause.value}: {classification.line}")
+    _say(classification.decision.reason)
+    return EndedAttempt(classification, config, ending.view, sender)
 
 
 def conclude(
@@ -162,10 +162,10 @@ def conclude(
         clock: the time.
     """
     clock = clock or Clock()
-    judged: EndedAttempt | None = None
+    ended: EndedAttempt | None = None
     for number in range(1, _TRIES + 1):
         try:
-            judged = judge(
+            ended = finalize_attempt(
                 run, attempt, exit_code, on_slurm=True, setup=setup, out_of_time=out_of_time
             )
             break
@@ -186,27 +186,27 @@ def conclude(
             # Neither a damaged config nor a bug of hpcrun may end a healthy run.
             if not isinstance(error, UserError):
                 traceback.print_exc()
-            complain(f"the end of {attempt.owner} cannot be classified: {error}")
+            complain(f"the end of {attempt.owner} cannot be ended: {error}")
             outcome = decide_unrecorded(run, attempt, exit_code, setup)
             _say(outcome.reason)
             if outcome.code is not None:
                 _notify_unrecorded(run, attempt, outcome)
                 return outcome.code
             break
-    if judged is not None and not judged.verdict.decision.restart:
+    if ended is not None and not ended.classification.decision.restart:
         # Also without a restart of this run: the user's other runs exclude the node.
-        remember(run, attempt, judged.verdict)
-        judged.sender.wait()
-        return final_code(judged.verdict, exit_code)
+        record_bad_nodes(run, attempt, ended.classification)
+        ended.sender.wait()
+        return final_code(ended.classification, exit_code)
     code = exitcodes.UNFINISHED
     if not packed:
-        code = _start_again(run, attempt, judged, end_time, own_script, clock)
-    elif judged is not None:
+        code = _start_again(run, attempt, ended, end_time, own_script, clock)
+    elif ended is not None:
         # The requeue knows only the recorded end, without the diagnosis.
-        remember(run, attempt, judged.verdict)
-    if judged is not None:
+        record_bad_nodes(run, attempt, ended.classification)
+    if ended is not None:
         # Slurm ends the sender with this script; the next attempt then sends again.
-        judged.sender.wait(_SENDER_PATIENCE)
+        ended.sender.wait(_SENDER_PATIENCE)
     return code
 
 
@@ -222,21 +222,28 @@ def _notify_unrecorded(run: RunDirectory, attempt: Attempt, outcome: Outcome) ->
 
 
 def _notify_given_up(
-    run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None, reason: str
+    run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None, reason: str
 ) -> None:
     """Send the notification of a run that no job continues although the policy allows a restart."""
-    if judged is None or not judged.config.watch.notify:
+    if ended is None or not ended.config.watch.notify:
         return
-    asked = {KEY: "stopped"} if "stopped" in judged.config.watch.notify_on else {}
-    sender = start(run, judged.config.watch)
-    note(run, "given-up", attempt, cause=judged.verdict.cause.value, reason=reason, **asked)
+    asked = {KEY: "stopped"} if "stopped" in ended.config.watch.notify_on else {}
+    sender = start(run, ended.config.watch)
+    note(
+        run,
+        "given-up",
+        attempt,
+        cause=ended.classification.cause.value,
+        reason=reason,
+        **asked,
+    )
     sender.wait()
 
 
 def _start_again(
     run: RunDirectory,
     attempt: Attempt,
-    judged: EndedAttempt | None,
+    ended: EndedAttempt | None,
     end_time: float | None,
     own_script: bool,
     clock: Clock,
@@ -247,20 +254,20 @@ def _start_again(
         complain(f"{what}: {words}")
 
     def asked() -> str | None:
-        return reason_now(run, attempt, judged)
+        return reason_now(run, attempt, ended)
 
     until = latest(end_time, clock)
     became = requeue(attempt, failed, asked, until=until, clock=clock)
     if became == "cancelled":
-        return cancelled_after_all(run, attempt, judged)
+        return cancelled_after_all(run, attempt, ended)
     if became == "by-slurm":
         _say("Slurm requeues it by itself, because it ends within the grace time of its preemption")
         return exitcodes.UNFINISHED
     if became == "forbidden":
-        return continue_in_another_job(run, attempt, judged, own_script, until, clock)
+        return continue_in_another_job(run, attempt, ended, own_script, until, clock)
     if became == "refused":
         return exitcodes.UNFINISHED
-    _keep_away(run, attempt, judged, attempt.job)
+    _exclude_bad_nodes(run, attempt, ended, attempt.job)
     return exitcodes.DONE
 
 
@@ -270,41 +277,45 @@ def latest(end_time: float | None, clock: Clock) -> float:
     return max(now + _WITHOUT_LIMIT if end_time is None else end_time, now + _AT_LEAST)
 
 
-def _keep_away(
-    run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None, waiting: str
+def _exclude_bad_nodes(
+    run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None, waiting: str
 ) -> None:
     """Record the failed node, and exclude nodes that fail often from the job ``waiting``.
 
     Slurm changes the excluded nodes of a pending job only. At this point no signal ends this process.
     """
-    if judged is not None:
-        after, hours = judged.job.exclude_after, judged.job.exclude_hours
-        remember(run, attempt, judged.verdict)
-        verdicts = [judged.verdict]
-        keep_away([run], attempt, verdicts, after=after, hours=hours, waiting=waiting)
+    if ended is not None:
+        after, hours = ended.job.exclude_after, ended.job.exclude_hours
+        record_bad_nodes(run, attempt, ended.classification)
+        classifications = [ended.classification]
+        exclude_bad_nodes(
+            [run], attempt, classifications, after=after, hours=hours, waiting=waiting
+        )
 
 
-def reason_now(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> str | None:
+def reason_now(run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None) -> str | None:
     """Return the first reason to end the attempt from a person or Slurm, as far as files can be read."""
     try:
-        return reason_given(run, attempt, judged.view if judged else None)
+        return reason_given(run, attempt, ended.view if ended else None)
     except OSError as error:
         complain(f"{run.events}: {error.strerror}; only the reason from Slurm is known")
         return scheduler_word(batch_log(run, attempt))
 
 
-def cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> int:
+def cancelled_after_all(run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None) -> int:
     """Write the result of a run that was cancelled after the decision to start it again."""
     _say("cancelled after its end: it is not started again")
     try:
         events = read_events(run)
         if not asked_to_end(events, attempt):
             note(run, "cancelled", attempt)
-        verdict = judged and judged.verdict
-        cause, line = (verdict.cause.value, verdict.line) if verdict else ("its end", "")
+        classification = ended and ended.classification
+        cause, line = (
+            (classification.cause.value, classification.line) if classification else ("its end", "")
+        )
         reason = f"cancelled before its restart after {cause}"
-        write_final_word(run, Cause.CANCELLED, line, reason, last_committed(events))
-        _notify_given_up(run, attempt, judged, reason)
+        write_result(run, Cause.CANCELLED, line, reason, last_committed(events))
+        _notify_given_up(run, attempt, ended, reason)
     except OSError as error:
         complain(f"{run.result}: {error.strerror}")
     return exitcodes.TERMINATED
@@ -313,7 +324,7 @@ def cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: EndedAttemp
 def continue_in_another_job(
     run: RunDirectory,
     attempt: Attempt,
-    judged: EndedAttempt | None,
+    ended: EndedAttempt | None,
     own_script: bool,
     until: float,
     clock: Clock,
@@ -334,37 +345,37 @@ def continue_in_another_job(
     except ContinuationError as problem:
         note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
         complain(f"no job continues {run.name}: {problem}")
-        _notify_given_up(run, attempt, judged, f"no job continues the run: {problem}")
+        _notify_given_up(run, attempt, ended, f"no job continues the run: {problem}")
         return exitcodes.UNFINISHED
     _say(f"Slurm does not requeue this job: job {job} continues {run.name} after its end")
     view = query_job(attempt.job)
-    asked = reason_now(run, attempt, judged)
+    asked = reason_now(run, attempt, ended)
     if asked == "cancelled" or (
         view is not None
-        and is_cancelled(attempt, view, lambda: reason_now(run, attempt, judged), WORD_PATIENCE)
+        and is_cancelled(attempt, view, lambda: reason_now(run, attempt, ended), WORD_PATIENCE)
     ):
         problem_words = withdraw(job, clock)
         if problem_words is None:
-            if judged is not None:
-                remember(run, attempt, judged.verdict)
-            return cancelled_after_all(run, attempt, judged)
+            if ended is not None:
+                record_bad_nodes(run, attempt, ended.classification)
+            return cancelled_after_all(run, attempt, ended)
         complain(f"not cancelled: {problem_words}; `scancel {job}` ends it")
     moved = take_over_dependents(attempt.job, job)
     if moved:
         _say(f"jobs that depended on this job now depend on job {job}: {', '.join(moved)}")
-    _keep_away(run, attempt, judged, job)
+    _exclude_bad_nodes(run, attempt, ended, job)
     return exitcodes.UNFINISHED
 
 
-def final_code(verdict: Verdict, code: int) -> int:
+def final_code(classification: Classification, code: int) -> int:
     """Return a batch script's exit code if no attempt follows: 0 only for a finished training."""
-    if verdict.cause is Cause.FINISHED:
+    if classification.cause is Cause.FINISHED:
         return exitcodes.DONE
-    if verdict.cause is Cause.CANCELLED:
+    if classification.cause is Cause.CANCELLED:
         return exitcodes.TERMINATED
-    if verdict.cause is Cause.SAVE_FAILED:
+    if classification.cause is Cause.SAVE_FAILED:
         return exitcodes.SAVE_FAILED
-    if verdict.cause is Cause.BAD_INPUT:
+    if classification.cause is Cause.BAD_INPUT:
         return exitcodes.BAD_INPUT
     # 75 would ask for a requeue.
     return code if code not in (exitcodes.DONE, exitcodes.UNFINISHED) else exitcodes.FAILED

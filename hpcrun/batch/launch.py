@@ -75,7 +75,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
         ) from error
 
 
-def sharing_node(run: RunDirectory, wishes: LaunchOptions) -> LaunchOptions:
+def sharing_node(run: RunDirectory, options: LaunchOptions) -> LaunchOptions:
     """Return the options for a run of one rank that shares its job's node with other runs.
 
     The step gets all resources of the job, as do the steps of the other runs. Its name is that of the run.
@@ -88,22 +88,22 @@ def sharing_node(run: RunDirectory, wishes: LaunchOptions) -> LaunchOptions:
     # A script uses this port, so all runs of the job would try the same port.
     port = str(port_candidates(str(run.path), 1)[0])
     return replace(
-        wishes,
-        srun_args=[*wishes.srun_args, *shared],
-        env={"MASTER_PORT": port} | dict(wishes.env),
+        options,
+        srun_args=[*options.srun_args, *shared],
+        env={"MASTER_PORT": port} | dict(options.env),
         shares_cores=True,
     )
 
 
 def srun_command(
-    run: RunDirectory, attempt: Attempt, wishes: LaunchOptions, environ: Mapping[str, str]
+    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
 ) -> list[str]:
     """Return the command that starts one task per rank."""
     cores = environ.get("SLURM_CPUS_PER_TASK")
     size = environ.get("SLURM_HET_SIZE")
-    groups = None if given_option(wishes.srun_args, "het-group") else size
+    groups = None if given_option(options.srun_args, "het-group") else size
     # A step with a request for cores gets only these, and Slurm gives overlapping steps the same cores.
-    shared = wishes.shares_cores and cores is not None
+    shared = options.shares_cores and cores is not None
     return [
         *(["env", *(word for name in _CORES for word in ("-u", name))] if shared else []),
         "srun",
@@ -116,34 +116,34 @@ def srun_command(
         *([f"--cpus-per-task={cores}"] if cores and not shared else []),
         # Without this option only the first component starts.
         *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
-        *wishes.srun_args,
+        *options.srun_args,
         f"--output={_log_folder(run, attempt)}/rank-%5t.log",
         *(["bash", "-c", _TELL_CORES, str(cores)] if shared else []),
-        *_surviving(wishes.container),
-        *wishes.container,
-        *(wishes.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
+        *_surviving(options.container),
+        *options.container,
+        *(options.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
     ]
 
 
 def node_setup_steps(
-    run: RunDirectory, attempt: Attempt, wishes: LaunchOptions, environ: Mapping[str, str]
+    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
 ) -> list[list[str]]:
     """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
 
     Raises:
         ClusterError: the groups or nodes in ``srun_args`` cannot be read.
     """
-    if not wishes.node_setup:
+    if not options.node_setup:
         return []
-    parts = components(environ, wishes.srun_args)
+    parts = components(environ, options.srun_args)
     folder = run.attempt_logs(attempt.job, attempt.restart)
     # The shell has exported job.env before this srun.
-    return [node_setup_command(parts, wishes.node_setup, {}, folder)]
+    return [node_setup_command(parts, options.node_setup, {}, folder)]
 
 
-def preflight_steps(run: RunDirectory, wishes: LaunchOptions) -> list[list[str]]:
+def preflight_steps(run: RunDirectory, options: LaunchOptions) -> list[list[str]]:
     """Return the program that checks the nodes before the ranks; none without ``preflight``."""
-    if not wishes.preflight:
+    if not options.preflight:
         return []
     return [[sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]]
 
@@ -160,7 +160,7 @@ def _surviving(container: Sequence[str]) -> list[str]:
 
 
 def torchrun_command(
-    run: RunDirectory, attempt: Attempt, wishes: LaunchOptions, environ: Mapping[str, str]
+    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
 ) -> list[str]:
     """Return the command that starts one torchrun per node; its ranks meet on the first node.
 
@@ -169,7 +169,7 @@ def torchrun_command(
     """
     nodes, ranks = environ.get("SLURM_NNODES", "1"), _ranks_per_node(environ)
     hosts = expand(environ["SLURM_JOB_NODELIST"])
-    python = wishes.python or sys.executable
+    python = options.python or sys.executable
     # SLURM_NODEID exists inside the step only. SIGUSR2 also reaches torchrun, which would die of it.
     start = (
         'trap "" USR1 USR2; exec "$0" -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@" '

@@ -15,8 +15,8 @@ from hpcrun.batch.retries import Clock
 from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.bad_nodes import keep_away
-from hpcrun.lifecycle.end.settle import Verdict
+from hpcrun.lifecycle.bad_nodes import exclude_bad_nodes
+from hpcrun.lifecycle.end.finalize import Classification
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Decision
 from hpcrun.run.directory import RunDirectory
@@ -30,7 +30,7 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
         end_time: of the job, in Unix seconds; None without a limit.
     """
     clock = Clock()
-    judged = {run: _recorded_end(run, attempt) for run in runs}
+    ended = {run: _recorded_end(run, attempt) for run in runs}
 
     def failed(kind: str, words: str) -> None:
         for run in runs:
@@ -40,7 +40,7 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
     # A person may have cancelled one of the runs after its end.
     left = [run for run in runs if reason_now(run, attempt, None) != "cancelled"] or runs
     for run in set(runs).difference(left):
-        cancelled_after_all(run, attempt, judged[run])
+        cancelled_after_all(run, attempt, ended[run])
     runs, until = left, latest(end_time, clock)
 
     def asked() -> str | None:
@@ -49,14 +49,14 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
 
     became = requeue(attempt, failed, asked, until=until, clock=clock)
     if became == "cancelled":
-        return max(cancelled_after_all(run, attempt, judged[run]) for run in runs)
+        return max(cancelled_after_all(run, attempt, ended[run]) for run in runs)
     if became == "forbidden":
         return max(
-            continue_in_another_job(run, attempt, judged[run], False, until, clock) for run in runs
+            continue_in_another_job(run, attempt, ended[run], False, until, clock) for run in runs
         )
     if became != "requeued":
         return exitcodes.UNFINISHED
-    _keep_away(attempt, {run: judged[run] for run in runs})
+    _exclude_bad_nodes(attempt, {run: ended[run] for run in runs})
     return exitcodes.DONE
 
 
@@ -66,15 +66,15 @@ def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
         events = [one for one in read_events(run) if (one.what, one.attempt) == ("ended", attempt)]
         if not events:
             return None
-        return EndedAttempt(_verdict(events[-1]), load_resolved(run.config), None)
+        return EndedAttempt(_classification(events[-1]), load_resolved(run.config), None)
     except (OSError, UserError, ValueError) as error:
         complain(f"{run.name}: its recorded end cannot be read: {error}")
         return None
 
 
-def _verdict(ended: Event) -> Verdict:
+def _classification(ended: Event) -> Classification:
     fields = ended.fields
-    return Verdict(
+    return Classification(
         Cause(ended.cause),
         ended.step,
         str(fields.get("reason") or ""),
@@ -85,11 +85,15 @@ def _verdict(ended: Event) -> Verdict:
     )
 
 
-def _keep_away(attempt: Attempt, judged: Mapping[RunDirectory, EndedAttempt | None]) -> None:
+def _exclude_bad_nodes(
+    attempt: Attempt, classified: Mapping[RunDirectory, EndedAttempt | None]
+) -> None:
     """Exclude bad nodes from the waiting job, once for all of its runs."""
-    ends = {run: end for run, end in judged.items() if end is not None}
+    ends = {run: end for run, end in classified.items() if end is not None}
     if not ends:
         return
     job = next(iter(ends.values())).job
-    verdicts = [end.verdict for end in ends.values()]
-    keep_away([*ends], attempt, verdicts, after=job.exclude_after, hours=job.exclude_hours)
+    classifications = [end.classification for end in ends.values()]
+    exclude_bad_nodes(
+        [*ends], attempt, classifications, after=job.exclude_after, hours=job.exclude_hours
+    )

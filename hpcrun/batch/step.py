@@ -124,13 +124,13 @@ def _send_left(run: RunDirectory) -> None:
 
 def _start(run: RunDirectory, job: BatchJob, way: Way) -> Ended:
     attempt = job.attempt
-    wishes = LaunchOptions() if way.own_script else read_launch_options(run)
+    options = LaunchOptions() if way.own_script else read_launch_options(run)
     if way.packed:
-        wishes = sharing_node(run, wishes)
+        options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ
     command = srun_command
-    env = dict(wishes.env)
-    if wishes.gpus:
+    env = dict(options.env)
+    if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     if way.torchrun:
         command = torchrun_command
@@ -138,14 +138,14 @@ def _start(run: RunDirectory, job: BatchJob, way: Way) -> Ended:
     try:
         make_log_folder(run.attempt_logs(attempt.job, attempt.restart))
         steps = [
-            *node_setup_steps(run, attempt, wishes, environ),
-            *preflight_steps(run, wishes),
-            command(run, attempt, wishes, environ),
+            *node_setup_steps(run, attempt, options, environ),
+            *preflight_steps(run, options),
+            command(run, attempt, options, environ),
         ]
         if not way.packed:
-            return run_ranks(wishes.setup, env, steps, environ)
-        with LimitWatch(run, attempt, job.end_time, wishes.signal_lead) as watch:
-            ended = run_ranks(wishes.setup, env, steps, environ)
+            return run_ranks(options.setup, env, steps, environ)
+        with LimitWatch(run, attempt, job.end_time, options.signal_lead) as watch:
+            ended = run_ranks(options.setup, env, steps, environ)
         return replace(ended, out_of_time=watch.killed)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)

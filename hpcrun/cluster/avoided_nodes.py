@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcrun.cluster import slurm
+from hpcrun.cluster.bad_node_list import add_failure, bad_nodes_path, node_failures, spare, suspects
 from hpcrun.cluster.hostlist import expand
-from hpcrun.cluster.node_ledger import blame, blames, ledger_path, spare, suspects
 from hpcrun.cluster.slurm.node_table import parse_sinfo_gres, sinfo_gres_command
 
 _DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
@@ -102,7 +102,7 @@ def nodes_to_avoid(
     """
     if after is None or request.fixed:
         return []
-    bad = suspects(blames(ledger_path(environ), time.time() - hours * 3600), after)
+    bad = suspects(node_failures(bad_nodes_path(environ), time.time() - hours * 3600), after)
     return nodes_to_spare(list(dict.fromkeys([*unfit, *bad])), request)
 
 
@@ -147,7 +147,7 @@ def record_dead_nodes(
     states = slurm.parse_sinfo(listed.stdout) if listed.returncode == 0 else {}
     dead = [node for node, state in states.items() if state.upper().startswith(_DEAD)]
     for node in dead:
-        blame(ledger_path(environ), node, f"node failure ({states[node]})", run, attempt)
+        add_failure(bad_nodes_path(environ), node, f"node failure ({states[node]})", run, attempt)
     return dead
 
 

@@ -60,7 +60,7 @@ class StopAgreement:
         self._pending = (work, value)
         return agreed
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait for the reduction in progress, so that none is in flight when the group is destroyed.
 
         Raises:

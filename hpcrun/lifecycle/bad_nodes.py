@@ -10,19 +10,19 @@ from hpcrun.cluster.avoided_nodes import (
     request_of,
     take_back_if_stuck,
 )
-from hpcrun.cluster.node_ledger import blame, ledger_path
+from hpcrun.cluster.bad_node_list import add_failure, bad_nodes_path
 from hpcrun.diagnose.causes import blames_node
-from hpcrun.lifecycle.end.settle import Verdict
+from hpcrun.lifecycle.end.finalize import Classification
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.second_start import nodes_of, start_elsewhere
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 
 
-def keep_away(
+def exclude_bad_nodes(
     runs: Sequence[RunDirectory],
     attempt: Attempt,
-    verdicts: Sequence[Verdict],
+    classifications: Sequence[Classification],
     *,
     after: int | None,
     hours: float,
@@ -33,7 +33,7 @@ def keep_away(
     Args:
         runs: the runs of the job; several share it with ``--pack``.
         attempt: the attempt that has ended.
-        verdicts: the classified end of each run.
+        classifications: the classified end of each run.
         waiting: the pending job; None: the job of ``attempt``.
         after: number of failures from which a node is excluded; None: never.
         hours: only failures of the last ``hours`` hours count.
@@ -43,7 +43,7 @@ def keep_away(
     if shown.returncode != 0:
         return
     facts = slurm.parse_show_job(shown.stdout)
-    elsewhere = [verdict for verdict in verdicts if verdict.elsewhere]
+    elsewhere = [classification for classification in classifications if classification.elsewhere]
     if elsewhere:
         left = start_elsewhere(job, facts, first=elsewhere[0].host)
         if left:
@@ -53,7 +53,9 @@ def keep_away(
         )
         return
     request = request_of(facts, max(nodes_of(read_events(run), attempt) for run in runs))
-    found = [verdict.diagnosis for verdict in verdicts if verdict.diagnosis]
+    found = [
+        classification.diagnosis for classification in classifications if classification.diagnosis
+    ]
     unfit = [node for diagnosis in found for node in diagnosis.unfit]
     bad = nodes_to_avoid(request, after=after, hours=hours, unfit=unfit)
     if not bad:
@@ -74,16 +76,16 @@ def keep_away(
         )
 
 
-def remember(run: RunDirectory, attempt: Attempt, verdict: Verdict) -> None:
+def record_bad_nodes(run: RunDirectory, attempt: Attempt, classification: Classification) -> None:
     """Add the nodes that caused a crash or failed a preflight, if any, to the user's bad-node list."""
-    found = verdict.diagnosis
+    found = classification.diagnosis
     if found is None or found.host is None or not blames_node(found):
         return
-    if verdict.cause is not Cause.CRASH and not found.unfit:
+    if classification.cause is not Cause.CRASH and not found.unfit:
         return
     try:
         for host in found.unfit or (found.host,):
-            blame(ledger_path(), host, found.line, str(run.path), attempt.owner)
+            add_failure(bad_nodes_path(), host, found.line, str(run.path), attempt.owner)
     except OSError as error:
         _print(f"the bad-node list is not written: {error}")
 

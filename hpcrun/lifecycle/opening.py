@@ -10,7 +10,7 @@ from hpcrun.cluster.avoided_nodes import record_dead_nodes
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.end.batch_log import batch_log
-from hpcrun.lifecycle.end.settle import with_lost_announcement, write_final_word
+from hpcrun.lifecycle.end.finalize import with_lost_announcement, write_result
 from hpcrun.lifecycle.history import (
     AttemptRecord,
     Cause,
@@ -84,7 +84,7 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         if not decision.restart:
             events = read_events(run)
             record_event(run, "refused", attempt=attempt, reason=decision.reason)
-            write_final_word(run, history[-1].cause, "", decision.reason, last_committed(events))
+            write_result(run, history[-1].cause, "", decision.reason, last_committed(events))
             raise Refused(f"{run.name}: not started again: {decision.reason}")
     claim(run, attempt)
     if not history:

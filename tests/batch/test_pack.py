@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.batch.pack_end import start_pack_again
-from hpcrun.cluster.node_ledger import blame, blames, ledger_path, suspects
+from hpcrun.cluster.bad_node_list import add_failure, bad_nodes_path, node_failures, suspects
 from hpcrun.lifecycle.end.scheduler_view import reason_given
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets
@@ -71,7 +71,7 @@ def test_the_next_start_leaves_out_a_node_that_failed_too_often(
     """The job that is requeued, or where the site forbids that, the own job of each run."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for start in range(2):
-        blame(ledger_path(), "n1", "killed by SIGBUS", "another run", f"1-{start}")
+        add_failure(bad_nodes_path(), "n1", "killed by SIGBUS", "another run", f"1-{start}")
     desk.answer("sinfo", "printf 'batch*|n%s|idle|(null)\\n' 1 2 3")
     # Each script has its own job: 8 and 9.
     desk.answer("sbatch", f"echo $((7 + $(grep -c ^sbatch {desk.calls})))")
@@ -98,10 +98,10 @@ def test_the_next_start_leaves_out_a_node_that_failed_too_often(
 def test_a_node_that_fails_all_runs_of_a_pack_has_failed_once(tmp_path: Path) -> None:
     ledger = tmp_path / "nodes.jsonl"
     for run in ("s/000", "s/001"):
-        blame(ledger, "n1", "killed by SIGBUS", run, FIRST.owner)
-    assert suspects(blames(ledger, 0.0), after=2) == []
-    blame(ledger, "n1", "killed by SIGBUS", "s/000", "7-1")
-    assert suspects(blames(ledger, 0.0), after=2) == ["n1"]
+        add_failure(ledger, "n1", "killed by SIGBUS", run, FIRST.owner)
+    assert suspects(node_failures(ledger, 0.0), after=2) == []
+    add_failure(ledger, "n1", "killed by SIGBUS", "s/000", "7-1")
+    assert suspects(node_failures(ledger, 0.0), after=2) == ["n1"]
 
 
 def test_the_step_of_a_packed_run_names_the_node_that_failed_it(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_step_of_a_packed_run_names_the_node_that_failed_it(tmp_path: Path) 
     open_attempt(desk.run, FIRST, Budgets())
     desk.answer("srun", "echo 'srun: error: n2: task 0: Killed'; exit 137")
     assert desk.step("--packed", XDG_STATE_HOME=str(tmp_path)) == 75, desk.told()
-    (entry,) = blames(ledger_path({"XDG_STATE_HOME": str(tmp_path)}), 0.0)
+    (entry,) = node_failures(bad_nodes_path({"XDG_STATE_HOME": str(tmp_path)}), 0.0)
     assert (entry.node, entry.attempt) == ("n2", "7-0")
     assert not [call for call in desk.called("scontrol") if "requeue" in call]
 

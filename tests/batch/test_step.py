@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.batch.launch import _surviving
-from hpcrun.cluster.node_ledger import blame, blames
+from hpcrun.cluster.bad_node_list import add_failure, node_failures
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.opening import open_attempt
@@ -187,7 +187,7 @@ def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_pat
     record_event(desk.run, "submitted", attempt=FIRST, executor="slurm", nodes=1, gpus=1)
     desk.run.batch_script.write_text("#!/bin/bash\n")
     open_attempt(desk.run, FIRST, Budgets())
-    blame(tmp_path / "hpcrun" / "nodes.jsonl", "n2", "killed by SIGBUS", "another run")
+    add_failure(tmp_path / "hpcrun" / "nodes.jsonl", "n2", "killed by SIGBUS", "another run")
     desk.answer("srun", "echo 'srun: error: n2: task 1: Killed'; exit 137")
     assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 75, desk.told()
     assert "scontrol update JobId=8 ExcNodeList=n2" in desk.called("scontrol"), desk.told()
@@ -279,7 +279,9 @@ def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     desk.answer("srun", "echo 'srun: error: n2: task 1: Killed'; exit 137")
     assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 137, desk.told()
-    assert [entry.node for entry in blames(tmp_path / "hpcrun" / "nodes.jsonl", 0.0)] == ["n2"]
+    assert [entry.node for entry in node_failures(tmp_path / "hpcrun" / "nodes.jsonl", 0.0)] == [
+        "n2"
+    ]
 
 
 def test_a_job_number_used_by_another_cluster_starts_and_records_nothing(desk: Desk) -> None:

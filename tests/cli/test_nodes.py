@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.cluster.node_ledger import blame, blames, ledger_path
+from hpcrun.cluster.bad_node_list import add_failure, bad_nodes_path, node_failures
 
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return ledger_path()
+    return bad_nodes_path()
 
 
 def test_no_node_is_known_at_first(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +25,7 @@ def test_nodes_are_shown_with_their_failures_and_forgiven(
     ledger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for node, why in (("n1", "killed by SIGBUS"), ("n1", "killed by SIGKILL"), ("n2", "down")):
-        blame(ledger, node, why, "runs/a")
+        add_failure(ledger, node, why, "runs/a")
     assert guarded(["nodes"]) == 0
     told = capsys.readouterr().out
     (first,) = [line for line in told.splitlines() if line.startswith("n1")]
@@ -46,13 +46,13 @@ def test_nodes_are_shown_with_their_failures_and_forgiven(
 
     assert guarded(["nodes", "--forgive", "n1"]) == 0
     assert "n1: forgiven" in capsys.readouterr().out
-    assert [entry.node for entry in blames(ledger, 0.0)] == ["n2"]
+    assert [entry.node for entry in node_failures(ledger, 0.0)] == ["n2"]
 
 
 def test_a_node_without_failures_is_refused(
     ledger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blame(ledger, "n2", "down", "runs/a")
+    add_failure(ledger, "n2", "down", "runs/a")
     assert guarded(["nodes", "--forgive", "n9"]) == 2
     assert capsys.readouterr().err == (
         "hpcrun: --forgive n9: no failure is recorded for this node; known are n2 (see `hpcrun nodes`)\n"

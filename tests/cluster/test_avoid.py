@@ -13,7 +13,7 @@ from hpcrun.cluster.avoided_nodes import (
     take_back_if_stuck,
     with_options,
 )
-from hpcrun.cluster.node_ledger import blame, ledger_path
+from hpcrun.cluster.bad_node_list import add_failure, bad_nodes_path
 
 RECORDED = Path(__file__).parent / "recorded"
 TEN = "".join(f"batch*|n{n}|{'idle' if n <= 2 else 'down*'}|(null)\n" for n in range(1, 11))
@@ -45,7 +45,7 @@ class Site:
     def blames(self, *nodes: str) -> None:
         for node in nodes:
             for _ in range(2):
-                blame(ledger_path(self.environ), node, "killed by SIGBUS", "runs/a")
+                add_failure(bad_nodes_path(self.environ), node, "killed by SIGBUS", "runs/a")
 
     def avoided(self, request: NodeRequest) -> list[str]:
         return nodes_to_avoid(request, after=2, hours=24.0, environ=self.environ)

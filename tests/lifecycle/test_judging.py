@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hpcrun.diagnose.causes import Diagnosis
-from hpcrun.lifecycle.end.cause_table import TABLE, Evidence, deciding_row, evidence_of, judge
+from hpcrun.lifecycle.end.cause_table import TABLE, Evidence, classify, deciding_row, evidence_of
 from hpcrun.lifecycle.history import Cause
 from hpcrun.run.events import Attempt, Event
 
@@ -117,9 +117,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_decides_by_its_evidence(name: str) -> None:
-    found, verdict = CASES[name]
+    found, classification = CASES[name]
     assert deciding_row(found).name == name
-    assert judge(found) == verdict
+    assert classify(found) == classification
 
 
 def test_every_row_has_a_case() -> None:
@@ -143,7 +143,7 @@ def test_every_row_has_a_case() -> None:
     ],
 )
 def test_the_order_of_the_rows_counts(found: Evidence, cause: Cause) -> None:
-    assert judge(found)[0] is cause
+    assert classify(found)[0] is cause
 
 
 BY_SRUN = event("stopped", "terminate", committed=False, exit_code=-15, killed=True)
@@ -151,16 +151,16 @@ BY_OTHERS = replace(CRASH, follows=True)
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("found", "classification"),
     [
         # If a rank of a script fails, srun sends the other ranks a stop signal.
         (
             evidence(SCRIPT, BY_SRUN, was_not_requested=True, diagnosis=CRASH),
-            judge(evidence(diagnosis=CRASH)),
+            classify(evidence(diagnosis=CRASH)),
         ),
         (
             evidence(SCRIPT, BY_SRUN, was_not_requested=True, diagnosis=WRONG, code=137),
-            judge(evidence(diagnosis=WRONG)),
+            classify(evidence(diagnosis=WRONG)),
         ),
         (
             evidence(SCRIPT, BY_SRUN, was_not_requested=True),
@@ -203,9 +203,9 @@ BY_OTHERS = replace(CRASH, follows=True)
     ],
 )
 def test_a_scripts_stop_differs_from_an_end_by_srun(
-    found: Evidence, verdict: tuple[Cause, str]
+    found: Evidence, classification: tuple[Cause, str]
 ) -> None:
-    assert judge(found) == verdict
+    assert classify(found) == classification
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_scripts_stop_differs_from_an_end_by_srun(
 )
 def test_only_a_save_that_was_seen_is_called_one(fields: dict[str, object], words: str) -> None:
     stop = event("stopped", "warning", **fields)  # type: ignore[arg-type]
-    assert judge(evidence(SCRIPT, stop, limit_near=True)) == (
+    assert classify(evidence(SCRIPT, stop, limit_near=True)) == (
         Cause.TIME_LIMIT,
         f"time limit near: {words}",
     )
@@ -231,12 +231,12 @@ def test_only_a_save_that_was_seen_is_called_one(fields: dict[str, object], word
 def test_a_script_that_a_person_preempts_by_sigterm_is_preempted() -> None:
     events = [SCRIPT, event("preempted"), BY_SRUN]
     found = evidence_of(events, FIRST, 0, None, None, was_not_requested=True)
-    assert judge(found) == (Cause.PREEMPTION, "preemption: the script died of the signal")
+    assert classify(found) == (Cause.PREEMPTION, "preemption: the script died of the signal")
     # The crash was before the signal.
     crashed = evidence_of(
         [SCRIPT, event("preempted")], FIRST, 1, None, CRASH, was_not_requested=True
     )
-    assert judge(crashed)[0] is Cause.CRASH
+    assert classify(crashed)[0] is Cause.CRASH
 
 
 def test_a_person_who_cancels_is_believed_before_slurm() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hpcrun.batch.unrecorded import decide_unrecorded
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.lifecycle.end.settle import settle
+from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.script import running, watching
@@ -229,9 +229,9 @@ def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
     monkeypatch.setattr(running, "meeting_place", lambda *_: config)
     monkeypatch.setattr(running, "_start", start_and_hear)
     assert run_script(["true"], run, FIRST, config, flag, ScriptTerms(5.0)) == 0
-    verdict = settle(run, FIRST, 0, of_script(Budgets()))
-    assert (verdict.cause, verdict.decision.restart) == (Cause.PREEMPTION, True)
-    assert verdict.line == "the warning signal: the script ended with exit code 0"
+    classification = finalize(run, FIRST, 0, of_script(Budgets()))
+    assert (classification.cause, classification.decision.restart) == (Cause.PREEMPTION, True)
+    assert classification.line == "the warning signal: the script ended with exit code 0"
     assert not run.result.exists()
     (stopped,) = jobs.events(run, "stopped")
     assert (stopped.cause, stopped.fields["committed"]) == ("warning", False)

@@ -7,7 +7,7 @@ import pytest
 
 from hpcrun.cluster import slurm
 from hpcrun.cluster.errors import NodeUnfit
-from hpcrun.lifecycle.end.settle import Verdict, settle
+from hpcrun.lifecycle.end.finalize import Classification, finalize
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets, of_script
@@ -28,9 +28,11 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def failed_setup(run: RunDirectory, attempt: Attempt, *, other_nodes: bool = True) -> Verdict:
+def failed_setup(
+    run: RunDirectory, attempt: Attempt, *, other_nodes: bool = True
+) -> Classification:
     log = "7-0 on n1\n/tmp/slurm_script: line 9: module: command not found\n"
-    return settle(
+    return finalize(
         run, attempt, 127, Budgets(), batch_log=log, setup="module load x", other_nodes=other_nodes
     )
 
@@ -49,27 +51,27 @@ def test_a_repeated_classification_gives_the_same_result(run: RunDirectory) -> N
 
 
 def test_where_there_are_no_other_nodes_the_first_failure_is_bad_input(run: RunDirectory) -> None:
-    verdict = failed_setup(run, FIRST, other_nodes=False)
-    assert (verdict.cause, verdict.elsewhere) == (Cause.BAD_INPUT, False)
+    classification = failed_setup(run, FIRST, other_nodes=False)
+    assert (classification.cause, classification.elsewhere) == (Cause.BAD_INPUT, False)
 
 
 def test_a_budget_without_restarts_allows_no_second_start(run: RunDirectory) -> None:
-    verdict = settle(run, FIRST, 127, Budgets(crash=0), setup="false", other_nodes=True)
-    assert (verdict.decision.restart, verdict.elsewhere) == (False, False)
+    classification = finalize(run, FIRST, 127, Budgets(crash=0), setup="false", other_nodes=True)
+    assert (classification.decision.restart, classification.elsewhere) == (False, False)
 
 
 def test_an_option_that_srun_does_not_know_fails_on_every_node(run: RunDirectory) -> None:
     log = "7-0 on n1\nsrun: unrecognized option '--nix'\n"
-    verdict = settle(run, FIRST, 1, Budgets(), batch_log=log, other_nodes=True)
-    assert (verdict.cause, verdict.elsewhere) == (Cause.BAD_INPUT, False)
+    classification = finalize(run, FIRST, 1, Budgets(), batch_log=log, other_nodes=True)
+    assert (classification.cause, classification.elsewhere) == (Cause.BAD_INPUT, False)
 
 
 def test_a_job_that_has_trained_stays_on_its_nodes(run: RunDirectory) -> None:
     open_attempt(run, FIRST, Budgets())
     record_event(run, "started", attempt=FIRST, step=0)
-    settle(run, FIRST, 1, Budgets())
-    verdict = failed_setup(run, SECOND)
-    assert (verdict.cause, verdict.elsewhere) == (Cause.CRASH, False)
+    finalize(run, FIRST, 1, Budgets())
+    classification = failed_setup(run, SECOND)
+    assert (classification.cause, classification.elsewhere) == (Cause.CRASH, False)
 
 
 def test_a_new_job_of_the_run_has_its_own_second_start(run: RunDirectory) -> None:
@@ -88,7 +90,7 @@ def test_a_follow_up_job_gets_no_further_second_start(run: RunDirectory) -> None
 
 def test_a_job_that_continues_one_that_has_trained_is_no_bad_input(run: RunDirectory) -> None:
     open_attempt(run, FIRST, Budgets())
-    settle(run, FIRST, 1, Budgets())
+    finalize(run, FIRST, 1, Budgets())
     record_event(run, "submitted", job="8", executor="slurm", continues="7")
     assert failed_setup(run, Attempt("8", 0)).cause is Cause.CRASH
 
@@ -107,8 +109,8 @@ def lacks(run: RunDirectory, attempt: Attempt, *ranks: int) -> None:
 
 def ended(
     run: RunDirectory, attempt: Attempt, code: int = 2, *, other_nodes: bool = True
-) -> Verdict:
-    return settle(run, attempt, code, Budgets(), other_nodes=other_nodes)
+) -> Classification:
+    return finalize(run, attempt, code, Budgets(), other_nodes=other_nodes)
 
 
 def test_a_file_missing_on_one_node_gets_one_start_on_other_nodes(run: RunDirectory) -> None:
@@ -153,10 +155,10 @@ def test_what_rank_0_refuses_may_be_of_its_node_unless_all_ranks_know_it(
     opened(run, FIRST)
     reason = {"reason": "data.path: there is nothing at /data", "kind": "UserError"}
     record_event(run, "bad-input", attempt=FIRST, host="n1", shared=shared, **reason)
-    verdict = ended(run, FIRST)
-    assert (verdict.cause, verdict.elsewhere) == (cause, not shared)
-    assert verdict.line.endswith("data.path: there is nothing at /data")
-    assert shared or verdict.line.startswith("n1: ")
+    classification = ended(run, FIRST)
+    assert (classification.cause, classification.elsewhere) == (cause, not shared)
+    assert classification.line.endswith("data.path: there is nothing at /data")
+    assert shared or classification.line.startswith("n1: ")
 
 
 def test_what_rank_0_refuses_on_every_node_ends_the_run(run: RunDirectory) -> None:
@@ -174,8 +176,12 @@ def test_an_exit_before_the_start_without_a_word_is_tried_elsewhere(
     """The run directory is not mounted on a node, so its rank can write no record."""
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     log = "7-0 on n[1-2]\nsrun: error: n2: task 2: Exited with exit code 2\n"
-    verdict = settle(run, FIRST, 2, Budgets(), batch_log=log, other_nodes=True)
-    assert (verdict.cause, verdict.elsewhere, verdict.host) == (Cause.CRASH, True, "n2")
+    classification = finalize(run, FIRST, 2, Budgets(), batch_log=log, other_nodes=True)
+    assert (classification.cause, classification.elsewhere, classification.host) == (
+        Cause.CRASH,
+        True,
+        "n2",
+    )
     assert ended(run, SECOND).cause is Cause.BAD_INPUT
 
 
@@ -183,13 +189,13 @@ def test_a_cancelled_job_is_not_tried_elsewhere(run: RunDirectory) -> None:
     opened(run, FIRST)
     record_event(run, "bad-input", attempt=FIRST, reason="no", kind="UserError", host="n1")
     record_event(run, "cancelled", attempt=FIRST)
-    verdict = ended(run, FIRST)
-    assert (verdict.cause, verdict.elsewhere) == (Cause.CANCELLED, False)
+    classification = ended(run, FIRST)
+    assert (classification.cause, classification.elsewhere) == (Cause.CANCELLED, False)
 
 
 def test_a_preemption_before_the_first_step_leaves_the_second_start(run: RunDirectory) -> None:
     opened(run, FIRST)
-    settle(run, FIRST, 143, Budgets(), scheduler="preemption")
+    finalize(run, FIRST, 143, Budgets(), scheduler="preemption")
     opened(run, SECOND)
     lacks(run, SECOND, 0)
     assert ended(run, SECOND).elsewhere
@@ -198,13 +204,13 @@ def test_a_preemption_before_the_first_step_leaves_the_second_start(run: RunDire
 def test_in_a_chain_that_has_trained_a_missing_file_is_a_crash(run: RunDirectory) -> None:
     opened(run, FIRST)
     record_event(run, "started", attempt=FIRST, step=0)
-    settle(run, FIRST, 143, Budgets(), scheduler="preemption")
+    finalize(run, FIRST, 143, Budgets(), scheduler="preemption")
     for restart in (1, 2):
         again = Attempt("7", restart)
         opened(run, again)
         record_event(run, "bad-input", attempt=again, reason="no data", kind="UserError", host="n1")
-        verdict = ended(run, again)
-        assert (verdict.cause, verdict.elsewhere) == (Cause.CRASH, False)
+        classification = ended(run, again)
+        assert (classification.cause, classification.elsewhere) == (Cause.CRASH, False)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -216,7 +222,7 @@ def test_what_every_node_refuses_after_a_saved_step_is_a_crash_unless_it_is_cert
     opened(run, FIRST, nodes=nodes)
     record_event(run, "started", attempt=FIRST, step=0)
     record_event(run, "saved", attempt=FIRST, step=500)
-    settle(run, FIRST, 143, Budgets(), scheduler="preemption")
+    finalize(run, FIRST, 143, Budgets(), scheduler="preemption")
     opened(run, SECOND, nodes=nodes)
     record_event(
         run,
@@ -228,8 +234,8 @@ def test_what_every_node_refuses_after_a_saved_step_is_a_crash_unless_it_is_cert
         shared=True,
         certain=certain,
     )
-    verdict = ended(run, SECOND)
-    assert (verdict.cause, verdict.decision.restart) == (cause, not certain)
+    classification = ended(run, SECOND)
+    assert (classification.cause, classification.decision.restart) == (cause, not certain)
 
 
 def test_a_kernel_that_is_not_deterministic_is_so_on_every_node(run: RunDirectory) -> None:
@@ -245,14 +251,14 @@ def test_the_words_of_a_script_in_a_successor_of_a_job_that_worked_are_no_bad_in
     record_event(run, "started", attempt=FIRST)
     ends = time.time() + 90.0
     monkeypatch.setattr(time, "time", lambda: ends)
-    settle(run, FIRST, 143, of_script(Budgets()), scheduler="preemption")
+    finalize(run, FIRST, 143, of_script(Budgets()), scheduler="preemption")
     record_event(run, "submitted", job="8", executor="slurm", continues="7")
     later = Attempt("8", 0)
     opened(run, later, nodes=1, script=True)
     failure = ScriptFailed("a.py ended with exit code 2: a.py: error: unrecognized arguments: -x")
     record_failure(run.attempt_logs("8", 0), 0, failure, None, "n1")
-    verdict = settle(run, later, 1, of_script(Budgets()), other_nodes=True)
-    assert (verdict.cause, verdict.decision.restart) == (Cause.CRASH, True)
+    classification = finalize(run, later, 1, of_script(Budgets()), other_nodes=True)
+    assert (classification.cause, classification.decision.restart) == (Cause.CRASH, True)
 
 
 @pytest.mark.parametrize(("seconds", "cause"), [(5.0, Cause.BAD_INPUT), (90.0, Cause.CRASH)])
@@ -264,7 +270,7 @@ def test_the_words_of_a_script_are_its_own_in_its_first_minute_only(
     ends = time.time() + seconds
     monkeypatch.setattr(time, "time", lambda: ends)
     record_failure(run.attempt_logs("7", 0), 0, ScriptFailed("a.py: SyntaxError: bad"), None, "n1")
-    assert settle(run, FIRST, 1, of_script(Budgets()), other_nodes=True).cause is cause
+    assert finalize(run, FIRST, 1, of_script(Budgets()), other_nodes=True).cause is cause
 
 
 @pytest.mark.parametrize(

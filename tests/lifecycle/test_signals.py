@@ -108,7 +108,7 @@ AGREEMENT = textwrap.dedent(
         if agreed:
             print(step, agreed.name, flush=True)
             break
-    agreement.settle()
+    agreement.finish()
     dist.destroy_process_group()
     """
 )

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.commands.cluster import preflight
-from hpcrun.cluster.node_ledger import blames, ledger_path
+from hpcrun.cluster.bad_node_list import bad_nodes_path, node_failures
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure
-from hpcrun.lifecycle.bad_nodes import remember
-from hpcrun.lifecycle.end.settle import settle
+from hpcrun.lifecycle.bad_nodes import record_bad_nodes
+from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.preflight.measured import JobNeeds, Measured
@@ -88,15 +88,15 @@ def test_unfit_nodes_use_the_budget_of_node_failures_and_are_remembered(
     folder.mkdir(parents=True)
     line = "preflight on n2: ecc: GPU 0: 5 uncorrected ECC errors"
     record_report(folder, {"cause": line, "unfit": {"n2": "ecc", "n5": "xid"}})
-    verdict = settle(run, first, 1, Budgets(crash=0))
-    assert (verdict.cause, verdict.line) == (Cause.NODE_FAILURE, line)
-    assert verdict.decision.restart
+    classification = finalize(run, first, 1, Budgets(crash=0))
+    assert (classification.cause, classification.line) == (Cause.NODE_FAILURE, line)
+    assert classification.decision.restart
     assert read_events(run)[-1].fields["host"] == "n2"
-    remember(run, first, verdict)
-    assert [one.node for one in blames(ledger_path(), 0.0)] == ["n2", "n5"]
+    record_bad_nodes(run, first, classification)
+    assert [one.node for one in node_failures(bad_nodes_path(), 0.0)] == ["n2", "n5"]
     # A failure that is the same on all nodes is the job's fault.
     record_report(folder, {"cause": "preflight: gpus: 0 of 4", "unfit": {}})
-    assert settle(run, first, 1, Budgets(crash=0)).cause is Cause.CRASH
+    assert finalize(run, first, 1, Budgets(crash=0)).cause is Cause.CRASH
 
 
 def test_a_local_job_is_checked_before_its_ranks(tmp_path: Path) -> None:

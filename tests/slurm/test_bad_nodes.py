@@ -46,13 +46,13 @@ def test_a_node_that_fails_twice_is_excluded(slurm: SlurmCluster, folder: Path) 
     )
     run = RunDirectory(Path(told["run"]))
     # The first failure was in another run.
-    blame = (
-        "import sys; from pathlib import Path; from hpcrun.cluster.node_ledger import blame;"
-        "blame(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
+    add_failure = (
+        "import sys; from pathlib import Path; from hpcrun.cluster.bad_node_list import add_failure;"
+        "add_failure(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
     )
     with jobs.held_at(run, 20):
         node = slurm.scontrol_show_job(told["job_id"])["NodeList"]
-        slurm.run([slurm.python, "-c", blame, str(ledger), node])
+        slurm.run([slurm.python, "-c", add_failure, str(ledger), node])
         os.kill(next(filter(jobs.is_rank, slurm.processes(node))), signal.SIGKILL)
 
     slurm.wait_restarts(told["job_id"], 1)

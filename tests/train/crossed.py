@@ -14,7 +14,7 @@ from torch import nn
 from hpcrun import get_rank
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.settle import settle
+from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import create
 from hpcrun.run.endings import Exit, record_exit
@@ -130,7 +130,7 @@ def play(name: str, folder: Path) -> None:
     for number, code in enumerate(codes):
         if code < 0:
             record_exit(logs, Exit(number, "local0", time.time(), None, -code, False))
-    settle(run, attempt, exitcodes.FAILED, Budgets(crash=0, hang=0))
+    finalize(run, attempt, exitcodes.FAILED, Budgets(crash=0, hang=0))
 
 
 def play_rank(run: Path, restart: int, logs: Path, number: int) -> None:

@@ -12,7 +12,7 @@ from hpcrun.cluster.errors import NodeUnfit
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.cause_table import evidence_of, judge
+from hpcrun.lifecycle.end.cause_table import classify, evidence_of
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
@@ -51,7 +51,7 @@ def ended(
 
     (code,) = fork_ranks(1, play)
     found = first_cause(read_failures(run.attempt_logs(attempt.job, attempt.restart)), [])
-    cause, _ = judge(evidence_of(read_events(run), attempt, code, None, found))
+    cause, _ = classify(evidence_of(read_events(run), attempt, code, None, found))
     assert code == (exitcodes.BAD_INPUT if cause is Cause.BAD_INPUT else exitcodes.FAILED)
     return cause
 

@@ -12,7 +12,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.errors import UserError
-from hpcrun.lifecycle.end.cause_table import evidence_of, judge
+from hpcrun.lifecycle.end.cause_table import classify, evidence_of
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.rank.shared_interface import NoSharedInterface
 from hpcrun.lifecycle.signals import StopFlag
@@ -70,7 +70,7 @@ def test_a_mistake_is_bad_input_with_kind_and_place(tmp_path: Path) -> None:
     assert found.bad_input
     assert found.line.startswith("rank 1 on n1: FileNotFoundError: [Errno 2] No such file")
     assert f" at {__file__}:" in found.line
-    cause, line = judge(evidence_of([], Attempt("1", 0), 1, None, found))
+    cause, line = classify(evidence_of([], Attempt("1", 0), 1, None, found))
     assert (cause, line) == (Cause.BAD_INPUT, found.line)
 
 

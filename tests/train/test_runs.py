@@ -14,7 +14,7 @@ from hpcrun.checkpoint.export import best_readable, load_model, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.causes import first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.settle import settle
+from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.endings import read_failures, stacks_path
@@ -391,11 +391,11 @@ def test_a_rank_out_of_memory_prints_advice(runs):
     assert "zoo.py" in failure.where
     assert "train.micro_batch=2 computes 2 samples at a time instead of 4" in failure.message
     run, attempt = runs.run("out-of-memory"), Attempt("out-of-memory", 0)
-    verdict = settle(run, attempt, exitcodes.FAILED, Budgets(same_step=1))
-    assert "rank 1 on" in verdict.line
-    assert ": out of memory: CUDA out of memory. Tried to allocate 2.00 GiB." in verdict.line
-    assert not verdict.decision.restart
-    assert "restarts.same_step" in verdict.decision.reason
+    classification = finalize(run, attempt, exitcodes.FAILED, Budgets(same_step=1))
+    assert "rank 1 on" in classification.line
+    assert ": out of memory: CUDA out of memory. Tried to allocate 2.00 GiB." in classification.line
+    assert not classification.decision.restart
+    assert "restarts.same_step" in classification.decision.reason
 
 
 def test_a_rank_that_waits_for_a_failed_rank_ends_in_seconds(runs):
@@ -427,9 +427,11 @@ def test_a_rank_that_hangs_is_named_its_stack_kept_and_the_run_ended_to_start_ag
     assert "in mishap" in stacks_path(folder, 1).read_text()
     assert "in training_step" in stacks_path(folder, 0).read_text()
     assert (folder / "flight-gloo-rank-0").stat().st_size
-    verdict = settle(runs.run(name), Attempt(name, 0), exitcodes.FAILED, Budgets())
-    assert (verdict.cause, verdict.decision.restart) == (Cause.HANG, True)
-    assert re.search(f"no progress for 5 s in step 2: {told}$", verdict.line), verdict.line
+    classification = finalize(runs.run(name), Attempt(name, 0), exitcodes.FAILED, Budgets())
+    assert (classification.cause, classification.decision.restart) == (Cause.HANG, True)
+    assert re.search(f"no progress for 5 s in step 2: {told}$", classification.line), (
+        classification.line
+    )
 
 
 @pytest.mark.parametrize("at", ["prepare", "backward", "validation", "rank-1"])
@@ -448,9 +450,9 @@ def test_a_kernel_refused_by_determinism_is_bad_input_at_any_step(runs, at):
         r"torch has no deterministic implementation of put_, called at \S+zoo.py:", line
     )
     assert "train.deterministic=warn" in line
-    verdict = settle(runs.run(name), Attempt(name, 0), max(codes), Budgets())
-    assert (verdict.cause, verdict.decision.restart) == (Cause.BAD_INPUT, False)
-    assert verdict.line.endswith(line)
+    classification = finalize(runs.run(name), Attempt(name, 0), max(codes), Budgets())
+    assert (classification.cause, classification.decision.restart) == (Cause.BAD_INPUT, False)
+    assert classification.line.endswith(line)
 
 
 def test_a_kernel_that_torch_only_warns_about_is_used(runs):

@@ -141,7 +141,7 @@ def evidence_of(
     )
 
 
-def judge(evidence: Evidence) -> tuple[Cause, str]:
+def classify(evidence: Evidence) -> tuple[Cause, str]:
     """Return the cause of the end and one line about it."""
     row = deciding_row(evidence)
     cause = row.cause if isinstance(row.cause, Cause) else row.cause(evidence)

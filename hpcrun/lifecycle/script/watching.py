@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.lifecycle.rank.sentry import NOTICED
+from hpcrun.lifecycle.rank.watchdog_process import NOTICED
 from hpcrun.lifecycle.script.end import died_of_stop
 from hpcrun.lifecycle.script.orphans import code_of_all, wait_for_orphans
 from hpcrun.lifecycle.script.progress import ProgressWatch

@@ -49,7 +49,7 @@ class Variable:
 class Combination:
     """Settings that conflict, or have no effect without each other."""
 
-    blame: str
+    about: str
     level: Level
     advice: str
     source: str
@@ -98,7 +98,7 @@ def _variable(library: str, entry: Mapping[str, Any]) -> Variable:
 
 def _combination(entry: Mapping[str, Any]) -> Combination:
     return Combination(
-        blame=entry["blame"],
+        about=entry["about"],
         level=entry["level"],
         advice=entry["advice"],
         source=entry["source"],

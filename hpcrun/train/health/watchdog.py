@@ -25,9 +25,9 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.settle import settle_by_hand
-from hpcrun.lifecycle.rank.sentry import Post, Sentry
+from hpcrun.lifecycle.end.finalize import finalize_by_hand
 from hpcrun.lifecycle.rank.stack_writer import Answering, own_stacks
+from hpcrun.lifecycle.rank.watchdog_process import Post, WatchdogProcess
 from hpcrun.lifecycle.signals import kill_helpers
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
@@ -97,14 +97,14 @@ class Watchdog:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
         self._stacks: IO[str] = sys.stderr
-        self._sentry: Sentry | None = None
+        self._helper: WatchdogProcess | None = None
         self._alarmed = self._lost_store = False
 
     def __enter__(self) -> "Watchdog":
         post = None
         try:
             make_log_folder(self._folder)
-            # Opened for appending, since the sentry truncates the file after answering a request.
+            # Opened for appending, since the watchdog process truncates the file after answering a request.
             path = stacks_path(self._folder, self._rank)
             self._stacks = open(path, "w", opener=_appending)
             mail = Mailbox(self._folder, self._world_size)
@@ -115,7 +115,7 @@ class Watchdog:
         except OSError as error:
             print(f"hpcrun: stacks will go to the log: {error}", file=sys.stderr, flush=True)
         try:
-            self._sentry = Sentry(self._stacks, self._limits.tick, post)
+            self._helper = WatchdogProcess(self._stacks, self._limits.tick, post)
         except OSError as error:
             print(
                 f"hpcrun: hangs in C code and suspensions will not be detected: {error}",
@@ -135,8 +135,8 @@ class Watchdog:
         # During an alarm, wait: the failure here is a consequence of the hang, and the thread ends the
         # process. Otherwise do not wait: the thread may wait for the store of a stopped rank.
         self._thread.join(None if self._alarmed else self._limits.answer)
-        if self._sentry is not None:
-            self._sentry.close()
+        if self._helper is not None:
+            self._helper.close()
         if self._stacks is not sys.stderr:
             self._stacks.close()
             # The file is empty: the watchdog never returns from an alarm.
@@ -187,20 +187,20 @@ class Watchdog:
         return self._position.step, self._position.doing
 
     def _put_off(self) -> float:
-        """Postpone the sentry; return the seconds of a suspension that has just ended."""
-        if self._sentry is None:
+        """Postpone the watchdog process; return the seconds of a suspension that has just ended."""
+        if self._helper is None:
             return 0.0
         allowed = self._limits.allowed(self._position) + self._limits.unheard
-        suspended = self._sentry.postpone(allowed)
+        suspended = self._helper.postpone(allowed)
         if suspended:
             self._resumed(suspended)
         return suspended
 
     def _end(self, idle: float) -> NoReturn:
         self._alarmed = True
-        if self._sentry is not None:
-            # The hang may be in the store itself, so the sentry stays armed.
-            self._sentry.postpone(self._limits.alarm)
+        if self._helper is not None:
+            # The hang may be in the store itself, so the watchdog process stays armed.
+            self._helper.postpone(self._limits.alarm)
         first = self._raise_alarm()
         step, doing = self._place()
         print(
@@ -221,9 +221,9 @@ class Watchdog:
         self._write(f"answer/{self._rank}", json.dumps(mine.as_record()))
         if first:
             self._judge(mine, idle)
-            self._write("judged", "")
+            self._write("classified", "")
         else:
-            self._wait_for(["judged"], 2 * self._limits.answer + 6 * self._limits.tick)
+            self._wait_for(["classified"], 2 * self._limits.answer + 6 * self._limits.tick)
         self._leave()
 
     def _leave(self) -> NoReturn:
@@ -256,7 +256,7 @@ class Watchdog:
         with contextlib.suppress(OSError):
             record_hang(self._folder, hang)
         print(f"hpcrun: {hang.line}; stacks in {self._folder}", file=sys.stderr, flush=True)
-        # The sentry of a rank that did not answer writes the rank's stacks a little later.
+        # The watchdog process of a rank that did not answer writes the rank's stacks a little later.
         until = time.monotonic() + self._limits.answer + 6 * self._limits.tick
         silent = [stacks_path(self._folder, rank) for rank in ranks if rank not in answers]
         while time.monotonic() < until and not all(_written(path) for path in silent):
@@ -330,7 +330,7 @@ def watching(
     def on_exit() -> None:
         # Batch scripts and the local cluster finalize an attempt themselves.
         if distributed.rank == 0 and scheduler(os.environ) == "direct":
-            settle_by_hand(run, attempt, exitcodes.FAILED)
+            finalize_by_hand(run, attempt, exitcodes.FAILED)
 
     def resumed(seconds: float) -> None:
         # All ranks of a job step are suspended together.

@@ -48,7 +48,7 @@ def test_the_rules_name_every_documented_variable_and_every_source() -> None:
         assert all(remark.source in rules().sources for remark in variable.remarks)
     for rule in rules().combinations:
         assert rule.source in rules().sources
-        assert rule.blame.endswith("*") or rule.blame in variables
+        assert rule.about.endswith("*") or rule.about in variables
         assert all(name in variables for name in rule.when)
 
 
@@ -127,7 +127,7 @@ def test_prefixes_that_match_more_than_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "blamed", "words"),
+    ("env", "about", "words"),
     [
         ({"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "=mlx5_0"}, "NCCL_IB_HCA", "switches InfiniBand"),
         (
@@ -155,9 +155,9 @@ def test_prefixes_that_match_more_than_they_say() -> None:
         ),
     ],
 )
-def test_settings_that_cancel_each_other(env: dict[str, str], blamed: str, words: str) -> None:
+def test_settings_that_cancel_each_other(env: dict[str, str], about: str, words: str) -> None:
     (finding,) = [finding for finding in found(**env) if finding.level == "error"]
-    assert finding.setting.name == blamed
+    assert finding.setting.name == about
     assert words in finding.message
     for name in env:
         alone = {key: value for key, value in env.items() if key != name}

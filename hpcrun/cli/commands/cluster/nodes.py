@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcrun.cli.output import print_json
-from hpcrun.cluster.node_ledger import Blame, blames, forgive, ledger_path, suspects
+from hpcrun.cluster.bad_node_list import (
+    NodeFailure,
+    bad_nodes_path,
+    forgive,
+    node_failures,
+    suspects,
+)
 from hpcrun.config import Job
 from hpcrun.errors import UserError
 from hpcrun.printing import say
@@ -23,7 +29,7 @@ class NodeRecord:
     """A node's failures, oldest first; ``recent``: the number that count; ``excluded``: whether now."""
 
     node: str
-    failures: Sequence[Blame]
+    failures: Sequence[NodeFailure]
     recent: int
     excluded: bool
 
@@ -36,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the bad-node list, or clear one of its nodes."""
-    path = ledger_path()
-    known = blames(path, 0.0)
+    path = bad_nodes_path()
+    known = node_failures(path, 0.0)
     if arguments.forgive is not None:
         node = arguments.forgive
         if all(entry.node != node for entry in known):
@@ -65,12 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def node_records(
-    known: Sequence[Blame], after: int | None, hours: float, now: float
+    known: Sequence[NodeFailure], after: int | None, hours: float, now: float
 ) -> list[NodeRecord]:
     """Return a record for each node with failures, the newest failure first."""
     recent = [entry for entry in known if entry.time >= now - hours * 3600]
     out = set(suspects(recent, after)) if after is not None else set()
-    by_node: dict[str, list[Blame]] = {}
+    by_node: dict[str, list[NodeFailure]] = {}
     for entry in known:
         by_node.setdefault(entry.node, []).append(entry)
     records = [
@@ -80,7 +86,7 @@ def node_records(
     return sorted(records, key=lambda record: -record.failures[-1].time)
 
 
-def _unknown(known: Sequence[Blame]) -> str:
+def _unknown(known: Sequence[NodeFailure]) -> str:
     names = sorted({entry.node for entry in known})
     listed = f"known are {', '.join(names)}" if names else "no node is recorded"
     return f"no failure is recorded for this node; {listed} (see `hpcrun nodes`)"

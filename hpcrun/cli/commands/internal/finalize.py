@@ -11,7 +11,7 @@ import argparse
 import os
 from pathlib import Path
 
-from hpcrun.batch.ending import RunTakenOver, final_code, judge
+from hpcrun.batch.ending import RunTakenOver, final_code, finalize_attempt
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.lifecycle import exitcodes
 from hpcrun.printing import say
@@ -49,17 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
     directory = RunDirectory(arguments.run.absolute())
     attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     try:
-        verdict = judge(
+        classification = finalize_attempt(
             directory,
             attempt,
             arguments.exit_code,
             on_slurm=False,
             scheduler=arguments.scheduler,
             limit_near=arguments.limit_near,
-        ).verdict
+        ).classification
     except RunTakenOver as other:
         say(f"hpcrun: {other}")
         return other.code
-    if verdict.decision.restart:
+    if classification.decision.restart:
         return exitcodes.UNFINISHED
-    return final_code(verdict, arguments.exit_code)
+    return final_code(classification, arguments.exit_code)

@@ -15,15 +15,15 @@ def combined_findings(settings: Mapping[str, Setting]) -> list[Finding]:
         if _holds(rule, settings):
             findings += [
                 Finding(rule.level, settings[name], rule.advice, rule.source)
-                for name in _blamed(rule, settings)
+                for name in _about(rule, settings)
             ]
     return findings
 
 
-def _blamed(rule: Combination, settings: Mapping[str, Setting]) -> list[str]:
-    if not rule.blame.endswith("*"):
-        return [rule.blame] if rule.blame in settings else []
-    prefix = rule.blame.removesuffix("*")
+def _about(rule: Combination, settings: Mapping[str, Setting]) -> list[str]:
+    if not rule.about.endswith("*"):
+        return [rule.about] if rule.about in settings else []
+    prefix = rule.about.removesuffix("*")
     named = set(rule.when)
     return [name for name in settings if name.startswith(prefix) and name not in named]
 

@@ -8,8 +8,8 @@ import pytest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.end.finalize import Classification, finalize, finalize_by_hand
 from hpcrun.lifecycle.end.scheduler_view import JobView, SchedulerWord, word_of
-from hpcrun.lifecycle.end.settle import Verdict, settle, settle_by_hand
 from hpcrun.lifecycle.history import Cause, successor
 from hpcrun.lifecycle.opening import Refused, already_finished, open_attempt
 from hpcrun.lifecycle.policy import Budgets
@@ -31,10 +31,10 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def judged(
+def classified(
     run: RunDirectory, code: int, scheduler: SchedulerWord | None = None, log: str = ""
-) -> Verdict:
-    return settle(run, FIRST, code, Budgets(), scheduler=scheduler, batch_log=log)
+) -> Classification:
+    return finalize(run, FIRST, code, Budgets(), scheduler=scheduler, batch_log=log)
 
 
 def raised(message: str, kind: type[Exception] = RuntimeError) -> Exception:
@@ -46,8 +46,8 @@ def raised(message: str, kind: type[Exception] = RuntimeError) -> Exception:
 
 def test_a_finished_run_is_done_even_if_srun_returned_an_error(run: RunDirectory) -> None:
     record_event(run, "finished", attempt=FIRST, step=10)
-    verdict = judged(run, 137)
-    assert (verdict.cause, verdict.decision.restart) == (Cause.FINISHED, False)
+    classification = classified(run, 137)
+    assert (classification.cause, classification.decision.restart) == (Cause.FINISHED, False)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_a_person_who_ends_the_run_is_believed_before_the_crash_that_it_makes(
     run: RunDirectory,
 ) -> None:
     record_event(run, "cancelled", attempt=FIRST)
-    assert judged(run, 137).cause is Cause.CANCELLED
+    assert classified(run, 137).cause is Cause.CANCELLED
 
 
 def test_a_warning_near_the_limit_is_the_limits(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="warning", step=10, committed=True)
-    verdict = settle(run, FIRST, 75, Budgets(), limit_near=True)
-    assert verdict.cause is Cause.TIME_LIMIT
+    classification = finalize(run, FIRST, 75, Budgets(), limit_near=True)
+    assert classification.cause is Cause.TIME_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -134,28 +134,31 @@ def test_an_agreed_stop_is_classified_by_its_requester(
 ) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause=stop, step=10, committed=True)
-    verdict = judged(run, exitcodes.UNFINISHED, scheduler)
-    assert (verdict.cause, verdict.decision.restart) == (cause, restart)
+    classification = classified(run, exitcodes.UNFINISHED, scheduler)
+    assert (classification.cause, classification.decision.restart) == (cause, restart)
     assert (read_json(run.result) is None) is restart
 
 
 def test_a_sigterm_that_came_while_the_job_runs_on_is_no_cancellation(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="terminate", step=10, committed=True)
-    verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
-    assert (verdict.cause, verdict.decision.restart) == (Cause.CRASH, True)
-    assert verdict.line == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
+    classification = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
+    assert (classification.cause, classification.decision.restart) == (Cause.CRASH, True)
+    assert (
+        classification.line
+        == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
+    )
     record_event(run, "cancelled", attempt=FIRST)
-    verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
-    assert (verdict.cause, verdict.decision.restart) == (Cause.CANCELLED, False)
+    classification = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
+    assert (classification.cause, classification.decision.restart) == (Cause.CANCELLED, False)
 
 
 def test_a_stop_whose_save_failed_is_not_requeued_blindly(run: RunDirectory) -> None:
     record_event(run, "save-failed", attempt=FIRST, step=10, reason="disk full")
     record_event(run, "stopped", attempt=FIRST, cause="warning", step=None, committed=False)
-    verdict = judged(run, exitcodes.SAVE_FAILED)
-    assert (verdict.cause, verdict.decision.restart) == (Cause.SAVE_FAILED, False)
-    assert "disk full" in verdict.line
+    classification = classified(run, exitcodes.SAVE_FAILED)
+    assert (classification.cause, classification.decision.restart) == (Cause.SAVE_FAILED, False)
+    assert "disk full" in classification.line
 
 
 def commit(run: RunDirectory, step: int, owner: Attempt = FIRST) -> None:
@@ -169,9 +172,9 @@ def test_a_commit_that_a_crash_left_unannounced_counts(run: RunDirectory) -> Non
     commit(run, 20)
     store = CheckpointStore(run.checkpoints, "7-0")
     store.begin(30)  # No more than begun.
-    verdict = settle(run, FIRST, 137, Budgets(crash=0))
-    assert (verdict.step, (read_json(run.result) or {})["step"]) == (20, 20)
-    judged(run, 137)
+    classification = finalize(run, FIRST, 137, Budgets(crash=0))
+    assert (classification.step, (read_json(run.result) or {})["step"]) == (20, 20)
+    classified(run, 137)
     assert [event.step for event in read_events(run) if event.what == "saved"] == [10, 20]
 
 
@@ -196,20 +199,20 @@ def test_a_checkpoint_that_cannot_be_read_keeps_no_attempt_from_its_end_or_its_s
     manifest = run.checkpoints / "step-000000040" / "manifest.json"
     manifest.unlink()
     manifest.mkdir()
-    assert judged(run, 137).step == 30
+    assert classified(run, 137).step == 30
     run.checkpoints.rename(run.path / "elsewhere")
     run.checkpoints.write_text("a file")
     open_attempt(run, Attempt("7", 1), Budgets())
-    settle_by_hand(run, Attempt("7", 1), 1)
+    finalize_by_hand(run, Attempt("7", 1), 1)
     ended = [event for event in read_events(run) if event.what == "ended"]
     assert [event.attempt for event in ended] == [FIRST, Attempt("7", 1)]
 
 
 def test_bad_input_is_reported_again_and_not_repeated(run: RunDirectory) -> None:
     record_event(run, "bad-input", attempt=FIRST, reason="task: no such thing")
-    verdict = judged(run, exitcodes.BAD_INPUT)
-    assert (verdict.cause, verdict.line) == (Cause.BAD_INPUT, "task: no such thing")
-    assert not verdict.decision.restart
+    classification = classified(run, exitcodes.BAD_INPUT)
+    assert (classification.cause, classification.line) == (Cause.BAD_INPUT, "task: no such thing")
+    assert not classification.decision.restart
 
 
 @pytest.mark.parametrize("kind", [NotDeterministic, NotTrainable])
@@ -220,10 +223,10 @@ def test_bad_input_of_a_single_rank_is_reported_for_that_rank(
     record_failure(folder, 1, kind("train.deterministic: no"), 3)
     record_failure(folder, 0, raised("Connection closed by peer"), 3)
     # srun kills the other ranks, and returns the highest code.
-    verdict = judged(run, 137)
-    assert verdict.cause is Cause.BAD_INPUT
-    assert re.fullmatch(r"rank 1 on \S+: train.deterministic: no", verdict.line)
-    assert not verdict.decision.restart
+    classification = classified(run, 137)
+    assert classification.cause is Cause.BAD_INPUT
+    assert re.fullmatch(r"rank 1 on \S+: train.deterministic: no", classification.line)
+    assert not classification.decision.restart
 
 
 def test_the_first_cause_is_the_killed_rank_and_the_cascade_is_counted(run: RunDirectory) -> None:
@@ -232,12 +235,14 @@ def test_the_first_cause_is_the_killed_rank_and_the_cascade_is_counted(run: RunD
     record_exit(folder, Exit(3, "local0", 1.0, None, 9, induced=False))
     for rank in (0, 1, 2):
         record_failure(folder, rank, raised("Connection closed by peer [127.0.0.1]"), step=41)
-    verdict = judged(run, 137)
-    assert verdict.cause is Cause.CRASH
-    assert verdict.line == ("rank 3 on local0 was killed by SIGKILL (3 other ranks then failed)")
-    assert verdict.diagnosis is not None
-    assert verdict.diagnosis.step == 41
-    assert verdict.decision.restart
+    classification = classified(run, 137)
+    assert classification.cause is Cause.CRASH
+    assert classification.line == (
+        "rank 3 on local0 was killed by SIGKILL (3 other ranks then failed)"
+    )
+    assert classification.diagnosis is not None
+    assert classification.diagnosis.step == 41
+    assert classification.decision.restart
 
 
 def test_an_exception_outranks_the_cascade_that_came_before_it_was_written(
@@ -246,15 +251,15 @@ def test_an_exception_outranks_the_cascade_that_came_before_it_was_written(
     folder = run.attempt_logs("7", 0)
     record_failure(folder, 0, raised("[Rank 0] Watchdog caught collective operation timeout"), 5)
     record_failure(folder, 2, raised("index 9 is out of bounds", IndexError), 5)
-    verdict = judged(run, 1)
-    assert verdict.line.startswith("rank 2 on ")
-    assert "IndexError: index 9 is out of bounds at " in verdict.line
+    classification = classified(run, 1)
+    assert classification.line.startswith("rank 2 on ")
+    assert "IndexError: index 9 is out of bounds at " in classification.line
 
 
 def test_sruns_line_names_the_task_without_any_record(run: RunDirectory) -> None:
     log = "srun: error: node2: task 5: Killed\nsrun: launch/slurm: _step_signal: Terminating\n"
-    verdict = judged(run, 137, log=log)
-    assert verdict.line == "rank 5 on node2 was killed by SIGKILL"
+    classification = classified(run, 137, log=log)
+    assert classification.line == "rank 5 on node2 was killed by SIGKILL"
 
 
 def test_a_script_that_ends_well_while_slurm_ends_it_is_not_taken_for_done(
@@ -263,8 +268,8 @@ def test_a_script_that_ends_well_while_slurm_ends_it_is_not_taken_for_done(
     run = create(tmp_path / "s", "x", {})
     open_attempt(run, FIRST, Budgets(), script=True)
     told = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
-    assert judged(run, 0, log=told).cause is Cause.CANCELLED
-    assert judged(run, 0).cause is Cause.FINISHED
+    assert classified(run, 0, log=told).cause is Cause.CANCELLED
+    assert classified(run, 0).cause is Cause.FINISHED
 
 
 def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
@@ -272,13 +277,13 @@ def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
 ) -> None:
     log = "on n1\nslurm_script: line 17: module: command not found\n"
     again, third, new = Attempt("7", 1), Attempt("7", 2), Attempt("8", 0)
-    told = settle(run, again, 127, Budgets(), batch_log=log, setup="module load x")
+    told = finalize(run, again, 127, Budgets(), batch_log=log, setup="module load x")
     assert (told.cause, told.decision.restart) == (Cause.CRASH, True)
     ended = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
-    told = settle(run, third, 0, Budgets(), batch_log=log + ended, setup="module load x")
+    told = finalize(run, third, 0, Budgets(), batch_log=log + ended, setup="module load x")
     assert told.cause is Cause.CANCELLED
     record_event(run, "submitted", attempt=new, executor="slurm")
-    told = settle(run, new, 127, Budgets(), batch_log=log, setup="module load x")
+    told = finalize(run, new, 127, Budgets(), batch_log=log, setup="module load x")
     assert (told.cause, told.decision.restart) == (Cause.BAD_INPUT, False)
     assert told.line == "setup failed at `module load x`: module: command not found"
 
@@ -286,15 +291,17 @@ def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
 def test_a_failed_launch_is_reported_in_sruns_words_despite_code_0(
     run: RunDirectory,
 ) -> None:
-    verdict = judged(run, 0, log="srun: error: task 0 launch failed: Slurmd could not connect IO\n")
-    assert verdict.cause is Cause.CRASH
-    assert verdict.line == "task 0 launch failed: Slurmd could not connect IO"
+    classification = classified(
+        run, 0, log="srun: error: task 0 launch failed: Slurmd could not connect IO\n"
+    )
+    assert classification.cause is Cause.CRASH
+    assert classification.line == "task 0 launch failed: Slurmd could not connect IO"
 
 
 def test_slurms_own_word_for_the_end_is_believed(run: RunDirectory) -> None:
     log = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
-    verdict = judged(run, 143, log=log)
-    assert (verdict.cause, verdict.decision.restart) == (Cause.PREEMPTION, True)
+    classification = classified(run, 143, log=log)
+    assert (classification.cause, classification.decision.restart) == (Cause.PREEMPTION, True)
 
 
 def test_an_attempt_without_an_end_was_lost_with_its_node(run: RunDirectory) -> None:
@@ -342,8 +349,8 @@ def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None
     with pytest.raises(Refused, match="3 attempts ended by themselves and committed no new step"):
         open_attempt(run, Attempt("7", 3), Budgets())
     assert (read_json(run.result) or {})["state"] == "failed"
-    verdict = settle(run, Attempt("7", 3), exitcodes.BAD_INPUT, Budgets())
-    assert (verdict.cause, verdict.decision.restart) == (Cause.EXHAUSTED, False)
+    classification = finalize(run, Attempt("7", 3), exitcodes.BAD_INPUT, Budgets())
+    assert (classification.cause, classification.decision.restart) == (Cause.EXHAUSTED, False)
 
 
 def test_a_hang_is_settled_as_one_with_its_host_and_step(run: RunDirectory) -> None:
@@ -351,8 +358,8 @@ def test_a_hang_is_settled_as_one_with_its_host_and_step(run: RunDirectory) -> N
     folder.mkdir(parents=True)
     record_hang(folder, Hang(1, "n3", 5.0, 7, "rank 1 on n3 is behind"))
     record_failure(folder, 0, raised("Connection closed by peer"), 7)
-    verdict = judged(run, 1)
-    assert (verdict.cause, verdict.decision.restart) == (Cause.HANG, True)
+    classification = classified(run, 1)
+    assert (classification.cause, classification.decision.restart) == (Cause.HANG, True)
     ended = read_events(run)[-1]
     assert (ended.cause, ended.fields["host"]) == ("hang", "n3")
     assert ended.fields["reason"] == "rank 1 on n3 is behind"
@@ -362,8 +369,8 @@ def test_a_job_that_never_opened_is_not_finalized_by_another_job(run: RunDirecto
     record_event(run, "finished", attempt=FIRST, step=10)
     done = {"state": "finished"}
     write_json(run.result, done)
-    verdict = settle(run, Attempt("8", 0), 1, Budgets(), setup="module load x")
-    assert (verdict.cause, verdict.decision.restart) == (Cause.BAD_INPUT, False)
+    classification = finalize(run, Attempt("8", 0), 1, Budgets(), setup="module load x")
+    assert (classification.cause, classification.decision.restart) == (Cause.BAD_INPUT, False)
     assert read_json(run.result) == done
 
 
@@ -377,8 +384,8 @@ def test_a_start_of_a_finished_job_keeps_the_result(run: RunDirectory) -> None:
     # A person requests more with another job.
     assert not already_finished(run, Attempt("8", 1))
     before = len(read_events(run))
-    verdict = settle(run, again, 0, Budgets())
-    assert (verdict.cause, verdict.decision.restart) == (Cause.FINISHED, False)
+    classification = finalize(run, again, 0, Budgets())
+    assert (classification.cause, classification.decision.restart) == (Cause.FINISHED, False)
     assert (read_json(run.result), len(read_events(run))) == (done, before)
 
 
@@ -396,5 +403,5 @@ def test_a_setup_that_is_cancelled_on_a_second_start_does_not_come_back(run: Run
         "on n1\n[2026-11-22T00:47:19.950] error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T00:47:19 DUE to"
         " SIGNAL Terminated ***\n"
     )
-    told = settle(run, Attempt("7", 1), 143, Budgets(), batch_log=log, setup="sleep 100")
+    told = finalize(run, Attempt("7", 1), 143, Budgets(), batch_log=log, setup="sleep 100")
     assert (told.cause, told.decision.restart) == (Cause.CANCELLED, False)

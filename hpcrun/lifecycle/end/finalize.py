@@ -13,7 +13,7 @@ from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.cause_table import evidence_of, host_of, is_of_node, judge
+from hpcrun.lifecycle.end.cause_table import classify, evidence_of, host_of, is_of_node
 from hpcrun.lifecycle.end.scheduler_view import SchedulerWord
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import (
@@ -43,7 +43,7 @@ from hpcrun.run.io.files import read_json, write_json
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Classification:
     """The end of an attempt and what follows.
 
     ``step``: the newest committed step. ``diagnosis``: the first failure, if any. ``elsewhere``: the next
@@ -59,7 +59,7 @@ class Verdict:
     host: str | None = None
 
 
-def settle(
+def finalize(
     run: RunDirectory,
     attempt: Attempt,
     exit_code: int,
@@ -74,7 +74,7 @@ def settle(
     setup: str | None = None,
     other_nodes: bool = False,
     notify_on: Collection[str] = (),
-) -> Verdict:
+) -> Classification:
     """Classify the end, append ``ended`` to the event log, and write result.json if no restart follows.
 
     Args:
@@ -98,7 +98,7 @@ def settle(
     if finished_before(events, attempt) and not _opened(events, attempt):
         line = "an earlier start of the job has finished the run"
         final = Decision(False, "the training is done")
-        return Verdict(Cause.FINISHED, last_committed(events), line, final, None)
+        return Classification(Cause.FINISHED, last_committed(events), line, final, None)
     folder = run.attempt_logs(attempt.job, attempt.restart)
     told = scheduler or scheduler_word(batch_log)
     if asked_to_end(events, attempt):
@@ -130,7 +130,7 @@ def settle(
         warned_by_term=warned_by_term,
         of_node=of_node,
     )
-    cause, line = judge(evidence)
+    cause, line = classify(evidence)
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     words = {"failure": crashed.words} if crashed and _repeats(crashed) else {}
@@ -167,14 +167,14 @@ def settle(
     # A job that did no work must not replace the result of a finished run.
     if not decision.restart and (opened or not done):
         if cause is not Cause.FINISHED:
-            write_final_word(run, cause, line, decision.reason, step)
+            write_result(run, cause, line, decision.reason, step)
         elif not run.result.exists():
             # The result of a script is written here, because only now all of its ranks are known to have
             # ended well.
             programs = _programs(events, attempt)
             write_json(run.result, {"state": "finished", "time": round(time.time(), 3), **programs})
         _add_goodput(run)
-    return Verdict(cause, step, line, decision, diagnosis, elsewhere, host)
+    return Classification(cause, step, line, decision, diagnosis, elsewhere, host)
 
 
 def _programs(events: Sequence[Event], attempt: Attempt) -> dict[str, int]:
@@ -221,13 +221,13 @@ def _unlaunched(
     return launch_failure(batch_log, first_log(folder), worked=worked, logs=folder)
 
 
-def settle_by_hand(
+def finalize_by_hand(
     run: RunDirectory,
     attempt: Attempt,
     exit_code: int,
     scheduler: SchedulerWord | None = None,
 ) -> None:
-    """Do the same as :func:`settle` for an attempt that a person started and that is not restarted.
+    """Do the same as :func:`finalize` for an attempt that a person started and that is not restarted.
 
     Called by rank 0 itself: later failures of other ranks are not seen.
     """
@@ -238,7 +238,7 @@ def settle_by_hand(
     folder = run.attempt_logs(attempt.job, attempt.restart)
     diagnosis = first_cause(read_failures(folder), [], hang=read_hang(folder))
     unfinished = is_unfinished(folder)
-    cause, line = judge(
+    cause, line = classify(
         evidence_of(events, attempt, exit_code, scheduler, diagnosis, unfinished=unfinished)
     )
     step = last_committed(events)
@@ -260,7 +260,7 @@ def settle_by_hand(
     )
     if cause is not Cause.FINISHED:
         orderly = (Cause.CANCELLED, Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
-        write_final_word(run, cause, line, reason, step, orderly)
+        write_result(run, cause, line, reason, step, orderly)
     elif not run.result.exists():
         write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
     _add_goodput(run)
@@ -302,7 +302,7 @@ def _with_stop_of_other_ranks(
     return read_events(run)
 
 
-def write_final_word(
+def write_result(
     run: RunDirectory,
     cause: Cause,
     line: str,

@@ -53,7 +53,7 @@ class Post(NamedTuple):
     pause: float
 
 
-class Sentry:
+class WatchdogProcess:
     """The rank's side. The main thread creates and closes it; one thread uses it."""
 
     def __init__(self, stacks: IO[str], tick: float, post: "Post | None" = None) -> None:

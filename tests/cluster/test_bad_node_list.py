@@ -3,27 +3,35 @@
 import time
 from pathlib import Path
 
-from hpcrun.cluster.node_ledger import Blame, blame, blames, forgive, ledger_path, spare, suspects
+from hpcrun.cluster.bad_node_list import (
+    NodeFailure,
+    add_failure,
+    bad_nodes_path,
+    forgive,
+    node_failures,
+    spare,
+    suspects,
+)
 
 
 def test_blame_is_kept_for_a_time_and_survives_a_torn_line(tmp_path: Path) -> None:
-    path = ledger_path({"XDG_STATE_HOME": str(tmp_path)})
-    blame(path, "node3", "killed by SIGBUS", "runs/a")
+    path = bad_nodes_path({"XDG_STATE_HOME": str(tmp_path)})
+    add_failure(path, "node3", "killed by SIGBUS", "runs/a")
     with path.open("a") as stream:
         stream.write('{"node": "no\n')
-    blame(path, "node3", "node-failure", "runs/b")
-    kept = blames(path, since=time.time() - 60)
+    add_failure(path, "node3", "node-failure", "runs/b")
+    kept = node_failures(path, since=time.time() - 60)
     assert [entry.why for entry in kept] == ["killed by SIGBUS", "node-failure"]
-    assert blames(path, since=time.time() + 60) == []
+    assert node_failures(path, since=time.time() + 60) == []
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_without_a_bad_node_list_no_node_is_suspected(tmp_path: Path) -> None:
-    assert blames(tmp_path / "none", since=0.0) == []
+    assert node_failures(tmp_path / "none", since=0.0) == []
 
 
 def test_a_node_is_suspect_from_its_second_failure_and_the_worst_come_first() -> None:
-    entries = [Blame(node, 0.0, "", "") for node in ("a", "b", "c", "b", "c", "c")]
+    entries = [NodeFailure(node, 0.0, "", "") for node in ("a", "b", "c", "b", "c", "c")]
     assert suspects(entries, after=2) == ["c", "b"]
 
 
@@ -55,11 +63,11 @@ def test_one_of_the_partitions_keeps_enough_nodes() -> None:
 def test_a_node_that_is_forgiven_is_blamed_only_for_what_comes_later(tmp_path: Path) -> None:
     path = tmp_path / "nodes.jsonl"
     for node in ("n1", "n2"):
-        blame(path, node, "killed by SIGBUS", "runs/a")
+        add_failure(path, node, "killed by SIGBUS", "runs/a")
     forgive(path, "n1")
-    assert [entry.node for entry in blames(path, 0.0)] == ["n2"]
-    blame(path, "n1", "killed by SIGKILL", "runs/b")
-    assert [(entry.node, entry.why) for entry in blames(path, 0.0)] == [
+    assert [entry.node for entry in node_failures(path, 0.0)] == ["n2"]
+    add_failure(path, "n1", "killed by SIGKILL", "runs/b")
+    assert [(entry.node, entry.why) for entry in node_failures(path, 0.0)] == [
         ("n2", "killed by SIGBUS"),
         ("n1", "killed by SIGKILL"),
     ]

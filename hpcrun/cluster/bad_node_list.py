@@ -17,7 +17,7 @@ _LARGEST = 1 << 20  # bytes read from the end: thousands of failures, and never 
 
 
 @dataclass(frozen=True)
-class Blame:
+class NodeFailure:
     """A failure recorded for a node; ``time`` in Unix seconds, ``run`` the run's directory.
 
     ``attempt``: the start of the job, such as ``12-0``; empty where it is not known.
@@ -30,13 +30,13 @@ class Blame:
     attempt: str = ""
 
 
-def ledger_path(environ: Mapping[str, str] = os.environ) -> Path:
+def bad_nodes_path(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the path of the user's bad-node list: ``$XDG_STATE_HOME/hpcrun/nodes.jsonl``."""
     state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "hpcrun" / "nodes.jsonl"
 
 
-def blame(path: Path, node: str, why: str, run: str, attempt: str = "") -> None:
+def add_failure(path: Path, node: str, why: str, run: str, attempt: str = "") -> None:
     """Record that ``node`` failed ``run``; raises OSError if the file cannot be written.
 
     Args:
@@ -55,12 +55,12 @@ def forgive(path: Path, node: str) -> None:
     _append(path, {"node": node, "time": round(time.time(), 3), "forgiven": True})
 
 
-def blames(path: Path, since: float) -> list[Blame]:
+def node_failures(path: Path, since: float) -> list[NodeFailure]:
     """Return the failures since ``since`` (Unix seconds), oldest first; torn lines are ignored.
 
     A node fails a start of a job once, also where several runs share the job.
     """
-    found: list[Blame] = []
+    found: list[NodeFailure] = []
     seen: set[tuple[str, str]] = set()
     for line in _last_lines(path):
         try:
@@ -68,7 +68,7 @@ def blames(path: Path, since: float) -> list[Blame]:
             if entry.get("forgiven"):
                 found = [one for one in found if one.node != entry["node"]]
                 continue
-            one = Blame(**entry)
+            one = NodeFailure(**entry)
             if one.time < since or (one.attempt and (one.node, one.attempt) in seen):
                 continue
             seen.add((one.node, one.attempt))
@@ -78,7 +78,7 @@ def blames(path: Path, since: float) -> list[Blame]:
     return found
 
 
-def suspects(entries: list[Blame], after: int) -> list[str]:
+def suspects(entries: list[NodeFailure], after: int) -> list[str]:
     """Return the nodes with at least ``after`` failures, worst first."""
     counts: dict[str, int] = {}
     for entry in entries:

@@ -11,29 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.rank.sentry import Post, RunningTime, Sentry, StackAnswerer
+from hpcrun.lifecycle.rank.watchdog_process import Post, RunningTime, StackAnswerer, WatchdogProcess
 from hpcrun.run.stacks import Mailbox
 from tests import jobs
 
 RANK = """
 import ctypes, resource, sys, time
-from hpcrun.lifecycle.rank.sentry import Sentry
+from hpcrun.lifecycle.rank.watchdog_process import WatchdogProcess
 stacks = open(sys.argv[1], "w")
 if sys.argv[2] == "many files":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))
     files = [open("/dev/null") for _ in range(1100)]
-sentry = Sentry(stacks, tick=0.2)
+helper = WatchdogProcess(stacks, tick=0.2)
 stuck = sys.argv[2] == "stuck"
 until = time.monotonic() + 300
 # After its first answer the process watches.
-suspended = sentry.postpone(4.0)
+suspended = helper.postpone(4.0)
 print("ready", flush=True)
 while time.monotonic() < until:
     # A machine that starves this process makes it report short suspensions too.
-    suspended += sentry.postpone(4.0)
+    suspended += helper.postpone(4.0)
     if suspended > 4.5:
-        sentry.close()
+        helper.close()
         print(f"suspended {suspended:.1f}", flush=True)
         sys.exit(0)
     if stuck:
@@ -67,8 +67,8 @@ def test_a_rank_in_code_that_holds_the_lock_is_ended_and_its_stack_kept(tmp_path
 def test_a_suspension_longer_than_allowed_ends_no_rank_and_is_reported(tmp_path: Path) -> None:
     with rank(tmp_path, "suspended") as process:
         time.sleep(1.0)
-        (sentry,) = children(process.pid)
-        both = (process.pid, sentry)
+        (helper,) = children(process.pid)
+        both = (process.pid, helper)
         for pid in both:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(6.0)
@@ -97,13 +97,13 @@ def test_it_outlives_the_signals_of_a_step_and_goes_with_its_rank(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with rank(tmp_path, "waits") as process:
-        (sentry,) = children(process.pid)
-        os.kill(sentry, number)
+        (helper,) = children(process.pid)
+        os.kill(helper, number)
         time.sleep(0.5)
-        assert children(process.pid) == [sentry]
+        assert children(process.pid) == [helper]
         process.kill()
         process.wait()
-    jobs.wait_for(lambda: b"sentry" not in _words(sentry))
+    jobs.wait_for(lambda: b"watchdog_process" not in _words(helper))
 
 
 def test_the_death_of_the_watchdog_process_is_reported_once_and_the_rank_continues(
@@ -112,14 +112,14 @@ def test_the_death_of_the_watchdog_process_is_reported_once_and_the_rank_continu
     # Other tests may have left children of this process.
     others = set(children(os.getpid()))
     with tempfile.TemporaryFile("w") as stacks:
-        sentry = Sentry(stacks, tick=0.2)
+        helper = WatchdogProcess(stacks, tick=0.2)
         try:
-            assert sentry.postpone(600.0) == 0.0
+            assert helper.postpone(600.0) == 0.0
             (helper,) = set(children(os.getpid())) - others
             os.kill(helper, signal.SIGKILL)
-            assert [sentry.postpone(600.0) for _ in range(3)] == [0.0] * 3
+            assert [helper.postpone(600.0) for _ in range(3)] == [0.0] * 3
         finally:
-            sentry.close()
+            helper.close()
     assert capfd.readouterr().err == (
         f"hpcrun: the watchdog process {helper} of this rank has ended: hangs in C code and suspensions "
         "are no longer noticed; the run continues\n"
@@ -130,9 +130,9 @@ def test_a_helper_that_its_rank_has_closed_is_not_reported(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with tempfile.TemporaryFile("w") as stacks:
-        sentry = Sentry(stacks, tick=0.2)
-        sentry.close()
-        assert sentry.postpone(600.0) == 0.0
+        helper = WatchdogProcess(stacks, tick=0.2)
+        helper.close()
+        assert helper.postpone(600.0) == 0.0
     assert capfd.readouterr().err == ""
 
 
@@ -158,13 +158,13 @@ HELD = """
 import ctypes, sys
 from pathlib import Path
 from hpcrun.lifecycle.rank.stack_writer import own_stacks
-from hpcrun.lifecycle.rank.sentry import Post, Sentry
+from hpcrun.lifecycle.rank.watchdog_process import Post, WatchdogProcess
 from hpcrun.run.stacks import Mailbox
 mail = Mailbox(Path(sys.argv[1]))
 mail.prepare(0)
 stacks = open(sys.argv[2], "a")
 post = Post(str(mail.request), str(mail.answer(0)), sys.argv[2], 0, "n", 0.2)
-sentry = Sentry(stacks, 0.2, post)
+helper = WatchdogProcess(stacks, 0.2, post)
 print("ready", flush=True)
 while True:
     ctypes.PyDLL(None).pause()
@@ -192,10 +192,10 @@ def test_a_rank_that_holds_the_lock_shows_its_stacks_and_continues(tmp_path: Pat
 
 STALLED = """
 import ctypes, sys
-from hpcrun.lifecycle.rank.sentry import Post, Sentry
+from hpcrun.lifecycle.rank.watchdog_process import Post, WatchdogProcess
 stacks = open(sys.argv[2], "a")
-sentry = Sentry(stacks, 0.2, Post(sys.argv[1], sys.argv[1], sys.argv[2], 0, "n", 0.2))
-sentry.postpone(4.0)
+helper = WatchdogProcess(stacks, 0.2, Post(sys.argv[1], sys.argv[1], sys.argv[2], 0, "n", 0.2))
+helper.postpone(4.0)
 print("ready", flush=True)
 while True:
     ctypes.PyDLL(None).pause()
@@ -212,13 +212,13 @@ def test_a_stuck_rank_is_ended_although_the_file_system_of_the_requests_stalls(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        (sentry,) = children(process.pid)
+        (helper,) = children(process.pid)
         try:
             assert process.wait(jobs.PATIENCE) == -signal.SIGKILL
         finally:
             process.kill()
     assert "<string>" in stacks.read_text()
-    jobs.wait_for(lambda: b"sentry" not in _words(sentry))
+    jobs.wait_for(lambda: b"watchdog_process" not in _words(helper))
 
 
 class Late:
@@ -286,7 +286,7 @@ def test_a_second_request_does_not_make_the_deputy_forget_the_stacks_that_are_du
     assert len(late.mail.replies(word)) == 1
 
 
-@pytest.mark.parametrize("by", ["watchdog", "sentry"])
+@pytest.mark.parametrize("by", ["watchdog", "helper"])
 def test_the_stacks_of_a_hang_stay_while_an_answer_is_due(late: Late, by: str) -> None:
     late.mail.ask()
     for now in (1.0, 4.5):
