@@ -67,7 +67,7 @@ class Run:
             Among other keys: ``state`` (new, pending, running, suspended, finished, stopped, failed or
             lost), ``step`` (finished steps), ``committed`` (the step that a resume begins at), ``loss``,
             ``job``, ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (age of the newest
-            metrics), ``goodput`` (seconds by kind), ``detail`` and ``verdict`` (the cause of a failure). An
+            metrics), ``goodput`` (seconds by kind), ``detail`` and ``diagnosis`` (the cause of a failure). An
             unknown value is None.
 
         Raises:

@@ -50,7 +50,7 @@ def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[Group]
     return sorted(found, key=lambda group: (-len(group.stacks), _rank(group.stacks[0])))
 
 
-def verdict(groups: Sequence[Group]) -> str:
+def summary(groups: Sequence[Group]) -> str:
     """Return a line with the rank that is behind, or that no rank is behind."""
     stacks = [stack for group in groups for stack in group.stacks]
     steps = sorted({stack.step for stack in stacks if stack.step is not None})

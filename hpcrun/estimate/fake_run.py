@@ -35,7 +35,7 @@ from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.parallel.choose import decide, need
 from hpcrun.train.parallel.memory_estimate import Need
-from hpcrun.train.step.gate import Verdict
+from hpcrun.train.step.gate import StepDecision
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 from hpcrun.train.task_checks import require_model, unshardable
@@ -152,9 +152,9 @@ class FakeRun:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         step = _local_step(optimizer, on_gpu=self.on_gpu)
 
-        def decided(*_: Any) -> tuple[None, Verdict]:
+        def decided(*_: Any) -> tuple[None, StepDecision]:
             step()
-            return None, Verdict(trainer.gate)
+            return None, StepDecision(trainer.gate)
 
         changed: Any = trainer.gate
         changed.step = decided  # Without values, the gate cannot decide: always take the step.

@@ -65,7 +65,7 @@ def lines(measured: Measured, found: Sequence[Result]) -> list[str]:
             text.append(f"{one.status:<7}  {check:<{width}}  {where}{one.words}{remedy}")
         if not bad:
             text += [f"{'pass':<7}  {check:<{width}}  {words}" for words in _said(of_check)]
-    return [*text, "", *_verdict(measured, found)]
+    return [*text, "", *_conclusion(measured, found)]
 
 
 def _said(passed: Sequence[Result]) -> list[str]:
@@ -74,7 +74,7 @@ def _said(passed: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(first))
 
 
-def _verdict(measured: Measured, found: Sequence[Result]) -> list[str]:
+def _conclusion(measured: Measured, found: Sequence[Result]) -> list[str]:
     count = len(measured.nodes)
     nodes = f"{count} node" + ("s" if count > 1 else "")
     bad = unfit(measured, found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hpcrun.reporting.efficiency import Efficiency, ask_sacct, efficiencies
 from hpcrun.reporting.errors import ReportError
-from hpcrun.reporting.failures import RunFailure, interruptions, verdicts
+from hpcrun.reporting.failures import RunFailure, interruptions, run_failures
 from hpcrun.reporting.runs import Run, read_runs
 from hpcrun.reporting.sweep import Sensitivity, sensitivities, several, swept_keys
 from hpcrun.results.errors import ResultsError
@@ -103,7 +103,7 @@ def collect(store: Store, request: ReportRequest) -> Content:
         values=values,
         swept=[*strongest, *(key for key in keys if key not in strongest)],
         relations=relations,
-        failures=verdicts(runs),
+        failures=run_failures(runs),
         interruptions=interruptions(runs),
         efficiency=efficiencies(runs, usage),
         sacct_note=note,

@@ -32,9 +32,9 @@ class RunFailure:
     note: str
 
 
-def verdicts(runs: Iterable[Run]) -> list[RunFailure]:
+def run_failures(runs: Iterable[Run]) -> list[RunFailure]:
     """Return the cause for each run that failed or has no result."""
-    return [_verdict(run) for run in runs if run.state in ("failed", "unfinished")]
+    return [_run_failure(run) for run in runs if run.state in ("failed", "unfinished")]
 
 
 def interruptions(runs: Iterable[Run]) -> Mapping[str, int]:
@@ -45,7 +45,7 @@ def interruptions(runs: Iterable[Run]) -> Mapping[str, int]:
     return dict(found.most_common())
 
 
-def _verdict(run: Run) -> RunFailure:
+def _run_failure(run: Run) -> RunFailure:
     attempt = attempt_to_diagnose(run.events)
     directory = RunDirectory(Path(run.path))
     if attempt is None:

@@ -127,7 +127,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         finally:
             metrics.flush()
     with at("ending"):
-        loop.agreement.settle()
+        loop.agreement.finish()
         loop.batches.close()
     return _end(context, loop, opened.task, trainer, engine, validation, stop)
 

@@ -46,7 +46,7 @@ def agree(rank: int, folder: Path) -> None:
         local = StopReason.TERMINATE if step == 3 + rank else StopReason.NONE
         if agreement.exchange(step, local):
             stops.append(step)
-    agreement.settle()
+    agreement.finish()
     tell(folder, "stops", rank, " ".join(map(str, stops)))
     found = [None] * WORLD
     dist.all_gather_object(found, f"rank {rank}", group=group)

@@ -57,7 +57,7 @@ def decisions(device: str) -> Any:
     for step in range(STEPS):
         trained.training_step([batch(step)], loss)
         skipped.append(trained.gate.skipped)
-    trained.gate.settle()
+    trained.gate.resolve_pending()
     return skipped[-1], trained.gate.skipped, trained.gate.steps, weights(trained)
 
 
@@ -94,7 +94,7 @@ def mean_loss(device: str, hasty: bool = False) -> float:
         result = trained.training_step([batch(step)], loss)
         if hasty:
             early = result.loss.to("cpu", non_blocking=True)
-            result = SimpleNamespace(loss=early, verdict=result.verdict)  # type: ignore[assignment]
+            result = SimpleNamespace(loss=early, decision=result.decision)  # type: ignore[assignment]
         window.add(result)
     return window.mean(OVERFLOWS)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import hpcrun
-from hpcrun.diagnose.stacks import folded, group_lines, ranges, verdict
+from hpcrun.diagnose.stacks import folded, group_lines, ranges, summary
 from hpcrun.run.stacks import Frame, Stack, Thread
 
 LOOP = str(Path(hpcrun.__file__).parent / "train" / "loop.py")
@@ -42,7 +42,7 @@ def test_equal_stacks_are_one_group_and_other_threads_count_only_where_asked() -
 
 def test_the_rank_with_the_lowest_step_is_behind() -> None:
     groups = folded([stack(rank) for rank in range(3)] + [stack(3, line=40, step=16, idle=61.0)])
-    assert verdict(groups) == (
+    assert summary(groups) == (
         "rank 3 is behind: step 16, the newest is 17; at /home/me/task.py:40 in loss; "
         "no rank has moved for 60 s"
     )
@@ -50,21 +50,21 @@ def test_the_rank_with_the_lowest_step_is_behind() -> None:
 
 def test_within_one_step_the_rank_with_the_other_stack_is_named() -> None:
     groups = folded([stack(rank) for rank in (0, 1, 3)] + [stack(2, line=40)])
-    assert verdict(groups).startswith("rank 2 differs from the others: at /home/me/task.py:40 in")
+    assert summary(groups).startswith("rank 2 differs from the others: at /home/me/task.py:40 in")
 
 
 def test_no_rank_is_named_where_ranks_move_or_stacks_are_equal_or_no_place_is_usual() -> None:
     moving = [stack(0, step=20, idle=0.2), stack(1, step=18, idle=0.1)]
-    assert verdict(folded(moving)).startswith("the ranks move: steps 18 to 20;")
+    assert summary(folded(moving)).startswith("the ranks move: steps 18 to 20;")
     alike = folded([stack(0), stack(1)])
-    assert verdict(alike) == "all ranks are at the same place: /home/me/task.py:33 in loss"
-    assert "2 different places" in verdict(folded([stack(0), stack(1, line=40)]))
-    assert "3 different places" in verdict(folded([stack(0), stack(1, line=40), stack(2, line=41)]))
+    assert summary(alike) == "all ranks are at the same place: /home/me/task.py:33 in loss"
+    assert "2 different places" in summary(folded([stack(0), stack(1, line=40)]))
+    assert "3 different places" in summary(folded([stack(0), stack(1, line=40), stack(2, line=41)]))
 
 
 def test_a_rank_that_holds_the_lock_is_named() -> None:
     held = replace(stack(1), step=None, idle=None, doing="in code that holds Python's lock")
-    line = verdict(folded([stack(0), held, stack(2)]))
+    line = summary(folded([stack(0), held, stack(2)]))
     assert line == "rank 1 is in code that holds Python's lock"
 
 
@@ -72,7 +72,7 @@ def test_a_process_without_python_code_and_one_without_a_rank_are_shown() -> Non
     empty = replace(stack(0), threads=())
     (group,) = folded([empty])
     assert group_lines(group)[-1] == "  (no Python code is running)"
-    assert "an unknown place" in verdict([group])
+    assert "an unknown place" in summary([group])
     assert group_lines(folded([stack(None)])[0])[0].startswith("process 100 on node1")
 
 

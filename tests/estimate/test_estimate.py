@@ -1,4 +1,4 @@
-"""`hpcrun estimate`: its peaks against those of real steps, its verdicts, and its refusals."""
+"""`hpcrun estimate`: its peaks against those of real steps, its answers, and its refusals."""
 
 import json
 import os

@@ -11,7 +11,7 @@ from hpcrun.cluster.slurm import parse_sacct_usage, sacct_usage_command
 from hpcrun.reporting.bands import band, thinned
 from hpcrun.reporting.drawings import MOST_ROWS, chosen_rows
 from hpcrun.reporting.efficiency import efficiency, memory_bytes
-from hpcrun.reporting.failures import verdicts
+from hpcrun.reporting.failures import run_failures
 from hpcrun.reporting.figures.curves import Entry, curve_figure
 from hpcrun.reporting.plotting import terminal_lines
 from hpcrun.reporting.runs import Run, read_runs
@@ -187,7 +187,7 @@ def test_memory_has_slurms_units(text: str | None, count: float | None) -> None:
 def test_a_failed_run_without_logs_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a", state="failed")
     run.logs.rmdir()
-    (found,) = verdicts(read(tmp_path / "runs"))
+    (found,) = run_failures(read(tmp_path / "runs"))
     assert found.note == "the logs are not on this machine"
 
 

@@ -126,7 +126,7 @@ def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(rank, monkeypatch, par
         rates = [made.training_step(step, loss).learning_rate for step in others]
         # The skipped step had the rate 0.009.
         assert rates == pytest.approx([0.009, 0.0081, 0.00729], abs=1e-6)
-        made.gate.settle()
+        made.gate.resolve_pending()
         assert (made.gate.skipped, made.gate.steps) == (1, 5)
         assert all(p.isfinite().all() for p in made.module.parameters())
         # The scale overflows at the second of five steps, and grows after three good steps.

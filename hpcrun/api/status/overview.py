@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.status.run_status import row_of, verdict_of
+from hpcrun.api.status.run_status import diagnosis_of, row_of
 from hpcrun.api.status.sweep_rows import Entry
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
@@ -16,7 +16,7 @@ from hpcrun.run.recent import EVENTS_READ, RecentEvents, signature
 # Seconds. The batch step writes the result before its job ends, so Slurm may still have the job.
 _SETTLED = 600.0
 # A diagnosis reads up to 64 logs. Older failures are shown with the recorded reason.
-_MOST_VERDICTS = 20
+_MOST_DIAGNOSES = 20
 
 _Mark = tuple[RunState, tuple[tuple[int, int, int] | None, ...]]
 
@@ -33,7 +33,7 @@ class Overview:
         self._size = None if whole else EVENTS_READ
         self._recent: RecentEvents | None = None
         self._rows: dict[Path, tuple[_Mark, dict[str, Any]]] = {}
-        self._verdicts: dict[Path, tuple[_Mark, str | None]] = {}
+        self._diagnoses: dict[Path, tuple[_Mark, str | None]] = {}
         self.answered = True
 
     def look(self) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class Overview:
                 row = _unreadable(entry.run, error)
             rows.append(row | _identity(entry))
         self._recent = recent
-        self._add_verdicts(rows, states, recent)
+        self._add_diagnoses(rows, states, recent)
         return rows
 
     def _row(self, run: RunDirectory, state: RunState, recent: RecentEvents) -> dict[str, Any]:
@@ -75,19 +75,19 @@ class Overview:
         self._rows[run.path] = mark, row
         return row
 
-    def _add_verdicts(
+    def _add_diagnoses(
         self, rows: list[dict[str, Any]], states: dict[Path, RunState], recent: RecentEvents
     ) -> None:
         failed = [row for row in rows if row["state"] == "failed"]
         failed.sort(key=lambda row: float(row["age_seconds"]))
-        for row in failed[:_MOST_VERDICTS]:
+        for row in failed[:_MOST_DIAGNOSES]:
             run = RunDirectory(Path(row["directory"]))
             mark = _mark(run, states[run.path])
-            known = self._verdicts.get(run.path)
+            known = self._diagnoses.get(run.path)
             if known is None or known[0] != mark:
-                known = mark, verdict_of(run, recent(run))
-                self._verdicts[run.path] = known
-            row["verdict"] = known[1]
+                known = mark, diagnosis_of(run, recent(run))
+                self._diagnoses[run.path] = known
+            row["diagnosis"] = known[1]
 
 
 def _identity(entry: Entry) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _unreadable(run: RunDirectory, error: OSError) -> dict[str, Any]:
         **dict.fromkeys(
             ("step", "steps", "percent", "committed", "loss", "speed", "eta_seconds", "starts")
         ),
-        **dict.fromkeys(("job", "executor", "progress_seconds", "verdict")),
+        **dict.fromkeys(("job", "executor", "progress_seconds", "diagnosis")),
         "name": run.name,
         "state": state.word,
         "says": f"unreadable: {reason}",

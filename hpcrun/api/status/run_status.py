@@ -67,12 +67,12 @@ def row_of(
         "age_seconds": round(now - (log.began or now)),
         "goodput": _goodput(run_directory, log, now),
         "detail": state.detail,
-        "verdict": verdict_of(run_directory, events) if failed and diagnose else None,
+        "diagnosis": diagnosis_of(run_directory, events) if failed and diagnose else None,
         "directory": str(run_directory.path),
     }
 
 
-def verdict_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | None:
+def diagnosis_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | None:
     """Return the cause of the newest attempt's failure in one line, from its logs; None if unknown."""
     attempt = attempt_to_diagnose(events)
     if attempt is None:

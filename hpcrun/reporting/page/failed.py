@@ -35,10 +35,10 @@ def _interruptions(content: Content) -> Markup:
     )
 
 
-def _articles(verdicts: Sequence[RunFailure]) -> Markup:
-    if not verdicts:
+def _articles(run_failures: Sequence[RunFailure]) -> Markup:
+    if not run_failures:
         return element("p", "Each run that ended has finished or was stopped by a person.")
-    return text(*map(_article, verdicts))
+    return text(*map(_article, run_failures))
 
 
 def _article(one: RunFailure) -> Markup:
@@ -69,15 +69,15 @@ def _finding(found: Finding) -> Markup:
     )
 
 
-def _rest(verdicts: Sequence[RunFailure]) -> Markup | None:
-    if not verdicts:
+def _rest(run_failures: Sequence[RunFailure]) -> Markup | None:
+    if not run_failures:
         return None
     rows = [
         (one.run.key, state_mark(one.run.state), one.finding.line if one.finding else one.note)
-        for one in verdicts
+        for one in run_failures
     ]
     return text(
-        element("p", f"{len(verdicts)} more runs that did not finish:"),
+        element("p", f"{len(run_failures)} more runs that did not finish:"),
         table(("run", "state", "doctor"), rows, wide=(2,)),
     )
 

@@ -104,7 +104,7 @@ class NonFiniteWatch:
 
     def finish(self) -> None:
         """Check the last step, which may still be undecided; raises as :meth:`check` does."""
-        self._trainer.gate.settle()
+        self._trainer.gate.resolve_pending()
         if self._trainer.gate.skipped != self._seen:
             self._act()
 

@@ -70,7 +70,7 @@ class LossWindow:
             first = done - len(losses)
             for step, (loss, result) in enumerate(zip(losses, self._results, strict=True), first):
                 samples = self._batching.samples(range(step, step + 1))
-                at = 2 if result.verdict.peek() else 0
+                at = 2 if result.decision.peek() else 0
                 sums[at] += loss * samples
                 sums[at + 1] += samples
         return list(map(operator.add, sums, self._before))

@@ -68,7 +68,7 @@ class Strategy:
         """Clip the gradients to a global norm of ``limit``; return the norm before, a plain scalar."""
         return nn.utils.clip_grad_norm_(parameters, limit)
 
-    def unsettled(self, model: nn.Module) -> bool:
+    def changes_buckets(self, model: nn.Module) -> bool:
         """Return True if the first backward pass changes how later ones round."""
         return False
 
@@ -137,6 +137,6 @@ class DDPStrategy(Strategy):
             return super().join(model)
         return Join([model])
 
-    def unsettled(self, model: nn.Module) -> bool:
+    def changes_buckets(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first bucket layout.
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters

@@ -18,7 +18,7 @@ from hpcrun.device.accelerator import default_device
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.checkpointing import Checkpointing
 from hpcrun.train.step.ema import WeightAverage
-from hpcrun.train.step.gate import StepGate, Verdict
+from hpcrun.train.step.gate import StepDecision, StepGate
 from hpcrun.train.step.precision import autocast_dtype, choose_matmul
 from hpcrun.train.step.to_device import to_device
 from hpcrun.train.step.weighting import Weight, loss_factors, weighted
@@ -36,7 +36,7 @@ class StepResult:
         loss: this rank's mean loss, float32 of shape (). In a weighted step it is this rank's contribution:
             the mean over ranks is the weighted mean.
         gradient_norm: global 2-norm before clipping, shape (); None without clipping.
-        verdict: decision on the step; see :attr:`skipped`.
+        decision: decision on the step; see :attr:`skipped`.
         learning_rate: used in this step by the first parameter group.
         weighted: in a weighted step, the loss of each micro-batch and its factor.
         weights: the weights of the micro-batches, as the caller gave them.
@@ -44,7 +44,7 @@ class StepResult:
 
     loss: Tensor
     gradient_norm: Tensor | None
-    verdict: Verdict
+    decision: StepDecision
     learning_rate: float
     weighted: Sequence[tuple[Tensor, Weight]] = ()
     weights: Sequence[Weight] = ()
@@ -52,7 +52,7 @@ class StepResult:
     @property
     def skipped(self) -> bool:
         """True if a gradient was not finite, so that nothing changed. May wait for the device."""
-        return self.verdict.skipped
+        return self.decision.skipped
 
 
 class AMPTrainer(Checkpointing):
@@ -191,7 +191,7 @@ class AMPTrainer(Checkpointing):
         if self._ema is None:
             return None
         _ = self.optimizer
-        self.gate.settle()
+        self.gate.resolve_pending()
         return self._average
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
@@ -210,7 +210,7 @@ class AMPTrainer(Checkpointing):
             scheduler = self._make_scheduler(self.optimizer)
             require_plain_step(scheduler)
             self._scheduler = scheduler
-        self.gate.settle()
+        self.gate.resolve_pending()
         return self._scheduler
 
     @property
@@ -268,7 +268,7 @@ class AMPTrainer(Checkpointing):
             _require_sequence(micro_batches)
         if not micro_batches:
             raise ValueError("a training step needs at least one micro-batch")
-        self._settle(micro_batches[0], loss)
+        self._before_step(micro_batches[0], loss)
         self._clear()
         self._weighted_losses, self._weights = [], weights or ()
         if weights is None:
@@ -277,7 +277,7 @@ class AMPTrainer(Checkpointing):
             raise ValueError(f"{len(micro_batches)} micro-batches, but {len(weights)} weights")
         return loss_factors(weights, total, ranks=self._ranks, device=self.device)
 
-    def _settle(self, batch: Any, loss: LossFunction) -> None:
+    def _before_step(self, batch: Any, loss: LossFunction) -> None:
         """Prepare for the first step; called before every step."""
 
     def _clear(self) -> None:
@@ -320,10 +320,10 @@ class AMPTrainer(Checkpointing):
         # Read the schedule only here: the property waits for the result of the previous step.
         _ = self.scheduler
         learning_rate = optimizer.param_groups[0]["lr"]
-        norm, verdict = self.gate.step(optimizer, self._clip if self.clip_norm else None)
+        norm, decision = self.gate.step(optimizer, self._clip if self.clip_norm else None)
         self._clear()
         losses = self._weighted_losses
-        return StepResult(total, norm, verdict, learning_rate, losses, self._weights)
+        return StepResult(total, norm, decision, learning_rate, losses, self._weights)
 
     def _clip(self) -> Tensor:
         assert self.clip_norm is not None

@@ -110,7 +110,7 @@ class Checkpointing(ABC):
             engine.require_no_steps("load_checkpoint()")
             self._begun.add(engine)
         # First apply the last step's result to the schedule: the optimizer holds its learning rate.
-        self.gate.settle()
+        self.gate.resolve_pending()
         shared = capture.capture_shared(
             self.model,
             self.optimizer,

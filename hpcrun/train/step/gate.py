@@ -23,7 +23,7 @@ SCALES_KEPT = 1000
 _NEVER = 2**31 - 1
 
 
-class Verdict:
+class StepDecision:
     """Decision about one step. On a GPU the host reads it only when it checks the next step."""
 
     __slots__ = ("_gate", "_skipped")
@@ -36,7 +36,7 @@ class Verdict:
     def skipped(self) -> bool:
         """True if the step was skipped; waits for the device if the decision is not known yet."""
         if self._skipped is None:
-            self._gate.settle()
+            self._gate.resolve_pending()
         assert self._skipped is not None
         return self._skipped
 
@@ -77,12 +77,12 @@ class StepGate:
         self.steps = self.skipped = self.skipped_in_row = 0
         self.scales: deque[tuple[int, float]] = deque(maxlen=SCALES_KEPT)
         self._scale = amp.init_scale
-        self._pending: Verdict | None = None
+        self._pending: StepDecision | None = None
         self._readback: _Readback | None = None
 
     def step(
         self, optimizer: Optimizer, clip: Callable[[], Tensor] | None
-    ) -> tuple[Tensor | None, Verdict]:
+    ) -> tuple[Tensor | None, StepDecision]:
         """Check the gradients and take the step if they are finite.
 
         Args:
@@ -93,8 +93,8 @@ class StepGate:
         """
         self.scaler.unscale_(optimizer)
         norm = clip() if clip is not None else None
-        self.settle()
-        verdict = Verdict(self)
+        self.resolve_pending()
+        decision = StepDecision(self)
         found = self._not_finite(optimizer, norm)
         if isinstance(found, Tensor) and self._late(optimizer, found):
             # Attributes that torch's own GradScaler sets for a fused optimizer.
@@ -105,26 +105,26 @@ class StepGate:
             self._readback = self._readback or _Readback(found.device)
             scaled = self.scaler.is_enabled()
             self._readback.send(found, self.scaler._scale if scaled else None)
-            self._pending = verdict
+            self._pending = decision
         else:
             skipped = bool(found)
             if not skipped:
                 optimizer.step()
             self._update()
-            self._record(verdict, skipped, self.scaler.get_scale())
-        return norm, verdict
+            self._record(decision, skipped, self.scaler.get_scale())
+        return norm, decision
 
     @property
     def pending(self) -> bool:
         """True if the host has not read the last step's decision yet."""
         return self._pending is not None
 
-    def settle(self) -> None:
+    def resolve_pending(self) -> None:
         """Wait for the last step's decision and record it, if it is still pending."""
         if self._pending is not None and self._readback is not None:
-            verdict, self._pending = self._pending, None
+            decision, self._pending = self._pending, None
             found, scale = self._readback.read()
-            self._record(verdict, found > 0, scale)
+            self._record(decision, found > 0, scale)
 
     def found_last(self) -> bool:
         """Return True if the pending step is skipped; waits for the decision and records nothing."""
@@ -133,7 +133,7 @@ class StepGate:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's state and the counters: plain numbers."""
-        self.settle()
+        self.resolve_pending()
         return {
             **self.scaler.state_dict(),
             "steps": self.steps,
@@ -144,7 +144,7 @@ class StepGate:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, or the state of a plain GradScaler."""
-        self.settle()
+        self.resolve_pending()
         if self.scaler.is_enabled() and "scale" in state:
             self.scaler.load_state_dict(state)
             self._scale = self.scaler.get_scale()
@@ -179,8 +179,8 @@ class StepGate:
         if self.scaler.is_enabled():
             self.scaler.update(None if self._amp.dynamic else self._amp.init_scale)
 
-    def _record(self, verdict: Verdict, skipped: bool, scale: float) -> None:
-        verdict._skipped = skipped
+    def _record(self, decision: StepDecision, skipped: bool, scale: float) -> None:
+        decision._skipped = skipped
         self.steps += 1
         self.skipped += skipped
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0

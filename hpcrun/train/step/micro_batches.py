@@ -74,7 +74,7 @@ class MicroBatchStep:
             return trainer.training_step(micro_batches, loss)
         if batching.uneven == "join" and len(batching.span(step)) < batching.ranks:
             # Not all ranks compute the loss, so they cannot check the first loss collectively.
-            return trainer.joined_step(micro_batches, self._bare, weights, total)
+            return trainer.step_with_join(micro_batches, self._bare, weights, total)
         return trainer.training_step(micro_batches, loss, weights, total)
 
     def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:

@@ -166,7 +166,7 @@ class DistributedAMPTrainer(AMPTrainer):
             self._wrapped = True
         return self.model
 
-    def joined_step(
+    def step_with_join(
         self,
         micro_batches: Sequence[Any],
         loss: LossFunction,
@@ -255,7 +255,7 @@ class DistributedAMPTrainer(AMPTrainer):
                 "load_checkpoint(), save_checkpoint() and any other use of the optimizer or the weights"
             )
 
-    def _settle(self, batch: Any, loss: LossFunction) -> None:
+    def _before_step(self, batch: Any, loss: LossFunction) -> None:
         if self._buckets_final:
             return
         self._require_same_group()
@@ -265,7 +265,7 @@ class DistributedAMPTrainer(AMPTrainer):
                 "setup_distributed() and wrap_model() before training_step()"
             )
         self._buckets_final = True
-        if self._strategy.unsettled(self.model):
+        if self._strategy.changes_buckets(self.model):
             self._finalize_buckets(batch, loss)
         if self._strategy.collective_forward:
             self._strategy.compare(self.control_group())

@@ -208,7 +208,7 @@ def parity(_job: Job, device: torch.device) -> Figures:
     model = build(size, device, torch.float32)
     trainer = AMPTrainer(model, adamw, amp=amp, clip_norm=1.0, device=device)
     losses = [trainer.training_step([data[step % 4]], next_byte).loss for step in range(50)]
-    trainer.gate.settle()
+    trainer.gate.resolve_pending()
     ours = _Learnt(losses, list(model.parameters()), trainer.scaler.get_scale())
     theirs, again = (_torchs_own(size, device, data, amp) for _ in range(2))
     figures: Figures = {

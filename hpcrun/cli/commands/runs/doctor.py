@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcrun.cli.diagnosis import as_data, report
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, find_run_instead, runs_dir
-from hpcrun.cli.verdict import as_data, report
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.flight_recorder import Dumps, analysed, laggards, read_dumps
 from hpcrun.diagnose.log_line import LogLine

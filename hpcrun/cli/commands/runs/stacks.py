@@ -17,7 +17,7 @@ from hpcrun.api.logs.log_files import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_run, find_run
 from hpcrun.config import load_resolved
-from hpcrun.diagnose.stacks import Group, folded, group_lines, ranges, verdict
+from hpcrun.diagnose.stacks import Group, folded, group_lines, ranges, summary
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import say
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             {
                 "job": attempt.job,
                 "restart": attempt.restart,
-                "verdict": verdict(groups) if groups else None,
+                "summary": summary(groups) if groups else None,
                 "silent": {str(task): why for task, why in silent.items()},
                 "replies": [asdict(reply) for _, reply in sorted(replies.items())],
             }
@@ -123,6 +123,6 @@ def _print(groups: Sequence[Group], replies: dict[int, Reply], silent: dict[int,
         tasks = [task for task in sorted(replies) if replies[task].problem == problem]
         say(f"{'rank' if len(tasks) == 1 else 'ranks'} {ranges(tasks)}: {problem}")
     if groups:
-        say(verdict(groups))
+        say(summary(groups))
     for group in groups:
         say("", *group_lines(group))
