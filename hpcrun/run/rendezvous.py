@@ -36,7 +36,7 @@ End = Literal["done", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """The published data of rank 0.
 
     Attributes:
@@ -57,18 +57,18 @@ class Meeting:
 
 
 class ScriptEnded(Exception):
-    """The script of rank 0 ended before this rank connected; ``meeting`` has the end."""
+    """The script of rank 0 ended before this rank connected; ``rendezvous`` has the end."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        super().__init__(f"rank 0's script has ended: {meeting.end}")
-        self.meeting = meeting
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        super().__init__(f"rank 0's script has ended: {rendezvous.end}")
+        self.rendezvous = rendezvous
 
 
-class MeetingStopped(Exception):
+class RendezvousStopped(Exception):
     """A stop signal arrived before this rank connected to rank 0."""
 
 
-class MeetingBoard:
+class RendezvousFile:
     """The file through which rank 0 publishes its address, and from which other ranks read it.
 
     Args:
@@ -90,15 +90,15 @@ class MeetingBoard:
         name = hashlib.blake2b(f"{run.path} {attempt.owner}".encode(), digest_size=12).hexdigest()
         self._handed = (memory or memory_folder()) / f"hpcrun-{os.geteuid()}-{name}.json"
         self._first, self._step = first, step
-        self._published: Meeting | None = None
+        self._published: Rendezvous | None = None
 
-    def publish(self, meeting: Meeting) -> None:
+    def publish(self, rendezvous: Rendezvous) -> None:
         """Publish the address of rank 0; raises OSError if the shared file cannot be written."""
-        meeting = replace(meeting, step=self._step)
+        rendezvous = replace(rendezvous, step=self._step)
         make_log_folder(self._shared.parent)
-        write_json(self._shared, asdict(meeting))
-        self._published = meeting
-        self._hand_over(meeting)
+        write_json(self._shared, asdict(rendezvous))
+        self._published = rendezvous
+        self._hand_over(rendezvous)
 
     def publish_end(self, end: End) -> None:
         """Publish the end of rank 0's script; raises OSError as :meth:`publish` does.
@@ -111,9 +111,9 @@ class MeetingBoard:
     def wait(
         self,
         timeout: float,
-        tried: Meeting | None = None,
+        tried: Rendezvous | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> Meeting:
+    ) -> Rendezvous:
         """Return the published address; wait up to ``timeout`` seconds for it.
 
         NFS may show a new file late (attribute cache, nfs(5): up to 60 s), so a missing file proves nothing.
@@ -124,7 +124,7 @@ class MeetingBoard:
 
         Raises:
             RunError: rank 0 published nothing in time.
-            MeetingStopped: ``stop`` has become true.
+            RendezvousStopped: ``stop`` has become true.
         """
         deadline = time.monotonic() + timeout
         pause, second_look = _FIRST_PAUSE, time.monotonic() + (0 if self._first else _SECOND_LOOK)
@@ -140,7 +140,7 @@ class MeetingBoard:
                     return found
                 second_look = time.monotonic() + (0 if self._first else _SECOND_LOOK)
             if stop():
-                raise MeetingStopped
+                raise RendezvousStopped
             if time.monotonic() > deadline:
                 raise RunError(
                     f"{self._shared}: rank 0 published no address within {timeout:.0f} s; check its "
@@ -151,7 +151,7 @@ class MeetingBoard:
 
     def meet(
         self,
-        connect: Callable[[str, Meeting, float], T | None],
+        connect: Callable[[str, Rendezvous, float], T | None],
         timeout: float,
         stop: Callable[[], bool] = lambda: False,
     ) -> T:
@@ -166,26 +166,26 @@ class MeetingBoard:
         Raises:
             RunError: rank 0 published nothing, or none of its addresses is reachable.
             ScriptEnded: the script of rank 0 has ended.
-            MeetingStopped: ``stop`` has become true.
+            RendezvousStopped: ``stop`` has become true.
         """
         deadline = time.monotonic() + timeout
-        patience, meeting = _FIRST_PATIENCE, self.wait(timeout, stop=stop)
+        patience, rendezvous = _FIRST_PATIENCE, self.wait(timeout, stop=stop)
         while True:
             # The end of an earlier step says nothing about this step.
-            if meeting.end is not None and meeting.step == self._step:
-                raise ScriptEnded(meeting)
-            for address in meeting.addresses:
+            if rendezvous.end is not None and rendezvous.step == self._step:
+                raise ScriptEnded(rendezvous)
+            for address in rendezvous.addresses:
                 if stop():
-                    raise MeetingStopped
-                met = connect(address, meeting, patience)
+                    raise RendezvousStopped
+                met = connect(address, rendezvous, patience)
                 if met is not None:
                     return met
             if time.monotonic() > deadline:
-                raise RunError(_unreachable(meeting.addresses, meeting.port, timeout))
+                raise RunError(_unreachable(rendezvous.addresses, rendezvous.port, timeout))
             time.sleep(_LONGEST_PAUSE)
             patience = min(2 * patience, _LONGEST_PATIENCE)
             # Rank 0 may have restarted, or the file may be from an earlier start.
-            meeting = self.wait(2 * _SECOND_LOOK, tried=meeting, stop=stop)
+            rendezvous = self.wait(2 * _SECOND_LOOK, tried=rendezvous, stop=stop)
 
     def clear(self) -> None:
         """Remove the node's copy, once every rank of the node has met rank 0."""
@@ -193,10 +193,10 @@ class MeetingBoard:
             with contextlib.suppress(OSError):
                 self._handed.unlink()
 
-    def _hand_over(self, meeting: Meeting) -> None:
+    def _hand_over(self, rendezvous: Rendezvous) -> None:
         # If the folder is full or foreign, the other ranks read the shared file instead.
         with contextlib.suppress(OSError):
-            write_json(self._handed, asdict(meeting))
+            write_json(self._handed, asdict(rendezvous))
 
 
 def _unreachable(addresses: Sequence[str], port: int, timeout: float) -> str:
@@ -207,7 +207,7 @@ def _unreachable(addresses: Sequence[str], port: int, timeout: float) -> str:
     )
 
 
-def _read(path: Path, *, of_us: bool = False) -> Meeting | None:
+def _read(path: Path, *, of_us: bool = False) -> Rendezvous | None:
     """Return the data in ``path``; None if it is missing or, with ``of_us``, belongs to another user."""
     try:
         value = _read_own(path) if of_us else read_json(path)
@@ -217,7 +217,7 @@ def _read(path: Path, *, of_us: bool = False) -> Meeting | None:
     if not isinstance(value, dict):
         return None
     try:
-        return Meeting(
+        return Rendezvous(
             tuple(map(str, value["addresses"])),
             int(value["port"]),
             int(value["script_port"]),

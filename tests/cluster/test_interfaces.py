@@ -15,8 +15,8 @@ from hpcrun.cluster.network.interfaces import (
     chosen_interfaces,
     gloo_interface,
     interface_variables,
-    meeting_addresses,
     own_interfaces,
+    rendezvous_addresses,
 )
 
 NODE = {"eth0": ["10.74.0.1"], "ib0": ["10.1.0.1", "fd00::1"], "ib1": ["10.1.1.1"]}
@@ -83,7 +83,7 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
 
 def test_rank_0_offers_its_name_first_and_its_addresses_after_it(resolve: Resolve) -> None:
     resolve({"node1": "10.74.0.1"})
-    assert meeting_addresses(TWO, None, NODE) == [
+    assert rendezvous_addresses(TWO, None, NODE) == [
         "node1", "10.74.0.1", "10.1.0.1", "fd00::1", "10.1.1.1",
     ]  # fmt: skip
 
@@ -91,23 +91,23 @@ def test_rank_0_offers_its_name_first_and_its_addresses_after_it(resolve: Resolv
 def test_what_the_user_names_comes_before_all_else(resolve: Resolve) -> None:
     resolve({"node1": "10.74.0.1"})
     environ = {**TWO, "MASTER_ADDR": "node1i"}
-    found = meeting_addresses(environ, "ib1", NODE)
+    found = rendezvous_addresses(environ, "ib1", NODE)
     assert found[:3] == ["node1i", "10.1.1.1", "node1"]
 
 
 def test_a_name_that_is_loopback_here_is_the_last_to_be_tried(resolve: Resolve) -> None:
     resolve({"node1": "127.0.1.1"})
-    assert meeting_addresses(TWO, None, NODE)[0] == "10.74.0.1"
-    assert meeting_addresses(TWO, None, NODE)[-1] == "node1"
+    assert rendezvous_addresses(TWO, None, NODE)[0] == "10.74.0.1"
+    assert rendezvous_addresses(TWO, None, NODE)[-1] == "node1"
 
 
 def test_a_loopback_master_address_is_for_one_node_only(resolve: Resolve) -> None:
     resolve({"node1": "10.74.0.1"})
     given = {"MASTER_ADDR": "127.0.0.1"}
-    assert "127.0.0.1" not in meeting_addresses({**TWO, **given}, None, NODE)
+    assert "127.0.0.1" not in rendezvous_addresses({**TWO, **given}, None, NODE)
     alone = {"SLURM_STEP_NODELIST": "node1", **given}
-    assert meeting_addresses(alone, None, NODE)[0] == "127.0.0.1"
-    assert meeting_addresses({**TWO, **given, "HPCRUN_LOCAL_CLUSTER": "1"}) == ["127.0.0.1"]
+    assert rendezvous_addresses(alone, None, NODE)[0] == "127.0.0.1"
+    assert rendezvous_addresses({**TWO, **given, "HPCRUN_LOCAL_CLUSTER": "1"}) == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(

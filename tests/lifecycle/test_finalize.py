@@ -46,8 +46,8 @@ def raised(message: str, kind: type[Exception] = RuntimeError) -> Exception:
 
 def test_a_finished_run_is_done_even_if_srun_returned_an_error(run: RunDirectory) -> None:
     record_event(run, "finished", attempt=FIRST, step=10)
-    classification = classified(run, 137)
-    assert (classification.cause, classification.decision.restart) == (Cause.FINISHED, False)
+    end = classified(run, 137)
+    assert (end.cause, end.decision.restart) == (Cause.FINISHED, False)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_a_person_who_ends_the_run_is_believed_before_the_crash_that_it_makes(
 def test_a_warning_near_the_limit_is_the_limits(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="warning", step=10, committed=True)
-    classification = finalize(run, FIRST, 75, Budgets(), limit_near=True)
-    assert classification.cause is Cause.TIME_LIMIT
+    end = finalize(run, FIRST, 75, Budgets(), limit_near=True)
+    assert end.cause is Cause.TIME_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -134,31 +134,28 @@ def test_an_agreed_stop_is_classified_by_its_requester(
 ) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause=stop, step=10, committed=True)
-    classification = classified(run, exitcodes.UNFINISHED, scheduler)
-    assert (classification.cause, classification.decision.restart) == (cause, restart)
+    end = classified(run, exitcodes.UNFINISHED, scheduler)
+    assert (end.cause, end.decision.restart) == (cause, restart)
     assert (read_json(run.result) is None) is restart
 
 
 def test_a_sigterm_that_came_while_the_job_runs_on_is_no_cancellation(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="terminate", step=10, committed=True)
-    classification = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
-    assert (classification.cause, classification.decision.restart) == (Cause.CRASH, True)
-    assert (
-        classification.line
-        == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
-    )
+    end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
+    assert (end.cause, end.decision.restart) == (Cause.CRASH, True)
+    assert end.line == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
     record_event(run, "cancelled", attempt=FIRST)
-    classification = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
-    assert (classification.cause, classification.decision.restart) == (Cause.CANCELLED, False)
+    end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
+    assert (end.cause, end.decision.restart) == (Cause.CANCELLED, False)
 
 
 def test_a_stop_whose_save_failed_is_not_requeued_blindly(run: RunDirectory) -> None:
     record_event(run, "save-failed", attempt=FIRST, step=10, reason="disk full")
     record_event(run, "stopped", attempt=FIRST, cause="warning", step=None, committed=False)
-    classification = classified(run, exitcodes.SAVE_FAILED)
-    assert (classification.cause, classification.decision.restart) == (Cause.SAVE_FAILED, False)
-    assert "disk full" in classification.line
+    end = classified(run, exitcodes.SAVE_FAILED)
+    assert (end.cause, end.decision.restart) == (Cause.SAVE_FAILED, False)
+    assert "disk full" in end.line
 
 
 def commit(run: RunDirectory, step: int, owner: Attempt = FIRST) -> None:
@@ -172,8 +169,8 @@ def test_a_commit_that_a_crash_left_unannounced_counts(run: RunDirectory) -> Non
     commit(run, 20)
     store = CheckpointStore(run.checkpoints, "7-0")
     store.begin(30)  # No more than begun.
-    classification = finalize(run, FIRST, 137, Budgets(crash=0))
-    assert (classification.step, (read_json(run.result) or {})["step"]) == (20, 20)
+    end = finalize(run, FIRST, 137, Budgets(crash=0))
+    assert (end.step, (read_json(run.result) or {})["step"]) == (20, 20)
     classified(run, 137)
     assert [event.step for event in read_events(run) if event.what == "saved"] == [10, 20]
 
@@ -210,9 +207,9 @@ def test_a_checkpoint_that_cannot_be_read_keeps_no_attempt_from_its_end_or_its_s
 
 def test_bad_input_is_reported_again_and_not_repeated(run: RunDirectory) -> None:
     record_event(run, "bad-input", attempt=FIRST, reason="task: no such thing")
-    classification = classified(run, exitcodes.BAD_INPUT)
-    assert (classification.cause, classification.line) == (Cause.BAD_INPUT, "task: no such thing")
-    assert not classification.decision.restart
+    end = classified(run, exitcodes.BAD_INPUT)
+    assert (end.cause, end.line) == (Cause.BAD_INPUT, "task: no such thing")
+    assert not end.decision.restart
 
 
 @pytest.mark.parametrize("kind", [NotDeterministic, NotTrainable])
@@ -223,10 +220,10 @@ def test_bad_input_of_a_single_rank_is_reported_for_that_rank(
     record_failure(folder, 1, kind("train.deterministic: no"), 3)
     record_failure(folder, 0, raised("Connection closed by peer"), 3)
     # srun kills the other ranks, and returns the highest code.
-    classification = classified(run, 137)
-    assert classification.cause is Cause.BAD_INPUT
-    assert re.fullmatch(r"rank 1 on \S+: train.deterministic: no", classification.line)
-    assert not classification.decision.restart
+    end = classified(run, 137)
+    assert end.cause is Cause.BAD_INPUT
+    assert re.fullmatch(r"rank 1 on \S+: train.deterministic: no", end.line)
+    assert not end.decision.restart
 
 
 def test_the_first_cause_is_the_killed_rank_and_the_cascade_is_counted(run: RunDirectory) -> None:
@@ -235,14 +232,12 @@ def test_the_first_cause_is_the_killed_rank_and_the_cascade_is_counted(run: RunD
     record_exit(folder, Exit(3, "local0", 1.0, None, 9, induced=False))
     for rank in (0, 1, 2):
         record_failure(folder, rank, raised("Connection closed by peer [127.0.0.1]"), step=41)
-    classification = classified(run, 137)
-    assert classification.cause is Cause.CRASH
-    assert classification.line == (
-        "rank 3 on local0 was killed by SIGKILL (3 other ranks then failed)"
-    )
-    assert classification.diagnosis is not None
-    assert classification.diagnosis.step == 41
-    assert classification.decision.restart
+    end = classified(run, 137)
+    assert end.cause is Cause.CRASH
+    assert end.line == ("rank 3 on local0 was killed by SIGKILL (3 other ranks then failed)")
+    assert end.diagnosis is not None
+    assert end.diagnosis.step == 41
+    assert end.decision.restart
 
 
 def test_an_exception_outranks_the_cascade_that_came_before_it_was_written(
@@ -251,15 +246,15 @@ def test_an_exception_outranks_the_cascade_that_came_before_it_was_written(
     folder = run.attempt_logs("7", 0)
     record_failure(folder, 0, raised("[Rank 0] Watchdog caught collective operation timeout"), 5)
     record_failure(folder, 2, raised("index 9 is out of bounds", IndexError), 5)
-    classification = classified(run, 1)
-    assert classification.line.startswith("rank 2 on ")
-    assert "IndexError: index 9 is out of bounds at " in classification.line
+    end = classified(run, 1)
+    assert end.line.startswith("rank 2 on ")
+    assert "IndexError: index 9 is out of bounds at " in end.line
 
 
 def test_sruns_line_names_the_task_without_any_record(run: RunDirectory) -> None:
     log = "srun: error: node2: task 5: Killed\nsrun: launch/slurm: _step_signal: Terminating\n"
-    classification = classified(run, 137, log=log)
-    assert classification.line == "rank 5 on node2 was killed by SIGKILL"
+    end = classified(run, 137, log=log)
+    assert end.line == "rank 5 on node2 was killed by SIGKILL"
 
 
 def test_a_script_that_ends_well_while_slurm_ends_it_is_not_taken_for_done(
@@ -291,17 +286,15 @@ def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
 def test_a_failed_launch_is_reported_in_sruns_words_despite_code_0(
     run: RunDirectory,
 ) -> None:
-    classification = classified(
-        run, 0, log="srun: error: task 0 launch failed: Slurmd could not connect IO\n"
-    )
-    assert classification.cause is Cause.CRASH
-    assert classification.line == "task 0 launch failed: Slurmd could not connect IO"
+    end = classified(run, 0, log="srun: error: task 0 launch failed: Slurmd could not connect IO\n")
+    assert end.cause is Cause.CRASH
+    assert end.line == "task 0 launch failed: Slurmd could not connect IO"
 
 
 def test_slurms_own_word_for_the_end_is_believed(run: RunDirectory) -> None:
     log = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
-    classification = classified(run, 143, log=log)
-    assert (classification.cause, classification.decision.restart) == (Cause.PREEMPTION, True)
+    end = classified(run, 143, log=log)
+    assert (end.cause, end.decision.restart) == (Cause.PREEMPTION, True)
 
 
 def test_an_attempt_without_an_end_was_lost_with_its_node(run: RunDirectory) -> None:
@@ -349,17 +342,17 @@ def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None
     with pytest.raises(Refused, match="3 attempts ended by themselves and committed no new step"):
         open_attempt(run, Attempt("7", 3), Budgets())
     assert (read_json(run.result) or {})["state"] == "failed"
-    classification = finalize(run, Attempt("7", 3), exitcodes.BAD_INPUT, Budgets())
-    assert (classification.cause, classification.decision.restart) == (Cause.EXHAUSTED, False)
+    end = finalize(run, Attempt("7", 3), exitcodes.BAD_INPUT, Budgets())
+    assert (end.cause, end.decision.restart) == (Cause.EXHAUSTED, False)
 
 
-def test_a_hang_is_settled_as_one_with_its_host_and_step(run: RunDirectory) -> None:
+def test_a_hang_is_recorded_with_its_host_and_step(run: RunDirectory) -> None:
     folder = run.attempt_logs("7", 0)
     folder.mkdir(parents=True)
     record_hang(folder, Hang(1, "n3", 5.0, 7, "rank 1 on n3 is behind"))
     record_failure(folder, 0, raised("Connection closed by peer"), 7)
-    classification = classified(run, 1)
-    assert (classification.cause, classification.decision.restart) == (Cause.HANG, True)
+    end = classified(run, 1)
+    assert (end.cause, end.decision.restart) == (Cause.HANG, True)
     ended = read_events(run)[-1]
     assert (ended.cause, ended.fields["host"]) == ("hang", "n3")
     assert ended.fields["reason"] == "rank 1 on n3 is behind"
@@ -369,8 +362,8 @@ def test_a_job_that_never_opened_is_not_finalized_by_another_job(run: RunDirecto
     record_event(run, "finished", attempt=FIRST, step=10)
     done = {"state": "finished"}
     write_json(run.result, done)
-    classification = finalize(run, Attempt("8", 0), 1, Budgets(), setup="module load x")
-    assert (classification.cause, classification.decision.restart) == (Cause.BAD_INPUT, False)
+    end = finalize(run, Attempt("8", 0), 1, Budgets(), setup="module load x")
+    assert (end.cause, end.decision.restart) == (Cause.BAD_INPUT, False)
     assert read_json(run.result) == done
 
 
@@ -384,8 +377,8 @@ def test_a_start_of_a_finished_job_keeps_the_result(run: RunDirectory) -> None:
     # A person requests more with another job.
     assert not already_finished(run, Attempt("8", 1))
     before = len(read_events(run))
-    classification = finalize(run, again, 0, Budgets())
-    assert (classification.cause, classification.decision.restart) == (Cause.FINISHED, False)
+    end = finalize(run, again, 0, Budgets())
+    assert (end.cause, end.decision.restart) == (Cause.FINISHED, False)
     assert (read_json(run.result), len(read_events(run))) == (done, before)
 
 

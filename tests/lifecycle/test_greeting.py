@@ -9,30 +9,30 @@ import pytest
 
 from hpcrun.lifecycle.rank import address_listener
 from hpcrun.lifecycle.rank.address_listener import answer, leads_to
-from hpcrun.run.rendezvous import Meeting
+from hpcrun.run.rendezvous import Rendezvous
 
 
-def meeting_at(listener: socket.socket) -> Meeting:
-    return Meeting(("a",), listener.getsockname()[1], script_port=1)
+def rendezvous_at(listener: socket.socket) -> Rendezvous:
+    return Rendezvous(("a",), listener.getsockname()[1], script_port=1)
 
 
 def test_the_key_is_answered_to_everybody_who_asks() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        meeting = meeting_at(listener)
-        answer(listener, meeting.key)
-        assert all(leads_to("127.0.0.1", meeting, 10.0) for _ in range(5))
-        assert not leads_to("no-such-host.invalid", meeting, 1.0)
+        rendezvous = rendezvous_at(listener)
+        answer(listener, rendezvous.key)
+        assert all(leads_to("127.0.0.1", rendezvous, 10.0) for _ in range(5))
+        assert not leads_to("no-such-host.invalid", rendezvous, 1.0)
         # The same port of the same host, from another start.
-        other = Meeting(("a",), meeting.port)
+        other = Rendezvous(("a",), rendezvous.port)
         assert not leads_to("127.0.0.1", other, 10.0)
 
 
 def test_a_port_where_nothing_answers_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address_listener, "_ANSWER", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        meeting = meeting_at(silent)
-        assert not leads_to("127.0.0.1", meeting, 0.2)
-    assert not leads_to("127.0.0.1", meeting, 1.0)
+        rendezvous = rendezvous_at(silent)
+        assert not leads_to("127.0.0.1", rendezvous, 0.2)
+    assert not leads_to("127.0.0.1", rendezvous, 1.0)
 
 
 def test_a_failed_accept_does_not_end_the_answers() -> None:
@@ -50,6 +50,6 @@ def test_a_failed_accept_does_not_end_the_answers() -> None:
     with Scarce() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        meeting = meeting_at(listener)
-        answer(listener, meeting.key)
-        assert leads_to("127.0.0.1", meeting, 10.0)
+        rendezvous = rendezvous_at(listener)
+        answer(listener, rendezvous.key)
+        assert leads_to("127.0.0.1", rendezvous, 10.0)

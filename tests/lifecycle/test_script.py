@@ -226,7 +226,7 @@ def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
 
     # The local cluster itself has sent the signal to the script.
     config = DistributedConfig(rank=rank, world_size=2, launch_method="local")
-    monkeypatch.setattr(running, "meeting_place", lambda *_: config)
+    monkeypatch.setattr(running, "meet_rank_zero", lambda *_: config)
     monkeypatch.setattr(running, "_start", start_and_hear)
     assert run_script(["true"], run, FIRST, config, flag, ScriptTerms(5.0)) == 0
     classification = finalize(run, FIRST, 0, of_script(Budgets()))

@@ -13,9 +13,9 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import Meeting, MeetingBoard, MeetingStopped, ScriptEnded
+from hpcrun.run.rendezvous import Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 
-MEETING = Meeting(("node1", "10.0.0.1"), 12345, key="a key")
+RENDEZVOUS = Rendezvous(("node1", "10.0.0.1"), 12345, key="a key")
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ def memory(tmp_path: Path) -> Path:
     return tmp_path / "memory"
 
 
-def board(
+def rendezvous_file(
     run: RunDirectory, memory: Path, *, first: bool, restart: int = 0, step: str = ""
-) -> MeetingBoard:
-    return MeetingBoard(run, Attempt("7", restart), first=first, memory=memory, step=step)
+) -> RendezvousFile:
+    return RendezvousFile(run, Attempt("7", restart), first=first, memory=memory, step=step)
 
 
 def nowhere(*_: object) -> None:
@@ -42,13 +42,13 @@ def nowhere(*_: object) -> None:
 def test_the_published_address_is_read_on_another_node(run: RunDirectory, tmp_path: Path) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-    other = board(run, tmp_path / "there", first=True)
+    other = rendezvous_file(run, tmp_path / "there", first=True)
     with pytest.raises(RunError, match="published no address"):
         other.wait(0.1)
-    board(run, tmp_path / "here", first=True).publish(MEETING)
-    assert other.wait(60) == MEETING
+    rendezvous_file(run, tmp_path / "here", first=True).publish(RENDEZVOUS)
+    assert other.wait(60) == RENDEZVOUS
     with pytest.raises(RunError):
-        board(run, tmp_path / "there", first=True, restart=1).wait(0.1)
+        rendezvous_file(run, tmp_path / "there", first=True, restart=1).wait(0.1)
 
 
 def test_only_the_first_rank_of_a_node_polls_the_shared_file(
@@ -62,7 +62,7 @@ def test_only_the_first_rank_of_a_node_polls_the_shared_file(
 
     def wait(first: bool) -> None:
         with pytest.raises(RunError):
-            board(run, memory, first=first).wait(3.0)
+            rendezvous_file(run, memory, first=first).wait(3.0)
 
     names = ["first", "second", "third"]
     threads = [threading.Thread(target=wait, args=(it == "first",), name=it) for it in names]
@@ -79,12 +79,15 @@ def test_the_first_rank_copies_the_address_for_the_ranks_of_its_node(
     run: RunDirectory, memory: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rank-0").mkdir()
-    board(run, tmp_path / "rank-0", first=True).publish(MEETING)
-    second, first = board(run, memory, first=False), board(run, memory, first=True)
+    rendezvous_file(run, tmp_path / "rank-0", first=True).publish(RENDEZVOUS)
+    second, first = (
+        rendezvous_file(run, memory, first=False),
+        rendezvous_file(run, memory, first=True),
+    )
     with pytest.raises(RunError):
         second.wait(0.2)
-    assert first.wait(60) == MEETING
-    assert second.wait(60) == MEETING
+    assert first.wait(60) == RENDEZVOUS
+    assert second.wait(60) == RENDEZVOUS
     (handed,) = memory.iterdir()
     assert handed.stat().st_mode & 0o777 == 0o600
     second.clear()
@@ -97,8 +100,8 @@ def test_the_first_rank_copies_the_address_for_the_ranks_of_its_node(
 def test_a_file_that_other_users_can_write_is_ignored(
     run: RunDirectory, memory: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = board(run, memory, first=True)
-    first.publish(MEETING)
+    first = rendezvous_file(run, memory, first=True)
+    first.publish(RENDEZVOUS)
     (handed,) = memory.iterdir()
     if how == "owner":
         theirs = handed.stat().st_uid + 1
@@ -113,7 +116,7 @@ def test_a_file_that_other_users_can_write_is_ignored(
         handed.unlink()
         os.mkfifo(handed)
     with pytest.raises(RunError):
-        board(run, memory, first=False).wait(0.3)
+        rendezvous_file(run, memory, first=False).wait(0.3)
 
 
 def test_a_rank_without_a_copy_polls_the_shared_file_itself(
@@ -121,21 +124,21 @@ def test_a_rank_without_a_copy_polls_the_shared_file_itself(
 ) -> None:
     monkeypatch.setattr("hpcrun.run.rendezvous._SECOND_LOOK", 0.3)
     (tmp_path / "rank-0").mkdir()
-    board(run, tmp_path / "rank-0", first=True).publish(MEETING)
-    assert board(run, memory, first=False).wait(20) == MEETING
+    rendezvous_file(run, tmp_path / "rank-0", first=True).publish(RENDEZVOUS)
+    assert rendezvous_file(run, memory, first=False).wait(20) == RENDEZVOUS
 
 
 def test_addresses_are_tried_in_turn_until_one_is_reachable(
     run: RunDirectory, memory: Path
 ) -> None:
-    board(run, memory, first=True).publish(MEETING)
+    rendezvous_file(run, memory, first=True).publish(RENDEZVOUS)
     tried: list[str] = []
 
-    def connect(address: str, meeting: Meeting, patience: float) -> str | None:
+    def connect(address: str, rendezvous: Rendezvous, patience: float) -> str | None:
         tried.append(address)
-        return f"{address}:{meeting.port}" if address == "10.0.0.1" else None
+        return f"{address}:{rendezvous.port}" if address == "10.0.0.1" else None
 
-    assert board(run, memory, first=True).meet(connect, 10) == "10.0.0.1:12345"
+    assert rendezvous_file(run, memory, first=True).meet(connect, 10) == "10.0.0.1:12345"
     assert tried == ["node1", "10.0.0.1"]
 
 
@@ -144,29 +147,29 @@ def test_the_address_of_an_earlier_start_is_replaced_by_the_next(
     run: RunDirectory, memory: Path, first: bool
 ) -> None:
     # Two steps of one salloc are the same attempt.
-    rank_0 = board(run, memory, first=True)
-    rank_0.publish(dataclasses.replace(MEETING, key="of the step before"))
+    rank_0 = rendezvous_file(run, memory, first=True)
+    rank_0.publish(dataclasses.replace(RENDEZVOUS, key="of the step before"))
 
-    def connect(address: str, meeting: Meeting, patience: float) -> str | None:
-        if meeting.key == MEETING.key:
+    def connect(address: str, rendezvous: Rendezvous, patience: float) -> str | None:
+        if rendezvous.key == RENDEZVOUS.key:
             return address
-        rank_0.publish(MEETING)
+        rank_0.publish(RENDEZVOUS)
         return None
 
-    assert board(run, memory, first=first).meet(connect, 30) == "node1"
+    assert rendezvous_file(run, memory, first=first).meet(connect, 30) == "node1"
 
 
 def test_a_rank_that_cannot_reach_rank_0_lists_the_addresses(
     run: RunDirectory, memory: Path
 ) -> None:
-    board(run, memory, first=True).publish(MEETING)
+    rendezvous_file(run, memory, first=True).publish(RENDEZVOUS)
     with pytest.raises(RunError, match=r"port 12345 of node1, 10\.0\.0\.1.*job\.interface"):
-        board(run, memory, first=True).meet(nowhere, 0.1)
+        rendezvous_file(run, memory, first=True).meet(nowhere, 0.1)
 
 
 def test_a_damaged_file_is_not_read(run: RunDirectory, memory: Path) -> None:
-    first = board(run, memory, first=True)
-    first.publish(MEETING)
+    first = rendezvous_file(run, memory, first=True)
+    first.publish(RENDEZVOUS)
     shared = run.attempt_logs("7", 0) / "master.json"
     whole = json.loads(shared.read_text())
     for damaged in ({}, {**whole, "port": "x"}, {**whole, "addresses": None}, []):
@@ -178,8 +181,8 @@ def test_a_damaged_file_is_not_read(run: RunDirectory, memory: Path) -> None:
 def test_a_stale_handle_is_read_again(
     run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = board(run, memory, first=True)
-    first.publish(MEETING)
+    first = rendezvous_file(run, memory, first=True)
+    first.publish(RENDEZVOUS)
     import hpcrun.run.rendezvous as module
 
     real, calls = module.read_json, []
@@ -191,7 +194,7 @@ def test_a_stale_handle_is_read_again(
         return real(path)
 
     monkeypatch.setattr(module, "read_json", stale_once)
-    assert first.wait(60) == MEETING
+    assert first.wait(60) == RENDEZVOUS
     assert len(calls) == 2
 
 
@@ -201,29 +204,29 @@ def test_a_waiting_rank_sees_the_end_of_rank_0_s_script(
     run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch, first: bool, met: str
 ) -> None:
     monkeypatch.setattr("hpcrun.run.rendezvous._SECOND_LOOK", 0.3)
-    rank_0, tried = board(run, memory, first=True), []
-    rank_0.publish(MEETING)
+    rank_0, tried = rendezvous_file(run, memory, first=True), []
+    rank_0.publish(RENDEZVOUS)
 
-    def connect(address: str, meeting: Meeting, patience: float) -> None:
+    def connect(address: str, rendezvous: Rendezvous, patience: float) -> None:
         tried.append(address)
         rank_0.publish_end("stopped")
         rank_0.clear()
 
     if met == "after":
-        connect("", MEETING, 0.0)
+        connect("", RENDEZVOUS, 0.0)
     with pytest.raises(ScriptEnded) as ended:
-        board(run, memory, first=first).meet(connect, 600)
-    assert ended.value.meeting.end == "stopped"
+        rendezvous_file(run, memory, first=first).meet(connect, 600)
+    assert ended.value.rendezvous.end == "stopped"
     assert tried[1:] == ([] if met == "after" else ["10.0.0.1"])
 
 
 def test_the_end_of_an_earlier_step_is_not_the_end_of_this_one(
     run: RunDirectory, memory: Path
 ) -> None:
-    rank_0 = board(run, memory, first=True, step="1")
-    rank_0.publish(MEETING)
+    rank_0 = rendezvous_file(run, memory, first=True, step="1")
+    rank_0.publish(RENDEZVOUS)
     rank_0.publish_end("done")
-    met = board(run, memory, first=True, step="2").meet(lambda address, *_: address, 10)
+    met = rendezvous_file(run, memory, first=True, step="2").meet(lambda address, *_: address, 10)
     assert met == "node1"
 
 
@@ -233,7 +236,7 @@ def test_a_stop_signal_ends_the_wait_for_rank_0(
     run: RunDirectory, memory: Path, published: bool, first: bool
 ) -> None:
     if published:
-        board(run, memory, first=True).publish(MEETING)
+        rendezvous_file(run, memory, first=True).publish(RENDEZVOUS)
     told = iter([False, False])
-    with pytest.raises(MeetingStopped):
-        board(run, memory, first=first).meet(nowhere, 600, stop=lambda: next(told, True))
+    with pytest.raises(RendezvousStopped):
+        rendezvous_file(run, memory, first=first).meet(nowhere, 600, stop=lambda: next(told, True))

@@ -29,7 +29,7 @@ from hpcrun.train.errors import (
     error_on_all_ranks,
     is_mistake,
 )
-from hpcrun.train.parallel import collective as meeting
+from hpcrun.train.parallel import collective
 from hpcrun.train.parallel.collective import together
 from hpcrun.train.start import environment
 from hpcrun.train.start.environment import resolve_interface
@@ -131,8 +131,8 @@ def test_connected_ranks_know_if_every_node_fails(
         raise error
 
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(meeting.dist, "get_world_size", lambda _: 2)
-    monkeypatch.setattr(meeting.dist, "all_gather_object", gather)
+    monkeypatch.setattr(collective.dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(collective.dist, "all_gather_object", gather)
     with pytest.raises(ErrorOnAllRanks) as found:
         together(refuses, rank=0, group=object())
     assert (found.value.everywhere, found.value.certain) == (everywhere, certain)

@@ -85,7 +85,7 @@ def interface_variables(
     return {name: value for name, value in found.items() if not environ.get(name)}
 
 
-def meeting_addresses(
+def rendezvous_addresses(
     environ: Mapping[str, str],
     wanted: str | None = None,
     interfaces: Mapping[str, Sequence[str]] | None = None,

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 
-from hpcrun.run.rendezvous import Meeting
+from hpcrun.run.rendezvous import Rendezvous
 
 _ANSWER = 5.0
 _PAUSE = 0.1
@@ -22,21 +22,21 @@ def answer(listener: socket.socket, key: str) -> None:
     ).start()
 
 
-def leads_to(address: str, meeting: Meeting, patience: float) -> bool:
+def leads_to(address: str, rendezvous: Rendezvous, patience: float) -> bool:
     """Return True if the host of ``address`` answers on the rendezvous port with its key.
 
     Args:
         patience: seconds to connect.
     """
     try:
-        with socket.create_connection((address, meeting.port), timeout=patience) as connection:
+        with socket.create_connection((address, rendezvous.port), timeout=patience) as connection:
             connection.settimeout(max(patience, _ANSWER))
             heard = b""
-            while len(heard) < len(meeting.key) and (more := connection.recv(256)):
+            while len(heard) < len(rendezvous.key) and (more := connection.recv(256)):
                 heard += more
     except (OSError, UnicodeError):
         return False
-    return heard == meeting.key.encode()
+    return heard == rendezvous.key.encode()
 
 
 def _answer_all(listener: socket.socket, key: bytes) -> None:

@@ -21,15 +21,15 @@ from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.rank.stack_writer import Answering
 from hpcrun.lifecycle.script.end import ScriptEnd, note_stop, record_end
-from hpcrun.lifecycle.script.meeting import meeting_place
 from hpcrun.lifecycle.script.progress import ProgressWatch
+from hpcrun.lifecycle.script.rendezvous import meet_rank_zero
 from hpcrun.lifecycle.script.spying import script_stacks
 from hpcrun.lifecycle.script.watching import Watch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import record_heard_stop, record_unfinished
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import End, MeetingBoard, MeetingStopped
+from hpcrun.run.rendezvous import End, RendezvousFile, RendezvousStopped
 from hpcrun.run.stacks import Mailbox
 
 _ENDS: Mapping[int, End] = {exitcodes.DONE: "done", exitcodes.UNFINISHED: "stopped"}
@@ -76,16 +76,22 @@ def run_script(
     # The rendezvous may set variables for gloo, so it comes before the environment is read.
     folder = run.attempt_logs(attempt.job, attempt.restart)
     step = os.environ.get("SLURM_STEP_ID", "")
-    board = MeetingBoard(run, attempt, first=config.local_rank == 0, step=step)
+    rendezvous_file = RendezvousFile(run, attempt, first=config.local_rank == 0, step=step)
     try:
-        met = meeting_place(
-            run, attempt, config, board, terms.timeout, terms.interface, lambda: bool(flag.reason)
+        met = meet_rank_zero(
+            run,
+            attempt,
+            config,
+            rendezvous_file,
+            terms.timeout,
+            terms.interface,
+            lambda: bool(flag.reason),
         )
-    except MeetingStopped:
-        return _unstarted(run, attempt, config, board, flag)
+    except RendezvousStopped:
+        return _unstarted(run, attempt, config, rendezvous_file, flag)
     if flag.reason:
         # The script would never receive the signal, and the ranks that still waited for rank 0 have ended.
-        return _unstarted(run, attempt, config, board, flag)
+        return _unstarted(run, attempt, config, rendezvous_file, flag)
     with ProgressWatch(run, attempt, config.rank, config.world_size) as progress:
         environ = {
             "PYTHONUNBUFFERED": "1",
@@ -106,7 +112,7 @@ def run_script(
             mail, config.rank, lambda: (progress.step, None), lambda: script_stacks(child.pid)
         ):
             code = watch.wait(terms.grace)
-        _close(board, "stopped" if flag.reason else _ENDS.get(code, "failed"))
+        _close(rendezvous_file, "stopped" if flag.reason else _ENDS.get(code, "failed"))
         progress.look(last=True)
         if flag.reason:
             how = f"{flag.reason.name.lower()}, its exit code {code}"
@@ -145,11 +151,11 @@ def _unstarted(
     run: RunDirectory,
     attempt: Attempt,
     config: DistributedConfig,
-    board: MeetingBoard,
+    rendezvous_file: RendezvousFile,
     flag: StopFlag,
 ) -> int:
     """Exit before the script has started; return the exit code of an orderly stop."""
-    _close(board, "stopped")
+    _close(rendezvous_file, "stopped")
     if flag.reason:
         why = flag.reason.name.lower()
         line = f"asked to stop before the script started here ({why})"
@@ -161,13 +167,13 @@ def _unstarted(
     return exitcodes.DONE
 
 
-def _close(board: MeetingBoard, end: End) -> None:
+def _close(rendezvous_file: RendezvousFile, end: End) -> None:
     """Publish that rank 0 has ended, so that late ranks do not wait for it."""
     try:
-        board.publish_end(end)
+        rendezvous_file.publish_end(end)
     except OSError as error:
         print(f"hpcrun: the end of the script is not published: {error}", file=sys.stderr)
-    board.clear()
+    rendezvous_file.clear()
 
 
 def _start(

@@ -21,7 +21,7 @@ from hpcrun.control.tree_group import TreeGroup
 from hpcrun.device import accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import MeetingBoard
+from hpcrun.run.rendezvous import RendezvousFile
 from hpcrun.train.parallel.gpus import refuse_shared_gpus, require_gpu_build
 from hpcrun.train.parallel.open_files import make_room
 from hpcrun.train.parallel.store import meet
@@ -115,9 +115,9 @@ def join_run(
         return setup_distributed(config, timeout=timeout)
     if config.rank == 0 and (warning := make_room(config.world_size)) is not None:
         print(f"hpcrun: {warning}", flush=True)
-    board = MeetingBoard(run, attempt, first=config.local_rank == 0)
+    rendezvous_file = RendezvousFile(run, attempt, first=config.local_rank == 0)
     ports = wanted_ports(os.environ, attempt.owner)
-    config, store = meet(config, board, ports, interface=interface, timeout=timeout)
+    config, store = meet(config, rendezvous_file, ports, interface=interface, timeout=timeout)
     os.environ.update(config.to_env_dict())
     refuse_shared_gpus(config, store)
     dist.init_process_group(
@@ -127,7 +127,7 @@ def join_run(
         world_size=config.world_size,
         timeout=datetime.timedelta(seconds=timeout),
     )
-    board.clear()
+    rendezvous_file.clear()
     return config
 
 

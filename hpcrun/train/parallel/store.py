@@ -13,11 +13,11 @@ from torch._C._distributed_c10d import TCPStore
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import LOOPBACK
 from hpcrun.cluster.network.addresses import bound_address, outward_address
-from hpcrun.cluster.network.interfaces import gloo_interface, meeting_addresses
+from hpcrun.cluster.network.interfaces import gloo_interface, rendezvous_addresses
 from hpcrun.cluster.network.ports import listen
-from hpcrun.run.rendezvous import Meeting, MeetingBoard
+from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 
-_KEY = "hpcrun/meeting"
+_KEY = "hpcrun/rendezvous"
 _NODE = "hpcrun/node"
 _PEER = "hpcrun/peer"
 # Limit for TCPStore's handshake; a program that is not a store does not answer it.
@@ -26,7 +26,7 @@ _HANDSHAKE = 20.0
 
 def meet(
     config: DistributedConfig,
-    board: MeetingBoard,
+    rendezvous_file: RendezvousFile,
     ports: Sequence[int],
     *,
     interface: str | None,
@@ -35,7 +35,7 @@ def meet(
     """Open the store of the attempt's ranks, and make gloo use the network on which they connected.
 
     Args:
-        board: where rank 0 publishes its address.
+        rendezvous_file: where rank 0 publishes its address.
         ports: ports that rank 0 tries in order.
         interface: ``job.interface``.
         timeout: seconds to connect, and for each request to the store.
@@ -49,9 +49,9 @@ def meet(
     """
     limit = datetime.timedelta(seconds=timeout)
     if config.rank == 0:
-        address, store = _hold(config, board, listen(ports), interface, limit)
+        address, store = _hold(config, rendezvous_file, listen(ports), interface, limit)
     else:
-        address, store = board.meet(_connect, timeout)
+        address, store = rendezvous_file.meet(_connect, timeout)
         store.set_timeout(limit)
     config = config.model_copy(update={"master_addr": address, "master_port": store.port})
     if config.launch_method == "slurm" and config.num_nodes > 1:
@@ -61,13 +61,13 @@ def meet(
 
 def _hold(
     config: DistributedConfig,
-    board: MeetingBoard,
+    rendezvous_file: RendezvousFile,
     listener: socket.socket,
     interface: str | None,
     limit: datetime.timedelta,
 ) -> tuple[str, Any]:
     """Create the store on rank 0, publish its addresses, and return the address that rank 0 itself uses."""
-    addresses = meeting_addresses(os.environ, interface)
+    addresses = rendezvous_addresses(os.environ, interface)
     address = next((name for name in addresses if bound_address(name)), LOOPBACK)
     store = TCPStore(
         address,
@@ -79,21 +79,21 @@ def _hold(
         # torch owns and closes the descriptor from here on.
         master_listen_fd=listener.detach(),
     )
-    meeting = Meeting(tuple(addresses), store.port)
-    store.set(_KEY, meeting.key)
+    rendezvous = Rendezvous(tuple(addresses), store.port)
+    store.set(_KEY, rendezvous.key)
     store.set(_NODE, str(config.node_rank))
-    board.publish(meeting)
+    rendezvous_file.publish(rendezvous)
     return address, store
 
 
-def _connect(address: str, meeting: Meeting, patience: float) -> tuple[str, Any] | None:
+def _connect(address: str, rendezvous: Rendezvous, patience: float) -> tuple[str, Any] | None:
     """Connect to the run's store at ``address``; return None for another store or no answer."""
     try:
         # Fail fast: TCPStore retries a refused connection until its timeout.
-        socket.create_connection((address, meeting.port), timeout=patience).close()
-        store = _open_store(address, meeting.port, max(patience, _HANDSHAKE))
+        socket.create_connection((address, rendezvous.port), timeout=patience).close()
+        store = _open_store(address, rendezvous.port, max(patience, _HANDSHAKE))
         # The address may belong to the store of another job, which lacks this key.
-        right = store.check([_KEY]) and store.get(_KEY).decode() == meeting.key
+        right = store.check([_KEY]) and store.get(_KEY).decode() == rendezvous.key
     except (OSError, UnicodeError, RuntimeError):
         return None
     return (address, store) if right else None

@@ -18,7 +18,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import Meeting, MeetingBoard
+from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.parallel import gpus, store
 from hpcrun.train.parallel.gpus import refuse_duplicates, require_gpu_build
@@ -34,7 +34,7 @@ def config(rank: int, **changes: Any) -> DistributedConfig:
 def attempt(tmp_path: Path) -> Any:
     """Return the rendezvous of a rank."""
     run = create(tmp_path / "a", "x", {})
-    return lambda first: MeetingBoard(run, Attempt("7", 0), first=first, memory=tmp_path)
+    return lambda first: RendezvousFile(run, Attempt("7", 0), first=first, memory=tmp_path)
 
 
 def free_port() -> int:
@@ -47,7 +47,7 @@ def hold_and_join(
     attempt: Any, monkeypatch: pytest.MonkeyPatch, addresses: list[str], port: int
 ) -> tuple[Any, Any]:
     """Connect rank 0 and rank 1, and return the config and the store of each."""
-    monkeypatch.setattr(store, "meeting_addresses", lambda *_: addresses)
+    monkeypatch.setattr(store, "rendezvous_addresses", lambda *_: addresses)
     first = store.meet(config(0), attempt(True), [port], interface=None, timeout=30)
     second = store.meet(config(1), attempt(False), [port], interface=None, timeout=30)
     first[1].set("word", "from rank 0")
@@ -97,8 +97,8 @@ def test_an_address_of_another_host_is_skipped(
     ports = {"theirs": other.port, "deaf": deaf.getsockname()[1], "ours": port}
     monkeypatch.setattr(store, "_HANDSHAKE", 1.0)
 
-    def connect(name: str, met: Meeting, patience: float) -> Any:
-        there = Meeting(met.addresses, ports[name], key=met.key)
+    def connect(name: str, met: Rendezvous, patience: float) -> Any:
+        there = Rendezvous(met.addresses, ports[name], key=met.key)
         found = real("127.0.0.1", there, 1.0)
         asked.append((name, found is not None))
         return found and (name, found[1])
@@ -118,7 +118,7 @@ def test_rank_0_listens_on_all_addresses_and_both_protocols(
     assert held
     for address in ("127.0.0.3", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.3",):
         store = TCPStore(address, port, is_master=False, timeout=datetime.timedelta(seconds=10))
-        assert store.check(["hpcrun/meeting"])
+        assert store.check(["hpcrun/rendezvous"])
 
 
 def test_a_rank_of_another_node_sets_its_address_for_gloo(
@@ -131,7 +131,7 @@ def test_a_rank_of_another_node_sets_its_address_for_gloo(
         return {}
 
     monkeypatch.setattr(store, "gloo_interface", gloo_interface)
-    monkeypatch.setattr(store, "meeting_addresses", lambda *_: ["127.0.0.1"])
+    monkeypatch.setattr(store, "rendezvous_addresses", lambda *_: ["127.0.0.1"])
     monkeypatch.setattr(store, "outward_address", lambda peers: f"the way to {peers[0]}")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     port, wide = free_port(), {"num_nodes": 2, "num_gpus_per_node": 1, "local_rank": 0}

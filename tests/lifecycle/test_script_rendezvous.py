@@ -13,13 +13,13 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.network.ports import port_candidates
 from hpcrun.diagnose.causes import is_cascade
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.script.meeting import RankZeroFailed
+from hpcrun.lifecycle.script.rendezvous import RankZeroFailed
 from hpcrun.lifecycle.script.running import ScriptTerms, run_script
 from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, read_events
-from hpcrun.run.rendezvous import End, Meeting, MeetingBoard
+from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile
 
 FIRST = Attempt("7", 0)
 
@@ -53,11 +53,11 @@ def test_a_script_without_peers_gets_a_port_that_is_free(
 
 
 def publish(run: RunDirectory, end: End | None) -> None:
-    board = MeetingBoard(run, FIRST, first=True)
-    board.publish(Meeting(("127.0.0.1",), 1, script_port=2))
+    rendezvous_file = RendezvousFile(run, FIRST, first=True)
+    rendezvous_file.publish(Rendezvous(("127.0.0.1",), 1, script_port=2))
     if end is not None:
-        board.publish_end(end)
-    board.clear()
+        rendezvous_file.publish_end(end)
+    rendezvous_file.clear()
 
 
 def told_to_stop() -> StopFlag:

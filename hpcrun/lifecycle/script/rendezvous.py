@@ -8,23 +8,23 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.launchers import LOOPBACK, step_hosts
 from hpcrun.cluster.network.addresses import bound_address
-from hpcrun.cluster.network.interfaces import gloo_interface, meeting_addresses
+from hpcrun.cluster.network.interfaces import gloo_interface, rendezvous_addresses
 from hpcrun.cluster.network.ports import is_free, listen, port_candidates, wanted_ports
 from hpcrun.lifecycle.rank.address_listener import answer, leads_to
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import Meeting, MeetingBoard, MeetingStopped, ScriptEnded
+from hpcrun.run.rendezvous import Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 
 
 class RankZeroFailed(RunError):
     """The script of rank 0 failed before this rank reached it."""
 
 
-def meeting_place(
+def meet_rank_zero(
     run: RunDirectory,
     attempt: Attempt,
     config: DistributedConfig,
-    board: MeetingBoard,
+    rendezvous_file: RendezvousFile,
     timeout: float,
     interface: str | None,
     stop: Callable[[], bool],
@@ -42,7 +42,7 @@ def meeting_place(
         ClusterError: rank 0 finds no free port.
         RunError: rank 0 published nothing in time, or none of its addresses can be reached.
         RankZeroFailed: the script of rank 0 ended with a failure.
-        MeetingStopped: this rank was asked to stop, or the script of rank 0 has stopped.
+        RendezvousStopped: this rank was asked to stop, or the script of rank 0 has stopped.
     """
     if config.launch_method == "single":
         # A launcher or the script listens there, and several jobs may share this machine.
@@ -50,10 +50,10 @@ def meeting_place(
     if config.launch_method not in ("slurm", "local"):
         return config
     if config.rank == 0:
-        address, port = _invite(run, attempt, board, interface)
+        address, port = _invite(run, attempt, rendezvous_file, interface)
         peers = step_hosts(os.environ)
     else:
-        address, port = _join(board, timeout, stop)
+        address, port = _join(rendezvous_file, timeout, stop)
         peers = [address, *step_hosts(os.environ)]
     if config.launch_method == "slurm":
         os.environ.update(gloo_interface(os.environ, peers))
@@ -63,18 +63,18 @@ def meeting_place(
 def _invite(
     run: RunDirectory,
     attempt: Attempt,
-    board: MeetingBoard,
+    rendezvous_file: RendezvousFile,
     interface: str | None,
 ) -> tuple[str, int]:
     """Publish the address where the script of rank 0 will listen; return its address here and the port."""
-    addresses = meeting_addresses(os.environ, interface)
+    addresses = rendezvous_addresses(os.environ, interface)
     # Jobs of the local cluster that start in the same second have the same id, so the key contains the run.
     key = f"{run.path} {attempt.owner}"
     listener = listen(port_candidates(f"{key} greeting"))
     port = _free_port(key)
-    meeting = Meeting(tuple(addresses), listener.getsockname()[1], script_port=port)
-    answer(listener, meeting.key)
-    board.publish(meeting)
+    rendezvous = Rendezvous(tuple(addresses), listener.getsockname()[1], script_port=port)
+    answer(listener, rendezvous.key)
+    rendezvous_file.publish(rendezvous)
     return next((name for name in addresses if bound_address(name)), LOOPBACK), port
 
 
@@ -86,25 +86,27 @@ def _free_port(key: str) -> int:
     return port
 
 
-def _join(board: MeetingBoard, timeout: float, stop: Callable[[], bool]) -> tuple[str, int]:
+def _join(
+    rendezvous_file: RendezvousFile, timeout: float, stop: Callable[[], bool]
+) -> tuple[str, int]:
     """Return the address of rank 0 and the port of its script."""
     try:
-        return board.meet(_connect, timeout, stop)
+        return rendezvous_file.meet(_connect, timeout, stop)
     except ScriptEnded as ended:
-        meeting = ended.meeting
-    if meeting.end == "failed":
+        rendezvous = ended.rendezvous
+    if rendezvous.end == "failed":
         raise RankZeroFailed(
             "rank 0's script failed before this rank reached it; the script does not start here; the log of "
             "rank 0 has the cause"
         )
-    if meeting.end == "stopped":
+    if rendezvous.end == "stopped":
         print("hpcrun: rank 0's script has stopped already", file=sys.stderr, flush=True)
-        raise MeetingStopped
+        raise RendezvousStopped
     # Ranks that need each other cannot end well without the others, so this rank has independent work.
     line = "rank 0's script has already ended with exit code 0; the script starts without rank 0"
     print(f"hpcrun: {line}", file=sys.stderr, flush=True)
-    return meeting.addresses[0], meeting.script_port
+    return rendezvous.addresses[0], rendezvous.script_port
 
 
-def _connect(address: str, meeting: Meeting, patience: float) -> tuple[str, int] | None:
-    return (address, meeting.script_port) if leads_to(address, meeting, patience) else None
+def _connect(address: str, rendezvous: Rendezvous, patience: float) -> tuple[str, int] | None:
+    return (address, rendezvous.script_port) if leads_to(address, rendezvous, patience) else None
