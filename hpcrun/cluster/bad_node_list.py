@@ -20,7 +20,7 @@ _LARGEST = 1 << 20  # bytes read from the end: thousands of failures, and never 
 class NodeFailure:
     """A failure recorded for a node; ``time`` in Unix seconds, ``run`` the run's directory.
 
-    ``attempt``: the start of the job, such as ``12-0``; empty where it is not known.
+    ``attempt``: the start of the job, such as ``12-0``; empty if it is not known.
     """
 
     node: str

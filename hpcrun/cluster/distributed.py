@@ -48,7 +48,7 @@ class DistributedConfig(BaseModel):
     gradient_as_bucket_view: bool = Field(default=True, description="As in torch's DDP.")
     launch_method: LaunchMethod = Field(default="single", description="What started this rank.")
     tasks_per_node: tuple[int, ...] = Field(
-        default=(), description="Ranks of each node, by node rank; empty where unknown."
+        default=(), description="Ranks of each node, by node rank; empty if unknown."
     )
     own_devices: bool = Field(
         default=False, description="The scheduler shows this rank GPUs that no other rank sees."

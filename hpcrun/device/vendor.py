@@ -50,7 +50,7 @@ def versions() -> dict[str, str | None]:
 
 
 def nccl_version() -> str | None:
-    """Return NCCL's version, or None where torch was built without NCCL."""
+    """Return NCCL's version, or None if torch was built without NCCL."""
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
         return None
     version: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version

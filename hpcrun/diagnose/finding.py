@@ -84,7 +84,7 @@ class _Sighting:
 
 
 def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> Finding | None:
-    """Return the initiating cause that ``lines`` show; None where they show no failure.
+    """Return the initiating cause that ``lines`` show; None if they show no failure.
 
     Args:
             lines: the lines of all logs of one attempt, each log in its order. Facts with a time come first.

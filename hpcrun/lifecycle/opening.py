@@ -97,7 +97,7 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
 
 
 def _require_new(run: RunDirectory, attempt: Attempt) -> None:
-    """Raise Refused where an earlier srun of the same allocation (salloc) has opened this attempt.
+    """Raise Refused if an earlier srun of the same allocation (salloc) has opened this attempt.
 
     Files of that step (the rendezvous of the ranks, failures) would be mistaken for files of this step.
 

@@ -88,7 +88,7 @@ class Run:
         return xs[good][order], ys[good][order]
 
     def median(self, metric: str) -> float | None:
-        """Return the median of a metric's finite values, or None where there are none."""
+        """Return the median of a metric's finite values, or None if there are none."""
         _, values = self.series(metric)
         return float(np.median(values)) if len(values) else None
 

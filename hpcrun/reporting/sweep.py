@@ -28,7 +28,7 @@ class Sensitivity:
 
     Args:
         numbers: the parameter is a number in each run; else ``x`` counts its ``labels``.
-        rho: Spearman's rank correlation, of numbers only; None where it is undefined.
+        rho: Spearman's rank correlation, of numbers only; None if it is undefined.
         eta: share of the metric's variance between the values of the parameter (eta squared, 0 to 1);
             None if each run has another value.
         means: x and the mean over the runs with this value, with its t-interval.

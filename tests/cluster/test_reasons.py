@@ -23,7 +23,7 @@ from hpcrun.cluster.slurm.reasons import reason_in_words
         ),
         ("QOSMaxGRESPerUser", "waiting: a limit of the account or QOS is reached"),
         ("QOSNotAllowed", "stuck: the partition does not take this QOS"),
-        ("QOSMaxNodePerJobLimit", "stuck: it asks for more than the account or QOS allows a job"),
+        ("QOSMaxNodePerJobLimit", "stuck: it requests more than the account or QOS allows a job"),
         ("PartitionConfig", "stuck: the partition does not allow such a job"),
         # squeue -o %r of Slurm 22.05, and its manual.
         ("job requeued in held state", "stuck: it was requeued and is held; release it"),

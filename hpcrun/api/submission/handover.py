@@ -129,7 +129,7 @@ def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None)
 def remove(folder: Path, patience: float = 2.0) -> None:
     """Remove ``folder``, for up to ``patience`` seconds.
 
-    The batch script of a canceled job can still write a file into the folder while the folder is removed.
+    The batch script of a cancelled job can still write a file into the folder while the folder is removed.
     """
     # The rename frees the name: another submission may take it while this one still removes.
     away = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.new")

@@ -52,7 +52,7 @@ class Plan:
     snapshot: bool | None = None
 
     def waits_for(self, named: Sequence[str] | None, runs: Path) -> list[RunDirectory]:
-        """Return the runs that have to finish first.
+        """Return the runs that must finish first.
 
         Args:
             named: names or paths of runs; None: those of the previous submission.
@@ -74,7 +74,7 @@ class Plan:
         """Submit the run; None for the executors ``debug`` and ``prepared``.
 
         Args:
-            after: runs that have to finish first.
+            after: runs that must finish first.
             trust_owner: continue a run of another user.
 
         Raises:

@@ -66,7 +66,7 @@ def submit_sweep(
     """Submit the elements of the sweep that are missing or have failed.
 
     Args:
-        after: runs that have to finish first.
+        after: runs that must finish first.
         trust_owner: continue elements of another user.
 
     Raises:

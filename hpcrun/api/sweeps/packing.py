@@ -55,7 +55,7 @@ def _unpackable(job: Job) -> str | None:
         return f"a packed run has one task, and {job.launcher} starts several; omit one of the two"
     if job.tasks_on_node != 1:
         return (
-            f"a packed run has one task, and the config asks for {job.tasks_on_node}; use --gpus 1, or "
+            f"a packed run has one task, and the config requests {job.tasks_on_node}; use --gpus 1, or "
             "--tasks-per-node 1"
         )
     if job.gpu_request == "gpus-per-task":

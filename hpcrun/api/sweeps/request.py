@@ -1,4 +1,4 @@
-"""The sweep that a Python program asks for."""
+"""The sweep that a Python program requests."""
 
 import os
 from collections.abc import Iterable, Mapping

@@ -113,7 +113,7 @@ def _listed_devices(listed: str) -> int:
 
 
 def _nvml_count() -> int | None:
-    """Ask NVML; None where it is not installed or its driver does not answer."""
+    """Ask NVML; None if it is not installed or its driver does not answer."""
     try:
         import pynvml
     except ImportError:

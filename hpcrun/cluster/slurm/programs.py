@@ -91,7 +91,7 @@ def cluster_name(timeout: float = 6.0) -> str | None:
 
 
 def _name_in(path: Path) -> str | None:
-    """Return the ``ClusterName`` of a slurm.conf; None where the file does not have it, or cannot be read."""
+    """Return the ``ClusterName`` of a slurm.conf; None if the file does not have it, or cannot be read."""
     try:
         found = re.search(r"(?im)^\s*ClusterName\s*=\s*([^\s#]+)", path.read_text(errors="replace"))
     except OSError:

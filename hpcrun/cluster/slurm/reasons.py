@@ -43,12 +43,12 @@ _STUCK = {
     "scontrol release JOB",
     "NodeDown": "a node that it requests by name is down; resubmit without that name",
     "PartitionConfig": "the partition does not allow such a job (its size, time, account or group); see "
-    "scontrol show partition, and choose another partition or ask for less",
+    "scontrol show partition, and choose another partition or request less",
     "PartitionDown": "the partition takes no new jobs now; wait, or choose another partition",
     "PartitionInactive": "the partition starts no jobs now; wait, or choose another partition",
-    "PartitionNodeLimit": "the partition does not allow that many nodes; ask for fewer",
-    "PartitionTimeLimit": "the partition does not allow that much time; ask for less",
-    "QOSMinCpuNotSatisfied": "the QOS wants more CPUs a job; ask for more, or correct job.qos and resubmit",
+    "PartitionNodeLimit": "the partition does not allow that many nodes; request fewer",
+    "PartitionTimeLimit": "the partition does not allow that much time; request less",
+    "QOSMinCpuNotSatisfied": "the QOS wants more CPUs per job; request more, or correct job.qos and resubmit",
     "QOSNotAllowed": "the partition does not take this QOS; correct job.qos or job.partition and resubmit",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved "
     "(often a maintenance that a shorter job.time would fit before)",
@@ -82,7 +82,7 @@ def reason_in_words(reason: str) -> str:
         return "waiting: nodes that it needs are down, drained or kept for other partitions"
     if code.endswith(("PerJob", "PerJobLimit")):
         return (
-            f"stuck: it asks for more than the account or QOS allows a job ({code}); ask for less"
+            f"stuck: it requests more than the account or QOS allows a job ({code}); request less"
         )
     limits = ("Assoc", "QOS", "MaxMemPerLimit", "MaxCpuPer", "MaxNodePer", "Account")
     if code.startswith(limits) or _RUN_MINUTES.fullmatch(code):

@@ -16,7 +16,7 @@ _CPU_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.(\d+))?")
 
 @dataclass(frozen=True)
 class Usage:
-    """One attempt of a job; None where accounting has no value.
+    """One attempt of a job; None if accounting has no value.
 
     Args:
         elapsed: seconds.

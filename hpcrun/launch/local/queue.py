@@ -1,6 +1,6 @@
 """The queue of the local cluster: starts the jobs of a sweep in order, a limited number at a time.
 
-Each job gets a separate controller when its turn comes, so that it can be canceled, preempted and started
+Each job gets a separate controller when its turn comes, so that it can be cancelled, preempted and started
 again like every job. Until then its state is PENDING, under the pid of the queue. Run as ``python -m
 hpcrun.launch.local.queue FILE``, in a new session. The first job begins after a word on standard input. If
 the input ends without the word, the submission died before it recorded the jobs, and all jobs are cancelled.

@@ -40,7 +40,7 @@ def local_devices(config: Config) -> list[str] | None:
     wanted = config.job.nodes * config.job.gpus
     if available < wanted:
         raise LaunchError(
-            f"{wanted} ranks, but this machine shows {available} GPUs: ask for at most {available} "
+            f"{wanted} ranks, but this machine shows {available} GPUs: request at most {available} "
             "(--nodes 1 --gpus N), or train on the CPU with --cpu"
         )
     return visible_devices()[:wanted]

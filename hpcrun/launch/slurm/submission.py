@@ -108,7 +108,7 @@ def fitted_to_slurm(config: Config) -> Config:
     """Return ``config`` with the request for GPUs, CPUs and memory that fits this cluster, and print it.
 
     Raises:
-        LaunchError: no node has what is asked for.
+        LaunchError: no node has the requested resources.
     """
     job, lines = fitted(config.job)
     say(lines)
@@ -119,7 +119,7 @@ def fitted_with_patience(config: Config, interrupted: Callable[[], bool]) -> Con
     """Return ``config`` as :func:`fitted_to_slurm` does; wait for a controller that does not answer.
 
     Raises:
-        LaunchError: no node has what is asked for.
+        LaunchError: no node has the requested resources.
         KeyboardInterrupt: ``interrupted`` returned True.
     """
     give_up = time.monotonic() + _PATIENCE

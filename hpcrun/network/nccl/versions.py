@@ -17,7 +17,7 @@ def is_version(text: str) -> bool:
 
 
 def installed_nccl() -> str | None:
-    """Return the version of the NCCL wheel of this Python; None where there is none."""
+    """Return the version of the NCCL wheel of this Python; None if there is none."""
     for wheel in _WHEELS:
         try:
             return metadata.version(wheel)
@@ -27,7 +27,7 @@ def installed_nccl() -> str | None:
 
 
 def installed_torch() -> str | None:
-    """Return the version of this Python's torch without importing torch; None where there is none."""
+    """Return the version of this Python's torch without importing torch; None if there is none."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

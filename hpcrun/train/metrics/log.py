@@ -227,7 +227,7 @@ def _gpu_use(device: torch.device) -> GpuUse | None:
 
 
 def gpu_facts(busy: Sequence[float], used: Sequence[float]) -> dict[str, float]:
-    """Return the values of a metrics line from those of the ranks; empty where no rank has a sample.
+    """Return the values of a metrics line from those of the ranks; empty if no rank has a sample.
 
     Args:
         busy: utilization of each rank's GPU in percent; NaN: unknown.

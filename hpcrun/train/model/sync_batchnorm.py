@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def synchronized(model: Any, *, ranks: int, on_gpu: bool) -> Any:
-    """Return ``model`` with every BatchNorm replaced, or unchanged where that is not possible.
+    """Return ``model`` with every BatchNorm replaced, or unchanged if that is not possible.
 
     Weights, buffers, their names and ``requires_grad`` stay. Anything but a module is returned unchanged.
     """

@@ -138,7 +138,7 @@ def print_without_gpu(distributed: DistributedConfig) -> None:
     """Print on rank 0 that the training runs on CPUs, and the reason; nothing with GPUs."""
     if distributed.rank == 0 and not distributed.device_ids:
         seen = visible_gpus(os.environ)
-        reason = "no GPU is visible" if not seen else "job.cpu asks for it"
+        reason = "no GPU is visible" if not seen else "job.cpu is set"
         ranks = distributed.world_size
         where = "1 rank on the CPU" if ranks == 1 else f"{ranks} ranks on the CPU over gloo"
         print(

@@ -47,7 +47,7 @@ def loss_factors(
 
 
 def weighted(loss: Tensor, factor: Weight) -> Tensor:
-    """Return ``loss * factor``; 0 where the factor is 0, since the loss may be NaN (a mean of no samples)."""
+    """Return ``loss * factor``; 0 if the factor is 0, since the loss may be NaN (a mean of no samples)."""
     if not isinstance(factor, Tensor):
         return loss * factor
     return torch.where(factor == 0, 0.0, loss * factor)

@@ -149,7 +149,7 @@ def _source(arguments: argparse.Namespace) -> "Source":
 
 
 def _export(arguments: argparse.Namespace) -> list[str]:
-    """Write the tables that the options ask for; returns their paths."""
+    """Write the requested tables; return their paths."""
     if arguments.csv is None and arguments.parquet is None:
         return []
     from hpcrun.results.export import write_csv, write_parquet
