@@ -36,7 +36,7 @@ def submit_successor(
 ) -> str:
     """Submit the run's own batch script once more, to start after this job's end; return the job's id.
 
-    The event ``submitted`` names this job in its field ``continues``, so that the budgets of the run continue. A
+    The event ``submitted`` names this job in its field ``continues``, so the budgets continue. A
     submission that fails is tried again as a requeue is.
 
     Args:

@@ -113,7 +113,7 @@ def test_what_c_plus_plus_says_at_its_end_is_found_in_the_log_and_explained(tmp_
     assert told is not None
     assert told.line.startswith(
         "rank 2 on n1 was killed by SIGABRT: Received data size doesn't match expected size: ranks came to "
-        "different collectives, "
+        "different collectives; "
     )
     assert (told.rank, told.cascade) == (2, 1)
     by_srun = first_cause([], [], "srun: error: n1: task 2: Aborted (core dumped)\n", logs=tmp_path)
@@ -136,13 +136,13 @@ def test_unknown_words_are_reported_unchanged(tmp_path: Path) -> None:
         (
             "Expected to have finished reduction in the prior iteration before starting a new one. This "
             "error indicates that your module has parameters that were not used in producing loss. You can",
-            "Expected to have finished reduction in the prior iteration: in the step before, parameters had "
-            "no gradient that DDP waits for; if that is meant, set train.find_unused_parameters=true",
+            "Expected to have finished reduction in the prior iteration: in the previous step, parameters got "
+            "no gradient, for which DDP waits; if this is intended, set train.find_unused_parameters=true",
         ),
         (
             "Detected mismatch between collectives on ranks. Rank 0 is running collective: "
             "CollectiveFingerPrint(SequenceNumber=44, OpType=_REDUCE_SCATTER_BASE, TensorShape=[144], ",
-            "Detected mismatch between collectives on ranks: ranks came to different collectives, ",
+            "Detected mismatch between collectives on ranks: ranks came to different collectives; ",
         ),
     ],
 )
@@ -315,7 +315,7 @@ def test_a_rank_without_a_record_shows_the_last_line_of_its_traceback(
     assert told.line == (
         "task 1 on node2: Exited with exit code 1: ImportError: libcudart.so.12: cannot open shared "
         "object file: a shared library is not found on the node; load its module, or install the package "
-        "that has it; look at LD_LIBRARY_PATH"
+        "that has it; check LD_LIBRARY_PATH"
     )
     assert not blames_node(told)
     # A killed rank had survived the error that it printed.

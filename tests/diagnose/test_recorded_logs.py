@@ -70,7 +70,7 @@ def test_a_step_that_slurm_ended_for_its_memory_is_no_killed_rank(version: str) 
     told = first_cause([], [], log)
     assert told is not None
     assert told.line.startswith("node1: out of memory: StepId=1.0 exceeded memory limit (")
-    assert told.line.endswith("; ask for more memory (job.mem)")
+    assert told.line.endswith("; request more memory (job.mem)")
     assert (told.rank, told.host, told.cascade) == (None, "node1", 0)
     assert not blames_node(told)
     assert scheduler_word(log) is None

@@ -115,13 +115,13 @@ def test_the_death_of_the_watchdog_process_is_reported_once_and_the_rank_continu
         helper = WatchdogProcess(stacks, tick=0.2)
         try:
             assert helper.postpone(600.0) == 0.0
-            (helper,) = set(children(os.getpid())) - others
-            os.kill(helper, signal.SIGKILL)
+            (pid,) = set(children(os.getpid())) - others
+            os.kill(pid, signal.SIGKILL)
             assert [helper.postpone(600.0) for _ in range(3)] == [0.0] * 3
         finally:
             helper.close()
     assert capfd.readouterr().err == (
-        f"hpcrun: the watchdog process {helper} of this rank has ended: hangs in C code and suspensions "
+        f"hpcrun: the watchdog process {pid} of this rank has ended: hangs in C code and suspensions "
         "are no longer noticed; the run continues\n"
     )
 

@@ -48,7 +48,7 @@ _STUCK = {
     "PartitionInactive": "the partition starts no jobs now; wait, or choose another partition",
     "PartitionNodeLimit": "the partition does not allow that many nodes; request fewer",
     "PartitionTimeLimit": "the partition does not allow that much time; request less",
-    "QOSMinCpuNotSatisfied": "the QOS wants more CPUs per job; request more, or correct job.qos and resubmit",
+    "QOSMinCpuNotSatisfied": "the QOS needs more CPUs per job; request more, or correct job.qos",
     "QOSNotAllowed": "the partition does not take this QOS; correct job.qos or job.partition and resubmit",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved "
     "(often a maintenance that a shorter job.time would fit before)",

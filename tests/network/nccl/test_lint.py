@@ -141,7 +141,7 @@ def test_prefixes_that_match_more_than_they_say() -> None:
             "level does nothing",
         ),
         ({"NCCL_MIN_CTAS": "16", "NCCL_MAX_CTAS": "8"}, "NCCL_MIN_CTAS", "larger than"),
-        ({"NCCL_ALGO": "NVLS,Ring", "NCCL_NVLS_ENABLE": "0"}, "NCCL_ALGO", "asks for NVLS"),
+        ({"NCCL_ALGO": "NVLS,Ring", "NCCL_NVLS_ENABLE": "0"}, "NCCL_ALGO", "requests NVLS"),
         ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "NCCL_NET", "fails to start"),
         (
             {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
