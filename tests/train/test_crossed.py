@@ -20,7 +20,8 @@ def folder(tmp_path_factory):
             "parameter",
             "crash",
             r"rank [01] on local0 was killed by SIGABRT: Received data size doesn't match expected size: "
-            r"ranks came to different collectives; .*; under fsdp run the same blocks on all ranks; .* \(1 other ",
+            r"ranks came to different collectives; .*; under fsdp run the same blocks on "
+            r"all ranks; .* \(1 other ",
         ),
         (
             "block",
