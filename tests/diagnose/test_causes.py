@@ -137,7 +137,8 @@ def test_unknown_words_are_reported_unchanged(tmp_path: Path) -> None:
             "Expected to have finished reduction in the prior iteration before starting a new one. This "
             "error indicates that your module has parameters that were not used in producing loss. You can",
             "Expected to have finished reduction in the prior iteration: in the previous step, parameters "
-            "got no gradient, for which DDP waits; if this is intended, set train.find_unused_parameters=true",
+            "got no gradient, for which DDP waits; if this is intended, set "
+            "train.find_unused_parameters=true",
         ),
         (
             "Detected mismatch between collectives on ranks. Rank 0 is running collective: "
