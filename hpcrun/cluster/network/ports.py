@@ -91,7 +91,7 @@ def listen(ports: Sequence[int]) -> socket.socket:
             )
     raise ClusterError(
         f"{socket.gethostname()}: none of the ports {', '.join(map(str, ports[:4]))} … that were tried can "
-        "be bound; `ss -ltn` shows the processes that hold them"
+        "be bound; `ss -ltn` shows the processes that use them"
     )
 
 

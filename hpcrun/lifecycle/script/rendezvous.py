@@ -82,7 +82,7 @@ def _free_port(key: str) -> int:
     """Return a port that is free here. The script binds it seconds later, so other jobs try other ports."""
     port = next((port for port in wanted_ports(os.environ, key) if is_free("", port)), None)
     if port is None:
-        raise ClusterError("no free port for rank 0; `ss -ltn` shows the processes that hold them")
+        raise ClusterError("no free port for rank 0; `ss -ltn` shows the processes that use them")
     return port
 
 
