@@ -1,9 +1,11 @@
 """Write one HTML file about many runs, which opens without a network.
 
-RUN is a run directory, a folder of them, a name in --runs-dir, or a file of `hpcrun aggregate` (default: all
-runs in --runs-dir). The report has results by config, curves with bands over seeds, the sensitivity to each
-swept parameter, throughput, goodput, timelines, failures with the causes that `hpcrun doctor` finds, and the
-requested and the used resources. docs/report.md describes it.
+RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
+`hpcrun aggregate` (default: all runs in --runs-dir). The report has results
+by config, curves with bands over seeds, the sensitivity to each swept
+parameter, throughput, goodput, timelines, failures with the causes that
+`hpcrun doctor` finds, and the requested and the used resources.
+docs/report.md describes it.
 
   hpcrun report runs/sweep-7 -o report.html
   hpcrun report results.h5 --metric accuracy --figures figures
