@@ -48,7 +48,8 @@ def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[st
     if not job:
         return own
     stale = {name for name in own if name in _TRUE and not _TRUE[name](own[name], job)}
-    # The number of tasks does not prove that an option was given: other options imply a number too.
+    # A different number of tasks does not prove that the variables are of another job: this job may request
+    # its tasks by options that its number of tasks does not show.
     if stale - _TASKS or not _OF_A_TASK.isdisjoint(environ):
         stale |= {name for name in own if _is_an_option(name) and name not in _TRUE}
     else:
