@@ -48,7 +48,7 @@ def test_a_dry_run_imports_neither_submitit_nor_psutil(tmp_path: Path) -> None:
 def test_a_submission_hands_over_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys; import hpcrun; import hpcrun.cli.commands.runs.submit, hpcrun.cli.follow;"
-        "import hpcrun.launch.local.executor, hpcrun.launch.slurm.executor, hpcrun.worker;"
+        "import hpcrun.launch.local.start, hpcrun.launch.slurm.executor, hpcrun.worker;"
         f"sys.exit(', '.join(set(sys.modules) & {HEAVY - {'numpy'}!r}))"
     )
     done = subprocess.run(

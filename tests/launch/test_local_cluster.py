@@ -1,5 +1,7 @@
-"""The local cluster as seen by any submitit user: AutoExecutor, plain functions, real processes."""
+"""The local cluster as its jobs see it: real processes in the places of nodes and tasks."""
 
+import dataclasses
+import json
 import os
 import signal
 import sys
@@ -8,52 +10,72 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import submitit
 
 from hpcrun.config import file_layer, flag_layer, resolve
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
-from hpcrun.launch.local.executor import LocalClusterJob
 from hpcrun.launch.local.job_files import JobRequest, JobStatus
+from hpcrun.launch.local.start import new_job_folder, start_job
 from hpcrun.launch.local.submission import local_devices
 from hpcrun.launch.local.task_environment import step_environment
 from hpcrun.run.endings import read_exits, read_failures
 from tests import jobs
-from tests.launch.functions import say_which, slurm_variables, wait_for_signal
+from tests.launch.local_tasks import say_which, slurm_variables, wait_for_signal
 
-Submit = Callable[..., LocalClusterJob]
+
+def request(**changes: Any) -> JobRequest:
+    """A request for 2 nodes x 2 tasks with GPUs 4 to 7."""
+    fields: dict[str, Any] = {
+        "job_id": "1", "folder": "/x", "command": [sys.executable], "nodes": 2, "tasks_per_node": 2,
+        "cpus_per_task": None, "devices": ["4", "5", "6", "7"], "time_limit": None,
+        "signal_lead": 1.0, "grace": 1.0, "requeue_delay": 0.1, "setup": [], "env": {}, "after": [],
+    }  # fmt: skip
+    return JobRequest(**(fields | changes))
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalJob:
+    """A job of the local cluster, by its folder."""
+
+    folder: Path
+
+    @property
+    def status(self) -> JobStatus:
+        """The last state that the controller wrote."""
+        status = job_files.read_status(self.folder)
+        assert status is not None
+        return status
+
+    def wait_for(self, state: str) -> None:
+        jobs.wait_for(lambda: self.status.state == state, why=state)
+
+    def results(self) -> list[Any]:
+        """Wait for the end of the job, and return the result of each task."""
+        self.wait_for("COMPLETED")
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("[0-9].json"))]
+
+    def send(self, number: signal.Signals) -> None:
+        job_files.send(self.folder, number)
+
+
+Submit = Callable[..., LocalJob]
 
 
 @pytest.fixture
 def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
-    """Submit a function to 2 nodes x 2 tasks; keywords are parameters of the executor."""
-    # A function is sent as the name of its module, which the tasks must find.
+    """Submit a function to 2 nodes x 2 tasks; keywords are fields of the request."""
+    # The tasks must find the module of the functions.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
-    def on_two_by_two(function: Callable[..., Any], *arguments: Any, **own: Any) -> LocalClusterJob:
-        executor = submitit.AutoExecutor(folder=tmp_path / "jobs", cluster="localcluster")
-        executor.update_parameters(
-            nodes=2, tasks_per_node=2, localcluster_requeue_delay=0.1,
-            **{f"localcluster_{key}" if key != "timeout_min" else key: value
-               for key, value in own.items()},
-        )  # fmt: skip
-        job = executor.submit(function, *arguments)
-        assert isinstance(job, LocalClusterJob)
-        return job
+    def on_two_by_two(function: Callable[..., Any], *arguments: Any, **own: Any) -> LocalJob:
+        folder = new_job_folder(tmp_path / "jobs")
+        program = [sys.executable, "-m", "tests.launch.local_tasks", str(folder)]
+        command = [*program, function.__name__, *map(json.dumps, arguments)]
+        usual = {"job_id": folder.name, "devices": None, "grace": 30.0}
+        start_job(request(**usual, folder=str(folder), command=command, **own))
+        return LocalJob(folder)
 
     return on_two_by_two
-
-
-def folder_of(job: LocalClusterJob) -> Path:
-    """Return the folder in which the controller of ``job`` keeps its files."""
-    return job.watcher.folders[job.job_id]
-
-
-def status_of(job: LocalClusterJob) -> JobStatus:
-    """Return the last state that the controller of ``job`` wrote."""
-    status = job_files.read_status(folder_of(job))
-    assert status is not None
-    return status
 
 
 def wait_for_files(folder: Path, pattern: str, count: int = 4) -> None:
@@ -69,11 +91,10 @@ def test_every_task_gets_slurms_variables_and_gives_its_result_back(submit: Subm
     assert [task["SLURM_LOCALID"] for task in seen] == ["0", "1", "0", "1"]
     assert [task["SLURMD_NODENAME"] for task in seen] == ["local0"] * 2 + ["local1"] * 2
     for task in seen:
-        assert task["SLURM_JOB_ID"] == job.job_id
+        assert task["SLURM_JOB_ID"] == job.folder.name
         assert task["SLURM_STEP_NODELIST"] == "local[0-1]"
         assert task["SLURM_STEP_TASKS_PER_NODE"] == "2(x2)"
         assert "SLURM_RESTART_COUNT" not in task
-    jobs.wait_for(lambda: job.state == "COMPLETED")
 
 
 def test_setup_and_environment_reach_every_task_and_a_failing_setup_ends_it(
@@ -82,8 +103,8 @@ def test_setup_and_environment_reach_every_task_and_a_failing_setup_ends_it(
     job = submit(say_which, setup=['export MARK="it\'s $((40 + 2))"'])
     assert job.results() == [f"{rank} with it's 42" for rank in range(4)]
     broken = submit(say_which, setup=["cd /nonexistent/place"])
-    jobs.wait_for(lambda: broken.state == "FAILED")
-    log = folder_of(broken) / "restart-0" / "rank-00000.log"
+    broken.wait_for("FAILED")
+    log = broken.folder / "restart-0" / "rank-00000.log"
     assert "/nonexistent/place" in log.read_text()
 
 
@@ -94,15 +115,14 @@ def test_node_setup_runs_once_a_node_before_any_task(submit: Submit, tmp_path: P
     job = submit(say_which, node_setup=lines, setup=[counted + " || true"], env={"STAGE": "here"})
     assert job.results() == [f"{rank} with 2" for rank in range(4)]
     assert len(list(tmp_path.glob("staged-*"))) == 2
-    jobs.wait_for(lambda: job.state == "COMPLETED")
-    assert len(read_exits(folder_of(job) / "restart-0")) == 4
+    assert len(read_exits(job.folder / "restart-0")) == 4
 
 
 def test_a_node_that_cannot_be_set_up_is_named_and_no_task_starts(submit: Submit) -> None:
     lines = ["cd /", '[ "$SLURM_NODEID" = 0 ] || cd /nonexistent/place', "sleep 0.2"]
     job = submit(say_which, node_setup=lines)
-    jobs.wait_for(lambda: job.state == "FAILED")
-    folder = folder_of(job) / "restart-0"
+    job.wait_for("FAILED")
+    folder = job.folder / "restart-0"
     (failure,) = read_failures(folder)
     assert (failure.host, failure.rank) == ("local1", 2)
     assert failure.message.startswith("job.node_setup: ")
@@ -114,16 +134,16 @@ def test_a_node_that_cannot_be_set_up_is_named_and_no_task_starts(submit: Submit
 
 def test_a_node_setup_is_cancelled_like_a_task(submit: Submit) -> None:
     job = submit(say_which, node_setup=["sleep 600"])
-    jobs.wait_for(lambda: len(status_of(job).tasks) == 2)
-    job.cancel()
-    jobs.wait_for(lambda: job.state == "CANCELLED")
-    assert not read_failures(folder_of(job) / "restart-0")
+    jobs.wait_for(lambda: len(job.status.tasks) == 2)
+    job.send(job_files.CANCEL)
+    job.wait_for("CANCELLED")
+    assert not read_failures(job.folder / "restart-0")
 
 
 def test_a_task_that_fails_ends_the_others_and_its_exit_code_is_kept_first(submit: Submit) -> None:
     job = submit(say_which, 2)
-    jobs.wait_for(lambda: job.state == "FAILED")
-    first, *others = read_exits(folder_of(job) / "restart-0")
+    job.wait_for("FAILED")
+    first, *others = read_exits(job.folder / "restart-0")
     assert (first.rank, first.code, first.induced, first.host) == (2, 7, False, "local1")
     assert {(ended.signal, ended.induced) for ended in others} == {(signal.SIGKILL, True)}
 
@@ -131,12 +151,12 @@ def test_a_task_that_fails_ends_the_others_and_its_exit_code_is_kept_first(submi
 def test_cancel_sends_sigterm_and_the_job_is_cancelled(submit: Submit, tmp_path: Path) -> None:
     job = submit(wait_for_signal, str(tmp_path))
     wait_for_files(tmp_path, "ready-*-0")
-    job.cancel()
+    job.send(job_files.CANCEL)
     wait_for_files(tmp_path, "got-*-0")
     assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGTERM))}
-    jobs.wait_for(lambda: job.state == "CANCELLED")
+    job.wait_for("CANCELLED")
     with pytest.raises(LaunchError, match="is not running on this machine"):
-        job.cancel()
+        job.send(job_files.CANCEL)
 
 
 def test_a_preemption_sends_the_warning_and_starts_the_job_again(
@@ -144,40 +164,30 @@ def test_a_preemption_sends_the_warning_and_starts_the_job_again(
 ) -> None:
     job = submit(wait_for_signal, str(tmp_path))
     wait_for_files(tmp_path, "ready-*-0")
-    job._interrupt()
+    job.send(job_files.PREEMPT)
     wait_for_files(tmp_path, "got-*-1")
     assert {path.read_text() for path in tmp_path.glob("got-*-0")} == {str(int(signal.SIGUSR2))}
-    jobs.wait_for(lambda: job.state == "COMPLETED")
-    assert status_of(job).restart == 1
+    job.wait_for("COMPLETED")
+    assert job.status.restart == 1
 
 
 def test_a_time_limit_sends_sigusr2_ahead(submit: Submit, tmp_path: Path) -> None:
     # Six seconds from the start: on a busy machine the task has no handler for an earlier signal.
     early = ['set -- env --block-signal=USR2 "$@"']
-    job = submit(wait_for_signal, str(tmp_path), timeout_min=1, signal_lead=54.0, setup=early)
+    job = submit(wait_for_signal, str(tmp_path), time_limit=60.0, signal_lead=54.0, setup=early)
     wait_for_files(tmp_path, "got-*-0")
     assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGUSR2))}
-    jobs.wait_for(lambda: job.state == "COMPLETED")
+    job.wait_for("COMPLETED")
 
 
 def test_tasks_do_not_outlive_a_controller_that_is_killed(submit: Submit, tmp_path: Path) -> None:
     job = submit(wait_for_signal, str(tmp_path))
     wait_for_files(tmp_path, "ready-*-0")
-    status = status_of(job)
+    status = job.status
     assert len(status.tasks) == 4
     os.kill(status.pid, signal.SIGKILL)
     jobs.wait_for(lambda: all(map(jobs.has_ended, status.tasks)))
-    jobs.wait_for(lambda: job.state == "NODE_FAIL")
-
-
-def request(**changes: Any) -> JobRequest:
-    """A request for 2 nodes x 2 tasks with GPUs 4 to 7."""
-    fields: dict[str, Any] = {
-        "job_id": "1", "folder": "/x", "command": [sys.executable], "nodes": 2, "tasks_per_node": 2,
-        "cpus_per_task": None, "devices": ["4", "5", "6", "7"], "time_limit": None,
-        "signal_lead": 1.0, "grace": 1.0, "requeue_delay": 0.1, "setup": [], "env": {}, "after": [],
-    }  # fmt: skip
-    return JobRequest(**(fields | changes))
+    assert not job_files.is_alive(status)
 
 
 def test_each_node_sees_its_own_gpus_and_a_cpu_job_none() -> None:

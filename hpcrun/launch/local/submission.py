@@ -10,7 +10,7 @@ from hpcrun.cluster.hardware.devices import visible_gpus
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Config, Job
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.submitted import Submitted, submitit_folder
+from hpcrun.launch.submitted import Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 
@@ -77,19 +77,30 @@ def submit_local(
     after: Sequence[RunDirectory],
     start: "Callable[[JobRequest], None] | None" = None,
 ) -> Submitted:
-    from hpcrun.launch.local.executor import LocalClusterExecutor
+    """Start the job of ``run`` on this machine, after the runs ``after``.
+
+    Args:
+        start: called with the request instead of starting its controller.
+
+    Raises:
+        LaunchError: the machine has fewer GPUs than the job asks for, or the controller does not begin.
+        OSError: the disk refuses.
+    """
+    from hpcrun.launch.local.job_files import JobRequest
+    from hpcrun.launch.local.start import new_job_folder, start_job
 
     job = config.job
-    executor = LocalClusterExecutor(submitit_folder(run), python=job.python)
-    if start is not None:
-        executor.start = start
-    seconds = job.time_seconds
-    executor.update_parameters(
+    devices = local_devices(config)
+    folder = new_job_folder(run.logs)
+    request = JobRequest(
+        job_id=folder.name,
+        folder=str(folder),
+        command=worker(run, job),
         nodes=job.nodes,
         tasks_per_node=job.tasks_on_node,
         cpus_per_task=job.cpus_of_task,
-        timeout_min=None if seconds is None else seconds / 60,
-        devices=local_devices(config),
+        devices=devices,
+        time_limit=job.time_seconds,
         signal_lead=float(job.signal_lead),
         warn_signal=config.warn_signal,
         grace=job.grace,
@@ -99,11 +110,10 @@ def submit_local(
         preflight=_preflight(run, job),
         env=job.env,
         after=[sys.executable, "-m", "hpcrun", "finalize", str(run.path)],
-        entry=worker(run, job),
-        log_folder=str(run.logs),
         wait_for=[str(other.path) for other in after],
     )
-    return Submitted("local", str(executor.submit(str, run.path).job_id))
+    (start or start_job)(request)
+    return Submitted("local", request.job_id)
 
 
 def worker(run: RunDirectory, job: Job) -> list[str]:
@@ -135,8 +145,8 @@ def submit_local_sweep(
         LaunchError: the process of the queue does not start.
         OSError: the disk refuses.
     """
-    from hpcrun.launch.local.executor import start_queue
     from hpcrun.launch.local.job_files import JobRequest, Limits
+    from hpcrun.launch.local.start import start_queue
 
     requests: list[JobRequest] = []
     for run, config in runs:

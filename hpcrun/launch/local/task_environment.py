@@ -32,7 +32,6 @@ def job_environment(request: JobRequest, restart: int) -> dict[str, str]:
         "SLURM_JOB_NODELIST": hosts,
         "SLURM_TASKS_PER_NODE": layout,
         "SLURM_SUBMIT_HOST": socket.gethostname(),
-        "SUBMITIT_EXECUTOR": "localcluster",
     }
     if restart:
         # Slurm leaves the variable unset in the first attempt.

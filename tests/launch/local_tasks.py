@@ -1,7 +1,12 @@
-"""Functions for jobs of the local cluster's tests, in a module with fast imports."""
+"""The program of test jobs: ``python -m tests.launch.local_tasks RESULTS FUNCTION ARGUMENTS``.
 
+A task writes the function's result as JSON to the folder RESULTS.
+"""
+
+import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -38,3 +43,9 @@ def wait_for_signal(folder: str) -> str:
     # Renamed when complete, because a test waits for the name.
     said.rename(said.with_name(f"got-{said.name}"))
     return life
+
+
+if __name__ == "__main__":
+    results, name, *given = sys.argv[1:]
+    value = globals()[name](*map(json.loads, given))
+    (Path(results) / f"{os.environ['SLURM_PROCID']}.json").write_text(json.dumps(value))
