@@ -45,7 +45,6 @@ def require_arguments(
         if value is not None and not number:
             raise CheckpointError(f"{name}={value!r}: give a number above 0, or None")
     _require_named_weights(model)
-    _require_within(model, optimizer)
     try:
         steps = index(every)
     except TypeError:
@@ -94,19 +93,3 @@ def _require_named_weights(model: nn.Module) -> None:
                 "place of FSDP1: fully_shard(block) for each block, then fully_shard(model), and make the "
                 "optimizer after that"
             )
-
-
-def _require_within(model: nn.Module, optimizer: Optimizer) -> None:
-    known = {id(parameter) for parameter in model.parameters()}
-    foreign = [
-        parameter
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if id(parameter) not in known
-    ]
-    if foreign:
-        raise CheckpointError(
-            f"the optimizer has {len(foreign)} parameters that are not in the model, the first of shape "
-            f"{tuple(foreign[0].shape)}; put a loss with parameters and the model into one module "
-            "(nn.ModuleDict), and make the optimizer after sharding the model"
-        )
