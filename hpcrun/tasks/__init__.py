@@ -21,10 +21,10 @@ BUILTIN: dict[str, str] = {
 """Short name -> ``module:Class`` of every built-in task."""
 
 OPTIONS: dict[str, str] = {
-    "language-model": "hpcrun.tasks.options:LANGUAGE_MODEL",
-    "token-model": "hpcrun.tasks.options:TOKEN_MODEL",
-    "classifier": "hpcrun.tasks.options:CLASSIFIER",
-    "autoencoder": "hpcrun.tasks.options:AUTOENCODER",
+    "language-model": "hpcrun.tasks.options.language_model:LANGUAGE_MODEL",
+    "token-model": "hpcrun.tasks.options.token_model:TOKEN_MODEL",
+    "classifier": "hpcrun.tasks.options.digits:CLASSIFIER",
+    "autoencoder": "hpcrun.tasks.options.digits:AUTOENCODER",
 }
 """Short name -> ``module:NAME`` of its pair of option models, for ``model`` and for ``data``."""
 

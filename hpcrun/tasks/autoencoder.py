@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from hpcrun.config import Config
 from hpcrun.tasks import digits
 from hpcrun.tasks.digits_task import Batch, DigitsTask
-from hpcrun.tasks.options import AutoencoderData, AutoencoderShape
+from hpcrun.tasks.options.digits import AutoencoderData, AutoencoderShape
 
 PIXELS = digits.SIDE**2
 SHADES = " .:-=+*#%@"

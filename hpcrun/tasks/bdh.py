@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcrun.tasks.gpt import INIT_STD, VOCABULARY, rotate, rotation
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options.language_model import LanguageModelShape
 
 ROTATION_BASE = 2.0**16
 """As in the authors' experiments: slower than a transformer's rotation, because the heads are much longer."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from hpcrun.config import Config
 from hpcrun.tasks import digits
 from hpcrun.tasks.digits_task import Batch, DigitsTask
-from hpcrun.tasks.options import ClassifierShape, DigitsData
+from hpcrun.tasks.options.digits import ClassifierShape, DigitsData
 
 
 class Classifier(DigitsTask):

@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import Tensor
 
 from hpcrun.tasks import digits
-from hpcrun.tasks.options import DigitsData
+from hpcrun.tasks.options.digits import DigitsData
 from hpcrun.train.task import Task
 
 Batch = list[Tensor]

@@ -19,7 +19,7 @@ from hpcrun.config import Config
 from hpcrun.tasks import corpus
 from hpcrun.tasks.bdh import BDH
 from hpcrun.tasks.gpt import GPT, generate
-from hpcrun.tasks.options import LanguageModelData, LanguageModelShape
+from hpcrun.tasks.options.language_model import LanguageModelData, LanguageModelShape
 from hpcrun.tasks.windows import ByteWindows
 from hpcrun.train.task import Task
 

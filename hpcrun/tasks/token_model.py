@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from hpcrun.config import Config
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import TokenData, TokenModelShape
+from hpcrun.tasks.options.token_model import TokenData, TokenModelShape
 from hpcrun.tasks.tokens.shards import Source, TokenError, has_split, open_source
 from hpcrun.tasks.tokens.windows import TokenWindows
 from hpcrun.train.data.mixture import Mixture

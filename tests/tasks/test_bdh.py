@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from hpcrun.tasks.bdh import BDH, ROTATION_BASE, attended
 from hpcrun.tasks.gpt import generate, rotate, rotation
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options.language_model import LanguageModelShape
 
 SHAPE = LanguageModelShape(kind="bdh", layers=2, heads=2, width=16, context=12, neurons=64)
 

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options.language_model import LanguageModelShape
 from tests.train.sharing import Net, Way, batches, loss, trainer
 
 

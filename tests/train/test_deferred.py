@@ -21,7 +21,7 @@ from hpcrun.errors import UserError
 from hpcrun.tasks import BUILTIN
 from hpcrun.tasks.finding import task_path
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.deferred import tape
 from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.later_draws import LaterDraws

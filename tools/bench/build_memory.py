@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.deferred.build import build_deferred
 from hpcrun.train.deferred.fill import fill, give_memory
 from hpcrun.train.step.trainer import DistributedAMPTrainer

@@ -25,7 +25,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.strategies import DDPStrategy
