@@ -14,6 +14,7 @@ from hpcrun.config.checks.messages import unknown, words
 from hpcrun.config.checks.sharing import sharing_contradictions
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.schema import Config
+from hpcrun.config.section import without_plugins
 from hpcrun.config.shape import known_keys
 from hpcrun.config.sources.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.training import DataOptions, ModelOptions
@@ -31,7 +32,8 @@ def resolve(layers: Iterable[Layer]) -> Config:
     merged = merge(layers)
     meant = None
     try:
-        config = Config.model_validate(merged.values)
+        with without_plugins():
+            config = Config.model_validate(merged.values)
     except ValidationError as error:
         known = list(known_keys(Config))
         found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
@@ -115,8 +117,9 @@ def with_task_options(
         found, checked = _check(model, section.own, name, where)
         problems += found
         # The keys of hpcrun come last: a task cannot give them another default.
-        update[name] = type(section).model_validate(
-            checked | section.model_dump(exclude=set(section.own))
+        # All values are checked by now: a second check would build validators for it.
+        update[name] = type(section).model_construct(
+            **checked | section.model_dump(exclude=set(section.own))
         )
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))

@@ -4,8 +4,6 @@ The sections are immutable. An unknown key is an error, because an ignored typin
 GPU time. Only `model` and `data` accept further keys, which belong to the task.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

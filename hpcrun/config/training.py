@@ -1,7 +1,5 @@
 """The schema of training: the loop, batches, precision, optimizer, sharding and logging."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -24,6 +24,7 @@ from hpcrun.config import (
     undecided,
     with_task_options,
 )
+from hpcrun.config.section import without_plugins
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.tasks import BUILTIN, options_for
@@ -142,7 +143,8 @@ def with_task(config: Config, layers: Sequence[Layer]) -> Config:
     where = locate(layers)
     options = options_for(config.task)
     if options is not None:
-        config = with_task_options(config, options, where)
+        with without_plugins():
+            config = with_task_options(config, options, where)
     try:
         path = task_path(config.task)
     except ValueError as error:
