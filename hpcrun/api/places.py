@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.sweep_file import is_element
 
 
 def runs_folder(given: str | os.PathLike[str] | None = None) -> Path:
@@ -18,6 +17,8 @@ def handle(run: RunDirectory) -> str:
 
     The name of an element of a sweep is ``SWEEP/003``.
     """
+    from hpcrun.run.sweep_file import is_element
+
     folder = runs_folder()
     if run.path.parent == folder:
         return shlex.quote(run.name)

@@ -17,7 +17,7 @@ from hpcrun.cli.submit_arguments import request_of
 from hpcrun.errors import UserError
 from hpcrun.launch.slurm import submission as slurm_submission
 from hpcrun.launch.slurm.array import arrays, max_array_size
-from hpcrun.launch.slurm.batch_script import batch_script
+from hpcrun.launch.slurm.batch_script import batch_request, batch_script
 from hpcrun.launch.slurm.sbatch_options import wanted_cluster
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
@@ -106,9 +106,7 @@ def _script(plan: SweepPlan, wanted: Sequence[Planned]) -> str:
     config = slurm_submission.fitted_to_slurm(shared)
     largest = max_array_size(wanted_cluster(job))
     first = arrays(numbers, largest, plan.tasks_at_once, pack)[0]
-    return batch_script(
-        slurm_submission.batch_request(RunDirectory(plan.folder), config, array=first)
-    )
+    return batch_script(batch_request(RunDirectory(plan.folder), config, array=first))
 
 
 def _table(planned: Sequence[Planned]) -> list[str]:

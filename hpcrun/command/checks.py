@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcrun.command.rank_starters import require_script, separate_trainings
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.printing import say_aside
@@ -27,6 +26,8 @@ def check_command(config: Config, folder: Path) -> None:
     job = config.job
     if not config.command:
         return
+    from hpcrun.command.rank_starters import require_script, separate_trainings
+
     if job.launcher is not None:
         require_script(job.launcher, config.command, folder)
     # The files of a container are unknown here.

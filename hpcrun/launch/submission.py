@@ -6,21 +6,12 @@ from typing import Any
 
 from hpcrun.cluster import slurm
 from hpcrun.config import Config
-from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.local.submission import local_devices, refuse_task_counts, submit_local, worker
-from hpcrun.launch.slurm.batch_script import batch_script
+from hpcrun.launch.slurm.batch_script import batch_request, batch_script
 from hpcrun.launch.slurm.sbatch_options import job_name
-from hpcrun.launch.slurm.submission import (
-    bad_nodes,
-    batch_request,
-    fitted_to_slurm,
-    say_what_sbatch_is_spared,
-    submit_slurm,
-)
 from hpcrun.launch.submitted import ExecutorName, Submitted, take_back
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import record_event
 
 
 def choose_executor(config: Config) -> ExecutorName:
@@ -45,6 +36,12 @@ def choose_executor(config: Config) -> ExecutorName:
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     """Return what :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
     if executor in ("slurm", "prepared"):
+        from hpcrun.launch.slurm.submission import (
+            bad_nodes,
+            fitted_to_slurm,
+            say_what_sbatch_is_spared,
+        )
+
         if executor == "slurm":
             say_what_sbatch_is_spared()
         return batch_script(batch_request(run, fitted_to_slurm(config), bad_nodes(config.job)))
@@ -78,8 +75,13 @@ def submit(
         OSError: the run directory cannot be written; no job remains.
         KeyboardInterrupt: ``interrupted`` returned True; no job remains.
     """
+    from hpcrun.run.events import record_event
+
     facts: dict[str, Any] = {"after": [str(other.path) for other in after]} if after else {}
     if executor == "slurm":
+        from hpcrun.launch.dependencies import with_dependency
+        from hpcrun.launch.slurm.submission import submit_slurm
+
         # Query the cluster's name first: the event must follow the submission without a pause.
         if (cluster := slurm.cluster_name()) is not None:
             facts["cluster"] = cluster

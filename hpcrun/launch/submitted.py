@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcrun.launch import stopping
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 
@@ -26,6 +25,9 @@ def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
     Raises:
         LaunchError: the job cannot be ended.
     """
+    # Needed here only: a dry run asks no scheduler about jobs.
+    from hpcrun.launch import stopping
+
     if not stopping.withdraw(run, handed.executor, handed.job_id, handed.cluster):
         where = f"--clusters={handed.cluster} " if handed.cluster else ""
         raise LaunchError(

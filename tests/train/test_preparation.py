@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from hpcrun.checkpoint.state.names import named_parameters
 from hpcrun.errors import UserError
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.activation_checkpointing import Buffers
 from hpcrun.train.model.blocks import blocks, by_class, by_size, unshared

@@ -1,6 +1,6 @@
 """The relation of an existing run to a config of the same name: continue, replace, or refuse.
 
-The functions import `checkpoint` and `lifecycle` themselves: the submission of a new run needs neither.
+The functions import what only an existing run needs, so that the submission of a new run does not.
 """
 
 import itertools
@@ -14,9 +14,7 @@ from typing import Any
 from hpcrun.api.places import handle
 from hpcrun.config import Config, lengths_left, training_differences
 from hpcrun.config import load_resolved as load
-from hpcrun.launch import jobs
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json, write_atomic, write_json
 
 Identity = Callable[[], tuple[Mapping[str, Any], str]]
@@ -150,6 +148,8 @@ def _put_aside(run: RunDirectory, paths: Iterable[Path]) -> Iterator[None]:
     Raises:
         OSError: a path cannot be moved.
     """
+    from hpcrun.launch import jobs
+
     job = jobs.current_job(run)
     folder = run.logs if job is None else run.job_logs(job[1])
     moved: list[tuple[Path, Path]] = []
@@ -188,6 +188,7 @@ def _steps(run: RunDirectory) -> list[int]:
 def _saved_nothing(run: RunDirectory, config: Config) -> bool:
     """Return True if no step was ever saved, not even a step that was removed later."""
     from hpcrun.lifecycle.history import last_committed
+    from hpcrun.run.events import read_events
 
     events = read_events(run)
     if config.command:

@@ -21,12 +21,11 @@ from hpcrun.api.submission.nccl_warning import warn_of
 from hpcrun.api.submission.packages import require_packages
 from hpcrun.command.checks import check_command
 from hpcrun.config import Config, load_resolved, masked_words, to_yaml
-from hpcrun.launch import jobs, submission
-from hpcrun.launch.dependencies import unfinished_runs
+from hpcrun.launch import submission
 from hpcrun.launch.slurm.sbatch_options import wanted_cluster
 from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
-from hpcrun.run import directory, record
+from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_json
 
@@ -61,6 +60,11 @@ class Plan:
         Raises:
             UserError: a run is not there, or will never finish.
         """
+        if named is not None and not named:
+            return []
+        from hpcrun.launch import jobs
+        from hpcrun.launch.dependencies import unfinished_runs
+
         found = (
             jobs.waited_for(self.run)
             if named is None
@@ -128,6 +132,8 @@ def plan_submission(
     folder = Path.cwd()
 
     def identity() -> tuple[dict[str, Any], str]:
+        from hpcrun.run import record
+
         facts = record.describe(masked_words([*sys.orig_argv]), executor, folder)
         return facts, record.uncommitted_diff(folder)
 

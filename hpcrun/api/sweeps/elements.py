@@ -17,7 +17,7 @@ from hpcrun.api.sweeps.packing import shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.config import Config, masked_words
 from hpcrun.launch.slurm import submission as slurm_submission
-from hpcrun.launch.slurm.batch_script import batch_script
+from hpcrun.launch.slurm.batch_script import batch_request, batch_script
 from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.code.snapshot import Snapshot, take_snapshot
@@ -160,7 +160,7 @@ def _script(one: Planned, fitted: dict[str, Config]) -> str | None:
         return None
     config, own = fitted[job_key(one.element.config)], one.element.config.job
     alone = config.model_copy(update={"job": shared_job(config.job, 1, own)})
-    return batch_script(slurm_submission.batch_request(one.run, alone))
+    return batch_script(batch_request(one.run, alone))
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 import re
 import shlex
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.config import Job
+from hpcrun.config import Config, Job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.slurm.array import ArrayTasks
 from hpcrun.launch.slurm.sbatch_options import sbatch_lines
@@ -49,6 +51,33 @@ exit $code"""
 
 # The number of the array is also that of one of its tasks: requeued by it, all tasks would start again.
 _ARRAY_JOB = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+
+
+def batch_request(
+    run: RunDirectory,
+    config: Config,
+    avoid: Sequence[str] = (),
+    array: ArrayTasks | None = None,
+) -> BatchRequest:
+    """Return the parts of the Slurm script of ``run``, or of the ``array`` of the sweep in that folder.
+
+    Args:
+        avoid: nodes to exclude.
+    """
+    return BatchRequest(
+        run=run.path,
+        job=_leaving_out(config.job.model_copy(update={"warn_signal": config.warn_signal}), avoid),
+        # Outside the container, on the batch host: it talks to Slurm.
+        python=sys.executable,
+        array=array,
+    )
+
+
+def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
+    if not nodes:
+        return job
+    given = [job.exclude] if job.exclude else []
+    return job.model_copy(update={"exclude": ",".join([*given, *nodes])})
 
 
 def batch_script(request: BatchRequest) -> str:

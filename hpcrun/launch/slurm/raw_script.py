@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from hpcrun.config import Config
-from hpcrun.launch.slurm.batch_script import BatchRequest
+from hpcrun.launch.slurm.batch_script import BatchRequest, batch_request
 from hpcrun.launch.slurm.sbatch_options import sbatch_lines
-from hpcrun.launch.slurm.submission import batch_request, fitted_to_slurm
+from hpcrun.launch.slurm.submission import fitted_to_slurm
 from hpcrun.run.directory import RunDirectory
 
 _PACKAGE = Path(__file__).resolve().parents[2]

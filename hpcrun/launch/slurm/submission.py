@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from hpcrun.cluster.hostlist import expand
 from hpcrun.config import Config, Job
 from hpcrun.launch.errors import LaunchError, SubmissionUnanswered
 from hpcrun.launch.slurm.array import ArrayTasks
-from hpcrun.launch.slurm.batch_script import BatchRequest, batch_script
+from hpcrun.launch.slurm.batch_script import batch_request, batch_script
 from hpcrun.launch.slurm.resources import fitted, say
 from hpcrun.launch.slurm.sbatch_options import wanted_cluster
 from hpcrun.launch.submitted import Submitted, submitit_folder, take_back
@@ -161,33 +160,6 @@ def _leave_enough_nodes(job_id: str, job: Job) -> None:
             "hpcrun: the exclusion of nodes is withdrawn, because Slurm has no other node for the job "
             f"({reason})"
         )
-
-
-def batch_request(
-    run: RunDirectory,
-    config: Config,
-    avoid: Sequence[str] = (),
-    array: ArrayTasks | None = None,
-) -> BatchRequest:
-    """Return the parts of the Slurm script of ``run``, or of the ``array`` of the sweep in that folder.
-
-    Args:
-        avoid: nodes to exclude.
-    """
-    return BatchRequest(
-        run=run.path,
-        job=_leaving_out(config.job.model_copy(update={"warn_signal": config.warn_signal}), avoid),
-        # Outside the container, on the batch host: it talks to Slurm.
-        python=sys.executable,
-        array=array,
-    )
-
-
-def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
-    if not nodes:
-        return job
-    given = [job.exclude] if job.exclude else []
-    return job.model_copy(update={"exclude": ",".join([*given, *nodes])})
 
 
 def bad_nodes(job: Job) -> list[str]:

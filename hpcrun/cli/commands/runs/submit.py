@@ -17,6 +17,7 @@ torchrun (tools/train_dist_torchrun.sh).
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,6 @@ from hpcrun.cli.submit_arguments import add_sweep, request_of
 from hpcrun.config import Config, masked_values, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.launch import submission
-from hpcrun.launch.dependencies import with_dependency
-from hpcrun.launch.slurm.raw_script import not_in_the_script, raw_command
 from hpcrun.launch.submitted import Submitted
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
@@ -142,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
         plan.require_packages()
         refuse_live_if_replaced(plan)
         after = plan.waits_for(arguments.after, runs_dir(arguments))
-        return _show(plan, with_dependency(plan.config, after), arguments.json)
+        return _show(plan, _waiting(plan.config, after), arguments.json)
     if plan.finished is not None:
         return say_finished(plan.run, plan.finished, arguments.json)
     return start(plan, arguments)
@@ -168,7 +167,7 @@ def start(plan: Plan, arguments: argparse.Namespace) -> int:
     after = plan.waits_for(getattr(arguments, "after", None), runs_dir(arguments))
     submitted = plan.carry_out(after, trust_owner=arguments.trust_owner)
     if executor == "prepared":
-        return _say_prepared(run, with_dependency(config, after), arguments.json)
+        return _say_prepared(run, _waiting(config, after), arguments.json)
     if submitted is None:
         from hpcrun.api.submission.debug import run_here
 
@@ -185,7 +184,18 @@ def start(plan: Plan, arguments: argparse.Namespace) -> int:
     return follow(run, config, stop_on_interrupt=local)
 
 
+def _waiting(config: Config, after: Sequence[RunDirectory]) -> Config:
+    """Return ``config`` with a job that waits for the runs ``after``."""
+    if not after:
+        return config
+    from hpcrun.launch.dependencies import with_dependency
+
+    return with_dependency(config, after)
+
+
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
+    from hpcrun.launch.slurm.raw_script import not_in_the_script, raw_command
+
     line = raw_command(run, config)
     if as_json:
         print_json({"run": str(run.path), "command": line})
