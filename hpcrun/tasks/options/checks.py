@@ -6,7 +6,7 @@ from pydantic import ValidationInfo
 
 
 def splits_over_heads(size: int, others: ValidationInfo) -> int:
-    """Return ``size`` if the heads among the ``others`` divide it; raises ValueError with the nearest sizes."""
+    """Return ``size`` if it suits the heads among the ``others``; else raise ValueError with near sizes."""
     # Rotary positions rotate pairs, so each head needs an even length.
     unit = 2 * others.data.get("heads", 1)
     if size % unit:
