@@ -321,6 +321,15 @@ def test_without_a_fused_kernel_the_plain_kernel_is_used():
         assert not optimizer.param_groups[0].get("fused")
 
 
+def test_an_error_of_another_kind_in_the_trial_of_the_fused_kernel_is_raised(monkeypatch):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        build_optimizer(nn.Linear(3, 3), config("optim.fused=true"))
+
+
 def test_cosine_and_linear_differ_between_their_ends():
     factors = [
         learning_rate_factor(
