@@ -2,12 +2,13 @@
 """Peak host memory of a rank while a GPT is built and sharded with FSDP.
 
 - deferred: the build is recorded, and the weights are computed after sharding
-- restored: a deferred build that loads the weights from a checkpoint
+- restored: as on a resume: the build is recorded, and the weights come from a checkpoint
 - normal: every rank builds the whole model
 
-Each rank is a process on the CPU, connected by gloo. The peak is what the kernel counts for the process
-(VmHWM) above its memory before the build, so it includes the buffers of the collectives. With --fake-world N
-one process acts as rank 0 of N ranks: its collectives move no data, and its weights are real.
+The builds are those of a run. Each rank is a process on the CPU, connected by gloo. The peak is what the
+kernel counts for the process (VmHWM) above its memory before the build, so it includes the buffers of the
+collectives. With --fake-world N one process acts as rank 0 of N ranks: its collectives move no data, and its
+weights are real.
 """
 
 import argparse
@@ -27,15 +28,33 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config, override_layer, resolve
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
-from hpcrun.train.deferred.build import build_deferred
-from hpcrun.train.deferred.fill import fill, give_memory
+from hpcrun.train.build import build_trainer
+from hpcrun.train.setup.deferral import build_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
+from hpcrun.train.task import Task
 from tests.train.forks import fork_ranks
 
 _MIB = 1 << 20
-_CPU = torch.device("cpu")
+
+
+class _Shaped(Task):
+    """A GPT of the given shape, without data."""
+
+    def __init__(self, config: Config, shape: LanguageModelShape) -> None:
+        super().__init__(config)
+        self._shape = shape
+
+    def build_model(self) -> GPT:
+        return GPT(self._shape)
+
+    def train_dataset(self) -> Any:
+        raise NotImplementedError("no data")
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        raise NotImplementedError("no steps")
 
 
 def main() -> int:
@@ -75,17 +94,16 @@ def _measure(
     _join(rank, folder, options)
     world = dist.get_world_size()
     place = DistributedConfig(world_size=world, rank=rank, local_rank=rank, num_gpus_per_node=world)
-    with torch.no_grad():
-        # Loads what the first sharding and the first recording import.
-        _build(place, LanguageModelShape(width=16, layers=1, heads=1, context=8), name)
-    steps = folder / "steps"
-    if name == "restored":
-        _build(place, shape, name).save_checkpoint(steps, 1)
+    # Loads what the first sharding and the first recording import.
+    build(place, LanguageModelShape(width=16, layers=1, heads=1, context=8), name)
+    steps, resumes = folder / "steps", name == "restored"
+    if resumes:
+        build(place, shape, name).save_checkpoint(steps, 1)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # Resets VmHWM.
     before, start = _status("VmRSS"), time.perf_counter()
-    trainer = _build(place, shape, name)
-    if name == "restored":
+    trainer = build(place, shape, name, resumes=resumes)
+    if resumes:
         assert trainer.load_checkpoint(steps) is not None
     seconds, peak = time.perf_counter() - start, _status("VmHWM") - before
     assert not any(parameter.is_meta for parameter in trainer.module.parameters())
@@ -97,6 +115,9 @@ def _join(rank: int, folder: Path, options: argparse.Namespace) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.fake_world)  # type: ignore[no-untyped-call]
+        # A group of gloo would wait for the other ranks.
+        trainers: Any = DistributedAMPTrainer
+        trainers.control_group = lambda _: None
         return
     store: Any = dist.FileStore(str(folder / "rendezvous"), options.ranks)
     dist.init_process_group(
@@ -104,20 +125,16 @@ def _join(rank: int, folder: Path, options: argparse.Namespace) -> None:
     )
 
 
-def _build(place: DistributedConfig, shape: LanguageModelShape, name: str) -> DistributedAMPTrainer:
-    deferred = build_deferred(lambda: GPT(shape)) if name != "normal" else None
-    trainer = DistributedAMPTrainer(
-        GPT(shape) if deferred is None else deferred.model,
-        lambda model: torch.optim.SGD(model.parameters()),
-        distributed=place,
-        parallel="fsdp",
-        device=_CPU,
-    )
-    trainer.wrap_model()
-    if deferred is not None:
-        give_memory(trainer.module, _CPU)
-        fill(deferred, device=_CPU, rank=place.rank, group=None)
-    return trainer
+def build(
+    place: DistributedConfig, shape: LanguageModelShape, name: str, *, resumes: bool = False
+) -> DistributedAMPTrainer:
+    """Build and shard the model as a run does; with ``resumes`` a checkpoint must follow."""
+    settings = ["optim.name=sgd", "optim.momentum=0", "train.parallel=fsdp"]
+    config = resolve([override_layer([*settings, f"fsdp.deferred_init={name != 'normal'}"])])
+    task = _Shaped(config, shape)
+    model, deferred = build_model(task, config, place, resumes=resumes)
+    assert (deferred is not None) == (name != "normal")
+    return build_trainer(config, task, model, place, "fsdp", deferred, loads=resumes)
 
 
 def _status(key: str) -> int:
