@@ -30,6 +30,9 @@ _WAYS = (
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
     *("data.workers", "data.prefetch"),
 )
+_REDUCE_EACH = "fsdp.reduce_each_micro_batch"
+# What hpcrun did before a key existed, where it is not the key's default.
+_BEFORE_THE_KEY = {_REDUCE_EACH: False}
 # PowerSGD stores errors per DDP bucket. A key that changes the buckets would mix these errors up.
 _WAYS_WITH_BUCKETS = (
     *("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch"),
@@ -106,7 +109,9 @@ def ways(config: Config) -> dict[str, Any]:
     return {key: values[key] for key in _WAYS}
 
 
-def changed_ways(before: Mapping[str, Any], config: Config, *, sharded: bool) -> list[str]:
+def changed_ways(
+    before: Mapping[str, Any], config: Config, *, sharded: bool, auto_reduces: bool | None = None
+) -> list[str]:
     """Return how ``config`` differs from the ways that a checkpoint recorded, each as ``key: 1 -> 2``.
 
     A key that the checkpoint lacks, because it is newer, counts with its default.
@@ -114,9 +119,14 @@ def changed_ways(before: Mapping[str, Any], config: Config, *, sharded: bool) ->
     Args:
         before: the result of `ways` of the config that saved the checkpoint.
         sharded: the training uses FSDP; otherwise the keys of `fsdp` have no effect.
+        auto_reduces: what ``fsdp.reduce_each_micro_batch=auto`` stands for with this model; None if a step
+            has one micro-batch, so that the key has no effect.
     """
     now = ways(config)
-    then = ways(Config()) | dict(before)
+    then = ways(Config()) | _BEFORE_THE_KEY | dict(before)
+    for values in (then, now):
+        if auto_reduces is None or values[_REDUCE_EACH] == "auto":
+            values[_REDUCE_EACH] = auto_reduces
     compared = [key for key in now if sharded or not key.startswith("fsdp.")]
     return differing({key: then[key] for key in compared}, {key: now[key] for key in compared})
 

@@ -58,6 +58,9 @@ ON_CPUS = (
 )
 """Environment variables that choose kernels of oneDNN and MKL."""
 
+NOT_SET = "none"
+"""The recorded value of a variable that is not set, unlike one that an earlier version did not record."""
+
 _ONLY_RECORDED = frozenset({"driver"})
 """Keys that help to explain a difference, but decide no bits."""
 
@@ -71,7 +74,7 @@ def environment(device: torch.device, distributed: DistributedConfig, group: Any
     Keys: ``device`` (name of the GPU, or the CPU's model), ``capability`` (of the GPU, or the instruction
     set that torch uses on the CPU), ``threads`` (CPU only), ``driver``, ``torch``, ``cuda`` or ``hip``,
     ``cudnn``, ``nccl``, ``torchao`` (with fp8), ``ranks``, ``ranks_per_node`` (GPUs only), and those of
-    ``ON_GPUS`` or ``ON_CPUS`` that are set.
+    ``ON_GPUS`` or ``ON_CPUS``, with ``NOT_SET`` for those that are not set.
 
     Args:
         group: a control group of all ranks; None for a single rank.
@@ -93,14 +96,29 @@ def of_ranks(ranks: list[tuple[str, dict[str, str]]], *, gpus: bool) -> dict[str
         on_node = Counter(node for node, _ in ranks)
         found["ranks_per_node"] = _values([str(count) for count in on_node.values()])
     for key in {key for _, values in ranks for key in values}:
-        found[key] = _values([values.get(key, "none") for _, values in ranks])
+        found[key] = _values([values.get(key, NOT_SET) for _, values in ranks])
     return dict(sorted(found.items()))
 
 
 def changed(meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """Return what decides bits and differs from the checkpoint with ``meta``: ``device: A100 -> H100``."""
-    lines = differing(meta["environment"], now)
+    """Return what decides bits and differs from the checkpoint with ``meta``: ``device: A100 -> H100``.
+
+    What the checkpoint does not record counts as unchanged; see :func:`unrecorded`.
+    """
+    before = _recorded(meta)
+    compared = {key: now.get(key, NOT_SET) for key in before}
+    lines = differing(before, compared)
     return [line for line in lines if line.partition(":")[0] not in _ONLY_RECORDED]
+
+
+def unrecorded(meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+    """Return the keys of ``now`` that decide bits, and that the checkpoint with ``meta`` does not record.
+
+    An earlier version of hpcrun recorded fewer keys. A variable that is not set now is left out: most
+    likely it was not set then.
+    """
+    known = _recorded(meta).keys() | _ONLY_RECORDED
+    return [key for key, value in now.items() if key not in known and value != NOT_SET]
 
 
 def require_same(lines: list[str], step: int) -> None:
@@ -122,8 +140,8 @@ def libraries(device: torch.device) -> dict[str, str]:
 
 
 def variables(environ: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:
-    """Return those of the ``wanted`` variables that are set."""
-    return {name: environ[name] for name in wanted if environ.get(name)}
+    """Return the values of the ``wanted`` variables; ``NOT_SET`` for those that are not set or empty."""
+    return {name: environ.get(name) or NOT_SET for name in wanted}
 
 
 def driver(nvidia: Path = _NVIDIA, amd: Path = _AMD) -> str | None:
@@ -138,6 +156,12 @@ def driver(nvidia: Path = _NVIDIA, amd: Path = _AMD) -> str | None:
         return amd.read_text().strip() or None
     except OSError:
         return None
+
+
+def _recorded(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of a checkpoint; the first versions of hpcrun recorded torch only."""
+    first = {"torch": meta["torch"]} if "torch" in meta else {}
+    return dict(meta.get("environment", first))
 
 
 def _own(device: torch.device) -> dict[str, str]:

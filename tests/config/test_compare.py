@@ -88,9 +88,17 @@ def test_a_checkpoint_without_a_newer_key_counts_with_the_default():
     config = resolve([override_layer(["train.parallel=fsdp", "train.deterministic=strict"])])
     before = {key: value for key, value in ways(config).items() if key.startswith("train.")}
     assert changed_ways(before, config, sharded=False) == []
-    assert changed_ways(before, config, sharded=True) == []
-    same = before | {"fsdp.reduce_each_micro_batch": "auto", "fsdp.deferred_init": False}
-    assert changed_ways(same, config, sharded=True) == []
+    each = "fsdp.reduce_each_micro_batch"
+    # It is compared with what `auto` stands for; with one micro-batch the key has no effect.
+    large = [f"{each}: False -> True"]
+    assert changed_ways(before, config, sharded=True, auto_reduces=True) == large
+    assert changed_ways(before, config, sharded=True, auto_reduces=False) == []
+    assert changed_ways(before, config, sharded=True, auto_reduces=None) == []
+    same = before | {each: "auto", "fsdp.deferred_init": False}
+    assert changed_ways(same, config, sharded=True, auto_reduces=True) == []
+    set_now = resolve([override_layer(["train.parallel=fsdp", f"{each}=true"])])
+    assert changed_ways(same, set_now, sharded=True, auto_reduces=False) == large
+    assert changed_ways(same, set_now, sharded=True, auto_reduces=True) == []
     assert changed_ways(same | {"train.compile": True}, config, sharded=False) == [
         "train.compile: True -> False"
     ]

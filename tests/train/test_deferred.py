@@ -222,6 +222,7 @@ def test_seven_billion_parameters_need_a_shard_and_one_parameter(
         shards: list[Any] = list(trainer.module.parameters())
         assert sum(p.to_local().nbytes for p in shards) < 1.01 * whole / world
     finally:
+        assert trainer._strategy.auto_reduces
         dist.destroy_process_group()
     held = most = 0
 

@@ -20,9 +20,13 @@ def test_the_environment_of_a_rank_on_the_cpu(monkeypatch):
     assert found["capability"] == torch.backends.cpu.get_cpu_capability()
     assert found["threads"] == str(torch.get_num_threads())
     assert (found["ranks"], found["MKL_CBWR"]) == ("1", "AVX2")
+    assert found["DNNL_MAX_CPU_ISA"] == "none"
     assert not {"NCCL_ALGO", "ranks_per_node", "cuda", "driver"} & found.keys()
-    assert drift.variables({"NCCL_ALGO": "Tree", "NCCL_PROTO": ""}, drift.ON_GPUS) == {
-        "NCCL_ALGO": "Tree"
+    given = {"NCCL_ALGO": "Tree", "NCCL_PROTO": ""}
+    assert drift.variables(given, ("NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_PROTO")) == {
+        "NCCL_ALGO": "Tree",
+        "NCCL_MAX_CTAS": "none",
+        "NCCL_PROTO": "none",
     }
 
 
@@ -42,12 +46,26 @@ def test_ranks_with_different_devices_are_counted():
 
 
 def test_what_decides_bits_is_compared_and_the_driver_is_not():
+    before = {**HERE, "NCCL_ALGO": "none", "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "none"}
     now = {**HERE, "device": "NVIDIA A100-SXM4-80GB", "driver": "560.28.03", "NCCL_ALGO": "Ring"}
-    assert drift.changed({"environment": HERE}, now) == [
-        "NCCL_ALGO: absent -> Ring",
+    assert drift.changed({"environment": before}, now) == [
+        "NCCL_ALGO: none -> Ring",
+        "NCCL_PROTO: Simple -> none",
         "device: NVIDIA H100 80GB HBM3 -> NVIDIA A100-SXM4-80GB",
     ]
     assert drift.changed({"environment": HERE}, dict(HERE)) == []
+
+
+def test_what_an_earlier_version_did_not_record_is_named_but_refuses_no_resume():
+    now = {**HERE, "NCCL_ALGO": "Ring", "NCCL_PROTO": "none", "nccl": "2.27.3"}
+    earlier = {"environment": {"device": HERE["device"], "torch": "2.12.0", "ranks": "8"}}
+    assert drift.changed(earlier, now) == ["torch: 2.12.0 -> 2.13.0"]
+    assert drift.unrecorded(earlier, now) == ["NCCL_ALGO", "nccl"]
+    assert drift.unrecorded({"environment": now}, now) == []
+    first = {"torch": "2.12.0"}
+    assert drift.changed(first, HERE) == ["torch: 2.12.0 -> 2.13.0"]
+    assert drift.unrecorded(first, HERE) == ["device", "ranks"]
+    assert drift.changed({}, HERE) == []
 
 
 def test_strict_names_the_changes_and_the_remedy():

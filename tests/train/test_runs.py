@@ -87,7 +87,7 @@ def test_a_resume_may_compute_the_same_sums_in_another_way(runs):
 
 
 def test_a_resume_in_another_environment_says_so_and_strict_refuses_it(runs):
-    change = "ONEDNN_MAX_CPU_ISA: absent -> DEFAULT"
+    change = "ONEDNN_MAX_CPU_ISA: none -> DEFAULT"
     (line,) = (line for line in runs.said("stopped").splitlines() if "another environment" in line)
     assert line.startswith(
         f"hpcrun: another environment than that of step 5: {change}; the last bits"
@@ -97,6 +97,9 @@ def test_a_resume_in_another_environment_says_so_and_strict_refuses_it(runs):
     refused = runs.said("strict").splitlines()[-1]
     assert "train.deterministic=strict: different from when step 5 was saved: " + change in refused
     assert refused.endswith("with train.deterministic=true")
+    assert runs.codes("stopped-own-stream") == STOPPED_ONCE
+    told = "hpcrun: step 5 was saved without a record of ONEDNN_MAX_CPU_ISA; if one of these has"
+    assert told in runs.said("stopped-own-stream")
 
 
 def test_the_report_is_of_the_best_weights_and_the_last_stay_the_newest(runs):

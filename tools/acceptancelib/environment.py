@@ -80,10 +80,11 @@ def _recorded(job: Job) -> Outcome:
             "a resume cannot report a change of these; check that /proc is visible in the container",
             found,
         )
+    recorded = [key for key, value in found.items() if value != drift.NOT_SET]
     return Outcome(
         "recorded environment",
         "pass",
-        f"a checkpoint here records {', '.join(found)}",
+        f"a checkpoint here records {', '.join(recorded)}",
         details=found,
     )
 

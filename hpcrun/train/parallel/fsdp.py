@@ -90,8 +90,9 @@ class FSDPStrategy(Strategy):
                 f"train.parallel: fsdp cannot shard the model: {unfit}; {remedy}, or use ddp"
             )
         parts = units(module, self._options)
+        self.auto_reduces = self._unsharded_gradients(module) >= MANY_GRADIENTS
         if self._options.reduce_each_micro_batch == "auto":
-            self._reduces_each = self._unsharded_gradients(module) >= MANY_GRADIENTS
+            self._reduces_each = self.auto_reduces
         _cast_buffers(module, self._options.buffer_dtype)
         options = self._sharding(_mesh(self._distributed, self._options, self._device))
         below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}

@@ -37,6 +37,9 @@ class Strategy:
     collective_forward = False
     """True if a forward pass of one rank waits for the other ranks even without gradients."""
 
+    auto_reduces = False
+    """What ``fsdp.reduce_each_micro_batch=auto`` stands for with the wrapped model."""
+
     def place(self, module: nn.Module, device: torch.device) -> nn.Module:
         """Move the module to the device where it is wrapped."""
         return module.to(device)

@@ -13,9 +13,10 @@ from hpcrun.run.directory import RunError
 from hpcrun.run.events import read_events
 from hpcrun.train.build import build_trainer
 from hpcrun.train.checkpoint_setup import restore
+from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.data.streams import StreamState
 from hpcrun.train.determinism import seed_rank
-from hpcrun.train.drift import changed, environment, require_same
+from hpcrun.train.drift import changed, environment, require_same, unrecorded
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.parallel.choose import resolve_parallel
 from hpcrun.train.setup.context import Context
@@ -29,7 +30,8 @@ class Resumed:
     """A trainer, the checkpoint that it restored (None for a new training), and this environment.
 
     ``ways``: the keys of the config that may change bits, and that differ from those of the checkpoint.
-    ``drift``: the parts of the environment that differ from those of the checkpoint.
+    ``drift``: the parts of the environment that differ from those of the checkpoint; ``unrecorded``: those
+    that the checkpoint does not record.
     """
 
     trainer: DistributedAMPTrainer
@@ -37,6 +39,7 @@ class Resumed:
     environment: dict[str, str]
     ways: list[str]
     drift: list[str]
+    unrecorded: list[str]
 
     @property
     def start(self) -> int:
@@ -97,17 +100,29 @@ def build_model(
             "start the run again"
         )
     here = environment(device, distributed, context.group)
-    other, drift = [], []
-    if restored is not None:
-        other = changed_ways(restored.meta["ways"], config, sharded=parallel == "fsdp")
-        drift = changed(restored.meta, here)
-    resumed = Resumed(trainer, restored, here, other, drift)
+    meta = {} if restored is None else restored.meta
+    other = _changed_ways(meta["ways"], config, trainer) if "ways" in meta else []
+    drift, absent = ([], []) if restored is None else (changed(meta, here), unrecorded(meta, here))
+    resumed = Resumed(trainer, restored, here, other, drift, absent)
     if config.train.deterministic == "strict":
         context.together(lambda: require_same([*other, *drift], resumed.start))
     opened.task._reached(resumed.start)
     if restored is None or restored.own is None:
         seed_rank(config.seed, distributed.rank, resumed.start)
     return resumed
+
+
+def _changed_ways(
+    before: dict[str, Any], config: Config, trainer: DistributedAMPTrainer
+) -> list[str]:
+    """Return how ``config`` differs from the ways ``before``, as far as it matters to ``trainer``."""
+    several = accumulation_of(config.train, trainer.distributed.world_size) > 1
+    return changed_ways(
+        before,
+        config,
+        sharded=trainer.parallel == "fsdp",
+        auto_reduces=trainer._strategy.auto_reduces if several else None,
+    )
 
 
 def _earlier_parallel(context: Context) -> str | None:

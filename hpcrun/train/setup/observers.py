@@ -46,6 +46,11 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
             f"another environment than that of step {start}: {'; '.join(drift)}; the last bits may differ "
             "from those of a training without the interruption"
         )
+    if resumed.unrecorded:
+        lines.append(
+            f"step {start} was saved without a record of {', '.join(resumed.unrecorded)}; if one of these "
+            "has changed since, the last bits may differ"
+        )
     if restored is None and (hint := faster(context.config.amp, trainer.device)) is not None:
         lines.append(hint)
     ranks = trainer.distributed.world_size
