@@ -20,7 +20,7 @@ PAGES = [
 FOLDERS = "hpcrun|tests|tools|docs|configs|sbatch|\\.ci|\\.github"
 REFERENCE = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)(?::([\w.]+))?`")
 # Open to every package.
-SHARED = {"errors", "printing"}
+SHARED = {"drafts", "errors", "printing"}
 
 
 def code(page: Path) -> str:

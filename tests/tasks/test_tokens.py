@@ -3,7 +3,9 @@
 import gzip
 import json
 import math
+import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -241,22 +243,26 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path, capsys):
     assert "out: exists already" in capsys.readouterr().err
 
 
+def write_few(folder: Path, documents: Iterable[tuple[str, list[int]]]) -> None:
+    write_folder(
+        folder,
+        documents,
+        vocabulary=300,
+        tokenizer="test",
+        end_token=None,
+        shard_tokens=14,
+        validation=lambda name: name == "3",
+    )
+
+
+def documents() -> Iterator[tuple[str, list[int]]]:
+    return ((str(number), [number] * 7) for number in range(6))
+
+
 def test_a_killed_writer_leaves_no_folder_or_a_complete_one(tmp_path: Path):
     folder = tmp_path / "made" / "tokens"
-
-    def write() -> None:
-        write_folder(
-            folder,
-            ((str(number), [number] * 7) for number in range(6)),
-            vocabulary=300,
-            tokenizer="test",
-            end_token=None,
-            shard_tokens=14,
-            validation=lambda name: name == "3",
-        )
-
-    seen = set()
-    for _ in killed_at_each_step(write):
+    seen, left = set(), 0
+    for place in killed_at_each_step(lambda: write_few(folder, documents())):
         complete = folder.exists()
         if complete:
             source = open_source(folder, "train", "uint16")
@@ -265,9 +271,34 @@ def test_a_killed_writer_leaves_no_folder_or_a_complete_one(tmp_path: Path):
             assert sum(shard.tokens for shard in source.shards) == 35
             shutil.rmtree(folder)
         seen.add(complete)
+        left += sum(1 for _ in tmp_path.glob("made/.*"))
+        # The next start removes the draft.
+        with pytest.raises(UserError, match="no documents"):
+            write_few(folder, [])
+        assert not [*tmp_path.glob("made/.*")], place
     # Before the rename there is nothing; after it only the durability of the name is missing.
     assert seen == {False, True}
+    assert left
     assert open_source(folder, "validation", "uint16").shards[0].tokens == 7
+
+
+def test_a_writer_leaves_the_draft_of_a_living_one_alone(tmp_path: Path):
+    folder = tmp_path / "tokens"
+
+    def interrupted() -> Iterator[tuple[str, list[int]]]:
+        for number, one in enumerate(documents()):
+            if number == 4:
+                child = os.fork()
+                if child == 0:
+                    write_few(folder, documents())
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+            yield one
+
+    # Its own folder is complete, but the other process was first.
+    with pytest.raises(UserError, match="Directory not empty"):
+        write_few(folder, interrupted())
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 
 
 def test_the_held_out_documents_are_validated_on_and_reported(tmp_path: Path):

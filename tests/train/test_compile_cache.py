@@ -119,12 +119,16 @@ def test_a_killed_save_leaves_the_old_or_the_new_file_whole(
     file, cpu, found = tmp_path / "cache.bin", torch.device("cpu"), list[bytes]()
     CompileCache(file, cpu, writes=True, loads=False).save()
     packed[0] = b"newer" * 999
-    seen = set()
+    seen, left = set(), 0
     for place in killed_at_each_step(CompileCache(file, cpu, writes=True, loads=False).save):
         line = CompileCache(file, cpu, writes=False, loads=True).load()
         assert str(line).startswith("compiled code of an earlier start: 1 entries"), place
         seen.add(found.pop())
+        left += len([*tmp_path.iterdir()]) - 1
+        assert CompileCache(file, cpu, writes=True, loads=False).load() is None
+        assert [*tmp_path.iterdir()] == [file], place
     assert seen == {b"old" * 999, b"newer" * 999}
+    assert left
 
 
 def test_an_error_of_torch_does_not_end_training(

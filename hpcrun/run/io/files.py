@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcrun.drafts import draft_of
+
 _STALE_READS = 2
 
 
@@ -25,7 +27,7 @@ def write_atomic(path: Path, content: bytes | str, mode: int = 0o600) -> None:
         OSError: the disk refused; the old file is unchanged and the temporary file is removed.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+    temporary = draft_of(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as stream:  # noqa: PTH123  (a descriptor, so that the mode holds)

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,10 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from hpcrun.drafts import draft_of, remove_left
 from hpcrun.tasks.durable import sync
 from hpcrun.tasks.tokens.shards import DESCRIPTION, FORMAT, TokenError, blocks, ends_path
 
 VALIDATION, TRAIN = "validation", "train"
+
+_PATIENCE = 86400.0
+"""Seconds: documents may come slowly, and a shard is written when it is full."""
 
 
 def write_folder(
@@ -30,6 +33,8 @@ def write_folder(
 ) -> dict[str, Any]:
     """Write ``documents``, pairs of a name and tokens, and return the description.
 
+    What killed writers of the same folder have left is removed first.
+
     Args:
         end_token: token to append to every document; None: no token.
         shard_tokens: a shard ends with the document that reaches this number of tokens.
@@ -40,7 +45,8 @@ def write_folder(
     """
     if folder.exists() or folder.is_symlink():
         raise TokenError(f"{folder}: exists already; remove it, or name another folder")
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    remove_left(folder, _PATIENCE)
+    draft = draft_of(folder)
     dtype = "uint16" if vocabulary <= 2**16 else "uint32"
     try:
         draft.mkdir(parents=True)

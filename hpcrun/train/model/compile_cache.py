@@ -21,10 +21,13 @@ import torch
 import xxhash
 
 from hpcrun.device import accelerator
+from hpcrun.drafts import remove_left
 from hpcrun.run.io.files import write_atomic
 
 _FORMAT = 1
 _HEADER_LIMIT = 4096
+_PATIENCE = 600.0
+"""Seconds: the file is written at once, without a pause."""
 
 
 class CompileCache:
@@ -47,8 +50,11 @@ class CompileCache:
     def load(self) -> str | None:
         """Unpack the file for the compiler; return a line about the result, or None without a file.
 
-        A file that is damaged, or written by another torch or device, changes nothing.
+        A file that is damaged, or written by another torch or device, changes nothing. The writer of the file
+        removes what killed writers have left.
         """
+        if self._writes:
+            remove_left(self._path, _PATIENCE)
         if not self._loads:
             return None
         try:
