@@ -3,6 +3,7 @@
 import functools
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import random_split
+from torch.utils.data import TensorDataset, random_split
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
@@ -27,7 +28,9 @@ from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.later_draws import LaterDraws
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.model.initial_weights import load_initial_weights
+from hpcrun.train.setup import task as setup_task
 from hpcrun.train.setup.deferral import build_model, covers
+from hpcrun.train.setup.task import OpenedTask
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import load_task
 from tests.train.zoo import Regression
@@ -219,10 +222,10 @@ def test_seven_billion_parameters_need_a_shard_and_one_parameter(
             device="cpu",
         )
         trainer.wrap_model()
+        assert trainer._strategy.auto_reduces
         shards: list[Any] = list(trainer.module.parameters())
         assert sum(p.to_local().nbytes for p in shards) < 1.01 * whole / world
     finally:
-        assert trainer._strategy.auto_reduces
         dist.destroy_process_group()
     held = most = 0
 
@@ -437,11 +440,6 @@ def test_a_resume_reads_no_file_of_initial_weights_unless_a_checkpoint_lacks_som
             self.anchor = [parameter.clone() for parameter in model.parameters()]
             return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    class Keeping(Given):
-        def build_model(self) -> nn.Module:
-            self.encoder = Varied()
-            return nn.Sequential(self.encoder)
-
     config = resolve([override_layer(["train.parallel=fsdp", "train.init_from=/nowhere"])])
     place = DistributedConfig(world_size=world)
     task = Given(config)
@@ -449,15 +447,67 @@ def test_a_resume_reads_no_file_of_initial_weights_unless_a_checkpoint_lacks_som
     assert (covers(task, model), deferred is not None) == (True, world > 1)
     # On the meta device its state dict has no values to read.
     assert not covers(task, Reads().to("meta"))
-    for task, kind in (
-        (Anchored(config), Varied),
-        (Keeping(config), Varied),
-        (Given(config), Frozen),
-    ):
+    for task, kind in ((Anchored(config), Varied), (Given(config), Frozen)):
         Given.kind = kind
         for resumes in (False, True):
             with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):
                 build_model(task, config, place, resumes=resumes)
+
+
+def in_a_thread(compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(compute).result()
+
+
+USES: dict[str, Callable[[nn.Module], Callable[[], Any]]] = {
+    "list": lambda model: functools.partial(lambda held: held[1](torch.ones(1, 3)), [*model]),
+    "dict": lambda model: functools.partial(
+        lambda held: held["0.bias"] * 2, dict(model.named_parameters())
+    ),
+    "closure": lambda model: lambda: model(torch.ones(1, 3)),
+    "view": lambda model: lambda: model[0].weight.data.view(-1)[:3],  # type: ignore[union-attr, operator, misc]
+    "values": lambda model: lambda: torch.tensor(model[0].weight.tolist()),  # type: ignore[union-attr, operator]
+    "buffer": lambda model: lambda: model.get_buffer("2.running_mean") + 1,
+    "thread": lambda model: lambda: in_a_thread(lambda: model(torch.ones(1, 3))),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_dataset_computes_with_the_initial_weights_on_a_resume_too(
+    tmp_path: Path, use: str
+) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+
+    class Featured(Regression):
+        def build_model(self) -> nn.Module:
+            built = model()
+            self.features = USES[use](built)
+            return built
+
+        def train_dataset(self) -> Any:
+            return TensorDataset(self.features().detach())
+
+    class Idle(Featured):
+        def train_dataset(self) -> Any:
+            return TensorDataset(torch.ones(3))
+
+    torch.manual_seed(9)
+    given = {key: value + 1 for key, value in model().state_dict().items()}
+    file = tmp_path / "model.safetensors"
+    save_file(given, file)
+    config, place = resolve([override_layer([f"train.init_from={file}"])]), DistributedConfig()
+
+    def opened(kind: type[Featured], *, resumes: bool) -> OpenedTask:
+        return setup_task._open(kind(config), config, place, resumes=resumes)
+
+    first, second = (opened(Featured, resumes=resumes) for resumes in (False, True))
+    assert torch.equal(first.dataset[0][0], second.dataset[0][0])
+    assert all(torch.equal(value, given[key]) for key, value in second.model.state_dict().items())
+    file.unlink()
+    assert opened(Idle, resumes=True).model
+    with pytest.raises(UserError, match="does not exist"):
+        opened(Featured, resumes=True)
 
 
 def test_a_rebuild_starts_as_the_recorded_build_did() -> None:

@@ -1,5 +1,6 @@
 """Decide whether the task's model is built without memory for its weights, and build it either way."""
 
+import contextlib
 import hashlib
 from typing import Any
 
@@ -12,9 +13,14 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.fill import described
+from hpcrun.train.deferred.later_draws import LaterDraws
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.determinism import seed_alike
-from hpcrun.train.model.initial_weights import initial_state, load_initial_weights
+from hpcrun.train.model.initial_weights import (
+    LoadedAtUse,
+    initial_state,
+    load_initial_weights,
+)
 from hpcrun.train.model.sync_batchnorm import synchronized
 from hpcrun.train.parallel.choose import only_ddp
 from hpcrun.train.task import Task
@@ -25,7 +31,8 @@ def build_model(
 ) -> tuple[Any, Deferred | None]:
     """Return the result of ``task.build_model()``, and the recording of a model without weights.
 
-    ``resumes``: a checkpoint follows, so that a file of initial weights is not read (see `covers`).
+    ``resumes``: a checkpoint follows, so that a file of initial weights is not read (see `covers`). The
+    datasets must then be made within `for_datasets`.
 
     Raises:
         UserError: ``fsdp.deferred_init`` is true, and the build cannot be recorded.
@@ -105,24 +112,28 @@ def covers(task: Task, model: nn.Module) -> bool:
     return initial_state(model).keys() <= kept
 
 
+def for_datasets(
+    task: Task, config: Config, model: nn.Module, deferred: Deferred | None, *, resumes: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which ``task`` makes its datasets, which see the weights of a new training."""
+    if deferred is not None:
+        return LaterDraws(deferred)
+    source = config.train.init_from
+    if source is None or not (resumes and covers(task, model)):
+        return contextlib.nullcontext()
+    return LoadedAtUse(model, source)
+
+
 def _build(task: Task, config: Config, distributed: DistributedConfig, resumes: bool) -> Any:
     model = task.build_model()
     if config.train.sync_batchnorm:
         on_gpu = bool(distributed.device_ids)
         model = synchronized(model, ranks=distributed.world_size, on_gpu=on_gpu)
     source = config.train.init_from
-    if source is None or not isinstance(model, nn.Module):
+    if source is None or not isinstance(model, nn.Module) or (resumes and covers(task, model)):
         return model
-    if not (resumes and covers(task, model)) or _keeps(task, model):
-        load_initial_weights(model, source)
+    load_initial_weights(model, source)
     return model
-
-
-def _keeps(task: Task, model: nn.Module) -> bool:
-    """Return True if an attribute of ``task`` has parts of ``model``: its datasets may compute with them."""
-    parts = {*model.modules()}
-    kept = (value for value in vars(task).values() if isinstance(value, nn.Module))
-    return any(not parts.isdisjoint(value.modules()) for value in kept)
 
 
 def _wanted(config: Config, distributed: DistributedConfig) -> bool:

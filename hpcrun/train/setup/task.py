@@ -1,6 +1,5 @@
 """Import the task, prepare its data, and make its model and its datasets."""
 
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,13 +16,12 @@ from hpcrun.run.commits import has_commit
 from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.workers import worker_processes
 from hpcrun.train.deferred.build import Deferred
-from hpcrun.train.deferred.later_draws import LaterDraws
 from hpcrun.train.model.sync_batchnorm import why_not_synchronized
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.phase import PREPARING
 from hpcrun.train.setup.context import Context
-from hpcrun.train.setup.deferral import all_deferred, build_model, build_whole
+from hpcrun.train.setup.deferral import all_deferred, build_model, build_whole, for_datasets
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.task_checks import require_model
 
@@ -92,7 +90,8 @@ def _open(task: Task, config: Config, distributed: DistributedConfig, resumes: b
         if line is not None:
             print(f"hpcrun: {line}", flush=True)
     require_model(model, task, config, ranks=ranks, gpu=gpu)
-    dataset, validation_set = _datasets(task, deferred)
+    with for_datasets(task, config, model, deferred, resumes=resumes):
+        dataset, validation_set = task.train_dataset(), task.validation_dataset()
     require_trainable(dataset, ranks, worker_processes(config, os.environ))
     if validation_set is not None:
         length(validation_set)
@@ -108,11 +107,6 @@ def _open(task: Task, config: Config, distributed: DistributedConfig, resumes: b
                 flush=True,
             )
     return OpenedTask(task, model, dataset, validation_set, deferred, resumes)
-
-
-def _datasets(task: Task, deferred: Deferred | None) -> "tuple[Dataset[Any], Dataset[Any] | None]":
-    with contextlib.nullcontext() if deferred is None else LaterDraws(deferred):
-        return task.train_dataset(), task.validation_dataset()
 
 
 def _validation_keys(config: Config) -> list[str]:
