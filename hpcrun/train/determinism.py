@@ -34,6 +34,8 @@ Sums in switches (NVLS, CollNet) may differ between two calls (https://github.co
 Only Ring exists for every collective; NCCL since 2.24 fails at a collective without an algorithm.
 """
 
+_NO_RANK = 2**31
+
 _REFUSED = re.compile(r"(?P<kernel>\w[\w ]*) does not have a deterministic implementation, but")
 _PLACE = re.compile(r'^ *File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _CUBLAS = "not deterministic because it uses CuBLAS"
@@ -53,7 +55,19 @@ def seed_alike(seed: int) -> None:
 
 def seed_rank(seed: int, rank: int, step: int) -> None:
     """Seed a rank that has no generators to restore, from seed, rank and step only."""
-    mixed = np.random.SeedSequence([seed, rank, step]).generate_state(2, np.uint32)
+    _seed_mixed(seed, rank, step)
+
+
+def seed_for_optimizer(seed: int) -> None:
+    """Seed all ranks alike for ``Task.build_optimizer``, whatever has drawn before.
+
+    A deferred build leaves other generators than a normal build, and so does a resume.
+    """
+    _seed_mixed(seed, _NO_RANK, 0)
+
+
+def _seed_mixed(*words: int) -> None:
+    mixed = np.random.SeedSequence(words).generate_state(2, np.uint32)
     seed_alike(int(mixed[0]) << 31 ^ int(mixed[1]))
 
 

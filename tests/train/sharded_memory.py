@@ -5,10 +5,12 @@
 
 import hashlib
 import json
+import random
 import sys
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch._dynamo
 import torch.distributed as dist
@@ -39,6 +41,11 @@ class Given(Task):
             for parameter in reversed([*model.blocks.parameters()]):
                 parameter.data.mul_(2)
         return model
+
+    def build_optimizer(self, model):
+        # All ranks draw the same rates, with a deferred build too.
+        drawn = [torch.rand(()).item(), np.random.rand(), random.random()]
+        return torch.optim.AdamW(model.parameters(), lr=0.01 + sum(drawn) / 100)
 
     def train_dataset(self):
         raise AssertionError("no data here")

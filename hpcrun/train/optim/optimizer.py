@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from hpcrun.checkpoint.state.names import named_parameters
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
+from hpcrun.train.determinism import seed_for_optimizer
 from hpcrun.train.optim.joint_optimizer import JointOptimizer
 from hpcrun.train.optim.muon import build_muon
 from hpcrun.train.step.amp_trainer import require_plain_step
@@ -20,12 +21,13 @@ from hpcrun.train.task_checks import sparse_weights
 
 
 def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
-    """Make the task's own optimizer, or the one in ``optim``.
+    """Make the task's own optimizer, or the one in ``optim``. Seeds the generators before.
 
     Raises:
         UserError: the task's result is not an optimizer, does not hold the trained parameters, or has no
             learning rate.
     """
+    seed_for_optimizer(config.seed)
     made = task.build_optimizer(model)
     if made is None:
         return build_optimizer(model, config)
