@@ -1,14 +1,13 @@
 """Fixtures and hooks for all tests."""
 
 import os
-import secrets
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hpcrun.cluster.network.ports import is_free, port_candidates
+from tests import ports
 from tests.ranks import RankTests
 
 # Long files start first: a long file that starts last would keep the other workers waiting.
@@ -62,13 +61,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    """Return a TCP port of loopback without a listener.
-
-    The port is outside the kernel's ephemeral range: otherwise another test's connection could get
-    it before its use.
-    """
-    candidates = port_candidates(str(secrets.randbelow(2**26)))
-    return next(port for port in candidates if is_free("127.0.0.1", port))
+    """Return a TCP port of loopback without a listener."""
+    return ports.free_port()
 
 
 @pytest.fixture(autouse=True)

@@ -224,6 +224,11 @@ def result(run: RunDirectory) -> dict[str, Any]:
     return read_json(run.result) or {}
 
 
+def outcome(run: RunDirectory) -> tuple[Any, list[str | None]]:
+    """Return the state in result.json, and the causes of the ends of all attempts."""
+    return result(run).get("state"), [event.cause for event in events(run, "ended")]
+
+
 def final_state(run: RunDirectory) -> dict[str, bytes | str]:
     """Return every value of the newest checkpoint as bytes: weights, optimizer, scheduler, generators.
 

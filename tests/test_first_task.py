@@ -6,18 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.pages import code_blocks
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "first-task.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    """Return the page's code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
 def test_the_pages_program_trains_and_prints_what_the_page_shows(tmp_path: Path) -> None:
-    (program,), (shown,) = blocks("python"), blocks("text")
-    train, look, _ = blocks("bash")
+    (program,), (shown,) = code_blocks(PAGE, "python"), code_blocks(PAGE, "text")
+    train, look, _ = code_blocks(PAGE, "bash")
     (tmp_path / "my_module.py").write_text(program)
     (tmp_path / "hpcrun").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hpcrun "$@"\n')
     (tmp_path / "hpcrun").chmod(0o755)
@@ -51,5 +48,5 @@ def test_the_pages_program_trains_and_prints_what_the_page_shows(tmp_path: Path)
 def test_the_readme_shows_the_same_program() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (indented,) = re.findall(r"^   ```python\n(.*?)^   ```", readme, re.DOTALL | re.MULTILINE)
-    (program,) = blocks("python")
+    (program,) = code_blocks(PAGE, "python")
     assert re.sub(r"^ {3}", "", indented, flags=re.MULTILINE) == program

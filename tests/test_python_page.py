@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.jobs import PATIENCE
+from tests.pages import code_blocks
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "python.md").read_text(encoding="utf-8")
@@ -19,9 +20,7 @@ def plain(text: str) -> str:
 
 
 def test_the_programs_run_and_print_what_the_page_shows(tmp_path: Path) -> None:
-    (task,) = re.findall(
-        r"^```python\n(.*?)^```", (DOCS / "first-task.md").read_text(), re.M | re.S
-    )
+    (task,) = code_blocks((DOCS / "first-task.md").read_text(), "python")
     (tmp_path / "my_module.py").write_text(task)
     shown = SHOWN.findall(PAGE)
     assert len(shown) == PAGE.count("```python") == 3

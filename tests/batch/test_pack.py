@@ -1,6 +1,5 @@
 """The end of a job that several runs share, with substitutes for Slurm's programs."""
 
-import os
 import time
 from pathlib import Path
 
@@ -22,12 +21,6 @@ MARK = ["hpcrun: attempt 7-0 on n1"]
 JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO {} ***"
 WAITS = "JobId={} JobState=PENDING Reason=BeginTime Partition=batch NumNodes=1\\n"
 SHOWN = "; [ $1 = show ] && echo 'JobId=7 JobState=RUNNING Restarts=0 '"
-
-
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return Desk(tmp_path)
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """The request for another start, with programs that answer like Slurm's and record their calls."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from hpcrun.batch.requeue import requeue
@@ -13,12 +10,6 @@ CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48
 REQUEUED = (
     "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:16 DUE TO JOB REQUEUE ***"
 )
-
-
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return Desk(tmp_path)
 
 
 def test_a_job_that_is_being_cancelled_is_not_requeued(desk: Desk) -> None:

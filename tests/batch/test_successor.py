@@ -1,6 +1,5 @@
 """The follow-up job if no requeue is allowed, with substitutes for Slurm's programs."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,7 @@ LIMIT = (
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    desk = Desk(tmp_path)
+def desk(desk: Desk) -> Desk:
     desk.answer("squeue", "")
     return desk
 

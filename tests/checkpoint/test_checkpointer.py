@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import sys
 import threading
@@ -26,6 +25,7 @@ from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.train.step.checkpointing import folder_engine
+from tests.pages import code_blocks
 from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 def example():
     page = (ROOT / "docs" / "checkpointing.md").read_text()
-    return re.search(r"```python\n(.*?)```", page, re.S)[1]
+    return code_blocks(page, "python")[0]
 
 
 def run(text, folder, attempt):

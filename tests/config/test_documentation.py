@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpcrun.config import ConfigError, file_layer, flag_layer, override_layer, resolve
+from tests.pages import code_blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    """Return the page's code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
 def test_the_values_on_the_page_are_read_as_it_says(write: Callable[..., str]) -> None:
-    (example,) = blocks("yaml")
+    (example,) = code_blocks(PAGE, "yaml")
     job = resolve([file_layer(write(example))]).job
     assert (job.time_seconds, job.account, job.env) == (5400, "0123", {"NCCL_VERSION": "2.10"})
 
@@ -37,4 +32,4 @@ def test_the_errors_on_the_page_are_printed_as_shown(
     ]
     with pytest.raises(ConfigError) as caught:
         resolve(layers)
-    assert f"{caught.value}\n" in blocks("text")
+    assert f"{caught.value}\n" in code_blocks(PAGE, "text")

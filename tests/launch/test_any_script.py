@@ -10,6 +10,7 @@ import torch
 from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
 from tests import jobs, scripts_of_others
+from tests.jobs import outcome
 
 
 def start(folder: Path, name: str, *command: str, options: tuple[str, ...] = ()) -> RunDirectory:
@@ -34,12 +35,6 @@ def logs(run: RunDirectory, restart: int) -> list[str]:
     assert current is not None
     folder = run.attempt_logs(current[1], restart)
     return [path.read_text() for path in sorted(folder.glob("rank-*.log"))]
-
-
-def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
-    """Return the state in result.json, and the causes of the ends of all attempts."""
-    ends = [event.cause for event in jobs.events(run, "ended")]
-    return jobs.result(run).get("state"), ends
 
 
 # The same test runs on a real Slurm by default.

@@ -11,7 +11,8 @@ import pytest
 from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
 from tests import jobs, scripts_of_others
-from tests.launch.test_any_script import logs, outcome
+from tests.jobs import outcome
+from tests.launch.test_any_script import logs
 
 SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "local", "--detach")
 

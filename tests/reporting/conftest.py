@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from hpcrun.config import Config, to_yaml
+from hpcrun.reporting.runs import Run, read_runs
+from hpcrun.reporting.source import open_results
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.io.files import append_line, write_json
 
@@ -69,3 +71,9 @@ def make_run(tmp_path: Path) -> MakeRun:
         return run
 
     return make
+
+
+def read(folder: Path) -> list[Run]:
+    """Return the runs below ``folder``."""
+    with open_results([str(folder)], folder) as store:
+        return read_runs(store)

@@ -14,13 +14,11 @@ from hpcrun.reporting.efficiency import efficiency, memory_bytes
 from hpcrun.reporting.failures import run_failures
 from hpcrun.reporting.figures.curves import Entry, curve_figure
 from hpcrun.reporting.plotting import terminal_lines
-from hpcrun.reporting.runs import Run, read_runs
-from hpcrun.reporting.source import open_results
 from hpcrun.reporting.sweep import rank_correlation, sensitivities, swept_keys
 from hpcrun.reporting.terminal import Curve, bar, plot
 from hpcrun.reporting.timeline import FINISHED, LOST, PREEMPTED, QUEUED, RUNNING, SAVED, timeline
 
-from .conftest import START, MakeRun
+from .conftest import START, MakeRun, read
 
 SACCT = """\
 banner of the site
@@ -29,12 +27,6 @@ banner of the site
 12.0|COMPLETED|3590||8|01:29:59|2|cpu=8,mem=16G,node=2|2097152K|2|cpu=01:29:59,mem=4G,pages=0|1700000020
 13|PENDING|0|UNLIMITED|0|00:00:00|1|||||Unknown
 """
-
-
-def read(folder: Path) -> list[Run]:
-    """Return the runs below ``folder``."""
-    with open_results([str(folder)], folder) as store:
-        return read_runs(store)
 
 
 def test_a_band_is_the_t_interval_over_the_shared_steps() -> None:

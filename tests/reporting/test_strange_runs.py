@@ -11,23 +11,15 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.cluster.slurm import parse_sacct_usage
 from hpcrun.reporting.efficiency import efficiency
-from hpcrun.reporting.runs import Run, read_runs
-from hpcrun.reporting.source import open_results
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import append_line, write_json
 
-from .conftest import START, MakeRun, add_event
+from .conftest import START, MakeRun, add_event, read
 from .page import Page
 
 # A letter without a glyph, an attribute, a color of the style, a reversal, mathematics.
 NAMES = ("実験 🚀", 'a id="b #0072b2 <b>', "x\u202ey", "_$x^2$")
 SACCT = "7|COMPLETED|3600|60|8|00:10:00|1|cpu=8,gres/gpu=4,mem=16G,node=1||||{start}\n"
-
-
-def read(folder: Path) -> list[Run]:
-    """Return the runs below ``folder``."""
-    with open_results([str(folder)], folder) as store:
-        return read_runs(store)
 
 
 def metrics(run: RunDirectory, rows: Sequence[dict[str, Any]]) -> None:

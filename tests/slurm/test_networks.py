@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from .training import Bench
 
 pytestmark = pytest.mark.slurm
-
-
-def facts(bench: Bench, rank: int) -> dict[str, Any]:
-    """Return what the probe of a rank wrote."""
-    return json.loads((bench.folder / f"facts-{rank}").read_text())
 
 
 def as_root(bench: Bench, node: str, line: str) -> str:
@@ -49,9 +42,9 @@ def test_nodes_whose_own_name_is_on_another_network_find_each_other(bench, two_n
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     first, second = two_networks
     for rank, good in enumerate((first, second)):
-        peers = set(facts(bench, rank)["peers"])
+        peers = set(bench.facts(rank)["peers"])
         assert peers & {first, second} - {good}
-        assert facts(bench, rank)["environ"]["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert bench.facts(rank)["environ"]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 @pytest.fixture
@@ -73,8 +66,8 @@ def test_nodes_whose_names_do_not_resolve_find_each_other(bench, names_that_do_n
         assert asked.returncode != 0
     run = bench.submit("nameless", task="probe:Watched", train__timeout=60, restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert facts(bench, 1)["host"] == "unknown-node2"
-    assert facts(bench, 1)["environ"]["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert bench.facts(1)["host"] == "unknown-node2"
+    assert bench.facts(1)["environ"]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 @pytest.fixture
@@ -98,10 +91,10 @@ def test_the_variables_of_the_job_select_the_address_of_the_rendezvous(bench, fa
     run = bench.submit("told", task="probe:Watched", job__env=place, restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     for rank in range(2):
-        environ = facts(bench, rank)["environ"]
+        environ = bench.facts(rank)["environ"]
         assert {name: environ[name] for name in place} == place
     # The connection to rank 0's store uses the network of that name on node2.
-    assert "10.98.0.1" in facts(bench, 1)["peers"]
+    assert "10.98.0.1" in bench.facts(1)["peers"]
 
 
 @pytest.mark.slow
@@ -129,7 +122,7 @@ def test_a_script_finds_rank_0_on_nodes_whose_own_name_is_on_another_network(ben
 def test_the_interface_of_the_job_is_used_or_its_absence_is_one_line(bench):
     run = bench.submit("named", task="probe:Watched", job__interface="eth")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    seen = facts(bench, 1)["environ"]
+    seen = bench.facts(1)["environ"]
     assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth")
     lacking = bench.submit("lacking", job__interface="ib0", restarts__crash=0)
     assert bench.wait_for_end(lacking) == "FAILED"
@@ -142,7 +135,7 @@ def test_interface_auto_selects_the_interface_that_connects_the_nodes(bench, two
     run = bench.submit("auto", task="probe:Watched", job__interface="auto", restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     for rank in range(2):
-        seen = facts(bench, rank)["environ"]
+        seen = bench.facts(rank)["environ"]
         assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
 
 

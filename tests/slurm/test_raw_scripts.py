@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from hpcrun.run.directory import RunDirectory
 from tests import jobs
+from tests.jobs import outcome
 
 from .cluster import SlurmCluster
 from .scripts import SBATCH, Bench
@@ -29,12 +29,6 @@ def undisturbed(bench: Bench) -> dict[str, bytes | str]:
     bench.wait_for_end(job)
     assert outcome(run) == ("finished", ["finished"]), bench.told(run)
     return jobs.final_state(run)
-
-
-def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
-    """Return the state in result.json, and the causes of the ends of all attempts."""
-    ends = [event.cause for event in jobs.events(run, "ended")]
-    return jobs.result(run).get("state"), ends
 
 
 @pytest.mark.lifecycle

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,11 +15,6 @@ from hpcrun.run.io.files import read_json
 from .training import Bench
 
 pytestmark = pytest.mark.slurm
-
-
-def facts(bench: Bench, rank: int) -> dict[str, Any]:
-    """Return the facts that the probe of a rank wrote."""
-    return json.loads((bench.folder / f"facts-{rank}").read_text())
 
 
 def address(bench: Bench, host: str) -> str:
@@ -55,7 +49,7 @@ def test_the_main_command_trains_on_two_hosts_over_their_network(bench):
     followed = bench.hpcrun("logs", "-f", "wide")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert "wide: starting at step 0, 4 ranks" in followed.stdout
-    seen = [facts(bench, rank) for rank in range(4)]
+    seen = [bench.facts(rank) for rank in range(4)]
     # A job of an earlier test may still occupy a node.
     near, _, far, _ = hosts = [one["host"] for one in seen]
     assert near < far
@@ -103,8 +97,8 @@ def test_nodes_whose_own_name_is_loopback_find_each_other(bench, own_names_on_lo
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     first, second = address(bench, "node1"), address(bench, "node2")
     for rank, own in enumerate((first, second)):
-        assert facts(bench, rank)["own"] == [own]
-    assert facts(bench, 1)["environ"]["MASTER_ADDR"] == first
+        assert bench.facts(rank)["own"] == [own]
+    assert bench.facts(1)["environ"]["MASTER_ADDR"] == first
 
 
 HOSTILE = "a place; $(touch owned) `touch owned` 'quoted\" 100% ünïcødé & #1"
@@ -118,7 +112,7 @@ def test_special_characters_in_paths_and_variables_have_no_effect(slurm):
         **{"task": "probe:Watched", "job.env": {"NCCL_IB_HCA": "mlx5_0,mlx5_1", "ODD": hostile}},
     )
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    environ = facts(bench, 1)["environ"]
+    environ = bench.facts(1)["environ"]
     assert environ["NCCL_IB_HCA"] == "mlx5_0,mlx5_1"
     assert environ["ODD"] == hostile
     assert "hpcrun: attempt" in bench.batch_log(run)
@@ -157,7 +151,7 @@ def test_a_submission_inside_a_job_inherits_no_variable_of_that_job(bench):
     shown = bench.slurm.scontrol_show_job(bench.job(run))
     assert (shown["Partition"], shown["CPUs/Task"]) == ("batch", "1")
     assert shown["TimeLimit"] != "00:55:00"
-    environ = facts(bench, 1)["environ"]
+    environ = bench.facts(1)["environ"]
     assert (environ["RANK"], environ["WORLD_SIZE"]) == ("1", "2")
     assert environ["SLURM_JOB_NAME"] == "inner"
     assert environ["SLURM_JOB_ID"] != job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -169,6 +170,10 @@ class Bench:
     def result(self, run: RunDirectory) -> dict[str, Any]:
         """Return result.json."""
         return read_json(run.result) or {}
+
+    def facts(self, rank: int) -> dict[str, Any]:
+        """Return the facts that the probe of a rank wrote."""
+        return dict(json.loads((self.folder / f"facts-{rank}").read_text()))
 
     def batch_log(self, run: RunDirectory) -> str:
         """Return the output of the batch script and of Slurm's daemons."""

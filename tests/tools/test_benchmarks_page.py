@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import code_blocks
+
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "tools" / "bench"
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-SMALL = [
-    line
-    for text in re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    for line in text.splitlines()
-]
+SMALL = [line for text in code_blocks(PAGE, "bash") for line in text.splitlines()]
 COMMANDS = [*SMALL, *re.findall(r"`((?:python )?tools/bench/[^`]*)`", PAGE)]
 
 

@@ -1,4 +1,4 @@
-"""A small data set, models and a trainer, for tests on several ranks."""
+"""A config, a small data set, models and a trainer, for tests on several ranks."""
 
 import hashlib
 
@@ -6,14 +6,20 @@ import torch
 from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import override_layer, resolve
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.step.trainer import DistributedAMPTrainer
+
+
+def config(*overrides):
+    """Return the config of ``key=value`` overrides."""
+    return resolve([override_layer(overrides)])
 
 
 class Pairs(torch.utils.data.Dataset):
     """A data set of six inputs and a target, each computed from its index."""
 
-    def __init__(self, size=50):
+    def __init__(self, size):
         generator = torch.Generator().manual_seed(5)
         self.inputs = torch.randn(size, 6, generator=generator)
 
@@ -90,11 +96,11 @@ def make_trainer(
     return trainer
 
 
-def batches(rank, world_size, first, last, *, batch_size=16, accumulation=1):
+def batches(rank, world_size, first, last, *, batch_size=16, accumulation=1, size=50):
     """Return this rank's micro-batches of the steps, as a list."""
     return list(
         training_steps(
-            Pairs(),
+            Pairs(size),
             range(first, last),
             rank=rank,
             world_size=world_size,

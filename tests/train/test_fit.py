@@ -3,18 +3,15 @@
 import pytest
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.config import ConfigError, override_layer, resolve
+from hpcrun.config import ConfigError
 from hpcrun.errors import UserError
 from hpcrun.train.errors import PrintedByRankZero
 from hpcrun.train.start.environment import require_fit
+from tests.train.small import config
 
 
 def ranks(world_size, rank=0):
     return DistributedConfig(world_size=world_size, rank=rank)
-
-
-def config(*overrides):
-    return resolve([override_layer(overrides)])
 
 
 def test_single_means_one_rank():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
 from hpcrun.train.optim.joint_optimizer import JointOptimizer
 from hpcrun.train.optim.muon import hidden_matrices
@@ -20,10 +19,7 @@ from hpcrun.train.optim.optimizer import (
     peak_learning_rate,
 )
 from hpcrun.train.step.trainer import AMPTrainer
-
-
-def config(*overrides):
-    return resolve([override_layer(overrides)])
+from tests.train.small import config
 
 
 @pytest.mark.parametrize(

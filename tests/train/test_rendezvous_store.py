@@ -23,6 +23,7 @@ from hpcrun.train.errors import NotTrainable
 from hpcrun.train.parallel import gpus, store
 from hpcrun.train.parallel.gpus import refuse_duplicates, require_gpu_build
 from hpcrun.train.parallel.process_group import second_store
+from tests.ports import free_port
 
 
 def config(rank: int, **changes: Any) -> DistributedConfig:
@@ -35,12 +36,6 @@ def attempt(tmp_path: Path) -> Any:
     """Return the rendezvous of a rank."""
     run = create(tmp_path / "a", "x", {})
     return lambda first: RendezvousFile(run, Attempt("7", 0), first=first, memory=tmp_path)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def hold_and_join(

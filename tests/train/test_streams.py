@@ -3,7 +3,6 @@
 import io
 import multiprocessing
 import random
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.errors import UserError
 from hpcrun.train.data.batches import require_trainable, training_steps
+from tests.pages import code_blocks
 
 
 class Counting(IterableDataset):
@@ -302,9 +302,7 @@ def test_skipping_too_many_samples_is_an_error():
 
 def test_the_documented_example_is_distributed_and_resumes():
     page = (Path(__file__).parents[2] / "docs" / "checkpointing.md").read_text()
-    (code,) = [
-        text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "class Lines" in text
-    ]
+    (code,) = [text for text in code_blocks(page, "python") if "class Lines" in text]
     made = {}
     exec(code, made)
 
