@@ -1,0 +1,105 @@
+"""Damaged and strange files of a run cost no other run its place in results.h5."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.results.store import Store
+from hpcrun.run.io.files import append_line
+from tests.results.conftest import MakeRun, collect
+
+
+def test_torn_lines_wait_and_are_named_until_they_are_whole(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    run = make_run("r", [1.0, 2.0])
+    with run.metrics.open("ab") as stream:
+        stream.write(b'{"step":30,"lo')
+    for _ in range(2):
+        found = collect(tmp_path)
+        assert found.rows == 2
+        assert found.problems == [(str(run.path), "metrics.jsonl", "torn last line (14 bytes)")]
+    with run.metrics.open("ab") as stream:
+        stream.write(b'ss":0.5}\n')
+    found = collect(tmp_path)
+    assert (found.rows, found.problems) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("config.yaml", "is no config"),
+        ("run.json", "is no JSON object"),
+        ("result.json", "is no JSON object"),
+        ("metrics.jsonl", "damaged line"),
+        ("events.jsonl", "damaged line"),
+    ],
+)
+def test_a_corrupt_file_is_named_and_the_rest_is_kept(
+    tmp_path: Path, make_run: MakeRun, name: str, what: str
+) -> None:
+    run = make_run("bad", [1.0, 2.0])
+    make_run("good", [3.0])
+    (run.path / name).write_bytes(b"\x00\xff\x93{]\n" * 50)
+    found = collect(tmp_path)
+    assert [(path, file) for path, file, _ in found.problems] == [(str(run.path), name)]
+    assert what in found.problems[0][2]
+    assert found.rows == (1 if name == "metrics.jsonl" else 3)
+    assert sum(found.states.values()) == 2
+
+
+def test_a_missing_file_is_named(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("r", [1.0])
+    run.record.unlink()
+    found = collect(tmp_path)
+    assert found.problems == [(str(run.path), "run.json", "is missing")]
+    assert found.rows == 1
+
+
+def test_numbers_that_nothing_can_hold_cost_one_run_only(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("odd", [1.0])
+    make_run("good", [1.0])
+    run.record.write_text('{"created": 1' + "0" * 400 + "}")
+    found = collect(tmp_path)
+    assert "cannot be understood" in found.problems[0][2]
+    assert found.rows == 1
+
+
+def test_many_long_names_of_metrics_cost_columns_of_one_run(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    run = make_run("wide")
+    names = [f"{number:03d}".ljust(125, "x") for number in range(500)]
+    append_line(run.metrics, {"step": 1, **dict.fromkeys(names, 0.5)})
+    append_line(run.metrics, {"step": 2, **dict.fromkeys(names, True)})
+    make_run("good", [1.0])
+    found = collect(tmp_path)
+    assert [what for _, _, what in found.problems] == ["columns beyond 332 are dropped"]
+    with Store(tmp_path / "results.h5") as store:
+        wide = store.metrics("wide")
+        assert wide is not None
+        assert wide.dtype.names == ("step", *names[:331])
+        assert store.metrics("good") is not None
+
+
+def test_lines_without_a_metric_are_no_table(tmp_path: Path, make_run: MakeRun) -> None:
+    append_line(make_run("empty").metrics, {})
+    assert collect(tmp_path).problems == []
+    with Store(tmp_path / "results.h5") as store:
+        assert store.metrics("empty") is None
+
+
+def test_a_name_that_hdf5_refuses_costs_the_metrics_of_one_run(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    append_line(make_run("bad").metrics, {"a\0b": 1.0, "a\0c": 2.0})
+    make_run("good", [1.0])
+    found = collect(tmp_path)
+    assert found.rows == 1
+    ((path, _, what),) = found.problems
+    assert path.endswith("bad")
+    assert what.startswith("metrics cannot be written: ")
+    with Store(tmp_path / "results.h5") as store:
+        assert store.metrics("bad") is None
+        assert store.events("bad") is not None
+        assert store.metrics("good") is not None
