@@ -1,5 +1,6 @@
 """The meaning of a script's end for its rank."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -41,12 +42,12 @@ def watch(
 
 
 def test_a_script_that_ends_well_on_a_late_signal_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: StopFlag
 ) -> None:
     monkeypatch.setattr(watching, "_LATE_SIGNAL", 60.0)
-    run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
+    run = create(tmp_path / "a", "{}\n", {})
     with subprocess.Popen(["true"]) as child:
-        threading.Timer(0.3, flag._remember, (signal.SIGUSR2, None)).start()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
         assert watch(child, run, flag).wait(0.0) == 0
     assert flag.reason is StopReason.WARNING
 
@@ -212,16 +213,16 @@ def test_the_program_that_outlives_its_wrapper_gives_the_exit_code() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: StopFlag, rank: int
 ) -> None:
     """The script agrees on the signal and ends well on all ranks before the other rank receives it."""
-    run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
+    run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=FIRST, script=True)
     start = running._start
 
     def start_and_hear(*given: Any) -> Any:
         child = start(*given)
-        flag._remember(signal.SIGUSR2, None)
+        signal.raise_signal(signal.SIGUSR2)
         return child
 
     # The local cluster itself has sent the signal to the script.

@@ -60,9 +60,9 @@ def publish(run: RunDirectory, end: End | None) -> None:
     rendezvous_file.clear()
 
 
-def told_to_stop() -> StopFlag:
-    flag = StopFlag()
-    flag._remember(signal.SIGTERM, None)
+@pytest.fixture
+def told_to_stop(flag: StopFlag) -> StopFlag:
+    signal.raise_signal(signal.SIGTERM)
     return flag
 
 
@@ -97,20 +97,23 @@ def test_the_failure_of_rank_0_stays_the_cause_where_a_late_rank_sees_it(run: Ru
 
 @pytest.mark.parametrize("published", [True, False])
 def test_a_rank_asked_to_stop_does_not_look_for_rank_0(
-    run: RunDirectory, published: bool, capfd: pytest.CaptureFixture[str]
+    run: RunDirectory,
+    published: bool,
+    told_to_stop: StopFlag,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if published:
         publish(run, None)
-    assert start(run, 1, told_to_stop()) == exitcodes.DONE
+    assert start(run, 1, told_to_stop) == exitcodes.DONE
     assert "asked to stop before the script started here (terminate)" in capfd.readouterr().err
     assert not (run.path / "started-1").exists()
     assert read_events(run) == []
 
 
 def test_rank_0_asked_to_stop_starts_nothing_and_late_ranks_exit(
-    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+    run: RunDirectory, told_to_stop: StopFlag, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert start(run, 0, told_to_stop()) == exitcodes.DONE
+    assert start(run, 0, told_to_stop) == exitcodes.DONE
     (event,) = read_events(run)
     assert (event.what, event.cause) == ("stopped", "terminate")
     assert event.fields == {"committed": False, "exit_code": None, "killed": True}

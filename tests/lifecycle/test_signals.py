@@ -7,22 +7,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from hpcrun.lifecycle.signals import StopFlag, StopReason, end_helpers, kill_helpers
-
-
-@pytest.fixture
-def flag() -> Iterator[StopFlag]:
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
-    flag = StopFlag()
-    flag.install()
-    yield flag
-    for number, handler in kept.items():
-        signal.signal(number, handler)
 
 
 def test_the_weightiest_signal_is_remembered(flag: StopFlag) -> None:
