@@ -3,6 +3,7 @@
 The switches do nothing on other devices, so that callers need no case for them.
 """
 
+import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -142,20 +143,38 @@ def has_float8(device: torch.device) -> bool:
     return _HAS_XF32 <= found < (10, 0) if torch.version.hip else found >= _HAS_FP8
 
 
-def lock_pages(address: int, size: int) -> tuple[Callable[[], object] | None, int]:
+def lock_pages(address: int, size: int) -> tuple[Callable[[], object] | None, str]:
     """Lock pages of host memory, to which all GPUs then copy at full speed and asynchronously.
 
     torch's allocator of page-locked memory rounds up to a power of two and keeps every block.
 
     Returns:
-        The function that unlocks the pages, or None if there is no GPU or the driver refuses; and the
-        driver's error code, or 0.
+        The function that unlocks the pages, or None if there is no GPU or the pages cannot be locked; and
+        the reason why they cannot be locked, or an empty text.
     """
     if not torch.cuda.is_available():
-        return None, 0
+        return None, ""
+    last_error = _last_error()
+    if last_error is None:
+        return None, "torch is linked to no shared runtime library"
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     code = int(cudart.cudaHostRegister(address, size, _PORTABLE))
-    return None if code else lambda: cudart.cudaHostUnregister(address), code
+    if code:
+        # The runtime keeps the error of the thread, and torch would raise it at the thread's next kernel.
+        last_error()
+        return None, f"CUDA error {code}"
+    return lambda: cudart.cudaHostUnregister(address), ""
+
+
+def _last_error() -> Callable[[], int] | None:
+    """Return the runtime's function that reads and clears the error of the thread; torch has no name for it.
+
+    None: torch's libraries contain the runtime without its names.
+    """
+    # A handle of torch's library also finds the names in the libraries to which it is linked, so this is the
+    # runtime that torch uses.
+    library = ctypes.CDLL(torch._C.__file__)
+    return getattr(library, "hipGetLastError" if torch.version.hip else "cudaGetLastError", None)
 
 
 def write_memory_report(summary: Callable[[], Path]) -> bool:

@@ -1,6 +1,11 @@
 """The snapshot buffer: its size in host memory, and the release of page-locked memory."""
 
+import ctypes
 import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
 
 from hpcrun.checkpoint.sharded.host_staging import Staging
 
@@ -19,6 +24,30 @@ class Driver:
             return None
         self.locked[address] = size
         return lambda: self.locked.pop(address)
+
+
+class Runtime:
+    """Stands for a CUDA runtime that locks no page: it keeps the last error until a call has read it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.calls, self._last = 0, 0
+        shared = SimpleNamespace(**{name: self.last_error})
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: shared)
+
+    def cudaHostRegister(self, *_):
+        self.calls, self._last = self.calls + 1, 1
+        return self._last
+
+    def last_error(self):
+        found, self._last = self._last, 0
+        return found
+
+    def launch(self):
+        """Launch a kernel as torch does, which then reads the last error, whatever call has set it."""
+        if code := self.last_error():
+            raise RuntimeError(f"CUDA error: {code}")
 
 
 def test_a_page_locked_buffer_is_not_rounded_up_to_a_power_of_two():
@@ -46,3 +75,20 @@ def test_pages_are_unlocked_before_new_pages_and_with_their_buffer():
 def test_if_the_driver_refuses_the_buffer_works_unlocked():
     staging = Staging(pinned=True, pin=Driver(refuses=True).pin)
     assert staging.reserve(MB).numel() == 2 * MB
+
+
+@pytest.mark.parametrize("hip", [None, "6.4"])
+def test_a_refused_page_lock_is_no_error_of_the_next_kernel(monkeypatch, capsys, hip):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    runtime = Runtime(monkeypatch, "hipGetLastError" if hip else "cudaGetLastError")
+    Staging(pinned=True).reserve(MB)
+    runtime.launch()
+    assert runtime.calls == 1
+    assert "cannot be page-locked (CUDA error 1)" in capsys.readouterr().err
+
+
+def test_no_page_is_locked_where_an_error_could_not_be_cleared(monkeypatch, capsys):
+    runtime = Runtime(monkeypatch, "another_name")
+    Staging(pinned=True).reserve(MB)
+    assert runtime.calls == 0
+    assert "cannot be page-locked (torch is linked to no shared" in capsys.readouterr().err

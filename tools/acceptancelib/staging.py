@@ -21,11 +21,11 @@ SLOW = 1.5
 def check(job: Job) -> list[Outcome]:
     """Stage tensors as a checkpoint does; compare bytes and time with a plain copy."""
     device = device_of(job)
-    codes: list[int] = []
+    refusals: list[str] = []
 
     def pin(address: int, size: int) -> Callable[[], object] | None:
-        unlock, code = vendor.lock_pages(address, size)
-        codes.append(code)
+        unlock, reason = vendor.lock_pages(address, size)
+        refusals.append(reason)
         return unlock
 
     count = 1 << 20 if job.simulated else 1 << 24  # numbers per tensor: 64 MB or 1 GB in all
@@ -42,7 +42,7 @@ def check(job: Job) -> list[Outcome]:
         "bytes": _TENSORS * 4 * count,
         "seconds": ours,
         "plain_seconds": theirs,
-        "lock_codes": codes,
+        "lock_refusals": refusals,
         "equal": _equal(buffer, plain),
     }
     locked = needs_gpu("page lock") if job.simulated else _locked(figures)
@@ -70,11 +70,11 @@ def snapshot(figures: dict[str, Any]) -> Outcome:
 
 
 def _locked(figures: dict[str, Any]) -> Outcome:
-    if any(figures["lock_codes"]) or not figures["lock_codes"]:
+    if any(figures["lock_refusals"]) or not figures["lock_refusals"]:
         return Outcome(
             "page lock",
             "warn",
-            f"the driver refuses to lock pages (code {figures['lock_codes']}); snapshots take longer",
+            f"the pages cannot be locked ({', '.join(figures['lock_refusals'])}); snapshots take longer",
             "raise the limit of locked memory (ulimit -l), or the container's (--ulimit memlock=-1)",
             figures,
         )

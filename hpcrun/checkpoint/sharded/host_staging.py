@@ -25,11 +25,11 @@ Pin = Callable[[int, int], Callable[[], object] | None]
 
 
 def pin(address: int, size: int) -> Callable[[], object] | None:
-    """Lock pages for the GPUs. If the driver refuses, print a note; copies are then slower."""
-    unlock, code = vendor.lock_pages(address, size)
-    if code:
+    """Lock pages for the GPUs. If the pages cannot be locked, print a note; copies are then slower."""
+    unlock, reason = vendor.lock_pages(address, size)
+    if reason:
         say_aside(
-            f"hpcrun: {size / 1e9:.1f} GB of host memory cannot be page-locked (CUDA error {code}); "
+            f"hpcrun: {size / 1e9:.1f} GB of host memory cannot be page-locked ({reason}); "
             "snapshots take longer"
         )
     return unlock
