@@ -6,7 +6,6 @@ import gc
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -227,6 +226,8 @@ def _show_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Print an unexpected error; its text may contain control characters."""
+    import traceback
+
     text = "".join(traceback.format_exception(kind, error, trace))
     say_aside(*text.rstrip("\n").split("\n"))
 

@@ -5,18 +5,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.places import runs_folder
 from hpcrun.api.submission.choose_config import SubmitRequest, choose_config, idle_on_this_machine
-from hpcrun.api.submission.continuing import (
-    Standing,
-    compare,
-    from_scratch,
-    renewed,
-    require_restartable,
-    unchanged,
-)
 from hpcrun.api.submission.nccl_warning import warn_of
 from hpcrun.api.submission.packages import require_packages
 from hpcrun.command.checks import check_command
@@ -28,6 +20,9 @@ from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_json
+
+if TYPE_CHECKING:
+    from hpcrun.api.submission.continuing import Standing
 
 Admit = Callable[[], AbstractContextManager[Sequence[str]]]
 
@@ -143,6 +138,8 @@ def plan_submission(
     def admit() -> AbstractContextManager[Sequence[str]]:
         if standing is None:
             return nullcontext(())
+        from hpcrun.api.submission.continuing import from_scratch, renewed
+
         return from_scratch(run, config) if scratch else renewed(run, config, identity)
 
     return Plan(
@@ -173,6 +170,8 @@ def plan_resume(run: RunDirectory, *, scratch: bool = False, snapshot: bool | No
     Raises:
         UserError: the config cannot be read, or this machine cannot run it.
     """
+    from hpcrun.api.submission.continuing import from_scratch, unchanged
+
     config = load_resolved(run.config)
     executor = submission.choose_executor(config)
     admit = from_scratch if scratch else unchanged
@@ -187,10 +186,12 @@ def refuse_live_if_replaced(plan: Plan) -> None:
         refuse_live(plan.run)
 
 
-def _standing(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
+def _standing(run: RunDirectory, config: Config, scratch: bool) -> "Standing | None":
     """Compare the run of that name with ``config``; return None if there is no run."""
     if not run.exists():
         return None
+    from hpcrun.api.submission.continuing import Standing, compare, require_restartable
+
     if scratch:
         require_restartable(run, config)
         return Standing()

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcrun.config import Config, Job
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.slurm.array import ArrayTasks
 from hpcrun.launch.slurm.sbatch_options import sbatch_lines
 from hpcrun.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from hpcrun.launch.slurm.array import ArrayTasks
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class BatchRequest:
     run: Path
     job: Job
     python: str
-    array: ArrayTasks | None = None
+    array: "ArrayTasks | None" = None
 
 
 # Slurm and submitit replace a % with a letter anywhere in a path by their own numbers. srun does
@@ -57,7 +60,7 @@ def batch_request(
     run: RunDirectory,
     config: Config,
     avoid: Sequence[str] = (),
-    array: ArrayTasks | None = None,
+    array: "ArrayTasks | None" = None,
 ) -> BatchRequest:
     """Return the parts of the Slurm script of ``run``, or of the ``array`` of the sweep in that folder.
 

@@ -1,14 +1,17 @@
 """The options of a Slurm job, as lines of its batch script."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
-from hpcrun.launch.slurm.array import ArrayTasks
 from hpcrun.run.directory import RunDirectory
 
+if TYPE_CHECKING:
+    from hpcrun.launch.slurm.array import ArrayTasks
 
-def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> list[str]:
+
+def sbatch_lines(folder: Path, job: Job, array: "ArrayTasks | None" = None) -> list[str]:
     """Return the ``#SBATCH`` lines of a job with its run directory at ``folder``; see sbatch(1).
 
     Args:
@@ -45,7 +48,7 @@ def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> lis
     return lines + [f"#SBATCH {_quoted_option(option)}" for option in job.sbatch_args]
 
 
-def _output(run: RunDirectory, array: ArrayTasks | None) -> str:
+def _output(run: RunDirectory, array: "ArrayTasks | None") -> str:
     """Return the file for the batch script's output; its name contains the job id as squeue prints it."""
     # In Slurm's file names % starts a field.
     folder = str(run.path).replace("%", "%%")

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import handle
-from hpcrun.api.submission.continuing import shortened
 from hpcrun.api.submission.plan import Plan, plan_submission, refuse_live_if_replaced
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
@@ -229,6 +228,8 @@ def _show(plan: Plan, config: Config, as_json: bool) -> int:
     if plan.finished is not None:
         say("# it is finished already: nothing would be submitted")
     elif plan.replaced:
+        from hpcrun.api.submission.continuing import shortened
+
         say(f"# no step of its config was saved; replaced: {shortened(plan.replaced)}")
     say(f"# executor: {executor}", "", *script.split("\n"), f"# {run.config}")
     say(*text.rstrip("\n").split("\n"))
