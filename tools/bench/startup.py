@@ -9,6 +9,7 @@ than ``import pydantic``.
 """
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -28,13 +29,10 @@ def cost(arguments: list[str], folder: str, bytecode: str) -> tuple[float, float
     environ = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environ["PYTHONPYCACHEPREFIX"] = bytecode
     command = [sys.executable, *arguments]
-    before, begun = os.times(), time.perf_counter()
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, cwd=folder, env=environ, stdout=subprocess.DEVNULL, check=True)
-    wall, after = time.perf_counter() - begun, os.times()
-    cpu = (
-        after.children_user - before.children_user + after.children_system - before.children_system
-    )
-    return cpu, wall
+    wall, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, wall
 
 
 def main(rounds: int) -> None:
