@@ -186,7 +186,7 @@ def conclude(
             # Neither a damaged config nor a bug of hpcrun may end a healthy run.
             if not isinstance(error, UserError):
                 traceback.print_exc()
-            complain(f"the end of {attempt.owner} cannot be ended: {error}")
+            complain(f"the end of {attempt.owner} cannot be classified: {error}")
             outcome = decide_unrecorded(run, attempt, exit_code, setup)
             _say(outcome.reason)
             if outcome.code is not None:

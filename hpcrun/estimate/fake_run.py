@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,21 +119,21 @@ class FakeRun:
                 with contextlib.redirect_stdout(io.StringIO()):
                     trainer = build_trainer(config, self.task, model, distributed, parallel)
                     del model
-                    parts = self._step(trainer, batch, min(accumulation, 2), live, mode)
+                    several = min(accumulation, 2)
+                    offloads = sharded and config.fsdp.cpu_offload
+                    parts = self._step(trainer, batch, several, live, mode, offloads=offloads)
+                    pinned = _rounding(trainer.module) if offloads and self.on_gpu else 0
             except _UNTRACEABLE as error:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise Untraceable(reason, parallel, count, arithmetic) from error
-        offloaded = 0
-        if config.fsdp.cpu_offload and sharded:
-            offloaded = parts.weights + parts.gradients + parts.optimizer + parts.average
         return Traced(
             parallel=parallel,
             ranks=ranks,
             micro_batch=micro_batch,
             accumulation=accumulation,
             parameters=count,
-            peak=live.peak - offloaded,
-            offloaded=offloaded,
+            peak=live.peak,
+            offloaded=live.host_peak + pinned,
             parts=parts,
             arithmetic=arithmetic,
         )
@@ -145,15 +145,21 @@ class FakeRun:
         micro_batches: int,
         live: LiveStorages,
         mode: FakeTensorMode,
+        *,
+        offloads: bool,
     ) -> Parts:
-        """Take a step like a later step: the optimizer state exists."""
+        """Take a step like a later step: the optimizer state exists.
+
+        ``offloads``: FSDP keeps the shards and their optimizer on the host, and moves gradients there.
+        """
         trainer._buckets_final = True  # There are no other ranks.
         optimizer = trainer.optimizer
         trained = [p for group in optimizer.param_groups for p in group["params"]]
-        step = _local_step(optimizer, on_gpu=self.on_gpu)
+        step = _local_step(optimizer, on_gpu=self.on_gpu and not offloads)
 
         def decided(*_: Any) -> tuple[None, StepDecision]:
-            step()
+            with live.on_host():
+                step()
             return None, StepDecision(trainer.gate)
 
         changed: Any = trainer.gate
@@ -168,24 +174,33 @@ class FakeRun:
         buckets = strategy.buckets if isinstance(strategy, FakeDDP) else []
         average = trainer._average
         weights = storages(_values(trainer.module))
+        moments = storages(tree_iter(list(optimizer.state.values())))
         # The average refers to the weights too.
         averaged = storages(tree_iter(vars(average))) if average is not None else {}
+
+        def gradients() -> dict[int, int]:
+            return storages([*(p.grad for p in trained), *buckets])
+
+        moved: set[int] = set()
+        if offloads:
+            moved = {*storages(trainer.module.parameters()), *moments, *averaged}
+            live.read_host = lambda: moved | gradients().keys()
         kept = {
-            "weights": sum(weights.values()),
-            "optimizer": _bytes(tree_iter(list(optimizer.state.values()))),
-            "average": sum(size for key, size in averaged.items() if key not in weights),
+            "weights": sum(size for key, size in weights.items() if key not in moved),
+            "optimizer": sum(size for key, size in moments.items() if key not in moved),
+            "average": sum(size for key, size in averaged.items() if key not in {*weights, *moved}),
         }
         records = list(fsdp_parameters(trainer.module))
 
         def read() -> dict[str, int]:
-            gradients = storages([*(p.grad for p in trained), *buckets])
+            reduced = gradients()
             held = [record.unsharded_accumulated_grad for record in records]
             whole = [getattr(record, "_unsharded_param", None) for record in records]
             unsharded = storages([*held, *(None if one is None else one.grad for one in whole)])
             return {
-                "gradients": sum(gradients.values()),
+                "gradients": 0 if offloads else sum(reduced.values()),
                 "unsharded": sum(unsharded.values()),
-                "gathered": live.sent_bytes({*weights, *gradients, *unsharded}),
+                "gathered": live.sent_bytes({*weights, *reduced, *unsharded}),
             }
 
         live.read_parts = read
@@ -285,7 +300,9 @@ def _fake_group(config: Config, distributed: DistributedConfig) -> Iterator[Devi
 
 
 def _shares(config: Config, wanted: Need, *, sharded: bool) -> dict[str, int]:
-    """Return the parts of ``wanted`` on a rank."""
+    """Return the parts of ``wanted`` on the GPU of a rank."""
+    if sharded and config.fsdp.cpu_offload:
+        return dict.fromkeys(vars(wanted), 0)
     hybrid = config.fsdp.shard == "hybrid"
     shards = 1 if not sharded else config.job.gpus if hybrid else config.job.world_size
     return {name: size // shards for name, size in vars(wanted).items()}
@@ -321,8 +338,10 @@ def _local_step(optimizer: Optimizer, *, on_gpu: bool) -> Callable[[], None]:
     return step
 
 
-def _bytes(values: Iterable[Any]) -> int:
-    return sum(storages(values).values())
+def _rounding(module: nn.Module) -> int:
+    """Return the bytes that torch adds to page-locked shards and gradients: it rounds up to powers of two."""
+    sizes = [p._local_tensor.nbytes for p in module.parameters() if isinstance(p, DTensor)]
+    return 2 * sum((1 << (size - 1).bit_length()) - size for size in sizes if size)
 
 
 def _values(model: nn.Module) -> Iterator[Tensor]:

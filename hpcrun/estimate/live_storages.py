@@ -1,7 +1,8 @@
 """LiveStorages: follow the memory of all tensors that exist, and its peak."""
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +28,23 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``live`` and ``peak`` are bytes. It counts fake and real tensors, once for all views of a storage, and no
     tensors on the meta device. Memory that a kernel allocates and frees internally is not counted.
+
+    A part may be in host memory instead: ``peak`` is without it, and ``host_peak`` is its peak in the blocks
+    of :meth:`on_host`.
     """
 
-    def __init__(self, *, block: int = _BLOCK) -> None:
-        """``block``: size of a block in bytes; each storage counts as a multiple of it."""
+    def __init__(self, *, block: int = _BLOCK, device: str | None = None) -> None:
+        """Start with nothing.
+
+        Args:
+            block: each storage counts as a multiple of so many bytes.
+            device: the kind of device whose tensors count; None: all.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
+        self.live = self.peak = self.host_peak = 0
+        self.operations = 0
+        self.read_host: Callable[[], Iterable[int]] | None = None
+        """Reads which storages are in host memory now; None: none is."""
         self.read_parts: Callable[[], Mapping[str, int]] | None = None
         """Reads the bytes of parts of the memory, for :attr:`parts`."""
         self.parts: Mapping[str, int] = {}
@@ -40,6 +52,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sent: set[int] = set()
         """Storages that were part of a collective, or of FSDP's copies for a collective."""
         self._block, self._sizes = block, dict[int, int]()
+        self._device = device
+        self._host: set[int] = set()
+        self._host_bytes = 0
+        self._elsewhere: int | None = None
         self._read_at = 0.0
         self._counts = True
         self._plain: list[Any] = []
@@ -102,12 +118,28 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
         """Reset the peak to the present memory."""
-        self.peak, self._read_at = self.live, 0.0
+        self._find_host()
+        self.peak, self._read_at = self.live - self._host_bytes, 0.0
         self._reach()
+
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Count all that the block makes as host memory, if a part of the memory is there."""
+        if self.read_host is None:
+            yield
+            return
+        self._find_host()
+        self._elsewhere = self.live - self._host_bytes
+        self._reach()
+        try:
+            yield
+        finally:
+            self._elsewhere = None
+            self._find_host()
 
     def _add(self, tensor: Tensor) -> None:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        if local.device.type == "meta":
+        if local.device.type == "meta" or self._device not in (None, local.device.type):
             return
         storage = local.untyped_storage()
         key = storage._cdata
@@ -121,17 +153,35 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if size == self._sizes[key]:
             return
         self.live += size - self._sizes[key]
+        if key in self._host:
+            self._host_bytes += size - self._sizes[key]
         self._sizes[key] = size
         self._reach()
 
     def _gone(self, key: int) -> None:
-        self.live -= self._sizes.pop(key, 0)
+        size = self._sizes.pop(key, 0)
+        self.live -= size
         self.sent.discard(key)
+        if key in self._host:
+            self._host.discard(key)
+            self._host_bytes -= size
+
+    def _find_host(self) -> None:
+        if self.read_host is not None:
+            self._host = {key for key in self.read_host() if key in self._sizes}
+            self._host_bytes = sum(self._sizes[key] for key in self._host)
 
     def _reach(self) -> None:
-        self.peak = max(self.peak, self.live)
-        if self.read_parts is not None and self.live > self._read_at * _STEP:
-            self._read_at = self.live
+        if self._elsewhere is not None:
+            self.host_peak = max(self.host_peak, self.live - self._elsewhere)
+            return
+        if self.live - self._host_bytes > self.peak:
+            # Gradients move to the host without an operation.
+            self._find_host()
+        here = self.live - self._host_bytes
+        self.peak = max(self.peak, here)
+        if self.read_parts is not None and here > self._read_at * _STEP:
+            self._read_at = here
             self.parts = self.read_parts()
 
 

@@ -30,7 +30,7 @@ class Parts:
 class Traced:
     """A fake run: its settings, as resolved, and its memory in bytes.
 
-    ``peak``: of the tensors on the GPU; ``offloaded``: bytes of the parts that are on the CPU instead.
+    ``peak``: of the tensors on the GPU; ``offloaded``: peak of the tensors in host memory instead.
     ``arithmetic``: the result of ``memory_estimate`` for weights, gradients and optimizer state.
     """
 

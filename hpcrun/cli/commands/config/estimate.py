@@ -83,11 +83,11 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
     for name, label in _ROWS.items():
         if found["parts"][name] or arithmetic.get(name):
             yield _row(label, found["parts"][name], arithmetic.get(name))
-    if found["offloaded"]:
-        yield _row("on the CPU instead", -found["offloaded"])
     yield _row("peak of all tensors", found["peak"])
     yield _row("with the GPU's own needs", found["needed"])
     yield _row("memory of the GPU", memory)
+    if found["offloaded"]:
+        yield _row("host memory of the node", found["offloaded"] * job.gpus)
     yield f"{'fits' if found['fits'] else 'does not fit'} ({found['seconds']:.0f} s)"
     if found["fits"]:
         return
