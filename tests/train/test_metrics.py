@@ -1,6 +1,7 @@
 """Logged metrics: times, means, stragglers, FLOP/s and sinks."""
 
 import math
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_lines, write_json
 from hpcrun.train.data.batching import Batching
+from hpcrun.train.metrics import mfu
 from hpcrun.train.metrics.log import Measured, MetricsLog, measure
 from hpcrun.train.metrics.mfu import FlopCounter, peak_here, peak_of, samples_in, twin
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
@@ -24,6 +26,8 @@ from hpcrun.train.metrics.stragglers import StragglerWatch, straggler
 from hpcrun.train.metrics.timing import StepTimeMeans, Stopwatch
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import StepGate
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -246,6 +250,14 @@ def test_one_process_for_all_gpus_has_the_sum_of_their_peaks(
 )
 def test_peaks_match_the_whole_device_name(name: str, peak: float | None) -> None:
     assert peak_of(name, "bf16") == peak
+
+
+def test_the_page_names_each_device_with_a_peak() -> None:
+    page = " ".join((ROOT / "docs" / "watching.md").read_text(encoding="utf-8").split())
+    (listed,) = re.findall(r"a device with a known peak: NVIDIA (.+?)\. `watch\.peak_flops`", page)
+    variant = r"\(.*?\)| PCIe| NVL| Generation|-SXM\[23\]|-PCIE"
+    known = {re.sub(variant, "", name) for name, _ in mfu._PEAKS}
+    assert {*re.split(r", | and |; AMD ", listed)} == known
 
 
 def test_a_peak_depends_on_the_precision() -> None:
