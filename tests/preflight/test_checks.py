@@ -41,7 +41,7 @@ BAD: list[tuple[str, Change, str, str]] = [
     ("gpus", lambda f: f["device"].append({"index": 1, "problem": "lost"}), "fail", "GPU 1: lost"),
     ("ecc", lambda f: f["device"][0].update(uncorrected=2), "fail", "2 uncorrected"),
     ("ecc", lambda f: f["device"][0].update(remap_failed=True), "fail", "could not be replaced"),
-    ("ecc", lambda f: f["device"][0].update(remap_pending=True), "warn", "waits"),
+    ("ecc", lambda f: f["device"][0].update(remap_pending=True), "warn", "not yet replaced"),
     ("ecc", lambda f: f["device"][0].update(uncorrected=None), "unknown", "reports no ECC"),
     ("throttling", lambda f: f["device"][0].update(throttling=0x40), "fail", "heat"),
     ("throttling", lambda f: f["device"][0].update(throttling=0x80), "fail", "power supply"),

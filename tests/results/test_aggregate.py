@@ -237,7 +237,7 @@ def test_holes_are_removed_when_they_are_many(
 def test_one_writer_at_a_time(tmp_path: Path, make_run: MakeRun) -> None:
     make_run("r", [1.0])
     lock = LockFile(tmp_path / ".results.h5.lock", "busy")
-    with lock, pytest.raises(RunError, match=r"another `hpcrun aggregate` writes it"):
+    with lock, pytest.raises(RunError, match=r"another `hpcrun aggregate` is writing it"):
         collect(tmp_path)
     assert not (tmp_path / "results.h5").exists()
     assert collect(tmp_path).read == 1
