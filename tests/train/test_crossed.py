@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
             "copies",
             "crash",
             r"rank 1 on \S+: RuntimeError: Expected to have finished reduction in the prior iteration: "
-            r".* set train.find_unused_parameters=true, else take them out of the model \(1 other rank ",
+            r".* set train.find_unused_parameters=true; otherwise remove them from the model \(1 other rank ",
         ),
     ],
 )
