@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
-from hpcrun.train.phase import PREPARING, TRAINING, Position
+from hpcrun.train.phase import PREPARING, TRAINING, VALIDATING, Position
 
 _PREPARES = 48
 """Multiple of ``hang_start`` for ``Task.prepare``, which may download for hours; a day by default."""
+
+_TOGETHER = frozenset({TRAINING, VALIDATING})
+"""Work in which a rank does nothing without the other ranks."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,13 @@ class Limits:
     def answer(self) -> float:
         """Seconds that the ranks have to answer an alarm."""
         return min(10.0, max(0.2, self.step / 4))
+
+    def survive(self, work: str) -> float:
+        """Return the seconds that a rank in ``work`` may outlive a rank that has failed.
+
+        In other work than steps, a rank may still commit a save that the failed rank has written.
+        """
+        return self.answer if work in _TOGETHER else 6 * self.answer
 
     def end(self, work: str) -> float:
         """Return the seconds after which a process without progress in ``work`` has ended in any case."""

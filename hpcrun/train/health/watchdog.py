@@ -38,14 +38,11 @@ from hpcrun.train.health import flight_recorder
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
 from hpcrun.train.health.limits import Limits
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import COMPILING, PROFILING, TRAINING, VALIDATING, Position
+from hpcrun.train.phase import COMPILING, PROFILING, Position
 
 _TORCH = f"{os.sep}torch{os.sep}"
 _AWAITED = frozenset({COMPILING, PROFILING})
 """Work of a single rank, for which the other ranks may wait in a step."""
-
-_TOGETHER = frozenset({TRAINING, VALIDATING})
-"""Work in which a rank may wait on its GPU for the other ranks."""
 
 At = Callable[[str], contextlib.AbstractContextManager[None]]
 """Context for a part of the work: it names the part, and raises the timeout of collectives in the block."""
@@ -164,16 +161,16 @@ class Watchdog:
 
     def _see_failure(self, since: float | None, now: float) -> float | None:
         """Return when a peer's failure was first seen; end a rank that still waits for the peer."""
-        if self._position.doing not in _TOGETHER or (since is None and not self._asked("failed")):
-            return None
-        if since is not None and now - since >= self._limits.answer:
+        if since is None:
+            return now if self._asked("failed") else None
+        if now - since >= self._limits.survive(self._position.doing):
             print(
                 f"hpcrun: rank {self._rank} waits for a rank that has failed; it ends",
                 file=sys.stderr,
                 flush=True,
             )
             self._leave()
-        return now if since is None else since
+        return since
 
     def _stuck(self, idle: float) -> bool:
         """Return True after too long without progress; a step also waits for a rank that is ``_AWAITED``."""
