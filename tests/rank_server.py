@@ -30,7 +30,10 @@ import torch._dynamo  # DDP would import it in each rank.
 import torch.distributed as dist
 from _pytest.runner import runtestprotocol
 
+from hpcrun.config import resolve
 from tests.train.nccl_rules import Rules, nccl_rules
+
+resolve([])  # pydantic makes the validators at the first use, else in each rank.
 
 GRACE_SECONDS = 5.0
 """Time for the other ranks after a rank has failed: most of them report a lost connection."""
@@ -81,8 +84,9 @@ class RankServer:
         self._socket = socket.socket(fileno=descriptor)
         self._request: Request | None = None
         self._phase = self._rank = self._world_size = -1
-        self._rules: Rules | None = None
         self._until_the_process_ends = contextlib.ExitStack()
+        # Each rank inherits the rules, and its own record of collectives.
+        self._rules: Rules = self._until_the_process_ends.enter_context(nccl_rules())
         self._reports: list[pytest.TestReport] = []
 
     @pytest.fixture
@@ -153,7 +157,6 @@ class RankServer:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=self._world_size, timeout=timeout
         )
-        self._rules = self._until_the_process_ends.enter_context(nccl_rules())
         item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
         for report in self._reports:
             if report.outcome != "passed":
@@ -169,7 +172,6 @@ class RankServer:
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self) -> Iterator[None]:
         """Compare the collectives of the ranks at the end of the test function."""
-        assert self._rules is not None
         result = yield
         self._rules.compare()
         return result
