@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from hpcrun import DistributedAMPTrainer, setup_distributed
+from hpcrun.errors import UserError
+from tests.ranks import agreed, ranks
 from tests.train import gan
+from tests.train.forks import run_program
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "own-loop.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own-loop.md"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -28,23 +32,14 @@ def script(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def played(script, tmp_path_factory):
-    """Return the folder with the program's results."""
-    folder = tmp_path_factory.mktemp("disturbed")
-    subprocess.run(
-        [sys.executable, "-m", "tests.train.own_loops", str(script), str(folder)],
-        cwd=ROOT, timeout=600, check=True,
-    )  # fmt: skip
-    return folder
-
-
-@pytest.fixture(scope="module")
-def disturbed(played):
+def disturbed(script, tmp_path_factory):
     """Return the exit codes and rank 0's first and last lines of a part of a disturbed run."""
-    codes = json.loads((played / "codes.json").read_text())
+    folder = tmp_path_factory.mktemp("disturbed")
+    run_program("tests.train.own_loops", folder, str(script))
+    codes = json.loads((folder / "codes.json").read_text())
 
     def part(name):
-        lines = (played / name / "rank-0.log").read_text().splitlines()
+        lines = (folder / name / "rank-0.log").read_text().splitlines()
         return codes[name], lines[0], lines[-1]
 
     return part
@@ -87,58 +82,82 @@ def test_with_torchrun_a_killed_rank_and_a_signal_to_one_rank_change_no_bit_eith
     assert disturbed("two-2") == ([0, 0], "2 ranks, from step 151", weights)
 
 
-@pytest.fixture(scope="module")
-def beside(played):
-    """Return the results of both ranks."""
-    assert json.loads((played / "codes.json").read_text())["beside"] == [0, 0]
-    return [json.loads((played / f"beside-{rank}.json").read_text()) for rank in range(2)]
+def unwrapped(net, make, parallel="ddp"):
+    trainer = DistributedAMPTrainer(net, make, parallel=parallel, device="cpu")
+    trainer.setup_distributed()
+    return trainer
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_trainers_with_coupled_losses_train_as_plain_torch(beside, parallel):
-    for found in beside:
-        torch.testing.assert_close(torch.tensor(found[parallel]["gan"]), gan.by_hand())
+@ranks(2)
+def test_two_trainers_with_coupled_losses_train_as_plain_torch(rank, parallel):
+    def wrapped(net, make):
+        trainer = unwrapped(net, make, parallel)
+        trainer.wrap_model()
+        return trainer
+
+    torch.testing.assert_close(gan.by_trainers(wrapped, rank, 2), gan.by_hand())
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_several_ranks_without_a_wrapped_model_are_refused_a_step(beside, parallel):
-    for found in beside:
-        assert "2 ranks would each train a separate model" in found[parallel]["step"]
-        assert "wrap_model() before training_step()" in found[parallel]["step"]
+@ranks(2)
+def test_several_ranks_without_a_wrapped_model_are_refused(tmp_path):
+    def early(parallel):
+        return unwrapped(gan.nets()[0], gan.sgd, parallel)
+
+    for parallel in ("ddp", "fsdp"):
+        with pytest.raises(RuntimeError, match="2 ranks would each train a separate model") as told:
+            early(parallel).training_step([torch.ones(2, 3)], gan.generators_loss)
+        assert "wrap_model() before training_step()" in str(told.value)
+    # FSDP replaces the parameters, and so the optimizer.
+    for ask in (
+        lambda trainer: trainer.optimizer,
+        lambda trainer: trainer.load_checkpoint(tmp_path / "none"),
+        lambda trainer: trainer.whole_module(),
+    ):
+        ask(early("ddp"))
+        with pytest.raises(RuntimeError, match=r"setup_distributed\(\) and wrap_model\(\) before"):
+            ask(early("fsdp"))
 
 
-def test_an_optimizer_made_before_sharding_is_refused(beside):
-    for found in beside:
-        for asked in ("optimizer", "load", "whole"):
-            assert "call setup_distributed() and wrap_model() before" in found["fsdp"][asked]
-            assert found["ddp"][asked] is None
+@ranks(2)
+def test_ranks_of_a_group_that_the_program_made_train_one_model(rank, tmp_path):
+    """Only ``init_process_group`` numbers these ranks, as in programs with mp.spawn."""
+    torch.manual_seed(rank)
+    made = unwrapped(torch.nn.Linear(2, 1), gan.sgd)
+    place = made.distributed
+    assert [place.rank, place.world_size, place.local_rank] == [rank, 2, rank]
+    assert place.num_gpus_per_node == 2
+    assert (place.launch_method, place.backend) == ("spawn", "gloo")
+    assert made.is_main_process == (rank == 0)
+    made.wrap_model()
+    made.training_step([torch.full((1, 2), rank + 1.0)], lambda model, batch: model(batch).sum())
+    assert made.save_checkpoint(tmp_path, 1).ok
+    agreed(torch.cat([w.flatten() for w in made.module.parameters()]).tolist())
 
 
-@pytest.fixture(scope="module")
-def own_group(played):
-    """Return the results of two ranks of a program that creates its process group."""
-    assert json.loads((played / "codes.json").read_text())["own"] == [0, 0]
-    return [json.loads((played / f"own-{rank}.json").read_text()) for rank in range(2)]
+@ranks(2)
+def test_a_trainer_older_than_the_process_group_is_refused(rank, tmp_path):
+    dist.destroy_process_group()
+    early = DistributedAMPTrainer(torch.nn.Linear(2, 1), gan.sgd, device="cpu")
+    store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    for ask in (
+        early.wrap_model,
+        lambda: early.training_step([torch.ones(1, 2)], lambda model, batch: model(batch).sum()),
+        early.setup_distributed,
+    ):
+        with pytest.raises(UserError, match="make the group before the trainer") as told:
+            ask()
+        line = f"rank {rank} of 2 in its process group, but rank 0 of 1 in its DistributedConfig"
+        assert line in str(told.value)
 
 
-def test_ranks_of_a_group_that_the_program_made_train_one_model(own_group):
-    first, second = own_group
-    assert first["weights"] == second["weights"]
-    assert [found["place"] for found in own_group] == [[0, 2, 0, 2], [1, 2, 1, 2]]
-    assert [found["main"] for found in own_group] == [True, False]
-    assert first["method"] == ["spawn", "gloo"]
-    assert first["saved"]
-    assert second["saved"]
-
-
-@pytest.mark.parametrize("asked", ["early wrap", "early step", "early setup"])
-def test_a_trainer_older_than_the_process_group_is_refused(own_group, asked):
-    told = own_group[1][asked]
-    assert "rank 1 of 2 in its process group, but rank 0 of 1 in its DistributedConfig" in told
-    assert "make the group before the trainer" in told
-
-
-def test_a_group_with_other_rank_numbers_than_the_launcher_is_refused(own_group):
-    told = own_group[0]["crossed"]
-    assert "the process group says rank 0 of 2, and torchrun says rank 1 of 2" in told
-    assert "give init_process_group the launcher's rank and world_size" in told
+@ranks(2)
+def test_a_group_with_other_rank_numbers_than_the_launcher_is_refused(rank, monkeypatch):
+    for name, value in {"RANK": 1 - rank, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv(f"LOCAL_{name}", str(value))
+    with pytest.raises(UserError, match="give init_process_group the launcher's rank and") as told:
+        setup_distributed()
+    line = f"the process group says rank {rank} of 2, and torchrun says rank {1 - rank} of 2"
+    assert line in str(told.value)
