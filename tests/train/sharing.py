@@ -1,4 +1,4 @@
-"""A small model and the kinds of parallelism, for the rank programs that the tests start."""
+"""A small model and the kinds of parallelism, for tests on several ranks."""
 
 from dataclasses import asdict, dataclass
 
@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
-from hpcrun.train.data.batches import training_steps
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optim.optimizer import build_optimizer
 from hpcrun.train.step.trainer import DistributedAMPTrainer
+from tests.train import small
 
 BATCH = 16
 
@@ -69,31 +69,13 @@ class Net(nn.Module):
         return self.leave(x)
 
 
-class Pairs(torch.utils.data.Dataset):
-    """A data set of six inputs and a target, each computed from its index."""
-
-    def __init__(self, size=200):
-        self.inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        return self.inputs[index], self.inputs[index].sin().sum()
-
-
-def loss(model, batch):
-    inputs, targets = batch
-    return (model(inputs).squeeze(-1).float() - targets).square().mean()
-
-
 def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6)
+    # One operation per step; without fusion, torch dispatches several for each DTensor.
+    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6, fused=True)
 
 
 def muon(model):
-    config = resolve([override_layer(["optim.name=muon", "train.lr=0.01"])])
-    return build_optimizer(model, config)
+    return build_optimizer(model, small.config("optim.name=muon", "train.lr=0.01"))
 
 
 BUILDERS = {"adamw": adamw, "muon": muon}
@@ -101,7 +83,7 @@ BUILDERS = {"adamw": adamw, "muon": muon}
 
 def flat(module):
     """Return all weights as a vector."""
-    return torch.cat([value.detach().flatten() for value in module.parameters()]).tolist()
+    return torch.cat([value.detach().flatten() for value in module.parameters()])
 
 
 def trainer(
@@ -146,7 +128,7 @@ def trainer(
 
 
 def batches(way, rank, first, last):
-    return training_steps(
-        Pairs(), range(first, last), rank=rank, world_size=way.ranks, batch_size=BATCH,
-        accumulation=way.accumulation, seed=2, workers=0, pin_memory=False,
-    )  # fmt: skip
+    """Return this rank's micro-batches of the steps, from 200 samples."""
+    return small.batches(
+        rank, way.ranks, first, last, batch_size=BATCH, accumulation=way.accumulation, size=200
+    )

@@ -11,6 +11,7 @@ from torch import nn
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.evaluation.validation_data import ValidationData
 from tests.ranks import agreed, gathered, ranks
+from tests.train import sharing
 from tests.train.small import Pairs, batches, digest, loss, make_trainer, noisy
 
 
@@ -49,6 +50,44 @@ def test_validation_is_the_mean_over_all_samples_of_the_model_that_rank_0_saves(
     # Validation leaves buffers and modes as they were.
     assert digest(trainer.module.buffers()) == own_buffers
     assert [part.training for part in trainer.module] == [True, True, True, False, True]
+
+
+@ranks(4)
+def test_a_sharded_model_is_validated_on_all_samples_however_few_a_rank_has(rank):
+    way = sharing.Way("fsdp", 4)
+    trainer = sharing.trainer(way, rank)
+    for step in sharing.batches(way, rank, 0, 2):
+        trainer.training_step(step, loss)
+    group = trainer.control_group()
+
+    def over_ranks(size):
+        chosen = ValidationData(
+            Pairs(size), rank=rank, world_size=4, batch_size=8, accumulation=2, limit=None,
+            same_count=trainer.forward_is_collective,
+        )  # fmt: skip
+        return agreed(validate(trainer, Mean(), chosen, group=group))
+
+    def check(size):
+        """Compare with the whole model."""
+        value, whole, data = over_ranks(size), trainer.whole_module(), Pairs(size)
+        if whole is not None:
+            inputs, targets = zip(*(data[index] for index in range(size)), strict=True)
+            with torch.no_grad():
+                expected = loss(whole.eval(), (torch.stack(inputs), torch.stack(targets)))
+            assert value == pytest.approx(expected.item(), rel=1e-5)
+        return value
+
+    of_fifty, _, _ = (check(size) for size in (50, 7, 2))
+    # Weights gathered for one validation must not remain for the next.
+    over_ranks(2)
+    with torch.no_grad():
+        for parameter in trainer.module.parameters():
+            parameter.mul_(0.5)
+    assert check(50) != pytest.approx(of_fifty, rel=1e-3)
+    before = trainer.whole_module()
+    trainer.training_step(sharing.batches(way, rank, 2, 3)[0], loss)
+    after = trainer.whole_module()
+    assert before is None or not torch.equal(sharing.flat(before), sharing.flat(after))
 
 
 class Bank(nn.Module):

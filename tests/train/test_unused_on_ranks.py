@@ -1,0 +1,216 @@
+"""Ranks that leave out parts of a model: named before a rank waits, or trained if the mode allows it."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpcrun.errors import UserError
+from tests.ranks import ranks
+from tests.train.sharing import Net, Way, batches, flat, trainer
+from tests.train.small import loss
+
+
+def refusal(rank, ask):
+    """Return the message of a UserError, which every rank must raise and only rank 0 prints."""
+    with pytest.raises(UserError) as raised:
+        ask()
+    assert raised.type.__name__ == ("ErrorOnAllRanks" if rank == 0 else "PrintedByRankZero")
+    return str(raised.value)
+
+
+class HalfUsed(Net):
+    """A model with two layers that its output does not use: one never, one only on rank 1."""
+
+    def __init__(self, dropout=0.0, *, idle_on=()):
+        super().__init__(dropout)
+        self.spare = nn.Linear(13, 13)
+        self.idle = dist.get_rank() in idle_on
+
+    def forward(self, x):
+        x, spare = super().forward(x), self.spare(x.new_ones(13)).mean()
+        return x if self.idle else x + spare
+
+
+@pytest.mark.parametrize("idle_on", [(0, 1), (1,)])
+@ranks(2)
+def test_unused_parameters_are_named_before_a_rank_waits_for_their_gradients(rank, idle_on):
+    way = Way("ddp", 2)
+    made = trainer(way, rank, make=lambda dropout: HalfUsed(dropout, idle_on=idle_on))
+    said = refusal(rank, lambda: made.training_step(batches(way, rank, 0, 1)[0], loss))
+    line = "train.find_unused_parameters: the loss does not depend on spare.weight, spare.bias, and"
+    assert re.match((r"rank 1 \(.*\): " if idle_on == (1,) else "") + re.escape(line), said), said
+
+
+class Choosy(Net):
+    """A model: its used parts depend on the pass and the rank: ``choose(pass, rank)`` names unused parts."""
+
+    def __init__(self, choose):
+        super().__init__()
+        self.spare, self.choose = nn.Linear(13, 13), choose
+
+    def forward(self, x):
+        left_out = self.choose(int(self.passes), dist.get_rank())
+        self.passes += 1
+        x = self.enter(x)
+        x = x.detach() if left_out == "what is given" else x
+        for block in self.blocks if left_out != "last block" else self.blocks[:-1]:
+            before, x = x, block(x)
+        x = before if left_out == "its result" else x
+        return self.leave(x if left_out == "parameters" else x + self.spare(x))
+
+
+class Adapted(Choosy):
+    """Blocks that are partly frozen, and that some ranks skip."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fixed, self.adapter = nn.Linear(13, 13).requires_grad_(False), nn.Linear(13, 13)
+
+        def forward(self, x, adapted):
+            x = x + self.fixed(x).tanh()
+            return x + self.adapter(x) if adapted else x
+
+    def __init__(self, choose):
+        super().__init__(choose)
+        self.blocks = nn.ModuleList(self.Block() for _ in range(2))
+
+    def forward(self, x):
+        left_out = self.choose(int(self.passes), dist.get_rank())
+        self.passes += 1
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x, left_out is None)
+        return self.leave(x + self.spare(x))
+
+
+def loss_of_nothing(model, batch):
+    loss(model, batch)
+    return torch.zeros((), requires_grad=True)
+
+
+def train(rank, way, choose, *, unused, make=Choosy, of=loss):
+    """Return the weights after five steps; None except on rank 0."""
+    made = trainer(way, rank, make=lambda _: make(choose), unused=unused)
+    for step in batches(way, rank, 0, 5):
+        made.training_step(step, of)
+    whole = made.whole_module()
+    return None if whole is None else flat(whole)
+
+
+BEGINNING = (
+    "train.parallel: under fsdp the ranks gather weights and reduce gradients together, but "
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "line", "named"),
+    [
+        (
+            "parameters",
+            (False,),
+            "train.find_unused_parameters: the loss of rank 1 ",
+            "does not depend on spare.weight, spare.bias, ",
+        ),
+        (
+            "its result",
+            (False, True),
+            f"{BEGINNING}the loss of rank 1 ",
+            "does not depend on blocks.1, ",
+        ),
+        (
+            "last block",
+            (False, True),
+            f"{BEGINNING}rank 0 reaches blocks.1 while rank 1 ",
+            "reaches the end of its forward pass; ",
+        ),
+        (
+            "what is given",
+            (False, True),
+            f"{BEGINNING}the loss of rank 1 ",
+            "does not depend on the inputs of blocks.0, ",
+        ),
+        (
+            "any of it",
+            (False,),
+            f"{BEGINNING}the loss of rank 1 ",
+            "does not depend on the model, ",
+        ),
+    ],
+)
+@ranks(2)
+def test_a_rank_that_skips_part_of_a_sharded_model_is_named_before_a_hang(
+    rank, what, settings, line, named
+):
+    way = Way("fsdp", 2, accumulation=2)
+    of = loss_of_nothing if (what, rank) == ("any of it", 1) else loss
+
+    def left_out(_pass, rank):
+        return what if rank == 1 else None
+
+    for unused in settings:
+        said = refusal(rank, lambda unused=unused: train(rank, way, left_out, unused=unused, of=of))
+        assert said.startswith(line)
+        assert named in said
+
+
+def in_turn(number, rank):
+    """Parameters without gradient on one of two ranks, and in the next pass on the other rank."""
+    return "parameters" if (number + rank) % 2 else None
+
+
+@pytest.mark.parametrize("make", [Choosy, Adapted])
+@ranks(2)
+def test_ranks_that_skip_parameters_in_turn_train_the_same_sharded(rank, make):
+    """The ranks differ in each pass, but not over a step of two passes."""
+    copies, sharded = (
+        train(rank, Way(kind, 2, accumulation=2), in_turn, unused=kind == "ddp", make=make)
+        for kind in ("ddp", "fsdp")
+    )
+    same(rank, sharded, copies)
+
+
+def same(rank, sharded, copies):
+    if rank == 0:
+        torch.testing.assert_close(sharded, copies, rtol=0.0, atol=5e-6)
+
+
+def some(number, rank):
+    """Parameters without gradient on rank 1, then on both ranks, then on none, then on rank 0."""
+    return "parameters" if rank in ((1,), (0, 1), (), (0,))[number % 4] else None
+
+
+def all_ranks(number, _rank):
+    return "parameters" if number % 2 else None
+
+
+@pytest.mark.parametrize(("choose", "unused"), [(some, True), (all_ranks, False)])
+@ranks(2)
+def test_parameters_without_gradient_on_ranks_train_the_same_sharded(rank, choose, unused):
+    copies = train(rank, Way("ddp", 2), choose, unused=True)
+    for way in (Way("fsdp", 2, recompute="full"), Way("fsdp", 2, reshard=False)):
+        same(rank, train(rank, way, choose, unused=unused), copies)
+
+
+@pytest.mark.parametrize(
+    ("choose", "make", "accumulation"),
+    [
+        (some, Adapted, 1),
+        # A step of two passes: some parameters get a gradient only in the first pass.
+        (all_ranks, Choosy, 2),
+        pytest.param(all_ranks, Adapted, 1, marks=pytest.mark.slow),
+        pytest.param(some, Choosy, 2, marks=pytest.mark.slow),
+    ],
+)
+@ranks(2)
+def test_adapters_and_passes_without_gradient_train_the_same_sharded(
+    rank, choose, make, accumulation
+):
+    copies, sharded = (
+        train(rank, Way(kind, 2, accumulation=accumulation), choose, unused=True, make=make)
+        for kind in ("ddp", "fsdp")
+    )
+    same(rank, sharded, copies)
