@@ -1,0 +1,127 @@
+"""A model of many initializers, and the comparison of a deferred build with a normal build."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import random_split
+
+from hpcrun.train.deferred.build import Deferred, build_deferred
+from hpcrun.train.deferred.later_draws import LaterDraws
+
+OWN = torch.Generator()
+
+
+class Varied(nn.Module):
+    """A model with the ways of initialization that models use, and some that are hard to defer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.look = nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Flatten())
+        self.found = self.look(torch.zeros(2, 1, 8)).shape[1]
+        self.head = nn.Linear(self.found, 8)
+        nn.init.orthogonal_(self.head.weight)
+        self.tokens = nn.Embedding(10, 8, padding_idx=0)
+        self.tied = nn.Linear(8, 10, bias=False)
+        self.tied.weight = self.tokens.weight
+        self.place = nn.Parameter(torch.zeros(5, 8))
+        nn.init.trunc_normal_(self.place, std=0.02)
+        self.rates = torch.linspace(0, 0.3, 4).tolist()
+        self.large = nn.Parameter(torch.zeros(400, 400))
+        self.large.data.normal_().mul_(0.5)
+        turns = 1 / (10000 ** (torch.arange(0, 8, 2) / 8))
+        self.register_buffer("turn", torch.outer(torch.arange(9.0), turns), persistent=False)
+        self.register_buffer("features", torch.randn(3, 3))
+        self.table = [torch.arange(5) * 2]
+        with torch.random.fork_rng():
+            torch.manual_seed(9)
+            self.forked = nn.Linear(3, 3)
+        state = torch.get_rng_state()
+        self.first = nn.Linear(3, 3)
+        torch.set_rng_state(state)
+        self.again = nn.Linear(3, 3)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.numbers = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.drawn = nn.Parameter(torch.from_numpy(np.random.rand(4).astype("float32")))
+        self.pair = nn.Parameter(torch.full((2,), random.random()))
+        self.own = nn.Parameter(torch.randn(20, generator=OWN))
+        for parameter in self.encoder.parameters():
+            parameter.data.mul_(1.5)
+        self.load_state_dict({"first.bias": torch.arange(3.0)}, strict=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x).tanh()
+        x = self.encoder(x.unsqueeze(1)).squeeze(1)
+        x = self.head(self.look(x.unsqueeze(1))) + self.place.sum(0) + self.large.sum()
+        spread = self.first(x[:, :3]) + self.again(x[:, :3]) + self.forked(x[:, :3])
+        rest = (self.numbers.sum() + self.drawn.sum() + self.pair.sum() + self.own.sum()) ** 2
+        return self.tied(x) + spread.sum() + rest + self.normed(x[:, :4]).sum()
+
+
+class Coarse(Varied):
+    """With another default type for a while; FSDP does not take parameters of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.set_default_dtype(torch.bfloat16)
+        self.coarse = nn.Parameter(torch.randn(300, 300))
+        torch.set_default_dtype(torch.float32)
+
+
+def seed() -> None:
+    random.seed(4)
+    np.random.seed(4)
+    torch.manual_seed(4)
+    OWN.manual_seed(4)
+
+
+def states() -> list[bytes]:
+    """Return the states of all generators that a build may use."""
+    now = [torch.get_rng_state(), OWN.get_state()]
+    return [state.numpy().tobytes() for state in now] + [repr(random.getstate()).encode()]
+
+
+def draws() -> list[torch.Tensor]:
+    """Draw as a dataset may do: from a fork, from a copy of the generator, after a seed, and from itself."""
+    with torch.random.fork_rng():
+        forked = torch.randn(2)
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        seeded = torch.randperm(5)
+    copied = torch.rand(2, generator=torch.Generator().set_state(torch.get_rng_state()))
+    split = random_split(range(9), [4, 5])[0].indices
+    return [forked, seeded, copied, torch.tensor(split), torch.rand(1)]
+
+
+def weights(deferred: Deferred) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    deferred.compute(lambda name, value: found.update({name: value.clone()}))
+    assert list(found) == deferred.order()
+    return found
+
+
+def require_same(make: Callable[[], nn.Module]) -> None:
+    seed()
+    normal = make()
+    drawn, after = draws(), states()
+    seed()
+    deferred = build_deferred(make)
+    # A tensor of numpy is there already.
+    found = {**dict(deferred.model.named_parameters()), **weights(deferred)}
+    assert found.keys() == dict(normal.named_parameters()).keys()
+    for name, value in normal.named_parameters():
+        assert torch.equal(value, found[name]), name
+        assert value.stride() == found[name].stride()
+        assert value.requires_grad == dict(deferred.model.named_parameters())[name].requires_grad
+    for name, buffer in normal.named_buffers():
+        assert torch.equal(buffer, dict(deferred.model.named_buffers())[name]), name
+    with LaterDraws(deferred):
+        found_later = draws()
+    assert all(map(torch.equal, drawn, found_later))
+    assert states() == after
