@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from hpcrun.control import tree_group
+from hpcrun.control import making, tree_group
 from hpcrun.control.tree_group import TreeGroup
+from hpcrun.lifecycle.agreement import StopAgreement
+from hpcrun.lifecycle.signals import StopReason
+from hpcrun.train.health import flight_recorder
+from hpcrun.train.parallel import process_group
+from tests.control.ranks import DEAD, WORLD
+from tests.ranks import ranks
 from tests.train.forks import run_program
 
 LIMIT = timedelta(seconds=120)
@@ -182,34 +189,58 @@ def test_a_late_rank_ends_the_collective_of_all_within_the_limit() -> None:
     assert told == ["ended"] * 8
 
 
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> TreeGroup:
+    """Return this rank's control group, a tree with a fan-out of 2."""
+    monkeypatch.setattr(making, "FAN_OUT", 2)
+    group = making.new_control_group(timeout=timedelta(seconds=400))
+    assert isinstance(group, TreeGroup)
+    return group
+
+
+@ranks(7)
+def test_a_stop_asked_on_any_rank_is_agreed_at_the_same_step_by_all(
+    rank: int, tree: TreeGroup
+) -> None:
+    """Request one stop on each rank in turn: each stop is agreed on at the next exchange."""
+    agreement, stops = StopAgreement(tree), []
+    for step in range(15):
+        local = StopReason.TERMINATE if step == 3 + rank else StopReason.NONE
+        if agreement.exchange(step, local):
+            stops.append(step)
+    agreement.settle()
+    assert stops == [4 + rank for rank in range(7)]
+
+
+@ranks(7)
+def test_the_groups_of_torch_take_a_tree_for_one_of_theirs(
+    rank: int, tree: TreeGroup, tmp_path: Path
+) -> None:
+    dist.all_reduce(torch.ones(1), group=tree)
+    found = [None] * 7
+    dist.all_gather_object(found, f"rank {rank}", group=tree)
+    assert found == [f"rank {rank}" for rank in range(7)]
+    begun = flight_recorder.dump(tmp_path, rank)[f"control/{tree.group_name}"]
+    assert begun[0][1] == "all_reduce of 1"
+
+    def limit() -> float:
+        return float(tree.options._timeout.total_seconds())
+
+    assert limit() == 400.0
+    with process_group.waiting_at_least(1925.0):
+        assert limit() == 1925.0
+    assert limit() == 400.0
+    dist.barrier(group=tree)
+
+
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_program("tests.control.ranks", tmp_path_factory.mktemp("control"))
 
 
-def told(folder: Path, what: str) -> list[str]:
-    """Read the files of all ranks, by rank."""
-    paths = sorted(folder.glob(f"{what}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    return [path.read_text() for path in paths]
-
-
-def test_a_stop_asked_on_any_rank_is_agreed_at_the_same_step_by_all(played: Path) -> None:
-    stops = told(played, "stops")
-    assert len(stops) == 7
-    # Requested at step 3 + rank: each stop is agreed on at the next exchange.
-    assert set(stops) == {" ".join(str(4 + rank) for rank in range(7))}
-
-
-def test_the_groups_of_torch_take_a_tree_for_one_of_theirs(played: Path) -> None:
-    assert told(played, "objects") == [str([f"rank {rank}" for rank in range(7)])] * 7
-    assert set(told(played, "limits")) == {"400.0 1925.0 400.0"}
-    assert set(told(played, "begun")) == {"all_reduce of 1"}
-
-
-@pytest.mark.parametrize("dead", [0, 2, 4, 5])
-def test_the_death_of_a_rank_ends_what_the_others_wait_in(played: Path, dead: int) -> None:
-    # Rank 2 leads rank 3, rank 4 leads ranks 5 and 6, and rank 0 leads all. Rank 5 is not a leader.
-    ended = told(played, f"death-{dead}")
-    assert len(ended) == 6
+@pytest.mark.parametrize("dead", DEAD)
+def test_the_death_of_a_rank_ends_what_the_others_wait_in(deaths: Path, dead: int) -> None:
+    ended = [path.read_text() for path in deaths.glob(f"waited-{dead}-*.txt")]
+    assert len(ended) == WORLD - 1
     for seconds in ended:
         assert float(seconds) < 200, ended
