@@ -208,7 +208,7 @@ def test_a_stop_asked_on_any_rank_is_agreed_at_the_same_step_by_all(
         local = StopReason.TERMINATE if step == 3 + rank else StopReason.NONE
         if agreement.exchange(step, local):
             stops.append(step)
-    agreement.settle()
+    agreement.finish()
     assert stops == [4 + rank for rank in range(7)]
 
 
