@@ -154,7 +154,7 @@ def test_plots_show_each_run_and_go_to_a_file(
     shown = capsys.readouterr().out
     assert "training loss over steps" in shown
     assert "learning rate over steps" in shown
-    assert "tokens in a second" in shown
+    assert "tokens per second" in shown
     assert "goodput" in shown
     assert all(run.name in shown for run in sweep.iterdir())
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"

@@ -89,7 +89,7 @@ def test_random_draws_depend_on_the_seed_and_not_on_the_count(tmp_path: Path) ->
             "random:\n  seed: 1\n  count: 2\n  lr: {uniform: 1}\n",
             "sweep.yaml:4: lr: uniform needs a list",
         ),
-        ("grid: {a: [1]}\nzip: {a: [1]}", "sweep.yaml:2: a: .*sweep.yaml:1 gives it too"),
+        ("grid: {a: [1]}\nzip: {a: [1]}", "sweep.yaml:2: a: .*sweep.yaml:1 has this key too"),
         ("grid: {a: [1]}\nwhere: 3", "list of expressions"),
         ("grid:\n  a: [1\n", "not valid YAML"),
     ],
