@@ -1,5 +1,7 @@
 """Build the trainer of a config and a task, with the wrapped model."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -31,6 +33,7 @@ def build_trainer(
     deferred: Deferred | None = None,
     *,
     loads: bool = False,
+    advance: Callable[[], None] = lambda: None,
 ) -> DistributedAMPTrainer:
     """Build this rank's trainer with its optimizer. Collective.
 
@@ -38,6 +41,7 @@ def build_trainer(
         deferred: the recorded build of ``model``, if its weights are not computed yet.
         loads: the caller loads every weight from a checkpoint, so that the weights of ``deferred`` need not
             be computed.
+        advance: called after each computed parameter of ``deferred``.
 
     Raises:
         UserError: the model or the task's optimizer does not fit the config.
@@ -78,7 +82,7 @@ def build_trainer(
             if loads:
                 deferred.tape.clear()
             else:
-                _fill(deferred, trainer, config)
+                _fill(deferred, trainer, config, advance)
         _ = trainer.optimizer
     except UserError as error:
         # The model is the same on every rank, so every rank has this error.
@@ -86,11 +90,16 @@ def build_trainer(
     return trainer
 
 
-def _fill(deferred: Deferred, trainer: DistributedAMPTrainer, config: Config) -> None:
+def _fill(
+    deferred: Deferred,
+    trainer: DistributedAMPTrainer,
+    config: Config,
+    advance: Callable[[], None],
+) -> None:
     rank, group = trainer.distributed.rank, trainer.control_group()
     # The other ranks wait while rank 0 computes; a normal build has this time too.
     with process_group.waiting_at_least(config.train.hang_start):
-        fill(deferred, device=trainer.device, rank=rank, group=group)
+        fill(deferred, device=trainer.device, rank=rank, group=group, advance=advance)
 
 
 def _compile_mode(

@@ -1,7 +1,7 @@
 """Current step and activity of a training, for error reports and hang diagnosis."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 TRAINING = "training"
@@ -16,16 +16,24 @@ class Position:
     """The current step (None before the first) and the current activity, in a step or outside.
 
     Written by plain assignments; the watchdog's thread may read it at any time. ``start``: the first step of
-    this process.
+    this process. ``parts``: completed parts of long work; a change shows the watchdog that the work advances.
     """
 
     step: int | None = None
     doing: str = "starting"
     start: int = 0
+    parts: int = 0
 
     @contextlib.contextmanager
-    def at(self, work: str) -> Iterator[None]:
-        """Set ``doing`` for the block and restore it on success; after an exception it keeps the activity."""
+    def at(self, work: str) -> Iterator[Callable[[], None]]:
+        """Set ``doing`` for the block and restore it on success; after an exception it keeps the activity.
+
+        The context yields :meth:`advance`.
+        """
         before, self.doing = self.doing, work
-        yield
+        yield self.advance
         self.doing = before
+
+    def advance(self) -> None:
+        """Count a completed part of the current work."""
+        self.parts += 1

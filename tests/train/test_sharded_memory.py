@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
 from hpcrun.train.build import build_trainer
+from hpcrun.train.phase import Position
 from hpcrun.train.setup.deferral import build_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
@@ -78,7 +79,12 @@ def built(rank, world_size, *settings):
     OWN.manual_seed(4)
     model, deferred = build_model(task, asked, distributed)
     assert (deferred is None) == ("fsdp.deferred_init=false" in settings)
-    trainer = build_trainer(asked, task, model, distributed, "fsdp", deferred)
+    # The watchdog sees each parameter, so a long build is no hang.
+    expected, position = 0 if deferred is None else len(deferred.parameters), Position()
+    trainer = build_trainer(
+        asked, task, model, distributed, "fsdp", deferred, advance=position.advance
+    )
+    assert position.parts == expected
     assert all(isinstance(p, DTensor) and not p.is_meta for p in trainer.module.parameters())
     before = bits(trainer.module)
     batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))

@@ -188,6 +188,18 @@ def test_a_rank_shows_the_others_the_work_for_which_they_wait(tmp_path: Path, wo
         position.doing = "saving"
 
 
+def test_a_completed_part_of_long_work_is_progress(tmp_path: Path) -> None:
+    position, limits = Position(), Limits.of(300.0, 1800.0, 1e6)
+    watchdog = Watchdog(
+        position, limits, tmp_path, rank=0, world_size=1, store=None, on_exit=lambda: None
+    )
+    with position.at("wrapping the model") as advance:
+        before = watchdog._place()
+        assert watchdog._place() == before
+        advance()
+        assert watchdog._place() != before
+
+
 @pytest.mark.parametrize(
     ("doing", "seconds"),
     [(TRAINING, 10), (VALIDATING, 10), ("saving", 60), (PROFILING, 60), ("restoring", 60)],

@@ -1,5 +1,6 @@
 """Compute the weights of a sharded model with a deferred build, and keep a shard of each on every rank."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from hpcrun.device import accelerator
 from hpcrun.errors import UserError
 from hpcrun.train.deferred.build import Deferred, DeferredParameter
 from hpcrun.train.parallel.collective import together
@@ -25,6 +27,7 @@ def fill(
     device: torch.device,
     rank: int,
     group: Any,
+    advance: Callable[[], None],
 ) -> None:
     """Set the parameters of ``module``, which `give_memory` has prepared. Collective.
 
@@ -35,6 +38,7 @@ def fill(
     Args:
         device: of the collectives.
         group: a control group of all ranks.
+        advance: called after each parameter.
 
     Raises:
         UserError: on all ranks, if the ranks have built different models.
@@ -50,6 +54,11 @@ def fill(
         whole = value.to(device).contiguous()
         dist.broadcast(whole, src=0)
         _keep(parameters[name], whole)
+        if accelerator.is_accelerator(device):
+            # NCCL counts its timeout from the call, and memory is held until the end: the ranks that wait
+            # for rank 0 must not queue all parameters at once.
+            accelerator.synchronize_stream(device)
+        advance()
 
     with torch.no_grad():
         if rank == 0:

@@ -44,8 +44,10 @@ _TORCH = f"{os.sep}torch{os.sep}"
 _AWAITED = frozenset({COMPILING, PROFILING})
 """Work of a single rank, for which the other ranks may wait in a step."""
 
-At = Callable[[str], contextlib.AbstractContextManager[None]]
-"""Context for a part of the work: it names the part, and raises the timeout of collectives in the block."""
+At = Callable[[str], contextlib.AbstractContextManager[Callable[[], None]]]
+"""Context for a part of the work: it names the part, and raises the timeout of collectives in the block.
+
+It yields a function that long work calls after each of its pieces: the limit then counts for a piece."""
 
 
 class Store(Protocol):
@@ -180,8 +182,8 @@ class Watchdog:
         waits = self._count("awaited", 0) or self._lost_store
         return idle >= self._limits.other or not waits
 
-    def _place(self) -> tuple[int | None, str]:
-        return self._position.step, self._position.doing
+    def _place(self) -> tuple[int | None, str, int]:
+        return self._position.step, self._position.doing, self._position.parts
 
     def _put_off(self) -> float:
         """Postpone the watchdog process; return the seconds of a suspension that has just ended."""
@@ -199,7 +201,7 @@ class Watchdog:
             # The hang may be in the store itself, so the watchdog process stays armed.
             self._helper.postpone(self._limits.alarm)
         first = self._raise_alarm()
-        step, doing = self._place()
+        step, doing, _ = self._place()
         print(
             f"hpcrun: rank {self._rank} on {self._host}: step {step}, {doing}, "
             f"no progress for {idle:.1f} s",
@@ -349,10 +351,10 @@ def watching(
     )
 
     @contextlib.contextmanager
-    def at(work: str) -> Iterator[None]:
+    def at(work: str) -> Iterator[Callable[[], None]]:
         # A collective that times out before the watchdog names no rank, and counts as a crash.
-        with process_group.waiting_at_least(limits.end(work)), position.at(work):
-            yield
+        with process_group.waiting_at_least(limits.end(work)), position.at(work) as advance:
+            yield advance
 
     with answering, watchdog, process_group.waiting_at_least(limits.end(position.doing)):
         yield at

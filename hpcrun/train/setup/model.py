@@ -79,7 +79,7 @@ def build_model(
     earlier = _earlier_parallel(context)
     parallel = resolve_parallel(config, opened.model, distributed, context.group, earlier)
     with context.explain_memory(None, parallel, device):
-        with context.at("wrapping the model"):
+        with context.at("wrapping the model") as advance:
             opened = opened.for_parallel(parallel, config, distributed)
             deferred = opened.deferred is not None
             loads = opened.resumes and deferred and covers(opened.task, opened.model)
@@ -91,6 +91,7 @@ def build_model(
                 parallel,
                 opened.deferred,
                 loads=loads,
+                advance=advance,
             )
         with context.at("restoring"):
             restored = restore(context.run, config, trainer, engine)
