@@ -11,8 +11,10 @@ from hpcrun.config import AMPConfig, ConfigError, override_layer, resolve
 from hpcrun.device import accelerator, vendor
 from hpcrun.errors import UserError
 from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.tasks.options.language_model import LanguageModelShape
-from hpcrun.train.model.float8 import to_float8
+from hpcrun.train.errors import NotTrainable
+from hpcrun.train.model.float8 import explain_sizes, to_float8
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step import precision
 from hpcrun.train.step.trainer import DistributedAMPTrainer
@@ -91,6 +93,21 @@ def test_a_model_with_layers_in_fp8_learns_as_in_bf16():
 def likelihood(model, text):
     scores = model(text[:, :-1]).float()
     return nn.functional.cross_entropy(scores.flatten(0, 1), text[:, 1:].flatten())
+
+
+def test_a_number_of_tokens_that_no_kernel_takes_is_explained():
+    pytest.importorskip("torchao")
+    # On the meta device, torch checks the sizes as on a GPU.
+    net = Net().to("meta", torch.bfloat16)
+    to_float8(net, True)
+    rows = torch.empty(8, 197, 32, device="meta", dtype=torch.bfloat16)
+    with explain_sizes(True):
+        net(rows[:, :196]).sum().backward()
+    refused = r"train.float8: .* multiple of 16 \(.*1576.*\); change train.batch_size"
+    with pytest.raises(NotTrainable, match=refused), explain_sizes(True):
+        net(rows).sum().backward()
+    with pytest.raises(RuntimeError, match=r"^divisible by 16$"), explain_sizes(False):
+        raise RuntimeError("divisible by 16")
 
 
 def test_a_model_without_such_layers_and_a_missing_torchao_are_refused(monkeypatch):

@@ -5,11 +5,15 @@ torchao scales the inputs, the weights and the gradients of a layer with their l
 state stay as they are.
 """
 
+import contextlib
+import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from torch import nn
 
 from hpcrun.errors import UserError
+from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.blocks import blocks
 
 Float8 = Literal[True, False, "emulate"]
@@ -18,6 +22,9 @@ Float8 = Literal[True, False, "emulate"]
 _KEY = "train.float8"
 _MULTIPLE = 16
 """The GPUs' kernels take matrices whose sizes are multiples of it."""
+
+_REFUSED = re.compile(rf"divisi?ble by {_MULTIPLE}")
+"""Text of the kernels' refusal; torch misspells it for one of the two matrices."""
 
 
 def to_float8(module: nn.Module, wanted: Float8) -> list[str]:
@@ -44,6 +51,21 @@ def to_float8(module: nn.Module, wanted: Float8) -> list[str]:
     for part in found.values():
         _become(part, convert(part, config=config))
     return list(found)
+
+
+@contextlib.contextmanager
+def explain_sizes(wanted: Float8) -> Iterator[None]:
+    """Replace a kernel's refusal of a number of tokens by NotTrainable, with a remedy."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not wanted or not _REFUSED.search(str(error)):
+            raise
+        raise NotTrainable(
+            f"{_KEY}: a layer in fp8 got a number of rows (samples x tokens of a micro-batch on a rank) that "
+            f"is not a multiple of {_MULTIPLE} ({' '.join(str(error).split())}); change train.batch_size, "
+            "train.micro_batch or the length of the samples, or set it to false"
+        ) from error
 
 
 def _torchao(*, emulate: bool) -> tuple[Any, Any]:
