@@ -13,6 +13,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.deferred.fill import fill, give_memory
+from hpcrun.train.determinism import fix_compiler
 from hpcrun.train.errors import error_on_all_ranks
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optim.optimizer import build_schedule, optimizer_of
@@ -75,6 +76,8 @@ def build_trainer(
     try:
         if wanted.float8 is True:
             require_float8(trainer.device)
+        if wanted.compile:
+            fix_compiler(wanted.deterministic, wanted.compile_mode)
         trainer.wrap_model()
         if deferred is not None:
             cpu = torch.device("cpu")

@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -93,6 +93,32 @@ def choose_kernels(wanted: Deterministic) -> None:
     # By default torch would fill all new memory, so that a kernel that reads uninitialized memory gives the
     # same result. That matters only for a wrong kernel, and every step pays for it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def fix_compiler(wanted: Deterministic, mode: str) -> None:
+    """Let torch.compile choose kernels without measuring them, if ``wanted`` is True or "strict".
+
+    Older torch has no switch for all measurements. There, it measures in every mode whether to pad matrix
+    products, and many kernels in the modes max-autotune.
+
+    Raises:
+        UserError: ``mode`` measures, and this torch cannot turn that off.
+    """
+    if wanted not in (True, "strict"):
+        return
+    from torch._inductor import config
+
+    options: Any = config
+    if hasattr(options, "deterministic"):
+        options.deterministic = True
+        return
+    if mode.startswith("max-autotune"):
+        raise UserError(
+            f"train.compile_mode: {mode} measures kernels and takes the fastest, which may change the last "
+            f"bits; torch {torch.__version__} cannot turn this off for train.deterministic; use another "
+            "mode, or train.deterministic=false"
+        )
+    options.shape_padding = False
 
 
 def announce_order(wanted: Deterministic) -> None:

@@ -1,17 +1,26 @@
 """The settings of torch for train.deterministic, and the message about a refused kernel."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._inductor.config
 from torch.utils.data import DataLoader, Dataset
 
 from hpcrun.errors import UserError
 from hpcrun.network.nccl.lint.lint import lint
 from hpcrun.network.nccl.settings import Setting
-from hpcrun.train.determinism import NCCL_ORDER, announce_order, choose_kernels, explain_refusals
+from hpcrun.train.determinism import (
+    NCCL_ORDER,
+    announce_order,
+    choose_kernels,
+    explain_refusals,
+    fix_compiler,
+)
 from hpcrun.train.errors import NotDeterministic
 
 
@@ -47,6 +56,27 @@ def test_cublas_gets_a_fixed_workspace_unless_the_user_sets_one(wanted, fixed, m
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     choose_kernels(wanted)
     assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == fixed
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mode", "switches", "after"),
+    [
+        (True, "default", {"shape_padding": True}, {"shape_padding": False}),
+        ("strict", "max-autotune", {"deterministic": False}, {"deterministic": True}),
+        ("warn", "max-autotune", {"shape_padding": True}, {"shape_padding": True}),
+        ("strict", "max-autotune-no-cudagraphs", {"shape_padding": True}, None),
+    ],
+)
+def test_the_compiler_measures_no_kernels_or_is_refused(wanted, mode, switches, after, monkeypatch):
+    options = SimpleNamespace(**switches)
+    monkeypatch.setattr(torch._inductor, "config", options)
+    with (
+        contextlib.nullcontext()
+        if after
+        else pytest.raises(UserError, match=r"compile_mode: max-.* use another mode")
+    ):
+        fix_compiler(wanted, mode)
+    assert vars(options) == (after or switches)
 
 
 @pytest.mark.parametrize(
