@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from hpcrun.cluster.distributed import DistributedConfig
@@ -14,7 +16,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.model.unused_parameters import unreached
 from hpcrun.train.parallel import choose, fsdp
 from hpcrun.train.parallel.choose import decide, need, resolve_parallel
-from hpcrun.train.parallel.fsdp import layout, units
+from hpcrun.train.parallel.fsdp import connect_groups, layout, mesh_over, units
 from hpcrun.train.parallel.memory_estimate import Need
 from hpcrun.train.parallel.strategies import DataParallelStrategy
 from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
@@ -148,6 +150,19 @@ def test_hybrid_sharding_groups_the_ranks_of_a_node():
     assert layout([(0, 0), (0, 1), (1, 0), (1, 1)]) == [[0, 1], [2, 3]]
     assert layout([(0, 0), (1, 0), (0, 1), (1, 1)]) == [[0, 2], [1, 3]]
     assert layout([(0, 0), (0, 1)]) == [[0, 1]]
+
+
+def test_the_groups_of_a_hybrid_mesh_connect_before_the_first_step(monkeypatch):
+    connected = []
+    monkeypatch.setattr(dist, "all_reduce", lambda _, group: connected.append(group))
+    monkeypatch.setattr(accelerator, "synchronize", lambda _: None)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        mesh = mesh_over(torch.tensor([[0, 1], [2, 3]]), ("copies", "shard"), "cpu", "fake")
+        connect_groups(mesh, torch.device("cpu"))
+        assert [dist.get_process_group_ranks(group) for group in connected] == [[0, 2], [0, 1]]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_hybrid_sharding_over_unequal_nodes_is_refused():

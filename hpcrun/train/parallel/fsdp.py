@@ -31,6 +31,7 @@ from hpcrun.train.model.prepare import compile_in_place
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
 from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.memory_estimate import MANY_GRADIENTS
+from hpcrun.train.parallel.process_group import connect
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
 from hpcrun.train.task_checks import unshardable
@@ -94,7 +95,10 @@ class FSDPStrategy(Strategy):
         if self._options.reduce_each_micro_batch == "auto":
             self._reduces_each = self.auto_reduces
         _cast_buffers(module, self._options.buffer_dtype)
-        options = self._sharding(_mesh(self._distributed, self._options, self._device))
+        mesh = _mesh(self._distributed, self._options, self._device)
+        if dist.get_backend() == "nccl":
+            connect_groups(mesh, self._device)
+        options = self._sharding(mesh)
         below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}
         # The backward pass starts with the root's weights, so torch keeps them until then.
         at_root = {} if self._options.reshard_after_forward else below
@@ -319,6 +323,12 @@ def mesh_over(ranks: Tensor, names: tuple[str, ...], device: str, backend: str) 
     if ranks.dim() == 1:
         return DeviceMesh.from_group(groups[0], device, mesh_dim_names=names)
     return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
+
+
+def connect_groups(mesh: DeviceMesh, device: torch.device) -> None:
+    """Connect the groups of ``mesh``, as :func:`process_group.connect` connects all ranks. Collective."""
+    for group in mesh.get_all_groups():
+        connect(device, group)
 
 
 def _cast_buffers(module: nn.Module, precision: str | None) -> None:

@@ -131,14 +131,16 @@ def join_run(
     return config
 
 
-def connect(device: torch.device) -> None:
+def connect(device: torch.device, group: Any = None) -> None:
     """Make the first collective between the GPUs, so that a broken network shows before a step. Collective.
+
+    ``group``: None for the group of all ranks.
 
     ``device_id`` of ``init_process_group`` would connect them before the watchdog watches. It also lets
     every rank outside a new gloo group wait in NCCL for the ranks inside (torch 2.13).
     """
     if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1, device=device))
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
         accelerator.synchronize(device)
 
 
