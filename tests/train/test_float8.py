@@ -11,7 +11,6 @@ from hpcrun.config import AMPConfig, ConfigError, override_layer, resolve
 from hpcrun.device import accelerator, vendor
 from hpcrun.errors import UserError
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.float8 import explain_sizes, to_float8
