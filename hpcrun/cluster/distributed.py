@@ -7,10 +7,10 @@ and batch scripts are reported here in one line, and not as a hang in the first 
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.existing_group import made_group, place_in_group
@@ -25,7 +25,9 @@ class DistributedConfig(BaseModel):
     """This rank's place among the ranks, and the address of the rendezvous. Immutable.
 
     ``from_env`` fills it from the launcher's variables; a program without a launcher may fill it by
-    hand. It only contains values: it opens nothing, and ``validate`` checks the values.
+    hand. It only contains values: it opens nothing, and ``validate`` checks the values. It unpacks into rank,
+    world size and local rank: ``rank, world_size, local_rank = setup_distributed()``. ``device_ids=None``
+    means no device, and ``launch_method="torch.distributed.launch"`` is torchrun, which it starts.
 
     Raises:
         pydantic.ValidationError: a field is unknown, has the wrong type, or is out of its range.
@@ -55,6 +57,71 @@ class DistributedConfig(BaseModel):
     )
     job_id: str | None = Field(default=None, description="The job's id, ARRAY_TASK in arrays.")
     restart_count: int = Field(default=0, ge=0, description="Restarts of this job so far.")
+
+    @field_validator("device_ids", mode="before")
+    @classmethod
+    def _no_device(cls, value: Any) -> Any:
+        return () if value is None else value
+
+    @field_validator("launch_method", mode="before")
+    @classmethod
+    def _launcher(cls, value: Any) -> Any:
+        return "torchrun" if value == "torch.distributed.launch" else value
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]
+        """Return rank, world size and local rank."""
+        return iter((self.rank, self.world_size, self.local_rank))
+
+    @classmethod
+    def from_values(
+        cls,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        backend: Backend | None = None,
+        device_ids: Sequence[int] | None = None,
+    ) -> "DistributedConfig":
+        """Return the launcher's description, changed by the values that a program gives.
+
+        Without a launcher the program has started all ranks on this machine, as with
+        ``torch.multiprocessing.spawn``. Address and port are then MASTER_ADDR and MASTER_PORT, or the
+        defaults.
+
+        Args:
+            rank: this process among all ranks; None: the launcher's.
+            world_size: number of ranks; None: the launcher's.
+            backend: ``nccl`` or ``gloo``; None: ``nccl`` with a GPU.
+            device_ids: this rank's GPU, as ``[0]``; None: chosen by the local rank.
+
+        Raises:
+            ClusterError: rank or world size contradict the launcher, or only one of both is given without a
+                launcher.
+            pydantic.ValidationError: a value has the wrong type, or is out of its range.
+        """
+        found = cls.from_env()
+        changes: dict[str, Any] = {}
+        if found.launch_method == "single" and (rank, world_size) != (None, None):
+            if rank is None or world_size is None:
+                raise ClusterError(
+                    "no launcher's variables are set, so that rank and world_size belong together: give both"
+                )
+            gpus = visible_gpus(os.environ)
+            own = (rank % gpus,) if found.device_ids else ()
+            changes = {"rank": rank, "world_size": world_size, "local_rank": rank}
+            changes |= {"num_gpus_per_node": world_size, "tasks_per_node": (world_size,)}
+            changes["launch_method"] = "spawn"
+            changes |= {"master_addr": os.environ.get("MASTER_ADDR", LOOPBACK), "device_ids": own}
+            changes["master_port"] = os.environ.get("MASTER_PORT", found.master_port)
+        for name, given in (("rank", rank), ("world_size", world_size)):
+            told = changes.get(name, getattr(found, name))
+            if given not in (None, told):
+                raise ClusterError(
+                    f"{name}={given} contradicts {name} {told} of the launcher ({found.launch_method}); "
+                    f"leave {name} out, or correct the launcher's variables"
+                )
+        changes |= {} if backend is None else {"backend": backend}
+        changes |= {} if device_ids is None else {"device_ids": tuple(device_ids)}
+        return cls.model_validate(found.model_dump() | changes)
 
     @classmethod
     def from_env(
@@ -122,7 +189,7 @@ class DistributedConfig(BaseModel):
         visible_devices: int | None = None,
         check_port: bool = False,
         check_address: bool = True,
-    ) -> None:
+    ) -> Literal[True]:
         """Check that the values fit together and fit this machine.
 
         The method replaces pydantic's deprecated class method of the same name.
@@ -131,6 +198,9 @@ class DistributedConfig(BaseModel):
             visible_devices: GPUs that this process sees; None: counted without torch.
             check_port: if this rank listens on the port, check that it can do so now.
             check_address: check that the master address resolves here.
+
+        Returns:
+            True; a problem raises.
 
         Raises:
             ClusterError: one line about the first problem.
@@ -148,6 +218,7 @@ class DistributedConfig(BaseModel):
                 f"master port {self.master_port} is in use on {socket.gethostname()}; "
                 "choose another one with MASTER_PORT, or end the program that listens there"
             )
+        return True
 
     def _check_address(self) -> None:
         try:

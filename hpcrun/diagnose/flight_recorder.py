@@ -1,6 +1,6 @@
 """The dumps of torch's flight recorder: the collectives that each rank began before the job hung.
 
-torch's own analyser compares them if torch is installed. It unpickles the dumps, and a pickle can run any
+torch's own analyzer compares them if torch is installed. It unpickles the dumps, and a pickle can run any
 program; so the dumps are read here first, by a reader that accepts plain values only.
 """
 
@@ -89,8 +89,8 @@ def _behind(group: str, at: Mapping[int, tuple[int, str]]) -> str | None:
     )
 
 
-def analysed(dumps: Dumps) -> list[str]:
-    """Return what torch's analyser prints about the dumps, at most a dozen lines; empty without torch."""
+def analyzed(dumps: Dumps) -> list[str]:
+    """Return what torch's analyzer prints about the dumps, at most a dozen lines; empty without torch."""
     told: list[str] = []
     for prefix, ranks in dumps.items():
         with tempfile.TemporaryDirectory(prefix="hpcrun-doctor-") as folder:
@@ -103,7 +103,7 @@ def analysed(dumps: Dumps) -> list[str]:
 
 
 def _groups(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return the process groups in the analyser's form: gloo's recorder names only the default group."""
+    """Return the process groups in the analyzer's form: gloo's recorder names only the default group."""
     found: dict[str, tuple[str, set[int]]] = {}
     for rank, dump in ranks.items():
         for entry in dump["entries"]:
@@ -131,6 +131,6 @@ def _analyse(folder: str, prefix: str) -> list[str]:
         return []
     if done.returncode != 0:
         return []
-    # The analyser reports through the logger, on standard error.
+    # The analyzer reports through the logger, on standard error.
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
     return [line for line in lines if line and "tabulate" not in line]

@@ -262,3 +262,37 @@ def test_ranks_that_would_share_slices_of_a_gpu_are_refused(
 
 def test_the_address_is_not_looked_up_where_the_ranks_find_it_themselves() -> None:
     gpu_config(master_addr="no-such-host.invalid").validate(visible_devices=4, check_address=False)
+
+
+def test_other_spellings_of_a_trainer_by_hand_are_read() -> None:
+    config = DistributedConfig.model_validate(
+        {"device_ids": None, "launch_method": "torch.distributed.launch"}
+    )
+    assert (config.device_ids, config.launch_method) == ((), "torchrun")
+    assert DistributedConfig.model_validate({"device_ids": [0]}).device_ids == (0,)
+    rank, world_size, local_rank = gpu_config()
+    assert (rank, world_size, local_rank) == (5, 8, 1)
+    assert config.validate() is True
+
+
+def test_values_of_a_program_without_a_launcher_place_all_ranks_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "23456")
+    config = DistributedConfig.from_values(rank=2, world_size=4, backend="gloo", device_ids=None)
+    assert (config.rank, config.world_size, config.local_rank) == (2, 4, 2)
+    assert (config.num_gpus_per_node, config.launch_method) == (4, "spawn")
+    assert (config.master_addr, config.master_port, config.device_ids) == ("127.0.0.1", 23456, ())
+    assert config.validate() is True
+    with pytest.raises(ClusterError, match="give both"):
+        DistributedConfig.from_values(rank=2)
+
+
+def test_values_of_a_program_may_not_contradict_its_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in gpu_config().to_env_dict().items():
+        monkeypatch.setenv(name, value)
+    assert DistributedConfig.from_values(rank=5, device_ids=[3]).device_ids == (3,)
+    with pytest.raises(ClusterError, match="world_size=4 contradicts world_size 8 of the launcher"):
+        DistributedConfig.from_values(rank=5, world_size=4)

@@ -11,6 +11,7 @@ from torch import nn
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.train.build import _compile_mode
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.model.prepare import Preparation
@@ -377,3 +378,17 @@ def test_validation_does_not_use_the_random_numbers_of_training():
     task = SimpleNamespace(loss=drawing, weight=lambda _: None)
     validate(trainer, task, [(batch(4), 4)], group=None)
     assert [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[2]] == before
+
+
+def test_a_trainer_takes_rank_and_world_size_and_keeps_earlier_names():
+    model = nn.Linear(2, 1)
+    made = DistributedAMPTrainer(
+        model, sgd(model), rank=1, world_size=4, backend="gloo", device_ids=None
+    )
+    place = made.distributed
+    assert (place.rank, place.world_size, place.num_gpus_per_node) == (1, 4, 4)
+    assert made.is_distributed
+    with pytest.raises(ValueError, match="distributed describes this rank already"):
+        DistributedAMPTrainer(model, sgd(model), distributed=place, rank=1)
+    assert DistributedAMPTrainer.joined_step is DistributedAMPTrainer.step_with_join
+    assert StopAgreement.settle is StopAgreement.finish

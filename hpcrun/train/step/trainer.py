@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.distributed import Backend, DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.device import accelerator, vendor
@@ -63,6 +63,10 @@ class DistributedAMPTrainer(AMPTrainer):
         fsdp: FSDP | None = None,
         preparation: Preparation | None = None,
         compression: Compression | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        backend: Backend | None = None,
+        device_ids: Sequence[int] | None = None,
     ) -> None:
         """Take the arguments of :class:`AMPTrainer`; with ``fsdp`` the model moves to the device in wrapping.
 
@@ -80,14 +84,27 @@ class DistributedAMPTrainer(AMPTrainer):
             fsdp: sharding options for ``parallel="fsdp"``.
             preparation: memory layout, activation checkpointing and compilation.
             compression: gradient compression for DDP; use each object in one trainer only.
+            rank: as for :meth:`DistributedConfig.from_values`, like the next three; without ``distributed``.
+            world_size: number of ranks.
+            backend: ``nccl`` or ``gloo``.
+            device_ids: this rank's GPU, as ``[0]``.
 
         Raises:
-            ValueError: ``single`` or ``dp`` with several ranks; an optimizer of parameters that FSDP will
-                replace; compression with FSDP.
+            ValueError: ``distributed`` and one of the last four arguments; ``single`` or ``dp`` with several
+                ranks; an optimizer of parameters that FSDP will replace; compression with FSDP.
             ClusterError: the launcher's variables are missing or contradict each other (without
                 ``distributed``).
         """
         # An explicit world size of 1 is intended: each rank may train its own small model.
+        given = (rank, world_size, backend, device_ids)
+        if distributed is None and any(value is not None for value in given):
+            distributed = DistributedConfig.from_values(
+                rank=rank, world_size=world_size, backend=backend, device_ids=device_ids
+            )
+        elif any(value is not None for value in given):
+            raise ValueError(
+                "distributed describes this rank already; leave out rank, world_size, backend and device_ids"
+            )
         self._single_by_choice = distributed is not None and distributed.world_size == 1
         self.distributed = distributed or DistributedConfig.from_env()
         self._parallel, self._fsdp = parallel, fsdp or FSDP()
@@ -117,7 +134,7 @@ class DistributedAMPTrainer(AMPTrainer):
 
     @property
     def is_distributed(self) -> bool:
-        """True if there is more than one rank."""
+        """True if there is more than one rank. A property, so write it without parentheses."""
         return self.distributed.world_size > 1
 
     @property
@@ -200,6 +217,9 @@ class DistributedAMPTrainer(AMPTrainer):
                 value = self._backward(micro_batches, loss, factors)
         share_gradients(trained_by(self.optimizer), self.device, receives=idle)
         return self._update(value)
+
+    joined_step = step_with_join
+    """Earlier name of :meth:`step_with_join`."""
 
     def control_group(self) -> Any:
         """Return a CPU process group for decisions and checkpoints, apart from the gradients' collectives.

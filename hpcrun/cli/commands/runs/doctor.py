@@ -15,7 +15,7 @@ from hpcrun.cli.diagnosis import as_data, report
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, find_run_instead, runs_dir
 from hpcrun.diagnose.finding import find_cause
-from hpcrun.diagnose.flight_recorder import Dumps, analysed, laggards, read_dumps
+from hpcrun.diagnose.flight_recorder import Dumps, analyzed, laggards, read_dumps
 from hpcrun.diagnose.log_line import LogLine
 from hpcrun.diagnose.reading import read_log, read_stream
 from hpcrun.diagnose.run_lines import (
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     dumps = _dumps(folders, arguments.flight_recorder)
     notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
     if notes:
-        notes += [f"torch's analyser: {line}" for line in analysed(dumps)]
+        notes += [f"torch's analyzer: {line}" for line in analyzed(dumps)]
     if arguments.json:
         print_json(as_data(finding, notes))
     elif finding is None:
