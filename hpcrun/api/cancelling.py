@@ -2,9 +2,9 @@
 
 from hpcrun.config import load_resolved
 from hpcrun.lifecycle.end.finalize import write_result
-from hpcrun.lifecycle.history import Cause, last_committed
+from hpcrun.lifecycle.history import last_committed
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Cause, read_events
 from hpcrun.run.io.files import read_json
 
 

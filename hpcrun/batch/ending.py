@@ -28,12 +28,12 @@ from hpcrun.lifecycle.end.scheduler_view import (
     query_job,
     reason_given,
 )
-from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
+from hpcrun.lifecycle.history import asked_to_end, last_committed, successor
 from hpcrun.lifecycle.notification import KEY, Due
 from hpcrun.lifecycle.ownership import Occupied, refusal, require_free
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event, note, read_events
+from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 
 # Seconds after which a file server that has recovered answers at the latest.
 _TRIES, _PAUSE = 3, 5.0

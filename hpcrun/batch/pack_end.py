@@ -17,10 +17,9 @@ from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.bad_nodes import exclude_bad_nodes
 from hpcrun.lifecycle.end.finalize import Classification
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Decision
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event, note, read_events
+from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 
 
 def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: float | None) -> int:

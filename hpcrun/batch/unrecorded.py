@@ -13,11 +13,11 @@ from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.batch_log import batch_log
-from hpcrun.lifecycle.history import Cause, all_histories, asked_to_end, jobs_of
+from hpcrun.lifecycle.history import all_histories, asked_to_end, jobs_of
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import is_unfinished, read_heard_stop
-from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.run.io.files import read_json
 
 _Found = TypeVar("_Found")

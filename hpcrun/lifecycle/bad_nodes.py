@@ -13,10 +13,9 @@ from hpcrun.cluster.avoided_nodes import (
 from hpcrun.cluster.bad_node_list import add_failure, bad_nodes_path
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.lifecycle.end.finalize import Classification
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.second_start import nodes_of, start_elsewhere
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.events import Attempt, Cause, note, read_events
 
 
 def exclude_bad_nodes(

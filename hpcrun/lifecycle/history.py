@@ -2,27 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-from hpcrun.run.events import Attempt, Event
-
-
-class Cause(str, Enum):
-    """The cause of an attempt's end."""
-
-    FINISHED = "finished"
-    PREEMPTION = "preemption"
-    TIME_LIMIT = "time-limit"
-    CONTINUED = "continued"
-    NODE_FAILURE = "node-failure"
-    CRASH = "crash"
-    HANG = "hang"
-    CANCELLED = "cancelled"
-    BAD_INPUT = "bad-input"
-    SAVE_FAILED = "save-failed"
-    EXHAUSTED = "exhausted"
-
+from hpcrun.run.events import Attempt, Cause, Event
 
 # Events that a person causes and that belong to no attempt.
 _OF_PEOPLE = ("submitted", "cancelled", "cancel-failed", "preempted")

@@ -7,8 +7,7 @@ delivery. So a process can find in the event log what a killed process has not s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcrun.lifecycle.history import Cause
-from hpcrun.run.events import Attempt, Event
+from hpcrun.run.events import Attempt, Cause, Event
 
 KEY = "notification"
 """The field of an event that names the notification."""

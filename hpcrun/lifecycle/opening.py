@@ -13,7 +13,6 @@ from hpcrun.lifecycle.end.batch_log import batch_log
 from hpcrun.lifecycle.end.finalize import with_lost_announcement, write_result
 from hpcrun.lifecycle.history import (
     AttemptRecord,
-    Cause,
     all_histories,
     asked_to_end,
     finished_before,
@@ -25,7 +24,7 @@ from hpcrun.lifecycle.ownership import Occupied, require_free, same_number
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_hang
-from hpcrun.run.events import Attempt, Event, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.run.owner import claim
 

@@ -7,7 +7,8 @@ here every cause is counted separately (invariant 8).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hpcrun.lifecycle.history import AttemptRecord, Cause
+from hpcrun.lifecycle.history import AttemptRecord
+from hpcrun.run.events import Cause
 
 
 @dataclass(frozen=True)

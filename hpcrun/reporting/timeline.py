@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcrun.run.events import Attempt, Event
+from hpcrun.run.events import Attempt, Cause, Event
 
 QUEUED, STARTING, RUNNING, LOST, WAITING = "queued", "starting", "running", "lost", "requeue wait"
 SAVED, PREEMPTED, FAILED, FINISHED, STOPPED = "saved", "preempted", "failed", "finished", "stopped"
-_OF_PREEMPTION = ("preemption", "time-limit", "continued")
-_OF_A_PERSON = ("cancelled",)
+_OF_PREEMPTION = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
 
 
 @dataclass(frozen=True)
@@ -135,4 +134,4 @@ def _mark_of(cause: str | None, *, again: bool) -> str:
         return FINISHED
     if cause in _OF_PREEMPTION:
         return PREEMPTED if again else STOPPED
-    return STOPPED if cause in _OF_A_PERSON else FAILED
+    return STOPPED if cause == Cause.CANCELLED else FAILED

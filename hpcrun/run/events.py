@@ -3,12 +3,29 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import count
 from typing import Any
 
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import append_line, read_lines
+
+
+class Cause(str, Enum):
+    """The cause of an attempt's end."""
+
+    FINISHED = "finished"
+    PREEMPTION = "preemption"
+    TIME_LIMIT = "time-limit"
+    CONTINUED = "continued"
+    NODE_FAILURE = "node-failure"
+    CRASH = "crash"
+    HANG = "hang"
+    CANCELLED = "cancelled"
+    BAD_INPUT = "bad-input"
+    SAVE_FAILED = "save-failed"
+    EXHAUSTED = "exhausted"
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.run.owner import INCARNATION, require_ownership
 from hpcrun.train.parallel.collective import together
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
-_FAILURES = ("crash", "hang", "node-failure", "preemption", "time-limit")
+_FAILURES = (Cause.CRASH, Cause.HANG, Cause.NODE_FAILURE, Cause.PREEMPTION, Cause.TIME_LIMIT)
 _PRIOR = 86400.0
 """Seconds: prior for the mean time between failures, one day."""
 

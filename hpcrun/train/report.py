@@ -11,12 +11,12 @@ from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import Cause, histories
+from hpcrun.lifecycle.history import histories
 from hpcrun.lifecycle.policy import OWN_DOING
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.events import Attempt, Cause, note, read_events
 from hpcrun.run.figures import result_lines
 from hpcrun.run.io.files import write_json
 from hpcrun.run.owner import require_ownership

@@ -21,11 +21,10 @@ from hpcrun.batch.notify.message import LINE_CHARACTERS, LINES, message
 from hpcrun.batch.notify.starting import start
 from hpcrun.cli.main import guarded
 from hpcrun.config import Watch
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.notification import KEY, due, notification_of
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
-from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.io.files import append_line
 from tests import jobs
 

@@ -6,8 +6,7 @@ import pytest
 
 from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.lifecycle.end.cause_table import TABLE, Evidence, classify, deciding_row, evidence_of
-from hpcrun.lifecycle.history import Cause
-from hpcrun.run.events import Attempt, Event
+from hpcrun.run.events import Attempt, Cause, Event
 
 FIRST = Attempt("7", 0)
 CRASH = Diagnosis("rank 1 on n2: ValueError: bad", 1, "n2", 5, None, 2)

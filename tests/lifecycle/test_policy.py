@@ -2,9 +2,9 @@
 
 import pytest
 
-from hpcrun.lifecycle.history import AttemptRecord, Cause, histories, last_committed
+from hpcrun.lifecycle.history import AttemptRecord, histories, last_committed
 from hpcrun.lifecycle.policy import Budgets, decide, of_script
-from hpcrun.run.events import Attempt, Event
+from hpcrun.run.events import Attempt, Cause, Event
 
 
 def record(

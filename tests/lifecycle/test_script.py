@@ -14,7 +14,6 @@ import pytest
 from hpcrun.batch.unrecorded import decide_unrecorded
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.script import running, watching
 from hpcrun.lifecycle.script.end import ScriptEnd, note_stop
@@ -26,7 +25,7 @@ from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run import owner
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_heard_stop
-from hpcrun.run.events import Attempt, Event, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.owner import OwnerPolling, claim
 from tests import jobs
 

@@ -8,14 +8,13 @@ import pytest
 from hpcrun.cluster import slurm
 from hpcrun.cluster.errors import NodeUnfit
 from hpcrun.lifecycle.end.finalize import Classification, finalize
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.script.end import ScriptFailed
 from hpcrun.lifecycle.second_start import start_elsewhere
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
-from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.events import Attempt, Cause, record_event
 from hpcrun.train.errors import NotDeterministic
 
 FIRST, SECOND = Attempt("7", 0), Attempt("7", 1)

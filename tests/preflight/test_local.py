@@ -16,11 +16,10 @@ from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.bad_nodes import record_bad_nodes
 from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.preflight.measured import JobNeeds, Measured
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.io.files import read_json
 from hpcrun.run.preflight_report import record_report
 from tests import jobs

@@ -13,11 +13,10 @@ from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.cause_table import classify, evidence_of
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures
-from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.train.entry import _attempt
 from tests.train.forks import fork_ranks
 

@@ -13,12 +13,11 @@ from hpcrun.config import Config
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.end.cause_table import classify, evidence_of
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.rank.shared_interface import NoSharedInterface
 from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.events import Attempt, Cause, read_events
 from hpcrun.train.data.batches import require_trainable
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.entry import run_rank

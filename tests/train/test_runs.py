@@ -15,10 +15,9 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.causes import first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.endings import read_failures, stacks_path
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.events import Attempt, Cause, read_events
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train.data import order
 from tests import jobs

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from hpcrun.diagnose.causes import Diagnosis, signal_name
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import Cause, asked_to_end, asked_to_yield
-from hpcrun.run.events import Attempt, Event
+from hpcrun.lifecycle.history import asked_to_end, asked_to_yield
+from hpcrun.run.events import Attempt, Cause, Event
 
 _BY_SCHEDULER = {
     "preemption": Cause.PREEMPTION,

@@ -17,7 +17,6 @@ from hpcrun.lifecycle.end.cause_table import classify, evidence_of, host_of, is_
 from hpcrun.lifecycle.end.scheduler_view import SchedulerWord
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import (
-    Cause,
     all_histories,
     asked_to_end,
     finished_before,
@@ -38,7 +37,7 @@ from hpcrun.run.endings import (
     read_hang,
     read_heard_stop,
 )
-from hpcrun.run.events import Attempt, Event, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.io.files import read_json, write_json
 
 
