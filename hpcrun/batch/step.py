@@ -213,7 +213,7 @@ def _held(run: RunDirectory) -> HeldFolder | None:
 
 
 def _was_deleted(place: HeldFolder | None, run: RunDirectory) -> bool:
-    """Return True if the run was deleted; a folder that is missing for a moment is being mounted."""
+    """Return True if the run directory was deleted, and not only missing while its file system mounts."""
     if place is None:
         return False
     end = time.monotonic() + _MISSING_SECONDS

@@ -22,7 +22,7 @@ _STARTS = ("submitted", "opened")
 
 @dataclass(frozen=True)
 class LastLines:
-    """The JSON objects at the end of a file. ``whole``: these are all objects of the file."""
+    """The JSON objects at the end of a file. ``whole`` is True if ``values`` has every object of the file."""
 
     values: Sequence[dict[str, Any]]
     whole: bool

@@ -1,7 +1,7 @@
-"""Environment of a training: what decides the last bits besides the config. A checkpoint records it.
+"""Comparison of hardware, library versions and variables with those recorded in a checkpoint.
 
-A requeue may land on other GPUs, or find another torch or NCCL. The training continues, but its sums may
-round in another way.
+A requeued job may start on other GPUs, or find another version of torch or NCCL. The training continues, but
+floating-point sums may round differently, so the last bits of the weights may differ.
 """
 
 import os

@@ -89,7 +89,7 @@ def test_a_resume_in_another_environment_says_so_and_strict_refuses_it(runs):
     change = "ONEDNN_MAX_CPU_ISA: none -> DEFAULT"
     (line,) = (line for line in runs.said("stopped").splitlines() if "another environment" in line)
     assert line.startswith(
-        f"hpcrun: another environment than that of step 5: {change}; the last bits"
+        f"hpcrun: the environment has changed since step 5 was saved: {change}; the last bits"
     )
     assert "another environment" not in runs.said("other-way")
     assert runs.codes("strict") == [[75, 75], [2, 2]]

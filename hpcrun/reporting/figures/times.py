@@ -59,7 +59,7 @@ _UNITS = ((86400.0 * 3, 86400.0, "days"), (7200.0, 3600.0, "hours"), (300.0, 60.
 
 
 def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return the timelines of the runs that have events, :data:`ROWS` runs in a figure."""
+    """Return timelines of the runs that have events; a figure has up to :data:`ROWS` runs."""
     found = [(run, timeline(run.events, run.ended or run.seen)) for run in runs if run.events]
     found = [(run, one) for run, one in found if one.start is not None]
     if not found:
@@ -135,7 +135,7 @@ def _draw_marks(
 
 
 def goodput_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return the shares of each run's time, :data:`ROWS` runs in a figure."""
+    """Return bar charts of the parts of each run's time (goodput); a figure has up to :data:`ROWS` runs."""
     found = [(run, asdict(run.goodput)) for run in runs if run.events]
     found = [(run, parts) for run, parts in found if sum(parts.values()) > 0]
     pages = [found[at : at + ROWS] for at in range(0, len(found), ROWS)]
