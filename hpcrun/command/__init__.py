@@ -1,1 +1,1 @@
-"""The command after ``--``: its checks, and its start by a launcher."""
+"""The command after ``--``: the programs visible in its words, and its start by a launcher."""

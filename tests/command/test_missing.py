@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.command.checks import require_there
+from hpcrun.command.missing import require_there
 from hpcrun.errors import UserError
 
 
@@ -24,8 +24,11 @@ def refused(line: str, folder: Path, **changes: Any) -> bool:
     "line",
     [
         "python missing.py",
-        "python3.11 -u code/missing.py --lr 1",
+        "python -u -W ignore code/missing.py --lr 1",
+        "python3 missing",
         "bash missing.sh",
+        "env A=1 python missing.py",
+        "uv run missing.py",
         "./missing",
         "torchrun --nproc-per-node 2 missing.py",
         "accelerate launch --config_file there.yaml missing.py there.py",
@@ -50,7 +53,6 @@ def test_a_relative_path_is_known(line: str, tmp_path: Path) -> None:
         "python $SCRATCH/missing.py",
         "missing",
         "torchrun -m missing.train",
-        "uv run missing.py",
     ],
 )
 def test_what_may_be_there_on_the_node_passes(line: str, tmp_path: Path) -> None:

@@ -41,13 +41,15 @@ def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> Non
     [
         "python train.py --launcher torchrun",
         "python train.py torchrun",
+        "python -c 'import torch' -m torch.distributed.run",
         "python -m my.torchrun train.py",
         "accelerate config",
         "uv run train.py torchrun",
+        "bash -c 'echo torchrun'",
+        "bash -c 'echo \"torchrun\" # torchrun'",
         "bash missing.sh torchrun",
         "./torchrun.py",
         "A=1",
-        "bash -c 'cd code # torchrun'",
         "bash -c 'unfinished \"quote'",
     ],
 )
