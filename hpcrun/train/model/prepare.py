@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
+from hpcrun.train.model.activation_checkpointing import keeping_buffers
 from hpcrun.train.model.blocks import blocks
 from hpcrun.train.model.float8 import Float8, to_float8
 
@@ -123,15 +124,21 @@ def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
     if wanted.checkpointing == "every":
         found = found[:: wanted.every]
     for block in found:
-        if any(_has_statistics(part) for part in block.modules()):
+        if wanted.compile and any(_has_statistics(part) for part in block.modules()):
             raise UserError(
                 f"train.activation_checkpointing: {type(block).__name__} has running statistics, "
-                "which recomputation would update twice; set none, or use a norm without them"
+                "which a compiled block may update twice; set none, or train.compile=false"
             )
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_costly)
-    chosen = {id(block): checkpoint_wrapper(block, **options) for block in found}
+    chosen = {
+        # A compiled block hides its buffers; `Buffers` (activation_checkpointing.py) checks them.
+        id(block): checkpoint_wrapper(
+            block, checkpoint_fn=None if wanted.compile else keeping_buffers(block), **options
+        )
+        for block in found
+    }
     _replace(module, lambda part: chosen.get(id(part)))
 
 

@@ -81,8 +81,9 @@ class MicroBatchStep:
 
     def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Compute the loss in this process's first step, and check it on all ranks together."""
-        recomputes = self._trainer.preparation.checkpointing != "none"
-        buffers = Buffers(self._trainer.module) if recomputes else None
+        done = self._trainer.preparation
+        unseen = done.compile is not None and done.checkpointing != "none"
+        buffers = Buffers(self._trainer.module) if unseen else None
         value = self._bare(model, batch)
 
         def judge() -> None:
