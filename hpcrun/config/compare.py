@@ -114,7 +114,7 @@ def changed_ways(
 ) -> list[str]:
     """Return how ``config`` differs from the ways that a checkpoint recorded, each as ``key: 1 -> 2``.
 
-    A key that the checkpoint lacks, because it is newer, counts with its default.
+    A key that the checkpoint lacks, because it is newer, counts with what hpcrun did before.
 
     Args:
         before: the result of `ways` of the config that saved the checkpoint.

@@ -42,7 +42,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = self.host_peak = 0
-        self.operations = 0
         self.read_host: Callable[[], Iterable[int]] | None = None
         """Reads which storages are in host memory now; None: none is."""
         self.read_parts: Callable[[], Mapping[str, int]] | None = None

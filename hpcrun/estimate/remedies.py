@@ -8,6 +8,7 @@ import yaml
 
 from hpcrun.config import Config
 from hpcrun.config.resolve import contradictions
+from hpcrun.errors import UserError
 from hpcrun.estimate.fake_run import FakeRun, Untraceable
 from hpcrun.estimate.gpus import FRAGMENTED, GIB, RESERVE_GIB, needed
 from hpcrun.estimate.result import Traced
@@ -49,7 +50,8 @@ def remedies(
             tell(f"trying {' '.join([*given.values(), *settings])}")
             try:
                 found = run.trace(changed, memory)
-            except Untraceable:
+            except (Untraceable, UserError, ValueError):
+                # The model refuses this setting, as a batch norm refuses a single sample.
                 continue
             keys = given | {setting.partition("=")[0]: setting for setting in settings}
             tried.append((Remedy(tuple(keys.values()), found), changed, keys))

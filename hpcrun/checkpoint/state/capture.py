@@ -194,7 +194,7 @@ def apply_rank(own: dict[str, Any]) -> list[str]:
         import numpy as np
 
         np.random.set_state(_to_numpy(own["numpy"]))
-    devices = own["accelerators"]
+    devices = own.get("accelerators")
     if devices is not None:
         note = accelerator.restore_generators(devices)
         notes += [] if note is None else [note]

@@ -64,7 +64,7 @@ class AutoencoderData(DigitsData):
 
     @field_validator("reconstructions")
     @classmethod
-    def _pathfrom_here(cls, path: str | None) -> str | None:
+    def _path_from_here(cls, path: str | None) -> str | None:
         return from_here(path)
 
 

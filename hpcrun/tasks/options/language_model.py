@@ -76,7 +76,7 @@ class LanguageModelData(BaseModel):
 
     @field_validator("path")
     @classmethod
-    def _pathfrom_here(cls, path: str | None) -> str | None:
+    def _path_from_here(cls, path: str | None) -> str | None:
         return from_here(path)
 
 

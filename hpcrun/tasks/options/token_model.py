@@ -64,7 +64,7 @@ class TokenData(BaseModel):
 
     @field_validator("paths", "validation")
     @classmethod
-    def _pathsfrom_here(cls, paths: list[str] | None) -> list[str] | None:
+    def _paths_from_here(cls, paths: list[str] | None) -> list[str] | None:
         return None if paths is None else [str(from_here(path)) for path in paths]
 
     @field_validator("weights")

@@ -43,8 +43,8 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
     drift = [line for line in resumed.drift if not (told and line.startswith("threads:"))]
     if drift:
         lines.append(
-            f"the environment has changed since step {start} was saved: {'; '.join(drift)}; the last bits may "
-            "differ from those of a training without the interruption"
+            f"the environment has changed since step {start} was saved: {'; '.join(drift)}; the last bits "
+            "may differ from those of a training without the interruption"
         )
     if resumed.unrecorded:
         lines.append(
