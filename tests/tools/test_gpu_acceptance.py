@@ -19,7 +19,16 @@ for folder in (TOOLS / "bench", TOOLS):
         sys.path.insert(0, str(folder))
 
 import gpu_acceptance  # noqa: E402
-from acceptancelib import collectives, compiled, failure, precision, resume, sharded, staging  # noqa: E402
+from acceptancelib import (  # noqa: E402
+    collectives,
+    compiled,
+    deferred,
+    failure,
+    precision,
+    resume,
+    sharded,
+    staging,
+)
 from acceptancelib.outcome import CHECKS, Job, Outcome  # noqa: E402
 
 from hpcrun.train.step.gate import StepGate  # noqa: E402
@@ -67,7 +76,8 @@ def test_the_whole_simulation_finds_no_fault(tmp_path: Path) -> None:
     assert list(told["seconds"]) == list(CHECKS)
     passed = {it["item"] for it in told["outcomes"] if it["result"] == "pass"}
     assert passed >= {
-        "fp16", "all-reduce", "reduce-scatter", "snapshot", "fsdp", "failed rank", "equal bits", "speed",
+        "fp16", "all-reduce", "reduce-scatter", "snapshot", "fsdp", "deferred build",
+        "failed rank", "equal bits", "speed",
     }  # fmt: skip
 
 
@@ -218,6 +228,13 @@ def test_each_comparison_finds_a_planted_difference() -> None:
         {"resumed": "b"},
     ):
         assert sharded.judge([shard, {**shard, **change}]).result == "fail"
+
+    normal = {"deferred": 0, "built": "a", "losses": [2.0, 1.0], "trained": "b"}
+    late = {**normal, "deferred": 14}
+    assert deferred.judge([{"normal": normal, "deferred": late}]).result == "pass"
+    for change in ({"built": "c"}, {"losses": [2.0, 1.5]}, {"trained": "c"}, {"deferred": 0}):
+        found = {"normal": normal, "deferred": {**late, **change}}
+        assert deferred.judge([found]).result == "fail"
 
     copied = {"bytes": 1e9, "seconds": 0.1, "plain_seconds": 0.1, "equal": True}
     assert staging.snapshot(copied).result == "pass"
