@@ -10,6 +10,7 @@ collectives  hashes of all-reduce and reduce-scatter in two fresh sets of proces
 staging      page-locked memory, and the time of a snapshot compared with a plain copy
 fsdp         a sharded step, its checkpoint, and the same step after a restore
 deferred     fsdp.deferred_init gives the bits of a normal build (two GPUs)
+estimate     the peak of device memory in a step, and the figure of hpcrun estimate
 failure      the peers of a rank that raises an exception end within seconds (two GPUs)
 resume       a run with two interruptions ends with the bits of the undisturbed run
 compile      compiled steps, with accumulation and with CUDA graphs

@@ -24,6 +24,7 @@ from acceptancelib import (  # noqa: E402
     compiled,
     deferred,
     failure,
+    memory,
     precision,
     resume,
     sharded,
@@ -77,7 +78,7 @@ def test_the_whole_simulation_finds_no_fault(tmp_path: Path) -> None:
     passed = {it["item"] for it in told["outcomes"] if it["result"] == "pass"}
     assert passed >= {
         "fp16", "all-reduce", "reduce-scatter", "snapshot", "fsdp", "deferred build",
-        "failed rank", "equal bits", "speed",
+        "estimate", "failed rank", "equal bits", "speed",
     }  # fmt: skip
 
 
@@ -235,6 +236,11 @@ def test_each_comparison_finds_a_planted_difference() -> None:
     for change in ({"built": "c"}, {"losses": [2.0, 1.5]}, {"trained": "c"}, {"deferred": 0}):
         found = {"normal": normal, "deferred": {**late, **change}}
         assert deferred.judge([found]).result == "fail"
+
+    assert memory.judge(100, [80, 114], "fsdp").result == "pass"
+    assert memory.judge(100, [80, 116], "fsdp").result == "warn"
+    assert memory.judge(100, [84], "single").result == "warn"
+    assert memory.judge(100, [0], "single").result == "fail"
 
     copied = {"bytes": 1e9, "seconds": 0.1, "plain_seconds": 0.1, "equal": True}
     assert staging.snapshot(copied).result == "pass"
