@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
-from acceptancelib.small_runs import build, config_of
+from acceptancelib.small_runs import build, config_of, ranks
 from acceptancelib.world import Member, device_of, run_ranks
 from hpcrun.device import vendor
 
@@ -28,7 +28,7 @@ def judge(found: list[dict[str, Any]], setting: str) -> Outcome:
     details = {"ranks": found}
     pairs = [pair for it in found for pair in zip(it["float8"], it["bf16"], strict=True)]
     furthest = max(abs(a / b - 1) for a, b in pairs)
-    line = f"{len(found)} ranks, {setting}: losses within {furthest:.1e} of bf16"
+    line = f"{ranks(found)}, {setting}: losses within {furthest:.1e} of bf16"
     remedy = "do not use train.float8 here; " + REPORT
     if not all(abs(a / b - 1) < CLOSE for a, b in pairs):  # not `>=`, which is false for NaN
         return Outcome("fp8", "fail", line, remedy, details)

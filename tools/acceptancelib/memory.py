@@ -4,7 +4,7 @@ import contextlib
 import os
 
 from acceptancelib.outcome import REPORT, Job, Outcome
-from acceptancelib.small_runs import build, config_of
+from acceptancelib.small_runs import build, config_of, ranks
 from acceptancelib.world import Member, device_of, run_ranks
 from hpcrun.config import Config
 from hpcrun.device import accelerator, vendor
@@ -33,15 +33,17 @@ def judge(told: int, peaks: list[int], parallel: str, *, by_tensors: bool = Fals
     """
     highest = max(peaks)
     away = highest / told - 1
-    line = f"{len(peaks)} ranks ({parallel}): the peak is {highest / 1e6:.1f} MB"
+    line = f"{ranks(peaks)} ({parallel}): the peak is {highest / 1e6:.1f} MB"
     line += f"{' of living tensors' if by_tensors else ''}, {away:+.1%} from the estimate of "
     line += f"{told / 1e6:.1f} MB"
     details = {"estimated": told, "measured": peaks}
     if highest <= 0:
         return Outcome("estimate", "fail", "the device reports no peak of memory", REPORT, details)
     if abs(away) > CLOSE:
-        remedy = f"leave {abs(away):.0%} more memory free than hpcrun estimate says; {REPORT}"
-        return Outcome("estimate", "warn", line, remedy, details)
+        remedy = (
+            f"leave {away:.0%} more memory free than hpcrun estimate says; " if away > 0 else ""
+        )
+        return Outcome("estimate", "warn", line, remedy + REPORT, details)
     return Outcome("estimate", "pass", line, details=details)
 
 

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
-from acceptancelib.small_runs import build, config_of
+from acceptancelib.small_runs import build, config_of, ranks
 from acceptancelib.world import Member, run_ranks
 
 CLOSE = 1e-2
@@ -40,19 +40,17 @@ def judge(found: list[dict[str, Any]]) -> Outcome:
     ways = " and ".join(found[0])
     ends = " and ".join(f"{it['losses'][-1]:.3f}" for it in found[0].values())
     first = next(iter(found[0].values()))["losses"][0]
-    line = (
-        f"{len(found)} ranks, {ways}: losses from {first:.3f} to {ends}; same weights on all ranks"
-    )
+    line = f"{ranks(found)}, {ways}: losses from {first:.3f} to {ends}; same weights on all ranks"
     return Outcome("muon", "pass", line, details={"ranks": found})
 
 
 def rank(here: Member) -> dict[str, Any]:
     """Return the losses and the weights' hash of each way."""
-    ways = ("ddp", "fsdp") if here.job.ranks > 1 else ("auto",)
-    return {way: _figures(here, way) for way in ways}
+    ways = {"ddp": "ddp", "fsdp": "fsdp"} if here.job.ranks > 1 else {"single": "auto"}
+    return {way: _figures(here, wanted) for way, wanted in ways.items()}
 
 
-def _figures(here: Member, way: str) -> dict[str, Any]:
-    config = config_of(here.job, "optim.name=muon", "train.lr=0.01", f"train.parallel={way}")
+def _figures(here: Member, parallel: str) -> dict[str, Any]:
+    config = config_of(here.job, "optim.name=muon", "train.lr=0.01", f"train.parallel={parallel}")
     run = build(here, config)
     return {"losses": run.steps(_STEPS), "bits": run.bits()}

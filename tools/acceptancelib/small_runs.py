@@ -1,7 +1,9 @@
 """A small GPT from a config, built and trained with the functions of a run."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +58,11 @@ class SmallRun:
         for name, value in self.trainer.module.named_parameters():
             found.update(name.encode() + whole(value).view(-1).view(torch.uint8).numpy().tobytes())
         return found.hexdigest()
+
+
+def ranks(found: Sequence[Any]) -> str:
+    """Return the number of results of ranks, in words."""
+    return "1 rank" if len(found) == 1 else f"{len(found)} ranks"
 
 
 def whole(value: Tensor) -> Tensor:
