@@ -208,8 +208,12 @@ def read_hang(folder: Path) -> Hang | None:
     if value is not None and isinstance(value.get("time"), int | float):
         with contextlib.suppress(TypeError):
             return Hang(**value)
-    written = [path.stat() for path in folder.glob("stacks-rank-*.txt")]
-    times = [stat.st_mtime for stat in written if stat.st_size]
+    times = []
+    for path in folder.glob("stacks-rank-*.txt"):
+        # A rank that ends without a hang removes its file at this moment.
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.stat()
+            times += [stat.st_mtime] if stat.st_size else []
     if not times:
         return None
     ranks = "1 rank" if len(times) == 1 else f"{len(times)} ranks"

@@ -221,6 +221,8 @@ def test_ranks_that_hang_because_one_is_gone_are_not_the_cause(earlier: tuple) -
 
 def test_a_hang_is_read_back_and_stacks_without_a_record_show_one(tmp_path: Path) -> None:
     stacks_path(tmp_path, 0).touch()
+    # A link without its file, as a file that its rank removes after the folder was listed.
+    stacks_path(tmp_path, 2).symlink_to(tmp_path / "removed")
     assert read_hang(tmp_path) is None
     stacks_path(tmp_path, 1).write_text("Thread 0x1: ...")
     found = read_hang(tmp_path)
