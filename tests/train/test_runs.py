@@ -87,7 +87,9 @@ def test_a_resume_may_compute_the_same_sums_in_another_way(runs):
 
 def test_a_resume_in_another_environment_says_so_and_strict_refuses_it(runs):
     change = "ONEDNN_MAX_CPU_ISA: none -> DEFAULT"
-    (line,) = (line for line in runs.said("stopped").splitlines() if "environment has changed" in line)
+    (line,) = (
+        line for line in runs.said("stopped").splitlines() if "environment has changed" in line
+    )
     assert line.startswith(
         f"hpcrun: the environment has changed since step 5 was saved: {change}; the last bits"
     )
