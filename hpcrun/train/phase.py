@@ -37,3 +37,7 @@ class Position:
     def advance(self) -> None:
         """Count a completed part of the current work."""
         self.parts += 1
+
+    def place(self) -> tuple[int | None, str, int]:
+        """Return step, activity and completed parts; a change shows the watchdog progress."""
+        return self.step, self.doing, self.parts

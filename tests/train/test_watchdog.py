@@ -15,6 +15,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.train.health import compilation
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
 from hpcrun.train.health.limits import Limits
+from hpcrun.train.health.peers import PeerFailure, Peers
 from hpcrun.train.health.watchdog import Watchdog
 from hpcrun.train.parallel import process_group
 from hpcrun.train.phase import (
@@ -150,21 +151,22 @@ def test_a_first_step_a_save_and_a_validation_may_take_longer() -> None:
     assert limits.allowed(position) == 1800
 
 
-def test_a_step_in_which_some_rank_compiles_may_take_longer(tmp_path: Path) -> None:
+def test_a_step_in_which_some_rank_compiles_may_take_longer() -> None:
     store, limits = dist.HashStore(), Limits.of(300.0, 1800.0, 1e6)
-    position = Position(step=41, doing=TRAINING, start=40)
-    watchdog = Watchdog(
-        position, limits, tmp_path, rank=0, world_size=2, store=store, on_exit=lambda: None
-    )
-    assert not watchdog._stuck(299)
-    assert watchdog._stuck(301)
+    position, peers = Position(step=41, doing=TRAINING, start=40), Peers(store)
+
+    def stuck(idle: float) -> bool:
+        return limits.exceeded(idle, position, peers.awaited)
+
+    assert not stuck(299)
+    assert stuck(301)
     store.add("awaited", 1)
-    assert not watchdog._stuck(301)
-    assert watchdog._stuck(1801)
+    assert not stuck(301)
+    assert stuck(1801)
     store.add("awaited", -1)
-    assert watchdog._stuck(301)
+    assert stuck(301)
     position.doing = COMPILING
-    assert not watchdog._stuck(301)
+    assert not stuck(301)
 
 
 @pytest.mark.parametrize("work", [COMPILING, PROFILING])
@@ -188,44 +190,28 @@ def test_a_rank_shows_the_others_the_work_for_which_they_wait(tmp_path: Path, wo
         position.doing = "saving"
 
 
-def test_a_completed_part_of_long_work_is_progress(tmp_path: Path) -> None:
-    position, limits = Position(), Limits.of(300.0, 1800.0, 1e6)
-    watchdog = Watchdog(
-        position, limits, tmp_path, rank=0, world_size=1, store=None, on_exit=lambda: None
-    )
+def test_a_completed_part_of_long_work_is_progress() -> None:
+    position = Position()
     with position.at("wrapping the model") as advance:
-        before = watchdog._place()
-        assert watchdog._place() == before
+        before = position.place()
+        assert position.place() == before
         advance()
-        assert watchdog._place() != before
+        assert position.place() != before
 
 
 @pytest.mark.parametrize(
     ("doing", "seconds"),
     [(TRAINING, 10), (VALIDATING, 10), ("saving", 60), (PROFILING, 60), ("restoring", 60)],
 )
-def test_a_rank_that_may_wait_on_its_gpu_for_a_failed_rank_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str, seconds: float
-) -> None:
-    left: list[str] = []
-    monkeypatch.setattr(Watchdog, "_leave", lambda it: left.append(it._position.doing))
+def test_a_rank_that_may_wait_on_its_gpu_for_a_failed_rank_ends(doing: str, seconds: float) -> None:
     store, limits = dist.HashStore(), Limits.of(300.0, 1800.0, 1e6)
-    watchdog = Watchdog(
-        Position(step=41, doing=doing, start=40),
-        *(limits, tmp_path),
-        rank=0,
-        world_size=2,
-        store=store,
-        on_exit=lambda: None,
-    )
-    assert watchdog._see_failure(None, 50.0) is None
+    failure = PeerFailure(Peers(store), limits)
+    assert not failure.outlived(doing, 50.0)
     store.set("failed", "1")
-    assert watchdog._see_failure(None, 55.0) == 55.0
+    assert not failure.outlived(doing, 55.0)
     # Outside steps, a rank may still commit a save.
-    assert watchdog._see_failure(55.0, 54.0 + seconds) == 55.0
-    assert left == []
-    watchdog._see_failure(55.0, 55.0 + seconds)
-    assert left == [doing]
+    assert not failure.outlived(doing, 54.0 + seconds)
+    assert failure.outlived(doing, 55.0 + seconds)
 
 
 class LosesRequests:
@@ -237,25 +223,20 @@ class LosesRequests:
     set = get = check = add
 
 
-@pytest.mark.parametrize("request_", ["_stuck", "_asked"])
+@pytest.mark.parametrize("request_", ["awaited", "alarm"])
 def test_a_rank_that_has_lost_the_store_does_not_take_a_peer_s_compilation_for_a_hang(
-    tmp_path: Path, request_: str
+    request_: str,
 ) -> None:
     limits = Limits.of(300.0, 1800.0, 1e6)
     position = Position(step=41, doing=TRAINING, start=40)
     lost: Any = LosesRequests()
-    watchdog = Watchdog(
-        position, limits, tmp_path, rank=1, world_size=2, store=lost, on_exit=lambda: None
-    )
-    if request_ == "_asked":
-        assert not watchdog._asked("alarm")
-    assert not watchdog._stuck(301)
-    assert not watchdog._stuck(306)
-    assert watchdog._stuck(1801)
-    alone = Watchdog(
-        position, limits, tmp_path, rank=0, world_size=1, store=None, on_exit=lambda: None
-    )
-    assert alone._stuck(301)
+    peers, alone = Peers(lost), Peers(None)
+    if request_ == "alarm":
+        assert not peers.wrote("alarm")
+    assert not limits.exceeded(301, position, peers.awaited)
+    assert not limits.exceeded(306, position, peers.awaited)
+    assert limits.exceeded(1801, position, peers.awaited)
+    assert limits.exceeded(301, position, alone.awaited)
 
 
 def test_torch_shows_when_it_compiles() -> None:

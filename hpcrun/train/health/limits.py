@@ -1,5 +1,6 @@
 """Limits of the watchdog: how long a rank may make no progress, and the times of an alarm."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcrun.train.phase import PREPARING, TRAINING, VALIDATING, Position
@@ -30,6 +31,17 @@ class Limits:
         """Return the limit at ``position``; the first step may compile, so it has the limit of other work."""
         moving = position.step is not None and position.step > position.start
         return self.step if moving and position.doing == TRAINING else self.around(position.doing)
+
+    def exceeded(self, idle: float, position: Position, awaited: Callable[[], bool]) -> bool:
+        """Return True if a rank at ``position`` has made no progress for too long: ``idle`` seconds.
+
+        A step also waits for a rank in work outside steps. ``awaited`` returns True during such work; it is
+        asked beyond the limit only, because it asks the other ranks.
+        """
+        if idle < self.allowed(position):
+            return False
+        waits = awaited()
+        return idle >= self.other or not waits
 
     def around(self, work: str) -> float:
         """Return the limit for ``work`` outside steps."""

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NoReturn, Protocol
+from typing import IO, NoReturn
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
@@ -37,6 +37,7 @@ from hpcrun.run.stacks import Mailbox
 from hpcrun.train.health import flight_recorder
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
 from hpcrun.train.health.limits import Limits
+from hpcrun.train.health.peers import PeerFailure, Peers, Store
 from hpcrun.train.parallel import process_group
 from hpcrun.train.phase import COMPILING, PROFILING, Position
 
@@ -48,18 +49,6 @@ At = Callable[[str], contextlib.AbstractContextManager[Callable[[], None]]]
 """Context for a part of the work: it names the part, and raises the timeout of collectives in the block.
 
 It yields a function that long work calls after each of its pieces: the limit then counts for a piece."""
-
-
-class Store(Protocol):
-    """The methods used of torch's key-value stores; each may raise RuntimeError if the store is gone."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
 
 
 class Watchdog:
@@ -90,14 +79,14 @@ class Watchdog:
         """
         self._position, self._limits = position, limits
         self._folder, self._rank, self._world_size = folder, rank, world_size
-        self._store, self._on_exit, self._resumed = store, on_exit, resumed
+        self._peers, self._on_exit, self._resumed = Peers(store), on_exit, resumed
         self._blind = blind
         self._host = node_name()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
         self._stacks: IO[str] = sys.stderr
         self._helper: WatchdogProcess | None = None
-        self._alarmed = self._lost_store = False
+        self._alarmed = False
 
     def __enter__(self) -> "Watchdog":
         post = None
@@ -121,15 +110,15 @@ class Watchdog:
                 file=sys.stderr,
                 flush=True,
             )
-        self._write(f"host/{self._rank}", self._host)
+        self._peers.write(f"host/{self._rank}", self._host)
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
         if kind is not None and not self._alarmed:
-            self._write("failed", str(self._rank))
-            if self._blind and self._rank == 0 and self._store is not None:
+            self._peers.write("failed", str(self._rank))
+            if self._blind and self._rank == 0 and self._peers.reachable:
                 time.sleep(1.5 * self._limits.tick)
         # During an alarm, wait: the failure here is a consequence of the hang, and the thread ends the
         # process. Otherwise do not wait: the thread may wait for the store of a stopped rank.
@@ -142,48 +131,33 @@ class Watchdog:
             stacks_path(self._folder, self._rank).unlink(missing_ok=True)
 
     def _watch(self) -> None:
-        seen, since = self._place(), time.monotonic()
-        told, failed = False, None
+        seen, since = self._position.place(), time.monotonic()
+        told, failure = False, PeerFailure(self._peers, self._limits)
         while True:
             # Time of a suspension does not count.
             since += self._put_off()
             now = time.monotonic()
-            place = self._place()
+            place = self._position.place()
             if place != seen:
                 seen, since = place, now
             awaited = place[1] in _AWAITED
             if awaited != told:
                 told = awaited
-                self._count("awaited", 1 if awaited else -1)
-            failed = self._see_failure(failed, now)
-            if self._stuck(now - since) or self._asked("alarm"):
-                self._end(now - since)
+                self._peers.count("awaited", 1 if awaited else -1)
+            if failure.outlived(place[1], now):
+                print(
+                    f"hpcrun: rank {self._rank} waits for a rank that has failed; it ends",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._leave()
+            idle = now - since
+            if self._limits.exceeded(
+                idle, self._position, self._peers.awaited
+            ) or self._peers.wrote("alarm"):
+                self._end(idle)
             if self._over.wait(self._limits.tick):
                 return
-
-    def _see_failure(self, since: float | None, now: float) -> float | None:
-        """Return when a peer's failure was first seen; end a rank that still waits for the peer."""
-        if since is None:
-            return now if self._asked("failed") else None
-        if now - since >= self._limits.survive(self._position.doing):
-            print(
-                f"hpcrun: rank {self._rank} waits for a rank that has failed; it ends",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._leave()
-        return since
-
-    def _stuck(self, idle: float) -> bool:
-        """Return True after too long without progress; a step also waits for a rank that is ``_AWAITED``."""
-        if idle < self._limits.allowed(self._position):
-            return False
-        # A rank that has lost the store does not know what its peers do.
-        waits = self._count("awaited", 0) or self._lost_store
-        return idle >= self._limits.other or not waits
-
-    def _place(self) -> tuple[int | None, str, int]:
-        return self._position.step, self._position.doing, self._position.parts
 
     def _put_off(self) -> float:
         """Postpone the watchdog process; return the seconds of a suspension that has just ended."""
@@ -201,7 +175,7 @@ class Watchdog:
             # The hang may be in the store itself, so the watchdog process stays armed.
             self._helper.postpone(self._limits.alarm)
         first = self._raise_alarm()
-        step, doing, _ = self._place()
+        step, doing, _ = self._position.place()
         print(
             f"hpcrun: rank {self._rank} on {self._host}: step {step}, {doing}, "
             f"no progress for {idle:.1f} s",
@@ -217,12 +191,13 @@ class Watchdog:
             _main_place(),
             flight_recorder.dump(self._folder, self._rank),
         )
-        self._write(f"answer/{self._rank}", json.dumps(mine.as_record()))
+        self._peers.write(f"answer/{self._rank}", json.dumps(mine.as_record()))
         if first:
             self._judge(mine, idle)
-            self._write("classified", "")
+            self._peers.write("classified", "")
         else:
-            self._wait_for(["classified"], 2 * self._limits.answer + 6 * self._limits.tick)
+            patience = 2 * self._limits.answer + 6 * self._limits.tick
+            self._peers.wait_for(["classified"], patience, self._limits.tick / 2)
         self._leave()
 
     def _leave(self) -> NoReturn:
@@ -237,19 +212,19 @@ class Watchdog:
 
     def _raise_alarm(self) -> bool:
         """Raise the alarm; return True if this rank is the first, or has no store."""
-        return self._count("alarm", 1) in (1, None)
+        return self._peers.count("alarm", 1) in (1, None)
 
     def _judge(self, mine: Answer, idle: float) -> None:
         ranks = range(self._world_size)
-        if self._store is not None:
-            self._wait_for([f"answer/{rank}" for rank in ranks], self._limits.answer)
+        notes = [f"answer/{rank}" for rank in ranks]
+        self._peers.wait_for(notes, self._limits.answer, self._limits.tick / 2)
         answers = {self._rank: mine}
         hosts: list[str | None] = []
         for rank in ranks:
-            answer = self._read(f"answer/{rank}")
+            answer = self._peers.read(f"answer/{rank}")
             if answer is not None:
                 answers[rank] = Answer(**json.loads(answer))
-            hosts.append(self._read(f"host/{rank}"))
+            hosts.append(self._peers.read(f"host/{rank}"))
         hosts[self._rank] = self._host
         hang = judge_hang(answers, hosts, time.time(), idle)
         with contextlib.suppress(OSError):
@@ -260,41 +235,6 @@ class Watchdog:
         silent = [stacks_path(self._folder, rank) for rank in ranks if rank not in answers]
         while time.monotonic() < until and not all(_written(path) for path in silent):
             time.sleep(self._limits.tick)
-
-    def _count(self, key: str, more: int) -> int | None:
-        """Add to a number that the ranks share, and return it; None without a store."""
-        if self._store is None:
-            return None
-        try:
-            return self._store.add(key, more)
-        except RuntimeError:
-            # Not asked again: after a late answer, later answers belong to other questions.
-            self._store, self._lost_store = None, True
-            return None
-
-    def _write(self, key: str, value: str) -> None:
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError):
-                self._store.set(key, value)
-
-    def _read(self, key: str) -> str | None:
-        return self._store.get(key).decode() if self._store and self._asked(key) else None
-
-    def _asked(self, *keys: str) -> bool:
-        """Return True if all ``keys`` are set; a store that is gone is not asked again."""
-        if self._store is None:
-            return False
-        try:
-            return self._store.check(list(keys))
-        except RuntimeError:
-            # Not asked again: after a late answer, later answers belong to other questions.
-            self._store, self._lost_store = None, True
-            return False
-
-    def _wait_for(self, keys: list[str], seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._store is not None and time.monotonic() < until and not self._asked(*keys):
-            time.sleep(self._limits.tick / 2)
 
 
 @contextlib.contextmanager
