@@ -4,57 +4,88 @@ import threading
 import time
 from collections.abc import Callable
 
+_LATE = 15.0
+"""Seconds; an answer never takes this long."""
 
-class DeadlineWatch:
-    """Reports when to stop: ``lead`` seconds before the job's end.
 
-    Limits are extended while jobs run, so the thread asks for the end every ``refresh`` seconds and, close
-    to the time to stop, after half of the remaining time, so that no extension is missed.
-    It is a thread because the scheduler may answer late. Only rank 0 watches; the other ranks learn of it by
-    agreement.
+class JobEnd:
+    """The job's end, as the scheduler has last answered, and the time of the next question.
+
+    Limits are extended while jobs run, so the scheduler is asked every ``refresh`` seconds and, close to the
+    time to stop, after half of the remaining time, so that no extension is missed.
 
     Slurm does not count the time in which a job is suspended, but the clock does. So an old answer
-    is ignored once the thread has missed its time to ask.
+    is ignored once the time to ask has been missed.
     """
 
-    _shortest = 2.0
-    _late = 15.0
-    """Seconds; an answer never takes this long."""
-
     def __init__(
-        self, end_time: Callable[[], float | None], lead: float, refresh: float = 300.0
+        self,
+        end_time: Callable[[], float | None],
+        lead: float,
+        refresh: float = 300.0,
+        *,
+        shortest: float = 2.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Start the thread; ``end_time`` returns Unix seconds, or None if the job has no limit."""
-        self._ask, self._lead, self._refresh = end_time, lead, refresh
+        """Ask for the first time.
+
+        Args:
+            end_time: returns the end in Unix seconds, or None if the job has no limit.
+            lead: seconds before the end at which to stop.
+            refresh: maximum seconds between two questions.
+            shortest: minimum seconds between two questions.
+            clock: returns the time in Unix seconds.
+        """
+        self._end_time, self._lead, self._refresh = end_time, lead, refresh
+        self._shortest, self._clock = shortest, clock
         self._end = end_time()
-        self._next = time.time() + self._pause()
+        self._next = clock() + self.pause()
+
+    def pause(self) -> float:
+        """Return the seconds until the next question."""
+        if self._end is None:
+            return self._refresh
+        left = self._end - self._lead - self._clock()
+        return min(self._refresh, max(left / 2, self._shortest))
+
+    def ask(self) -> None:
+        """Ask the scheduler again."""
+        began = self._clock()
+        found = self._end_time()
+        if found is None and self._clock() - began > _LATE:
+            # The process was suspended during the question, so no answer came.
+            found = self._end_time()
+        self._end = found or self._end
+        self._next = self._clock() + self.pause()
+
+    def is_near(self, *, asking: bool) -> bool:
+        """Return True if the job must stop now; ``asking``: the next question comes in time."""
+        now = self._clock()
+        if self._end is None or now < self._end - self._lead:
+            return False
+        return now < self._next + _LATE or not asking
+
+
+class DeadlineWatch:
+    """A thread that keeps :class:`JobEnd` up to date, because the scheduler may answer late.
+
+    Only rank 0 watches; the other ranks learn of the end by agreement.
+    """
+
+    def __init__(self, end: JobEnd) -> None:
+        self._end = end
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
         self._thread.start()
 
     def due(self) -> bool:
         """Return True if the job must stop now."""
-        now = time.time()
-        if self._end is None or now < self._end - self._lead:
-            return False
-        return now < self._next + self._late or not self._thread.is_alive()
+        return self._end.is_near(asking=self._thread.is_alive())
 
     def close(self) -> None:
         """Stop asking."""
         self._stop.set()
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._pause()):
-            began = time.time()
-            found = self._ask()
-            if found is None and time.time() - began > self._late:
-                # The process was suspended during the question, so no answer came.
-                found = self._ask()
-            self._end = found or self._end
-            self._next = time.time() + self._pause()
-
-    def _pause(self) -> float:
-        if self._end is None:
-            return self._refresh
-        left = self._end - self._lead - time.time()
-        return min(self._refresh, max(left / 2, self._shortest))
+        while not self._stop.wait(self._end.pause()):
+            self._end.ask()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.config import Config
-from hpcrun.lifecycle.rank.deadline import DeadlineWatch
+from hpcrun.lifecycle.rank.deadline import DeadlineWatch, JobEnd
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 
 
@@ -29,4 +29,4 @@ def _watch_deadline(config: Config) -> DeadlineWatch:
         found = None if job is None or in_local_cluster(os.environ) else query_end_time(job)
         return found or end_time(os.environ)
 
-    return DeadlineWatch(ask, lead=float(config.job.signal_lead))
+    return DeadlineWatch(JobEnd(ask, lead=float(config.job.signal_lead)))
