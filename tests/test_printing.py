@@ -191,13 +191,13 @@ def test_no_control_character_of_random_text_reaches_a_terminal(hostile: Path) -
 
 def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     from hpcrun.cli.commands.cluster import nodes
-    from hpcrun.cli.main import _refuse
+    from hpcrun.cli.main import print_refusal
 
     chance = random.Random(8)
     for _ in range(250):
         entry = NodeFailure(node=wild(chance), time=1.0, why=wild(chance), run=wild(chance))
-        nodes._print_table(nodes.node_records([entry], 2, 24.0, 2.0))
-        _refuse(*UserError(wild(chance)).lines)
+        nodes.print_table(nodes.node_records([entry], 2, 24.0, 2.0))
+        print_refusal(*UserError(wild(chance)).lines)
     told = capsys.readouterr()
     assert obeyed((told.out + told.err).replace("\n", "")) == set()
     # A heading and a line for each node; a line for each refusal.

@@ -56,13 +56,17 @@ _GRACE = 15.0
 """Seconds that a check has after its time limit to end its runs and ranks."""
 
 
-def run_check(job: Job, environ: dict[str, str], *, cut: bool) -> list[Outcome]:
-    """Run a check in a separate process; ``cut``: its limit is the remaining time of the program.
+def run_check(
+    job: Job, environ: dict[str, str], *, cut: bool, program: Path = _PROGRAM
+) -> list[Outcome]:
+    """Run a check in a separate process; ``cut``: its limit is the remaining time of this program.
+
+    ``program``: the folder of the check's program.
 
     Its output goes to a file, and the end of the output into the details of a failure.
     """
     log = Path(job.folder) / "check.log"
-    outcomes = _outcomes(job, environ, log, cut=cut)
+    outcomes = _outcomes(job, [sys.executable, str(program)], environ, log, cut=cut)
     said = log.read_text(encoding="utf-8", errors="replace")[-_OUTPUT:]
     return [
         replace(it, details={**it.details, "output": said})
@@ -72,11 +76,13 @@ def run_check(job: Job, environ: dict[str, str], *, cut: bool) -> list[Outcome]:
     ]
 
 
-def _outcomes(job: Job, environ: dict[str, str], log: Path, *, cut: bool) -> list[Outcome]:
+def _outcomes(
+    job: Job, command: list[str], environ: dict[str, str], log: Path, *, cut: bool
+) -> list[Outcome]:
     result = Path(job.folder) / "outcomes.json"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), json.dumps(asdict(job)), str(result)],
+            [*command, json.dumps(asdict(job)), str(result)],
             env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:

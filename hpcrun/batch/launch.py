@@ -119,7 +119,7 @@ def srun_command(
         *options.srun_args,
         f"--output={_log_folder(run, attempt)}/rank-%5t.log",
         *(["bash", "-c", _TELL_CORES, str(cores)] if shared else []),
-        *_surviving(options.container),
+        *surviving(options.container),
         *options.container,
         *(options.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
     ]
@@ -148,7 +148,7 @@ def preflight_steps(run: RunDirectory, options: LaunchOptions) -> list[list[str]
     return [[sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]]
 
 
-def _surviving(container: Sequence[str]) -> list[str]:
+def surviving(container: Sequence[str]) -> list[str]:
     """Return the words in front of a container's command that make it ignore the warning signal.
 
     Without them a wrapper without signal handlers would die at the warning, while its rank saves. SIGTERM

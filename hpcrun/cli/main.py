@@ -109,7 +109,7 @@ def guarded(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        return _refuse(*error.lines)
+        return print_refusal(*error.lines)
     except KeyboardInterrupt as interrupt:
         say_aside(": ".join(["hpcrun: interrupted", *map(str, interrupt.args)]))
         return _INTERRUPTED
@@ -124,7 +124,7 @@ def guarded(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
         except OSError:
             _drop_output()
-        return _refuse(_in_a_line(error))
+        return print_refusal(_in_a_line(error))
 
 
 def _drop_output() -> None:
@@ -232,7 +232,8 @@ def _show_traceback(
     say_aside(*text.rstrip("\n").split("\n"))
 
 
-def _refuse(*lines: str) -> int:
+def print_refusal(*lines: str) -> int:
+    """Print the lines of a refusal, and return its exit code."""
     for line in lines:
         say_aside(f"hpcrun: {line}")
     return 2

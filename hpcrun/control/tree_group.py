@@ -25,7 +25,6 @@ _c10d: Any = _distributed_c10d
 _REMEMBERED = 32
 """Number of latest collectives to keep by name, for the diagnosis of a hang."""
 
-_LONGEST_END = 60.0
 """Maximum seconds that a shutdown waits for started collectives."""
 
 _REDUCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
@@ -48,13 +47,21 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         store: key-value store in which the ranks find each other; no other group uses it.
         timeout: limit for waiting for the peers in one level of a collective.
         fan_out: maximum members of a small group.
+        longest_end: seconds for which :meth:`shutdown` waits for the started collectives.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, *, fan_out: int
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        *,
+        fan_out: int,
+        longest_end: float = 60.0,
     ) -> None:
         super().__init__(rank, size)
-        self._me, self._size = rank, size
+        self._me, self._size, self._longest_end = rank, size, longest_end
         self._names = {"name": "", "desc": ""}
         self.options = _Limit(timeout)
         self._begun: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
@@ -185,11 +192,11 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
     def shutdown(self) -> None:
         """Close the connections after the started collectives have ended.
 
-        A rank waits at most a minute, so that a peer that neither answers nor ends cannot block the end of
-        this rank. The connections then close with the process.
+        A rank waits at most ``longest_end`` seconds, so that a peer that neither answers nor ends cannot
+        block the end of this rank. The connections then close with the process.
         """
         self._work.put(None)
-        self._thread.join(_LONGEST_END)
+        self._thread.join(self._longest_end)
 
     def abort(self) -> None:
         """Do the same as :meth:`shutdown`: a started collective ends by its timeout."""

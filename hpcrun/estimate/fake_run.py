@@ -82,7 +82,7 @@ class FakeRun:
         job, ranks = config.job, config.job.world_size
         accumulation = accumulation_of(config.train, ranks)
         micro_batch = Batching(config.train.batch_size, ranks, accumulation).micro_batch
-        batch = self._batch(config, micro_batch)
+        batch = self.first_batch(config, micro_batch)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = self._model(config, mode)
         require_model(model, self.task, config, ranks=ranks, gpu=False)
@@ -244,7 +244,7 @@ class FakeRun:
             return chosen
         return decide(config, wanted, memory, unfit=unshardable(model)[0])[0]
 
-    def _batch(self, config: Config, size: int) -> Any:
+    def first_batch(self, config: Config, size: int) -> Any:
         """Return the first micro-batch of ``size`` samples."""
         if size not in self._batches:
             self._batches[size] = self._read(config, size)

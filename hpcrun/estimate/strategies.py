@@ -76,12 +76,12 @@ def fake_strategies(config: Config, parallel: str, mesh: DeviceMesh | None) -> I
     # A mesh would ask all ranks for their positions, but there are no other ranks.
     trainers: Any = trainer_module
     sharding: Any = fsdp
-    before = trainers.strategy, sharding._mesh
-    trainers.strategy, sharding._mesh = strategy, lambda *_: mesh
+    before = trainers.strategy, sharding.make_mesh
+    trainers.strategy, sharding.make_mesh = strategy, lambda *_: mesh
     try:
         yield
     finally:
-        trainers.strategy, sharding._mesh = before
+        trainers.strategy, sharding.make_mesh = before
 
 
 def fsdp_parameters(module: nn.Module) -> Iterator[Any]:

@@ -11,17 +11,16 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import read_events
 
-# Seconds. A failover of a file server, or a rename on another node, may take this long to become visible.
-_PAUSE = 2.0
 
-
-def require_none_lost(run: RunDirectory, handle: str | None = None) -> bool:
+def require_none_lost(run: RunDirectory, handle: str | None = None, *, pause: float = 2.0) -> bool:
     """Look for a checkpoint of ``run`` again after a first look found none although the event log names one.
 
     The first listing may have come from a cache of this node.
 
     Args:
             handle: the name of the run that a person types; None: the run's own name.
+            pause: seconds between the two looks: a failover of a file server, or a rename on another node,
+                may take this long to become visible.
 
     Returns:
             True if there is a checkpoint after all; False if none was ever committed.
@@ -35,7 +34,7 @@ def require_none_lost(run: RunDirectory, handle: str | None = None) -> bool:
     # A script chooses its own files and only reports its saves.
     if step is None or of_script(events):
         return False
-    time.sleep(_PAUSE)
+    time.sleep(pause)
     if steps_listed_anew(run):
         return True
     name = handle or run.name

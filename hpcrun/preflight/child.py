@@ -20,8 +20,13 @@ class Child:
     Its output goes to files in memory: a full disk is a finding of other checks.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._output, self._errors = _memory_file("output"), _memory_file("errors")
+    def __init__(self, command: Sequence[str], *, folders: Sequence[str] = _FOLDERS) -> None:
+        """Start ``command``; ``folders``: where the output goes if Python cannot make a file in memory.
+
+        Raises:
+            OSError: no folder takes a file, or the program cannot be started.
+        """
+        self._output, self._errors = (_memory_file(name, folders) for name in ("output", "errors"))
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._errors
         )
@@ -62,13 +67,13 @@ class Child:
                 self._process.wait(timeout=_LAST)
 
 
-def _memory_file(name: str) -> int:
-    """Return a descriptor of a new file in memory, or else in /tmp; raises OSError if both are full."""
+def _memory_file(name: str, folders: Sequence[str]) -> int:
+    """Return a descriptor of a new file in memory, or else in one of ``folders``; raises OSError."""
     # An interpreter that was built with a glibc before 2.27, such as conda-forge's, lacks the function.
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     refused = OSError("no folder is tried")
-    for folder in _FOLDERS:
+    for folder in folders:
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 return os.dup(file.fileno())

@@ -113,9 +113,10 @@ class SubmissionLock(LockFile):
     The elements of a sweep share the lock of the sweep's folder: one submission may start a thousand runs.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, *, beat: float = 10.0) -> None:
+        """Prepare the lock of ``run``; ``beat``: seconds between two touches."""
         held = RunDirectory(run.path.parent) if is_element(run) else run
         busy = (
             f"{held.path}: another process is submitting this run; if not, remove {held.submitting}"
         )
-        super().__init__(held.submitting, busy)
+        super().__init__(held.submitting, busy, beat=beat)

@@ -26,9 +26,6 @@ from hpcrun.run.io.files import make_log_folder, read_json, write_json
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-# A rank that waits for its node's first rank also polls the shared file, rarely: containers may hide the
-# node's memory folder, and the first rank may have died.
-_SECOND_LOOK = 10.0
 _FIRST_PATIENCE, _LONGEST_PATIENCE = 3.0, 30.0
 
 
@@ -75,6 +72,8 @@ class RendezvousFile:
         first: True for the first rank of a node, which reads the shared file for all its ranks.
         memory: a folder in memory that all ranks of the node can read.
         step: the job step of this rank.
+        second_look: seconds between two looks into the shared file, for a rank that waits for its node's
+            first rank: containers may hide the node's memory folder, and the first rank may have died.
     """
 
     def __init__(
@@ -85,11 +84,12 @@ class RendezvousFile:
         first: bool,
         memory: Path | None = None,
         step: str = "",
+        second_look: float = 10.0,
     ) -> None:
         self._shared = run.attempt_logs(attempt.job, attempt.restart) / "master.json"
         name = hashlib.blake2b(f"{run.path} {attempt.owner}".encode(), digest_size=12).hexdigest()
         self._handed = (memory or memory_folder()) / f"hpcrun-{os.geteuid()}-{name}.json"
-        self._first, self._step = first, step
+        self._first, self._step, self._second_look = first, step, second_look
         self._published: Rendezvous | None = None
 
     def publish(self, rendezvous: Rendezvous) -> None:
@@ -127,7 +127,8 @@ class RendezvousFile:
             RendezvousStopped: ``stop`` has become true.
         """
         deadline = time.monotonic() + timeout
-        pause, second_look = _FIRST_PAUSE, time.monotonic() + (0 if self._first else _SECOND_LOOK)
+        between = 0.0 if self._first else self._second_look
+        pause, second_look = _FIRST_PAUSE, time.monotonic() + between
         while True:
             found = None if self._first else _read(self._handed, of_us=True)
             if found is not None and found != tried:
@@ -138,7 +139,7 @@ class RendezvousFile:
                     if self._first:
                         self._hand_over(found)
                     return found
-                second_look = time.monotonic() + (0 if self._first else _SECOND_LOOK)
+                second_look = time.monotonic() + between
             if stop():
                 raise RendezvousStopped
             if time.monotonic() > deadline:
@@ -185,7 +186,7 @@ class RendezvousFile:
             time.sleep(_LONGEST_PAUSE)
             patience = min(2 * patience, _LONGEST_PATIENCE)
             # Rank 0 may have restarted, or the file may be from an earlier start.
-            rendezvous = self.wait(2 * _SECOND_LOOK, tried=rendezvous, stop=stop)
+            rendezvous = self.wait(2 * self._second_look, tried=rendezvous, stop=stop)
 
     def clear(self) -> None:
         """Remove the node's copy, once every rank of the node has met rank 0."""

@@ -65,7 +65,7 @@ def build_trainer(
         preparation=Preparation(
             checkpointing=wanted.activation_checkpointing,
             every=wanted.checkpoint_blocks,
-            compile=_compile_mode(config, distributed, parallel),
+            compile=compile_mode(config, distributed, parallel),
             channels_last=wanted.channels_last,
             float8=wanted.float8,
         ),
@@ -105,7 +105,7 @@ def _fill(
         fill(deferred, device=trainer.device, rank=rank, group=group, advance=advance)
 
 
-def _compile_mode(
+def compile_mode(
     config: Config, distributed: DistributedConfig, parallel: Parallel
 ) -> CompileMode | None:
     """Return the mode of torch.compile, or None; without CUDA graphs if a step has several micro-batches.

@@ -60,11 +60,11 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         return refuse(error)
     attempt = Attempt(str(job), distributed.restart_count)
     if not by_hand:
-        return _attempt(run, attempt, config, distributed, flag)
+        return run_attempt(run, attempt, config, distributed, flag)
     # If a scheduler starts the ranks, it keeps their logs itself.
     logs = run.attempt_logs(attempt.job, attempt.restart)
     with copied_to(logs / f"rank-{distributed.rank:05d}.log"):
-        code = _attempt(run, attempt, config, distributed, flag)
+        code = run_attempt(run, attempt, config, distributed, flag)
         if distributed.rank == 0:
             finalize_by_hand(run, attempt, code)
     return code
@@ -92,7 +92,7 @@ def _job_by_hand(run: RunDirectory, config: Config, distributed: DistributedConf
         return own
 
 
-def _attempt(
+def run_attempt(
     run: RunDirectory,
     attempt: Attempt,
     config: Config,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.batch.launch import _surviving
+from hpcrun.batch.launch import surviving
 from hpcrun.cluster.bad_node_list import add_failure, node_failures
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
@@ -239,7 +239,7 @@ def test_a_container_that_waits_for_its_rank_outlives_the_warning_at_which_it_sa
 ) -> None:
     wrapper = ["bash", "-c", 'echo up; "$@"; exit 5', "box"]
     with subprocess.Popen(
-        [*_surviving(wrapper), *wrapper, "sleep", "1"], stdout=subprocess.PIPE, text=True
+        [*surviving(wrapper), *wrapper, "sleep", "1"], stdout=subprocess.PIPE, text=True
     ) as box:
         assert box.stdout is not None
         box.stdout.readline()
@@ -248,7 +248,7 @@ def test_a_container_that_waits_for_its_rank_outlives_the_warning_at_which_it_sa
 
 
 def test_a_missing_container_is_reported_in_slurms_words() -> None:
-    words = [*_surviving(["no-such-box"]), "no-such-box", "run"]
+    words = [*surviving(["no-such-box"]), "no-such-box", "run"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     found = launch_failure("", done.stderr, worked=False)

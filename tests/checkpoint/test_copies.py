@@ -19,14 +19,14 @@ def test_a_tensor_travels_between_ranks_that_hold_it_in_other_layouts(
     columns = [torch.zeros(5, 3, dtype=torch.int8).T for _ in rows]
 
     def bucket(parts: list[torch.Tensor]) -> Any:
-        return copies._Bucket(tuple("ab"[:count]), tuple(parts), 0, None)
+        return copies.Bucket(tuple("ab"[:count]), tuple(parts), 0, None)
 
     for source, target in ((rows, columns), (columns, rows)):
         monkeypatch.setattr(dist, "broadcast", lambda chunk, *_, **__: wire.append(chunk.clone()))
-        copies._broadcast(bucket(source), sends=True)
+        copies.broadcast(bucket(source), sends=True)
         for value in target:
             value.zero_()
         monkeypatch.setattr(dist, "broadcast", lambda chunk, *_, **__: chunk.copy_(wire.pop(0)))
-        copies._broadcast(bucket(target), sends=False)
+        copies.broadcast(bucket(target), sends=False)
         assert all(map(torch.equal, source, target))
         assert source[0].sum() == 120

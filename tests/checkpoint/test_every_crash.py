@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from hpcrun.checkpoint.sharded import rank_file
+from hpcrun.checkpoint.storage.filesystem import FileSystem
 
 from .faults import TornWrite, Watched, deadly, die_in_a_child, failing_at, failing_from
 from .single import engine, require_state, restored, save
@@ -19,9 +19,9 @@ def past_the_page_cache():
     """Write small files like large files, and use one thread, because children are forked here."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    kept, rank_file._DIRECT_FROM = rank_file._DIRECT_FROM, 0
+    kept, FileSystem.direct_from = FileSystem.direct_from, 0
     yield
-    rank_file._DIRECT_FROM = kept
+    FileSystem.direct_from = kept
     torch.set_num_threads(threads)
 
 

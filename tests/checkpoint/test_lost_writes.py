@@ -61,7 +61,7 @@ class Cut(FileSystem):
     def __init__(self, place, number):
         self._place, self.left = place, number
 
-    def _count(self):
+    def count(self):
         self.left -= 1
         if self.left == 0:
             folder = os.open(self._place, os.O_RDONLY)
@@ -69,27 +69,27 @@ class Cut(FileSystem):
             os.close(folder)
 
     def create(self, path):
-        self._count()
+        self.count()
         return super().create(path)
 
     def create_direct(self, path):
-        self._count()
+        self.count()
         return super().create_direct(path)
 
     def write(self, descriptor, data):
-        self._count()
+        self.count()
         return super().write(descriptor, data)
 
     def fsync(self, descriptor):
-        self._count()
+        self.count()
         super().fsync(descriptor)
 
     def rename(self, source, target):
-        self._count()
+        self.count()
         super().rename(source, target)
 
     def unlink(self, path):
-        self._count()
+        self.count()
         super().unlink(path)
 
 
@@ -116,7 +116,7 @@ def test_a_power_loss_loses_no_announced_commit(disk):
             announced = save_until_dark(place / "checkpoints", fs)
             if fs.left > 0:
                 fs.left = 1
-                fs._count()
+                fs.count()
         with mounted(image, place):
             root = place / "checkpoints"
             found = restored(root)

@@ -143,7 +143,7 @@ def test_rank_0_reads_what_only_the_control_group_can_carry(folder, monkeypatch)
     save(folder, 1, content(1))
     monkeypatch.setattr(making, "FAN_OUT", 2)
     group = making.new_control_group()
-    monkeypatch.setattr(copies, "_takes", lambda group, _: group is not dist.group.WORLD)
+    monkeypatch.setattr(copies, "supports", lambda group, _: group is not dist.group.WORLD)
     read = restore(folder, blank(content(1)), group=group)
     read.require(content(1))
     assert read.bytes == [size(content(1)), 0, 0, 0]

@@ -83,7 +83,7 @@ def test_a_run_that_has_saved_keeps_its_config(
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcrun.lifecycle.lost_checkpoints._PAUSE", 0.0)
+    monkeypatch.setattr("hpcrun.lifecycle.lost_checkpoints.time.sleep", lambda _: None)
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
     record_event(run, "saved", step=3, attempt=Attempt("7", 0))
     run.metrics.write_text("the old ones\n")

@@ -115,7 +115,7 @@ def test_the_words_of_py_spy_are_handed_on(tmp_path: Path, monkeypatch: pytest.M
     program = tmp_path / "py-spy"
     program.write_text("#!/bin/sh\necho 'Error: Permission Denied: try sudo' >&2\nexit 1\n")
     program.chmod(0o755)
-    monkeypatch.setattr(spying, "_program", lambda: str(program))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(spying.StackError, match="Permission Denied"):
         spying.script_stacks(os.getpid())
 

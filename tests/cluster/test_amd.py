@@ -120,8 +120,8 @@ def test_a_rank_samples_its_own_gpu(machine: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "6,7")
     asked: list[str] = []
     monkeypatch.setattr(log, "amd_gpu_use", asked.append)
-    log._gpu_use(torch.device("cuda", 1))
-    log._gpu_use(torch.device("cuda", 2))
+    log.own_gpu_use(torch.device("cuda", 1))
+    log.own_gpu_use(torch.device("cuda", 2))
     assert asked == ["0000:e5:00.0"]
 
     write(machine.pci / asked[0] / "gpu_busy_percent", "87")

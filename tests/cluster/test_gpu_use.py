@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.cluster.hardware.gpu_use import GpuUse, _ask_nvml, gpu_use
+from hpcrun.cluster.hardware.gpu_use import GpuUse, ask_nvml, gpu_use
 from hpcrun.train.metrics.log import gpu_facts
 
 
@@ -54,7 +54,7 @@ class Driver:
 
 
 def sampled(driver: Driver) -> GpuUse:
-    use = GpuUse(partial(_ask_nvml, driver, "GPU-1a2b"), every=0.001)
+    use = GpuUse(partial(ask_nvml, driver, "GPU-1a2b"), every=0.001)
     until = time.monotonic() + 60
     while not driver.lost:
         assert time.monotonic() < until

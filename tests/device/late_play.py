@@ -20,6 +20,7 @@ from hpcrun.device import accelerator
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
 from hpcrun.train.step.amp_trainer import AMPTrainer
+from hpcrun.train.step.checkpointing import folder_engine
 from tests.device import late
 
 STEPS = 6
@@ -65,11 +66,14 @@ def saved(device: str) -> Any:
     """Save after the fourth step, train on, and return the weights of the checkpoint."""
     trained, again = trainer(device), trainer("cpu", seed=1)
     with tempfile.TemporaryDirectory() as place:
+        engine = folder_engine(
+            Path(place), owner="0-0", rank=0, world_size=1, group=None, device=trained.device
+        )
         for step in range(STEPS):
             if step == 4:
-                trained.start_checkpoint(Path(place), step)
+                trained.start_checkpoint(engine, step)
             trained.training_step([batch(step)], loss)
-        assert trained._engine(Path(place)).wait()[-1].ok
+        assert engine.wait()[-1].ok
         assert again.load_checkpoint(Path(place)) is not None
     return weights(again)
 

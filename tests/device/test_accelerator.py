@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def give(module: Module, kind: str = "xpu") -> Module:
         monkeypatch.setattr(accelerator, "kind", lambda: kind)
-        monkeypatch.setattr(accelerator, "_module", lambda _: module)
+        monkeypatch.setattr(torch, "get_device_module", lambda _: module)
         return module
 
     return give

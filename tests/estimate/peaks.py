@@ -93,7 +93,7 @@ def real(config: Config, task: Task, rank: int) -> int:
         trainer = build_trainer(config, task, task.build_model(), place, parallel)
         if live is not None and config.fsdp.cpu_offload:
             trainer.optimizer.register_step_pre_hook(lambda *_: live.start())
-        batches = [FakeRun(task, lambda _: None)._batch(config, samples)] * accumulation
+        batches = [FakeRun(task, lambda _: None).first_batch(config, samples)] * accumulation
         for step in range(3):
             if live is not None:
                 live.start()

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle import lost_checkpoints
 from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 from hpcrun.run.commits import steps_listed_anew
 from hpcrun.run.directory import RunDirectory, RunError, create
@@ -12,9 +11,8 @@ from hpcrun.run.events import Attempt, record_event
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+def run(tmp_path: Path) -> RunDirectory:
     """Return a run with step 12 in its log."""
-    monkeypatch.setattr(lost_checkpoints, "_PAUSE", 0.0)
     run = create(tmp_path / "a", "x", {})
     record_event(run, "saved", attempt=Attempt("7", 0), step=12)
     return run
@@ -29,7 +27,7 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_with_the_way_to_check(
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n5")
     with pytest.raises(RunError) as refused:
-        require_none_lost(run, "runs/a")
+        require_none_lost(run, "runs/a", pause=0.0)
     text = str(refused.value)
     assert text.startswith(f"{run.checkpoints}: step 12 was saved, and no checkpoint is left: n5 ")
     assert "if `ls` on another node shows step folders there, the mount of this node is at" in text
@@ -38,7 +36,7 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_with_the_way_to_check(
     )
     run.checkpoints.rmdir()
     with pytest.raises(RunError, match="no checkpoint is left"):
-        require_none_lost(run)
+        require_none_lost(run, pause=0.0)
 
 
 def test_checkpoints_that_show_late_are_found_by_the_second_look(
@@ -68,4 +66,4 @@ def test_a_folder_that_cannot_be_listed_does_not_count_as_empty(run: RunDirector
     run.checkpoints.rmdir()
     run.checkpoints.symlink_to(run.checkpoints)
     with pytest.raises(OSError, match="symbolic links"):
-        require_none_lost(run)
+        require_none_lost(run, pause=0.0)

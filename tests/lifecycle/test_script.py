@@ -15,11 +15,11 @@ from hpcrun.batch.unrecorded import decide_unrecorded
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.policy import Budgets, of_script
-from hpcrun.lifecycle.script import running, watching
+from hpcrun.lifecycle.script import running
 from hpcrun.lifecycle.script.end import ScriptEnd, note_stop
 from hpcrun.lifecycle.script.orphans import code_of_all
 from hpcrun.lifecycle.script.progress import ProgressWatch
-from hpcrun.lifecycle.script.running import ScriptTerms, _own_code, run_script
+from hpcrun.lifecycle.script.running import ScriptTerms, rank_code, run_script
 from hpcrun.lifecycle.script.watching import Watch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run import owner
@@ -33,21 +33,24 @@ FIRST = Attempt("7", 0)
 
 
 def watch(
-    child: "subprocess.Popen[bytes]", run: RunDirectory, flag: StopFlag, rank: int = 0
+    child: "subprocess.Popen[bytes]",
+    run: RunDirectory,
+    flag: StopFlag,
+    rank: int = 0,
+    **limits: float,
 ) -> Watch:
     """Watch ``child`` as the script of one of two ranks."""
     progress, config = ProgressWatch(run, FIRST, 0), DistributedConfig(rank=rank, world_size=2)
-    return Watch(child, run, FIRST, flag, config, signal.SIGUSR2, progress)
+    return Watch(child, run, FIRST, flag, config, signal.SIGUSR2, progress, **limits)
 
 
 def test_a_script_that_ends_well_on_a_late_signal_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: StopFlag
+    tmp_path: Path, flag: StopFlag
 ) -> None:
-    monkeypatch.setattr(watching, "_LATE_SIGNAL", 60.0)
     run = create(tmp_path / "a", "{}\n", {})
     with subprocess.Popen(["true"]) as child:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
-        assert watch(child, run, flag).wait(0.0) == 0
+        assert watch(child, run, flag, late_signal=60.0).wait(0.0) == 0
     assert flag.reason is StopReason.WARNING
 
 
@@ -165,7 +168,7 @@ watch.wait(0.0)
 
 @pytest.mark.parametrize(("code", "ours"), [(0, 0), (1, 1), (2, 1), (74, 1), (143, 143)])
 def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, ours: int) -> None:
-    assert _own_code(code) == ours
+    assert rank_code(code) == ours
 
 
 def test_a_failed_end_has_its_code_or_signal_and_the_last_message() -> None:
@@ -217,17 +220,16 @@ def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
     """The script agrees on the signal and ends well on all ranks before the other rank receives it."""
     run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=FIRST, script=True)
-    start = running._start
 
-    def start_and_hear(*given: Any) -> Any:
-        child = start(*given)
+    def hear_and_watch(*given: Any) -> Watch:
+        """Receive the signal after the script has started."""
         signal.raise_signal(signal.SIGUSR2)
-        return child
+        return Watch(*given)
 
     # The local cluster itself has sent the signal to the script.
     config = DistributedConfig(rank=rank, world_size=2, launch_method="local")
     monkeypatch.setattr(running, "meet_rank_zero", lambda *_: config)
-    monkeypatch.setattr(running, "_start", start_and_hear)
+    monkeypatch.setattr(running, "Watch", hear_and_watch)
     assert run_script(["true"], run, FIRST, config, flag, ScriptTerms(5.0)) == 0
     classification = finalize(run, FIRST, 0, of_script(Budgets()))
     assert (classification.cause, classification.decision.restart) == (Cause.PREEMPTION, True)

@@ -38,11 +38,10 @@ def chosen(
     left = iter(nodes)
     monkeypatch.setattr(module, "own_interfaces", lambda: next(left))
     monkeypatch.setattr(module, "link_speeds", dict)
-    monkeypatch.setattr(module, "_PAUSE_OF_OTHERS", 0.1)
 
     def ask(config: DistributedConfig) -> str:
         try:
-            return shared_interface(run, Attempt("7", 0), config, 120)
+            return shared_interface(run, Attempt("7", 0), config, 120, pause=0.1)
         except RunError as error:
             return str(error)
 
@@ -85,12 +84,11 @@ def test_the_node_with_a_broken_network_is_named(
     def ask(config: DistributedConfig) -> NoSharedInterface:
         place.node = config.node_rank
         with pytest.raises(NoSharedInterface) as found:
-            shared_interface(run, Attempt("7", 0), config, 120)
+            shared_interface(run, Attempt("7", 0), config, 120, pause=0.1)
         return found.value
 
     monkeypatch.setattr(module, "own_interfaces", lambda: nodes[place.node])
     monkeypatch.setattr(module, "node_name", lambda: f"n{place.node}")
-    monkeypatch.setattr(module, "_PAUSE_OF_OTHERS", 0.1)
     ranks = [rank(node, 4, local) for node in range(4) for local in (0, 1)]
     with ThreadPoolExecutor(len(ranks)) as pool:
         errors = list(pool.map(ask, ranks))
@@ -115,7 +113,7 @@ def test_the_suspect_is_the_node_that_connects_worst(
     silent: list[dict[str, list[int]]], suspect: str | None
 ) -> None:
     found = [{"host": f"n{node}", "silent": one} for node, one in enumerate(silent)]
-    assert module._choice(found)["host"] == suspect
+    assert module.best_interface(found)["host"] == suspect
 
 
 def test_a_node_that_does_not_come_is_a_line_with_the_file(run: RunDirectory) -> None:

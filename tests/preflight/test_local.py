@@ -12,6 +12,7 @@ import pytest
 
 from hpcrun.cli.commands.cluster import preflight
 from hpcrun.cluster.bad_node_list import bad_nodes_path, node_failures
+from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.bad_nodes import record_bad_nodes
@@ -139,18 +140,19 @@ def test_a_job_that_is_cancelled_during_its_preflight_starts_no_rank(
     during: list[tuple[str, str]],
     code: int,
 ) -> None:
-    run = create(tmp_path / "a", "x", {})
+    run = create(tmp_path / "a", to_yaml(Config()), {})
 
     def record(events: list[tuple[str, str]]) -> None:
         for what, job in events:
             record_event(run, what, attempt=Attempt(job, 0))
 
-    def measure(*_: object) -> Measured:
+    def check(*_: object, **__: object) -> Measured:
         record(during)
         return Measured(["n1"], JobNeeds(), silent={"n1": "srun: error: step killed"})
 
     record(before)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(preflight, "_measure", measure)
-    arguments = argparse.Namespace(before_ranks=True, run=run.path)
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "n1")
+    monkeypatch.setattr(preflight, "check_nodes", check)
+    arguments = argparse.Namespace(before_ranks=True, run=run.path, gpus=None, local=None)
     assert preflight.run(arguments) == code

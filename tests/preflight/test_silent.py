@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from hpcrun.preflight import child as child_module
 from hpcrun.preflight.child import Child
 from hpcrun.preflight.measured import JobNeeds, Measured
 from hpcrun.preflight.report import failures, results, unfit
@@ -112,8 +111,10 @@ def test_no_answer_at_all_is_no_result_of_a_node() -> None:
     assert measured.silent == dict.fromkeys(everyone, "srun: error")
 
 
-def run_child(code: str, imports: float, seconds: float) -> tuple[dict[str, Any] | None, Child]:
-    child = Child([sys.executable, "-I", "-S", "-c", code])
+def run_child(
+    code: str, imports: float, seconds: float, **options: Any
+) -> tuple[dict[str, Any] | None, Child]:
+    child = Child([sys.executable, "-I", "-S", "-c", code], **options)
     return child.wait(imports, seconds), child
 
 
@@ -144,9 +145,8 @@ def test_an_interpreter_without_memfd_create_runs_the_child_too(
 ) -> None:
     """conda-forge builds Python with a glibc that lacks this function."""
     monkeypatch.delattr(os, "memfd_create")
-    if not shared:
-        monkeypatch.setattr(child_module, "_FOLDERS", ("/nowhere", "/tmp"))
-    problem, child = run_child("print('{}')", 600.0, 600.0)
+    options = {} if shared else {"folders": ("/nowhere", "/tmp")}
+    problem, child = run_child("print('{}')", 600.0, 600.0, **options)
     assert problem is None
     assert list(child.records()) == [{}]
 

@@ -13,7 +13,6 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.results.collect.aggregate import Source, aggregate
-from hpcrun.results.collect.copying import FileCopy
 from hpcrun.results.collect.find import find_runs
 from hpcrun.results.collect.pool import each
 from hpcrun.results.config_text import parse_config
@@ -115,17 +114,17 @@ def test_runs_read_during_the_copy_are_written_after_it(
     for run in runs:
         append_line(run.metrics, {"step": 20, "loss": 0.5})
     third = Event()
-    copied = FileCopy._copy
+    copied = os.copy_file_range
 
-    def slow(copy: FileCopy) -> None:
+    def slow(*given: int) -> int:
         assert third.wait(30)
-        copied(copy)
+        return copied(*given)
 
     def count(done: int, _: int) -> None:
         if done == 3:
             third.set()
 
-    monkeypatch.setattr(FileCopy, "_copy", slow)
+    monkeypatch.setattr(os, "copy_file_range", slow)
     assert collect(tmp_path, progress=count).rows == 10
     with Store(tmp_path / "results.h5") as store:
         found = [store.metrics(f"r{number}") for number in range(5)]
@@ -216,18 +215,14 @@ def test_runs_that_are_gone_are_kept_until_they_are_pruned(
     assert (found.pruned, found.states) == (1, {"finished": 1})
 
 
-def test_holes_are_removed_when_they_are_many(
-    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hpcrun.results.collect.aggregate._SMALL", 0)
-    monkeypatch.setattr("hpcrun.results.store._OVERHEAD", 0)
+def test_holes_are_removed_when_they_are_many(tmp_path: Path, make_run: MakeRun) -> None:
     runs = [make_run(f"r{n}", [1.0] * 500) for n in range(3)]
     append_line(runs[1].metrics, {"step": 6000, "memory_gb": 2.0})
     collect(tmp_path)
     largest = (tmp_path / "results.h5").stat().st_size
     for number in range(6):
         append_line(runs[0].metrics, {"step": 6000 + number, "loss": 1.0})
-        assert collect(tmp_path).rows == 1502 + number
+        assert collect(tmp_path, spare=0).rows == 1502 + number
     assert (tmp_path / "results.h5").stat().st_size < 2 * largest
     with Store(tmp_path / "results.h5") as store:
         # Of a column that only a run has which was not read again.

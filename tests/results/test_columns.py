@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.results.collect import columns
 from hpcrun.results.collect.columns import columns_of, parse_rows, read_lines
 
 
@@ -64,11 +63,10 @@ def test_two_torn_lines_do_not_become_one_object() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
-def test_blocks_join_to_the_same_columns(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(columns, "_BLOCK", block)
+def test_blocks_join_to_the_same_columns(block: int) -> None:
     rows = [{"step": n, "x": n / 3 if n % 4 else None, "s": "y" * n} for n in range(9)]
     rows += [{"step": 9, "late": 1}, {"step": 10, "x": "text"}]
-    found = read_lines(io.BytesIO(lines_of(*rows)))
+    found = read_lines(io.BytesIO(lines_of(*rows)), block_size=block)
     assert found.rows == 11
     assert found.columns["step"].tolist() == list(range(11))
     assert found.columns["late"][9] == 1
@@ -104,9 +102,7 @@ def test_rows_read_by_their_keys_are_the_same_as_rows_read_one_by_one(
     rows: list[dict[str, Any]],
 ) -> None:
     whole = columns_of(rows)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(columns, "_MOST_SETS", 0)
-        single = columns_of(rows)
+    single = columns_of(rows, most_sets=0)
     assert whole.columns.keys() == single.columns.keys()
     for name, column in whole.columns.items():
         if {str} == {type(row[name]) for row in rows if name in row}:

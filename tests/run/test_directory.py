@@ -1,13 +1,13 @@
 """Making, finding and owning a run directory."""
 
 import errno
-import json
 import multiprocessing
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,7 +194,11 @@ def test_of_several_that_find_a_stale_lock_one_takes_it_over(tmp_path: Path) -> 
 
     def take(_: int) -> bool:
         ready.wait()
-        return SubmissionLock(run)._taken_over()
+        try:
+            SubmissionLock(run).__enter__()
+        except RunError:
+            return False
+        return True
 
     with ThreadPoolExecutor(8) as takers:
         assert sorted(takers.map(take, range(8))) == [False] * 7 + [True]
@@ -208,17 +212,20 @@ def test_a_lock_replaced_since_the_check_is_left_in_place(
     first, second, late = SubmissionLock(run), SubmissionLock(run), SubmissionLock(run)
     first.__enter__()
     os.utime(run.submitting, (0, 0))
-    write = SubmissionLock._write
+    open_file, taken = os.open, []
 
-    def outrun(self: SubmissionLock, path: Path) -> None:
-        monkeypatch.setattr(SubmissionLock, "_write", write)
-        assert second._taken_over()
-        write(self, path)
+    def outrun(path: Any, *how: Any) -> int:
+        """Let the second process take over before the late process makes its claim."""
+        if Path(path).name.startswith(f".{run.submitting.name}."):
+            monkeypatch.setattr(os, "open", open_file)
+            second.__enter__()
+            taken.append(run.submitting.read_text())
+        return open_file(path, *how)
 
-    monkeypatch.setattr(SubmissionLock, "_write", outrun)
-    assert not late._taken_over()
-    held = json.loads(run.submitting.read_text())
-    assert held["token"] == second._token
+    monkeypatch.setattr(os, "open", outrun)
+    with pytest.raises(RunError):
+        late.__enter__()
+    assert taken == [run.submitting.read_text()]
     # The first holder is alive after all, and releases only its own lock.
     first.__exit__()
     assert run.submitting.exists()
@@ -257,12 +264,9 @@ def test_the_age_of_a_lock_is_by_the_file_server_s_clock(
             SubmissionLock(run).__enter__()
 
 
-def test_a_holder_touches_its_lock_regularly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_holder_touches_its_lock_regularly(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
-    monkeypatch.setattr(SubmissionLock, "_beat", 0.05)
-    with SubmissionLock(run):
+    with SubmissionLock(run, beat=0.05):
         os.utime(run.submitting, (0, 0))
         deadline = time.monotonic() + 60
         while run.submitting.stat().st_mtime == 0:

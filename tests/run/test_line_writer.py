@@ -42,7 +42,6 @@ def test_a_reader_sees_lines_without_a_flush(log: LineWriter, tmp_path: Path) ->
 
 
 def test_frequent_lines_share_a_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)
     appended: list[int] = []
     append = line_writer.append_lines
 
@@ -51,7 +50,7 @@ def test_frequent_lines_share_a_write(monkeypatch: pytest.MonkeyPatch, tmp_path:
         append(path, lines)
 
     monkeypatch.setattr(line_writer, "append_lines", counting)
-    log = LineWriter(tmp_path / "log")
+    log = LineWriter(tmp_path / "log", pause=3600.0)
     for n in range(2500):
         log.write({"n": n})
     log.close()
@@ -87,10 +86,8 @@ def test_a_torn_line_is_ended_first_and_lines_are_valid_json(
     assert json.loads((tmp_path / "log").read_text().splitlines()[1]) == {"n": None}
 
 
-def test_a_forked_child_writes_no_line_again(
-    log: LineWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)
+def test_a_forked_child_writes_no_line_again(tmp_path: Path) -> None:
+    log = LineWriter(tmp_path / "log", pause=3600.0)
     log.write({"n": 1})
     log.flush()
     log.write({"n": 2})
@@ -102,4 +99,5 @@ def test_a_forked_child_writes_no_line_again(
             os._exit(0)
     os.waitpid(child, 0)
     log.flush()
+    log.close()
     assert [line["n"] for line in read_lines(tmp_path / "log")] == [1, 2]

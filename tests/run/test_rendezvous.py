@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,9 @@ def memory(tmp_path: Path) -> Path:
 
 
 def rendezvous_file(
-    run: RunDirectory, memory: Path, *, first: bool, restart: int = 0, step: str = ""
+    run: RunDirectory, memory: Path, *, first: bool, restart: int = 0, **options: Any
 ) -> RendezvousFile:
-    return RendezvousFile(run, Attempt("7", restart), first=first, memory=memory, step=step)
+    return RendezvousFile(run, Attempt("7", restart), first=first, memory=memory, **options)
 
 
 def nowhere(*_: object) -> None:
@@ -120,12 +121,12 @@ def test_a_file_that_other_users_can_write_is_ignored(
 
 
 def test_a_rank_without_a_copy_polls_the_shared_file_itself(
-    run: RunDirectory, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, memory: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("hpcrun.run.rendezvous._SECOND_LOOK", 0.3)
     (tmp_path / "rank-0").mkdir()
     rendezvous_file(run, tmp_path / "rank-0", first=True).publish(RENDEZVOUS)
-    assert rendezvous_file(run, memory, first=False).wait(20) == RENDEZVOUS
+    waiting = rendezvous_file(run, memory, first=False, second_look=0.3)
+    assert waiting.wait(20) == RENDEZVOUS
 
 
 def test_addresses_are_tried_in_turn_until_one_is_reachable(
@@ -201,9 +202,8 @@ def test_a_stale_handle_is_read_again(
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("met", ["before", "after"])
 def test_a_waiting_rank_sees_the_end_of_rank_0_s_script(
-    run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch, first: bool, met: str
+    run: RunDirectory, memory: Path, first: bool, met: str
 ) -> None:
-    monkeypatch.setattr("hpcrun.run.rendezvous._SECOND_LOOK", 0.3)
     rank_0, tried = rendezvous_file(run, memory, first=True), []
     rank_0.publish(RENDEZVOUS)
 
@@ -215,7 +215,7 @@ def test_a_waiting_rank_sees_the_end_of_rank_0_s_script(
     if met == "after":
         connect("", RENDEZVOUS, 0.0)
     with pytest.raises(ScriptEnded) as ended:
-        rendezvous_file(run, memory, first=first).meet(connect, 600)
+        rendezvous_file(run, memory, first=first, second_look=0.3).meet(connect, 600)
     assert ended.value.rendezvous.end == "stopped"
     assert tried[1:] == ([] if met == "after" else ["10.0.0.1"])
 

@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import hpcrun
-from hpcrun.lifecycle.script import progress as watched
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
@@ -96,8 +96,7 @@ def test_a_report_that_cannot_be_written_is_logged_once_and_does_not_raise(
 def test_rank_0_publishes_immediately_and_announces_each_save(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "_LOOK", 0.0)
-    with ProgressWatch(run, FIRST, 0) as progress:
+    with ProgressWatch(run, FIRST, 0, every=0.0) as progress:
         reports(monkeypatch, Path(progress.variables[VARIABLE]))
         hpcrun.report(5)
         progress.look()
@@ -116,14 +115,16 @@ def test_rank_0_publishes_immediately_and_announces_each_save(
 def test_another_rank_publishes_progress_that_rank_0_does_not_have(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "_LOOK", 0.0)
-    with ProgressWatch(run, FIRST, 0) as zero, ProgressWatch(run, FIRST, 3) as third:
+    with (
+        ProgressWatch(run, FIRST, 0, every=0.0) as zero,
+        ProgressWatch(run, FIRST, 3, every=0.0, for_rank_zero=0.5) as third,
+    ):
         reports(monkeypatch, Path(third.variables[VARIABLE]))
         hpcrun.report(5, saved=True)
         zero.look()
         third.look()
         assert shown(run) == (None, None)
-        monkeypatch.setattr(watched, "_FOR_RANK_ZERO", 0.0)
+        time.sleep(0.5)
         third.look()
         assert shown(run) == (5, 5)
         reports(monkeypatch, Path(zero.variables[VARIABLE]))

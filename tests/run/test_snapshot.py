@@ -171,16 +171,15 @@ def test_an_error_of_git_is_reported_in_its_words(project: Path, run: RunDirecto
 
 
 def test_a_git_that_does_not_answer_is_an_error(
-    project: Path, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = tmp_path / "bin" / "git"
     slow.parent.mkdir()
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(slow.parent), prepend=os.pathsep)
-    monkeypatch.setattr(work_tree, "_PATIENCE", 0.1)
     with pytest.raises(RunError, match=r"has not answered.* --no-snapshot"):
-        take_snapshot(run, project)
+        work_tree.work_tree(project, patience=0.1)
 
 
 def test_a_work_tree_of_another_user_is_reported_with_the_command_to_trust_it(

@@ -107,8 +107,8 @@ def test_a_python_without_pip_makes_an_environment_with_pip(
 ) -> None:
     monkeypatch.setattr(libraries, "find_spec", lambda _name: None)
     made: list[list[str]] = []
-    monkeypatch.setattr(libraries, "_run", made.append)
-    pip = libraries._pip(tmp_path / "spare")
+    monkeypatch.setattr(libraries, "run", made.append)
+    pip = libraries.pip_command(tmp_path / "spare")
     assert made == [[sys.executable, "-m", "venv", str(tmp_path / "spare")]]
     assert pip == [str(tmp_path / "spare" / "bin" / "python"), "-m", "pip"]
 
@@ -131,7 +131,7 @@ def test_the_parts_import_no_other_dependency_of_the_package() -> None:
 def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> int:
     """Run gpu.py's main with ``answer`` instead of the measuring processes."""
     monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
-    monkeypatch.setattr(gpu, "_attempt", answer)
+    monkeypatch.setattr(gpu, "run_part", answer)
     monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)
     return gpu.main()
 

@@ -34,6 +34,7 @@ from acceptancelib import (  # noqa: E402
 )
 from acceptancelib.outcome import CHECKS, Job, Outcome  # noqa: E402
 
+from hpcrun.train.parallel.strategies import Strategy  # noqa: E402
 from hpcrun.train.step.gate import StepGate  # noqa: E402
 
 
@@ -167,12 +168,11 @@ def test_checks_after_the_last_minute_are_not_run(
 )
 def test_a_crash_or_a_hang_of_a_check_is_an_outcome(
     program: str, seconds: float, cut: bool, result: str, line: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:  # fmt: skip
     (tmp_path / "__main__.py").write_text(program)
-    monkeypatch.setattr(gpu_acceptance, "_PROGRAM", tmp_path)
     job = Job("fsdp", 2, str(tmp_path), seconds)
-    [outcome] = gpu_acceptance.run_check(job, dict(os.environ), cut=cut)
+    [outcome] = gpu_acceptance.run_check(job, dict(os.environ), cut=cut, program=tmp_path)
     assert (outcome.result, outcome.line.endswith(line)) == (result, True), outcome
 
 
@@ -184,7 +184,7 @@ def test_precision_passes_and_finds_a_gate_that_lets_an_inf_through(
     assert [(it.name, it.result) for it in precision.check(job)] == [
         (name, "pass") for name in ("fp32", "tf32", "bf16", "fp16")
     ]
-    monkeypatch.setattr(StepGate, "_not_finite", lambda *_: torch.zeros(()))
+    monkeypatch.setattr(Strategy, "clip", lambda *_: torch.zeros(()))
     found = precision.measure("fp32", torch.device("cpu"), 1)
     assert "a step with a planted inf was not skipped" in precision.faults(
         found, found["losses"][0], 1e-4

@@ -29,10 +29,10 @@ _DTYPES = {
 # The calls of hpcrun on the gradients' groups, where tensors must be on the GPU. Gloo cannot check this: all
 # tensors of these tests are on the CPU: a person has to look at each new place.
 _PLACES = {
-    "checkpoint/sharded/copies.py:_broadcast",  # Its tensors are on the device of the group.
+    "checkpoint/sharded/copies.py:broadcast",  # Its tensors are on the device of the group.
     "train/deferred/fill.py:share",  # The weights are on the device.
     "train/parallel/from_rank_zero.py:copy_from_rank_zero",
-    "train/parallel/fsdp.py:_mesh",  # Torch moves objects to the GPU.
+    "train/parallel/fsdp.py:make_mesh",  # Torch moves objects to the GPU.
     "train/parallel/fsdp_check.py:drop_unused_gradients",
     "train/parallel/process_group.py:connect",
     "train/step/weighting.py:loss_factors",

@@ -17,7 +17,7 @@ from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
-from hpcrun.train.entry import _attempt
+from hpcrun.train.entry import run_attempt
 from tests.train.forks import fork_ranks
 
 CONFIG = resolve([override_layer(["task=tests.train.zoo:Graded", "job.gpus=1", "job.cpu=true"])])
@@ -46,7 +46,7 @@ def ended(
     one = DistributedConfig(world_size=1, rank=0, local_rank=0)
 
     def play(_: int) -> None:
-        raise SystemExit(_attempt(run, attempt, CONFIG, one, STOP))
+        raise SystemExit(run_attempt(run, attempt, CONFIG, one, STOP))
 
     (code,) = fork_ranks(1, play)
     found = first_cause(read_failures(run.attempt_logs(attempt.job, attempt.restart)), [])

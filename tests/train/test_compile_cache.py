@@ -15,8 +15,8 @@ import torch
 from torch._inductor.runtime import cache_dir_utils
 
 from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.device import accelerator
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.train.model import compile_cache
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
 from tests.kills import killed_at_each_step
 
@@ -207,7 +207,7 @@ def test_each_gpu_of_a_node_has_its_own_file(
 ) -> None:
     # torch's name of an entry includes the number of the GPU.
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(compile_cache, "_environment", lambda _: {})
+    monkeypatch.setattr(accelerator, "name", lambda _: "a GPU")
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     path = tmp_path / "cache.bin"
     cache = open_cache(path, device, node_rank=node_rank, local_rank=local_rank)

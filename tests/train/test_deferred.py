@@ -14,13 +14,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
+from hpcrun.config.training import FSDP
 from hpcrun.tasks import BUILTIN
 from hpcrun.tasks.finding import task_path
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.deferred import tape
 from hpcrun.train.deferred.build import build_deferred
-from hpcrun.train.step.trainer import DistributedAMPTrainer
+from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.task import load_task
 from tests.train.deferring import OWN, Coarse, Varied, require_same, seed
 
@@ -86,18 +87,11 @@ def test_seven_billion_parameters_need_a_shard_and_one_parameter(
     assert whole > 28e9
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)  # type: ignore[no-untyped-call]
     try:
-        trainer = DistributedAMPTrainer(
-            deferred.model,
-            lambda model: torch.optim.SGD(model.parameters()),
-            distributed=DistributedConfig(
-                world_size=world, rank=0, num_gpus_per_node=8, num_nodes=8
-            ),
-            parallel="fsdp",
-            device="cpu",
-        )
-        trainer.wrap_model()
-        assert trainer._strategy.auto_reduces
-        shards: list[Any] = list(trainer.module.parameters())
+        place = DistributedConfig(world_size=world, rank=0, num_gpus_per_node=8, num_nodes=8)
+        strategy = FSDPStrategy(place, FSDP(), "fp32")
+        wrapped = strategy.wrap(strategy.place(deferred.model, torch.device("cpu")), None)
+        assert strategy.auto_reduces
+        shards: list[Any] = list(wrapped.parameters())
         assert sum(p.to_local().nbytes for p in shards) < 1.01 * whole / world
     finally:
         dist.destroy_process_group()

@@ -156,7 +156,7 @@ def test_a_dataset_computes_with_the_initial_weights_on_a_resume_too(
     config, place = resolve([override_layer([f"train.init_from={file}"])]), DistributedConfig()
 
     def opened(kind: type[Featured], *, resumes: bool) -> OpenedTask:
-        return setup_task._open(kind(config), config, place, resumes=resumes)
+        return setup_task.open_on_rank(kind(config), config, place, resumes=resumes)
 
     first, second = (opened(Featured, resumes=resumes) for resumes in (False, True))
     assert torch.equal(first.dataset[0][0], second.dataset[0][0])

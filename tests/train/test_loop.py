@@ -10,7 +10,6 @@ from hpcrun.config import Config
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io import line_writer
 from hpcrun.run.io.files import read_lines
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
@@ -44,14 +43,12 @@ class Saving:
 
 @pytest.mark.parametrize("last", [5, 4])
 def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
-    # Without a flush, the thread writes at most the first line.
-    monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)
     run = RunDirectory(tmp_path)
     config = Config.model_validate({"train": {"steps": 5, "log_every": 1}})
     trainer = AMPTrainer(nn.Linear(2, 1), lambda m: torch.optim.SGD(m.parameters()), device="cpu")
     loss = lambda model, batch: model(batch).mean()  # noqa: E731
     watch = Stopwatch(trainer.device)
-    sinks, saver, position = Sinks([JsonLines(run)]), Saving(run), Position()
+    sinks, saver, position = Sinks([JsonLines(run, pause=3600.0)]), Saving(run), Position()
     task = SimpleNamespace(unit="samples", units_per_sample=1)
     measured = Measured(watch, FlopCounter(None, None), loss, None)
     batching = Batching(3, ranks=1)

@@ -256,7 +256,7 @@ def test_the_page_names_each_device_with_a_peak() -> None:
     page = " ".join((ROOT / "docs" / "watching.md").read_text(encoding="utf-8").split())
     (listed,) = re.findall(r"a device with a known peak: NVIDIA (.+?)\. `watch\.peak_flops`", page)
     variant = r"\(.*?\)| PCIe| NVL| Generation|-SXM\[23\]|-PCIE"
-    known = {re.sub(variant, "", name) for name, _ in mfu._PEAKS}
+    known = {re.sub(variant, "", name) for name, _ in mfu.PEAKS}
     assert {*re.split(r", | and |; AMD ", listed)} == known
 
 

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.control.making import new_control_group
 from hpcrun.train.parallel import process_group
-from hpcrun.train.parallel.choose import _least
+from hpcrun.train.parallel.choose import least_of_ranks
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
 from tests.train.nccl_rules import BreaksNCCL, nccl_rules, require_same_order
 
@@ -39,14 +39,14 @@ def test_a_tensor_that_nccl_refuses_is_found(value, told):
 
 @pytest.mark.usefixtures("rules")
 def test_a_decision_on_the_group_of_the_gradients_is_found():
-    with pytest.raises(BreaksNCCL, match=r"train/parallel/choose\.py:_least"):
-        _least(1, None)
+    with pytest.raises(BreaksNCCL, match=r"train/parallel/choose\.py:least_of_ranks"):
+        least_of_ranks(1, None)
 
 
 def test_control_groups_are_exempt(rules):
     group = new_control_group()
     dist.broadcast(torch.zeros(4)[::2], src=0, group=group)
-    assert _least(1, group) == 1
+    assert least_of_ranks(1, group) == 1
     assert rules.calls == {}
 
 

@@ -68,7 +68,7 @@ def test_with_an_older_torch_auto_takes_ddp_and_fsdp_is_refused(monkeypatch):
     assert "chooses ddp, which train.find_unused_parameters needs: " in line
     monkeypatch.setattr(fsdp, "FILLS_UNUSED", False)
     with pytest.raises(UserError, match=r"with fsdp it needs torch 2\.13; this is "):
-        fsdp._fill_unused(Net())
+        fsdp.fill_unused(Net())
 
 
 def test_memory_besides_the_weights_is_counted_and_named():

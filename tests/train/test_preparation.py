@@ -20,7 +20,7 @@ from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.activation_checkpointing import Buffers
 from hpcrun.train.model.blocks import blocks, by_class, by_size, unshared
-from hpcrun.train.model.prepare import Preparation, _keep_costly, compile_in_place, prepare
+from hpcrun.train.model.prepare import Preparation, compile_in_place, keep_costly, prepare
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.sharing import Block, Net, adamw, flat
 from tests.train.small import loss
@@ -186,8 +186,8 @@ def test_selective_checkpointing_computes_attention_of_other_libraries_once(chec
 def test_selective_checkpointing_keeps_flex_attention_and_scaled_products():
     scaled = torch.ops.aten._scaled_mm.default
     kept = CheckpointPolicy.MUST_SAVE
-    assert _keep_costly(None, flex_attention) is _keep_costly(None, scaled) is kept
-    assert _keep_costly(None, torch.ops.aten.tanh.default) is CheckpointPolicy.PREFER_RECOMPUTE
+    assert keep_costly(None, flex_attention) is keep_costly(None, scaled) is kept
+    assert keep_costly(None, torch.ops.aten.tanh.default) is CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def test_names_in_a_checkpoint_do_not_show_recomputation():

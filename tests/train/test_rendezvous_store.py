@@ -90,16 +90,15 @@ def test_an_address_of_another_host_is_skipped(
     other = TCPStore("127.0.0.2", free_port(), is_master=True, wait_for_workers=False)
     deaf = socket.create_server(("127.0.0.1", 0))
     ports = {"theirs": other.port, "deaf": deaf.getsockname()[1], "ours": port}
-    monkeypatch.setattr(store, "_HANDSHAKE", 1.0)
 
     def connect(name: str, met: Rendezvous, patience: float) -> Any:
         there = Rendezvous(met.addresses, ports[name], key=met.key)
-        found = real("127.0.0.1", there, 1.0)
+        found = real("127.0.0.1", there, 1.0, handshake=1.0)
         asked.append((name, found is not None))
         return found and (name, found[1])
 
-    real, asked = store._connect, []
-    monkeypatch.setattr(store, "_connect", connect)
+    real, asked = store.connect, []
+    monkeypatch.setattr(store, "connect", connect)
     with deaf:
         hold_and_join(attempt, monkeypatch, ["theirs", "deaf", "ours"], port)
     assert asked == [("theirs", False), ("deaf", False), ("ours", True)]

@@ -12,7 +12,7 @@ from torch import nn
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.lifecycle.agreement import StopAgreement
-from hpcrun.train.build import _compile_mode
+from hpcrun.train.build import compile_mode
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step import checkpointing
@@ -85,11 +85,11 @@ def test_several_micro_batches_are_compiled_without_cuda_graphs(keys, parallel, 
     common = ["train.compile=true", "train.compile_mode=reduce-overhead", "train.batch_size=16"]
     config = resolve([override_layer([*common, *keys.split()])])
     gpus = SimpleNamespace(world_size=2, rank=0, device_ids=(0,))
-    assert _compile_mode(config, gpus, parallel) == mode
+    assert compile_mode(config, gpus, parallel) == mode
     changed = mode in ("default", "max-autotune-no-cudagraphs")
     assert ("captures CUDA graphs" in capsys.readouterr().out) is changed
     on_cpu = SimpleNamespace(world_size=2, rank=0, device_ids=())
-    assert _compile_mode(config, on_cpu, parallel) in (config.train.compile_mode, None)
+    assert compile_mode(config, on_cpu, parallel) in (config.train.compile_mode, None)
 
 
 def sgd(model):

@@ -13,7 +13,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, resolve
 from hpcrun.config.sources.layers import override_layer
 from hpcrun.device.vendor import CompileMode
-from hpcrun.train.build import _compile_mode
+from hpcrun.train.build import compile_mode
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
@@ -44,7 +44,7 @@ def _outcome(job: Job, name: str, mode: CompileMode, parts: int) -> Outcome:
         f"train.accumulation={parts}",
     ]  # fmt: skip
     # The mode that a run uses: without CUDA graphs if there are several micro-batches.
-    used = _compile_mode(resolve([override_layer(wanted)]), distributed, "single")
+    used = compile_mode(resolve([override_layer(wanted)]), distributed, "single")
     plain, compiled = (losses(job, distributed, it, parts) for it in (None, used))
     return compare(name, str(used), parts, plain, compiled)
 

@@ -60,15 +60,16 @@ def jobs(wanted: argparse.Namespace) -> list[Told]:
 
 def perform(job: Told, environ: dict[str, str], limit: float) -> Told:
     """Run ``job`` in a separate process; repeat it with half the batch if it does not fit."""
-    told = _attempt(job, environ, limit)
+    told = run_part(job, environ, limit)
     while told.get("memory") and job["part"] in ("speed", "checkpoint") and job["batch"] > 1:
         job = {**job, "batch": job["batch"] // 2}
         print(f"gpu: out of memory; again with a batch of {job['batch']}", file=sys.stderr)
-        told = _attempt(job, environ, limit)
+        told = run_part(job, environ, limit)
     return told
 
 
-def _attempt(job: Told, environ: dict[str, str], limit: float) -> Told:
+def run_part(job: Told, environ: dict[str, str], limit: float) -> Told:
+    """Run ``job`` once in a separate process; return its result, or why it has none."""
     with tempfile.TemporaryDirectory() as place:
         result = Path(place) / "result.json"
         program = str(Path(__file__).resolve().parent / "gpulib")

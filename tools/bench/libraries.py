@@ -105,9 +105,9 @@ def _install(requirements: list[str], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as work:
         new = Path(work) / "libraries"
-        _run(
+        run(
             [
-                *_pip(Path(work) / "pip"), "install", "--quiet", "--target", str(new),
+                *pip_command(Path(work) / "pip"), "install", "--quiet", "--target", str(new),
                 "--only-binary", ":all:", "--constraint", str(CONSTRAINTS), *requirements,
             ]
         )  # fmt: skip
@@ -118,15 +118,16 @@ def _install(requirements: list[str], folder: Path) -> None:
                 raise
 
 
-def _pip(spare: Path) -> list[str]:
+def pip_command(spare: Path) -> list[str]:
     """Return this Python's pip, or the pip of an environment made at ``spare``."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
-    _run([sys.executable, "-m", "venv", str(spare)])
+    run([sys.executable, "-m", "venv", str(spare)])
     return [str(spare / "bin" / "python"), "-m", "pip"]
 
 
-def _run(command: list[str]) -> None:
+def run(command: list[str]) -> None:
+    """Run a command of pip or venv, with its last error as the reason of a refusal."""
     done = subprocess.run(
         command, env=os.environ | _HASTY, capture_output=True, text=True, check=False
     )

@@ -39,7 +39,7 @@ class _Holders(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Bucket:
+class Bucket:
     """Tensors of one reader: their local parts, the reader's global rank, and the group of the holders."""
 
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ class Copies:
         ]
         self.key = xxhash.xxh3_128_hexdigest(repr(kinds).encode())
         """Hash of the division. The ranks may divide the reading only if their keys are equal."""
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
 
     def divide(self) -> dict[str, Tensor]:
         """Return the tensors that this rank reads; :meth:`spread` sends them to the other ranks."""
@@ -100,9 +100,9 @@ class Copies:
         rank, and must see the end of its connections.
         """
         for bucket in self._buckets:
-            _broadcast(bucket, self._rank == bucket.reader)
+            broadcast(bucket, self._rank == bucket.reader)
 
-    def _fill(self, holders: _Holders, names: Iterable[str]) -> Iterable[_Bucket]:
+    def _fill(self, holders: _Holders, names: Iterable[str]) -> Iterable[Bucket]:
         """Yield buckets of neighbors in the checkpoint, each for the rank with the fewest bytes so far."""
         ranks = dist.get_process_group_ranks(holders.group)
         # In a tree of control groups, a broadcast from another rank than rank 0 takes a detour.
@@ -112,7 +112,7 @@ class Copies:
         for group in _grouped(parts, max(_LEAST, min(share, _BUCKET))):
             reader = min(loads, key=lambda rank: (loads[rank], rank))
             loads[reader] += sum(part.nbytes for _, part in group)
-            yield _Bucket(
+            yield Bucket(
                 tuple(name for name, _ in group),
                 tuple(part for _, part in group),
                 reader,
@@ -138,18 +138,21 @@ def _holders(value: Tensor, together: RankGroup) -> _Holders | None:
         number = -max(dimensions)[1]
         group = mesh.get_group(number)
         shape = "x".join(map(str, mesh.shape))
-        return _Holders(f"mesh {shape} {number} {device}", group) if _takes(group, device) else None
+        return (
+            _Holders(f"mesh {shape} {number} {device}", group) if supports(group, device) else None
+        )
     whole = dist.group.WORLD
     if whole is None or dist.get_world_size() != together.world_size:
         return None
-    if _takes(whole, device):
+    if supports(whole, device):
         return _Holders(f"all {device}", whole)
     if device == "cpu" and together.group is not None:
         return _Holders(_CONTROL, together.group)
     return None
 
 
-def _takes(group: Any, device: str) -> bool:
+def supports(group: Any, device: str) -> bool:
+    """Return True if ``group`` has a backend for tensors of ``device``."""
     return any(each.type == device for each in group._device_types)
 
 
@@ -167,7 +170,8 @@ def _grouped(parts: Iterable[tuple[str, Tensor]], limit: int) -> Iterable[list[t
         yield found
 
 
-def _broadcast(bucket: _Bucket, sends: bool) -> None:
+def broadcast(bucket: Bucket, sends: bool) -> None:
+    """Broadcast the tensors of ``bucket`` from its reader, in place; ``sends``: this rank is the reader."""
     parts = [part for part in bucket.parts if part.numel()]
     if len(parts) == 1 and parts[0].is_contiguous():
         for chunk in _chunks(_bytes(parts[0])):

@@ -15,7 +15,6 @@ from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
 _BLOCK = 8 << 20
-_DIRECT_FROM = 4 << 20
 
 Span = tuple[int, int]
 """Position and length in bytes."""
@@ -106,7 +105,7 @@ def write(share: Share, store: CheckpointStore, draft: Path, rank: int) -> Writt
     """Write, hash and fsync the file of ``rank``; raises CheckpointError."""
     image = share.image
     hashes: list[str] = []
-    direct = share.safe and share.size >= _DIRECT_FROM
+    direct = share.safe and share.size >= store.direct_from
     with store.open_file(draft, file_name(rank), direct=direct) as stream:
         if image is not None:
             for start in range(0, len(image), _BLOCK):

@@ -176,7 +176,7 @@ def left_out(shared: dict[str, Any], *, scaler: Any = None, scheduler: Any = Non
 def capture_rank() -> dict[str, Any]:
     """Return this rank's random states: of python, numpy, torch and its accelerators."""
     own: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
-    own["numpy"] = _capture_numpy()
+    own["numpy"] = capture_numpy()
     own["accelerators"] = accelerator.generator_states()
     return own
 
@@ -334,7 +334,8 @@ def require_plain(value: Any, where: str) -> None:
         require_plain(child, f"{where}.{key}" if where else str(key))
 
 
-def _capture_numpy() -> Any:
+def capture_numpy() -> Any:
+    """Return the state of numpy's global generator as tensors and plain data; None without numpy."""
     try:
         import numpy as np
     except ImportError:

@@ -13,6 +13,9 @@ from pathlib import Path
 class FileSystem:
     """Calls on the local system; new files are private to the owner. Every method raises ``OSError``."""
 
+    direct_from = 4 << 20
+    """Bytes from which a file of a rank is written past the page cache."""
+
     def make_directory(self, path: Path) -> None:
         """Create a folder with mkdir(2); fails if ``path`` exists."""
         path.mkdir(mode=0o700)

@@ -76,6 +76,11 @@ class CheckpointStore(CommittedSteps):
 
     # Writing
 
+    @property
+    def direct_from(self) -> int:
+        """Bytes from which a file of a rank is written past the page cache."""
+        return self._fs.direct_from
+
     def make_root(self) -> None:
         """Create the folder and its missing parents; raises CheckpointError."""
         with explained("be made", self.root):

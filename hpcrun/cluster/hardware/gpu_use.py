@@ -69,7 +69,7 @@ def gpu_use(uuid: str, every: float = SAMPLE_S) -> GpuUse | None:
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
     except pynvml.NVMLError:
         return None
-    return GpuUse(partial(_ask_nvml, pynvml, handle), every)
+    return GpuUse(partial(ask_nvml, pynvml, handle), every)
 
 
 def amd_gpu_use(address: str, every: float = SAMPLE_S) -> GpuUse | None:
@@ -77,7 +77,8 @@ def amd_gpu_use(address: str, every: float = SAMPLE_S) -> GpuUse | None:
     return None if amd.use(address) is None else GpuUse(partial(amd.use, address), every)
 
 
-def _ask_nvml(nvml: Any, handle: Any) -> tuple[float, float] | None:
+def ask_nvml(nvml: Any, handle: Any) -> tuple[float, float] | None:
+    """Return the percent of time that the GPU was busy, and its used bytes; None without an answer."""
     try:
         busy = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         used = float(nvml.nvmlDeviceGetMemoryInfo(handle).used)

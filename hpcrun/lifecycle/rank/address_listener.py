@@ -22,15 +22,18 @@ def answer(listener: socket.socket, key: str) -> None:
     ).start()
 
 
-def leads_to(address: str, rendezvous: Rendezvous, patience: float) -> bool:
+def leads_to(
+    address: str, rendezvous: Rendezvous, patience: float, *, least: float = _ANSWER
+) -> bool:
     """Return True if the host of ``address`` answers on the rendezvous port with its key.
 
     Args:
         patience: seconds to connect.
+        least: minimum seconds to wait for the answer of a host that has connected.
     """
     try:
         with socket.create_connection((address, rendezvous.port), timeout=patience) as connection:
-            connection.settimeout(max(patience, _ANSWER))
+            connection.settimeout(max(patience, least))
             heard = b""
             while len(heard) < len(rendezvous.key) and (more := connection.recv(256)):
                 heard += more

@@ -36,17 +36,22 @@ class NoSharedInterface(RunError):
 
 
 _PAUSE = 0.2
-# Many ranks that look for a missing file load the metadata server of a parallel file system.
-_PAUSE_OF_OTHERS = 2.0
 
 
 def shared_interface(
-    run: RunDirectory, attempt: Attempt, config: DistributedConfig, timeout: float
+    run: RunDirectory,
+    attempt: Attempt,
+    config: DistributedConfig,
+    timeout: float,
+    *,
+    pause: float = 2.0,
 ) -> str:
     """Return the full name of the interface, such as ``=eth0``. All ranks call this function.
 
     Args:
         timeout: seconds for each wait for the other nodes.
+        pause: seconds between two looks of a rank that is not the first of its node: many ranks that look for
+            a missing file load the metadata server of a parallel file system.
 
     Raises:
         RunError: a node does not answer.
@@ -56,7 +61,7 @@ def shared_interface(
     if config.local_rank == 0:
         found = _choose(folder, config, timeout)
     else:
-        found = _waited(folder / "chosen.json", 4 * timeout, _PAUSE_OF_OTHERS)
+        found = _waited(folder / "chosen.json", 4 * timeout, pause)
     if found["name"] is None:
         host = found["host"]
         worst = f"{host} connects worst; " if host else ""
@@ -91,14 +96,14 @@ def _choose(folder: Path, config: DistributedConfig, timeout: float) -> dict[str
         write_json(folder / f"reached-{number}.json", answer)
         if number == 0:
             found = [_waited(folder / f"reached-{node}.json", timeout) for node in nodes]
-            write_json(folder / "chosen.json", _choice(found))
+            write_json(folder / "chosen.json", best_interface(found))
         # Other nodes connect to this node until the choice is published.
         return _waited(folder / "chosen.json", 2 * timeout)
     finally:
         keeper.close()
 
 
-def _choice(found: list[dict[str, Any]]) -> dict[str, Any]:
+def best_interface(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the interface that all nodes found, or None with the findings and the node that connects worst.
 
     Args:

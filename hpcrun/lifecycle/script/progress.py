@@ -15,10 +15,8 @@ from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import memory_folder
 from hpcrun.run.reports import VARIABLE, Progress, newest_report, publish, published
 
-# Seconds between two reads of the node's folder, and between two published steps.
-_LOOK, _PUBLISH = 1.0, 5.0
-# Seconds for which another rank waits for rank 0 to publish the same progress.
-_FOR_RANK_ZERO = 10.0
+# Seconds between two published steps.
+_PUBLISH = 5.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,24 @@ class ProgressWatch:
     later: in many scripts only one rank reports, and in the others all ranks report the same.
     """
 
-    def __init__(self, run: RunDirectory, attempt: Attempt, rank: int, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        attempt: Attempt,
+        rank: int,
+        ranks: int = 1,
+        *,
+        every: float = 1.0,
+        for_rank_zero: float = 10.0,
+    ) -> None:
+        """Prepare the reports of ``rank``.
+
+        Args:
+            ranks: number of ranks of the attempt.
+            every: seconds between two reads of the node's folder.
+            for_rank_zero: seconds for which another rank waits for rank 0 to publish the same progress.
+        """
+        self._every, self._for_rank_zero = every, for_rank_zero
         self._run, self._attempt, self._rank = run, attempt, rank
         self._logs = run.attempt_logs(attempt.job, attempt.restart)
         # All ranks together read the published progress at most a hundred times a second.
@@ -103,7 +118,7 @@ class ProgressWatch:
             last: the script has ended; publish now.
         """
         now = time.monotonic()
-        if self._folder is None or (now - self._looked < _LOOK and not last):
+        if self._folder is None or (now - self._looked < self._every and not last):
             return
         self._looked = now
         self._newest = newest_report(self._folder)
@@ -120,7 +135,7 @@ class ProgressWatch:
         if self._rank != 0 and not last:
             if self._waiting is None:
                 self._waiting = _Unpublished(self._newest, now)
-            if now - self._waiting.since < max(_FOR_RANK_ZERO, self._longest):
+            if now - self._waiting.since < max(self._for_rank_zero, self._longest):
                 return
         elif now - self._published_at < _PUBLISH and not new_save and not last:
             return

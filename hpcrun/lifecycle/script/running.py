@@ -136,7 +136,7 @@ def run_script(
     if code:
         words = script_words(folder / f"rank-{config.rank:05d}.log")
         record_end(folder, config.rank, ScriptEnd(command, code, words), progress.step)
-    return _own_code(code if code >= 0 else 128 - code)
+    return rank_code(code if code >= 0 else 128 - code)
 
 
 def _record_heard(folder: Path, reason: StopReason, code: int | None) -> None:
@@ -196,7 +196,7 @@ def _start(
         ) from error
 
 
-def _own_code(code: int) -> int:
+def rank_code(code: int) -> int:
     """Return a rank's exit code for a program that ended with ``code`` and does not know hpcrun's codes."""
     ours = (exitcodes.BAD_INPUT, exitcodes.SAVE_FAILED)
     return exitcodes.FAILED if code in ours else code

@@ -20,9 +20,6 @@ from hpcrun.run.io.files import read_json
 from hpcrun.run.owner import INCARNATION, OwnerPolling, described
 
 _TICK = 0.2
-# The script, or a rank on another node, may receive a signal and end before this process receives it: even
-# with exit code 0, which without a signal means that the work is done.
-_LATE_SIGNAL = 1.0
 
 
 class Watch:
@@ -37,7 +34,17 @@ class Watch:
         config: DistributedConfig,
         warning: signal.Signals,
         progress: ProgressWatch,
+        *,
+        late_signal: float = 1.0,
     ) -> None:
+        """Watch ``child``.
+
+        Args:
+            warning: the signal to pass on for a warning.
+            late_signal: seconds for which a signal to stop may arrive after the end of the script. The
+                script, or a rank on another node, may receive a signal and end before this process receives
+                it: even with exit code 0, which without a signal means that the work is done.
+        """
         self._child, self._run, self._attempt, self._flag = child, run, attempt, flag
         self._signals = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: warning}
         # Slurm and the local cluster signal every process of a step, so the script has received it too.
@@ -47,7 +54,7 @@ class Watch:
         self._looks = OwnerPolling(config.rank, config.world_size)
         self._told: str | None = None
         self._rank = config.rank
-        self._progress = progress
+        self._progress, self._late_signal = progress, late_signal
         # Rank 0 has claimed the run; the other ranks read the owner from the first file of their attempt.
         self._incarnation = INCARNATION if config.rank == 0 else None
 
@@ -67,7 +74,7 @@ class Watch:
             except subprocess.TimeoutExpired:
                 self._note_suspension(time.monotonic() - began - _TICK)
                 continue
-            deadline = time.monotonic() + _LATE_SIGNAL
+            deadline = time.monotonic() + self._late_signal
             while not self._flag.reason and time.monotonic() < deadline:
                 time.sleep(_TICK / 4)
             if self._flag.reason:

@@ -32,7 +32,6 @@ from hpcrun.run.io.lock_file import LockFile
 
 # Of the file: dropped runs leave holes, which a new file does not have.
 _MOST_WASTE = 0.3
-_SMALL = 8 << 20
 # Bytes of runs that wait for the copy of the old file.
 _MOST_HELD = 64 << 20
 
@@ -73,6 +72,7 @@ def aggregate(
     prune: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
+    spare: int = 8 << 20,
 ) -> Summary:
     """Bring ``output`` up to date with the runs of ``source``.
 
@@ -81,6 +81,7 @@ def aggregate(
         prune: remove the runs without a directory.
         processes: number of reading processes; None: as many as save time. 0: only this process.
         progress: called with the number of runs that were read, and the number of runs to read.
+        spare: bytes of holes that a file may have in any case.
 
     Raises:
         ResultsError: ``output`` cannot be used.
@@ -94,7 +95,8 @@ def aggregate(
     with LockFile(lock, busy), _without_gc():
         sweep(output)
         known = _known(output, fresh=fresh)
-        return _Update(source, output, known, prune=prune).run(processes, progress)
+        update = _Update(source, output, known, prune=prune, spare=spare)
+        return update.run(processes, progress)
 
 
 @contextmanager
@@ -150,9 +152,11 @@ def _known(output: Path, *, fresh: bool) -> _Known:
 
 
 class _Update:
-    def __init__(self, source: Source, output: Path, known: _Known, *, prune: bool) -> None:
+    def __init__(
+        self, source: Source, output: Path, known: _Known, *, prune: bool, spare: int
+    ) -> None:
         self._source, self._output, self._known = source, output, known
-        self._prune = prune
+        self._prune, self._spare = prune, spare
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES}
         self._keys = dict(known.keys)
         self._taken = set(known.keys.values())
@@ -228,10 +232,10 @@ class _Update:
         return tables
 
     def _wasteful(self) -> bool:
-        if not self._known.tables or self._known.size < _SMALL:
+        if not self._known.tables or self._known.size < self._spare:
             return False
         live = int(self._known.tables["runs"]["bytes"].sum())
-        return self._known.size > (1 + _MOST_WASTE) * live + _SMALL
+        return self._known.size > (1 + _MOST_WASTE) * live + self._spare
 
     def _take_over(self, draft: Draft, without: set[str]) -> None:
         with Store(self._output) as store:

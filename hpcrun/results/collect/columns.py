@@ -80,16 +80,17 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_lines(stream: BinaryIO, size: int = _BLOCK) -> Lines:
+def read_lines(stream: BinaryIO, size: int = _BLOCK, *, block_size: int = _BLOCK) -> Lines:
     """Return all whole lines of ``stream`` as columns, in bounded memory; raises OSError.
 
     Args:
         size: bytes to expect; a file may be longer.
+        block_size: bytes to read at a time.
     """
     blocks = _Blocks()
     rest = b""
     # The allocation of a block larger than the file would take time.
-    while block := stream.read(min(max(size, 1), _BLOCK)):
+    while block := stream.read(min(max(size, 1), block_size)):
         end = block.rfind(b"\n") + 1
         if not end:
             rest += block
@@ -108,9 +109,9 @@ def read_lines(stream: BinaryIO, size: int = _BLOCK) -> Lines:
     return blocks.joined()
 
 
-def columns_of(rows: Sequence[dict[str, Any]]) -> Lines:
-    """Return ``rows`` as columns."""
-    blocks = _Blocks()
+def columns_of(rows: Sequence[dict[str, Any]], *, most_sets: int = _MOST_SETS) -> Lines:
+    """Return ``rows`` as columns; ``most_sets``: with more sets of keys, the rows are read one by one."""
+    blocks = _Blocks(most_sets)
     blocks.add(rows)
     return blocks.joined()
 
@@ -118,7 +119,8 @@ def columns_of(rows: Sequence[dict[str, Any]]) -> Lines:
 class _Blocks:
     """The columns of a file, block by block."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_sets: int = _MOST_SETS) -> None:
+        self._most_sets = most_sets
         self._parts: dict[str, list[_Part]] = {}
         self._rows = self.damaged = self.torn = 0
         self._header = 0
@@ -144,7 +146,7 @@ class _Blocks:
             sets: dict[tuple[str, ...], list[int]] = {}
             for number, found in enumerate(keys_of_rows):
                 sets.setdefault(found, []).append(number)
-            if len(sets) <= _MOST_SETS:
+            if len(sets) <= self._most_sets:
                 for numbers in sets.values():
                     self._add([rows[number] for number in numbers], at[numbers])
                 return

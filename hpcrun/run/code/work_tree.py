@@ -18,8 +18,8 @@ _PATIENCE = 300.0
 _NOT_TRUSTED = "dubious ownership"
 
 
-def work_tree(folder: Path) -> tuple[Path | None, str]:
-    """Return the top folder of the work tree around ``folder``.
+def work_tree(folder: Path, *, patience: float = _PATIENCE) -> tuple[Path | None, str]:
+    """Return the top folder of the work tree around ``folder``; ``patience``: seconds for git's answer.
 
     Returns:
         The folder, or None with the reason (empty: there is no work tree).
@@ -33,7 +33,7 @@ def work_tree(folder: Path) -> tuple[Path | None, str]:
     if not folder.is_dir():
         # Nothing can be copied, and the command itself gives the best error.
         return None, f"{folder} is gone"
-    done = _git(folder, "rev-parse", "--show-toplevel")
+    done = _git(folder, "rev-parse", "--show-toplevel", patience=patience)
     if done.returncode == 0:
         return Path(os.fsdecode(done.stdout.removesuffix(b"\n"))), ""
     words = _words(done)
@@ -65,20 +65,22 @@ def shown_files(top: Path) -> Iterator[Path]:
             yield from shown_files(path)
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+def _git(
+    folder: Path, *arguments: str, patience: float = _PATIENCE
+) -> subprocess.CompletedProcess[bytes]:
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_PATIENCE,
+            timeout=patience,
             env={**os.environ, "LC_ALL": "C"},
             check=False,
         )
     except OSError as error:
         raise _refusal(folder, f"{error.filename}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        words = f"`git {arguments[0]}` has not answered for {_PATIENCE:.0f} s"
+        words = f"`git {arguments[0]}` has not answered for {patience:.0f} s"
         raise _refusal(folder, words) from error
     if done.returncode in (-signal.SIGINT, -signal.SIGTERM):
         # Ctrl-C in a terminal also reaches git.

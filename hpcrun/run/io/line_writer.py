@@ -10,20 +10,19 @@ from typing import Any
 
 from hpcrun.run.io.files import HeldFolder, append_lines, json_line
 
-_PAUSE = 0.2
 _MOST_WAITING = 1000
 
 
 class LineWriter:
     """Appends JSON lines to a file as :func:`append_line`, asynchronously.
 
-    The first line is written immediately; lines that follow are written together, ``_PAUSE`` seconds later.
+    The first line is written immediately; lines that follow are written together, ``pause`` seconds later.
     Each write opens and closes the file, because only this makes the lines visible on NFS, and it costs more
     than the lines. A killed process loses the waiting lines.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, pause: float = 0.2) -> None:
+        self._path, self._pause = path, pause
         self._folder = HeldFolder(path.parent)
         self._waiting: deque[Mapping[str, Any]] = deque()
         self._appending = threading.Lock()
@@ -65,7 +64,7 @@ class LineWriter:
             self._some.wait()
             self._some.clear()
             self._append()
-            self._over.wait(_PAUSE)
+            self._over.wait(self._pause)
 
     def _append(self) -> None:
         if self._inherited:

@@ -23,11 +23,16 @@ class LockFile:
 
     # Longer than a few touches, and than the minute for which an NFS client may show an old time (acregmax).
     _stale_after = 180.0
-    _beat = 10.0
 
-    def __init__(self, path: Path, busy: str) -> None:
-        """Prepare the lock ``path``; ``busy`` is the refusal while another process holds it."""
-        self._path, self._busy = path, busy
+    def __init__(self, path: Path, busy: str, *, beat: float = 10.0) -> None:
+        """Prepare the lock.
+
+        Args:
+            path: the file.
+            busy: the refusal while another process holds the lock.
+            beat: seconds between two touches.
+        """
+        self._path, self._busy, self._beat = path, busy, beat
         self._token = os.urandom(8).hex()
         self._released = threading.Event()
 

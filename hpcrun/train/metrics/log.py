@@ -87,7 +87,7 @@ class MetricsLog:
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
         self._window = LossWindow(batching)
         self._hosts = _hosts(group)
-        self._gpu = _gpu_use(trainer.device)
+        self._gpu = own_gpu_use(trainer.device)
         self._stragglers = StragglerWatch(self._hosts)
 
     def step(self, done: int, result: StepResult) -> None:
@@ -216,7 +216,7 @@ def _memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
-def _gpu_use(device: torch.device) -> GpuUse | None:
+def own_gpu_use(device: torch.device) -> GpuUse | None:
     """Start to sample this rank's GPU; None on a CPU, and where its driver has no answer."""
     if vendor.is_amd(device):
         # HIP numbers the GPUs that the process sees.

@@ -25,7 +25,7 @@ _BACKWARD = 2
 # matrix cores.
 _T = 1e12
 _PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
-_PEAKS: tuple[tuple[str, tuple[float, float, float, float]], ...] = (
+PEAKS: tuple[tuple[str, tuple[float, float, float, float]], ...] = (
     # TFLOP/s in the order of _PRECISIONS; 0: the device lacks this precision.
     ("GB300", (2500, 2500, 1250, 80)),
     ("B300", (2250, 2250, 1100, 75)),
@@ -72,7 +72,7 @@ def peak_of(device_name: str, dtype: str) -> float | None:
     """Return the device's peak in FLOP/s for ``dtype`` (as in AMPConfig); None if unknown."""
     if " MIG " in device_name:
         return None  # A slice of a device, which has the name of the whole device.
-    for name, peaks in _PEAKS:
+    for name, peaks in PEAKS:
         # As a whole word: an A10G is not an A10, and an L40 is not an L4.
         if re.search(rf"\b{name}\b", device_name):
             return dict(zip(_PRECISIONS, peaks, strict=True)).get(dtype, 0) * _T or None

@@ -35,8 +35,9 @@ class Sink(Protocol):
 class JsonLines:
     """Writer of metrics.jsonl in the run directory."""
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._lines = LineWriter(run.metrics)
+    def __init__(self, run: RunDirectory, *, pause: float = 0.2) -> None:
+        """Write to the metrics of ``run``; ``pause``: seconds between two writes."""
+        self._lines = LineWriter(run.metrics, pause=pause)
 
     def write(self, line: Mapping[str, Any]) -> None:
         self._lines.write(line)

@@ -131,7 +131,7 @@ def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
             )
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_costly)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_costly)
     chosen = {
         # A compiled block hides its buffers; `Buffers` (activation_checkpointing.py) checks them.
         id(block): checkpoint_wrapper(
@@ -146,7 +146,8 @@ def _has_statistics(part: nn.Module) -> bool:
     return isinstance(part, _NormBase) and part.track_running_stats
 
 
-def _keep_costly(_context: Any, operation: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:
+def keep_costly(_context: Any, operation: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:
+    """Return torch's policy for a result: keep products of matrices and attention, recompute the rest."""
     return CheckpointPolicy.MUST_SAVE if _costly(operation) else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -70,7 +70,7 @@ def resolve_parallel(
     chosen, line = decide(
         config,
         need(config, model),
-        _least(_device_memory(distributed), group),
+        least_of_ranks(_device_memory(distributed), group),
         before[0],
         unfit=unshardable(model)[0],
     )
@@ -134,7 +134,7 @@ def _device_memory(distributed: DistributedConfig) -> int:
     return total_memory() // distributed.num_gpus_per_node
 
 
-def _least(value: int, group: Any) -> int:
+def least_of_ranks(value: int, group: Any) -> int:
     """Return the smallest ``value`` of all ranks. Collective."""
     least = torch.tensor([value])
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)

@@ -95,7 +95,7 @@ class FSDPStrategy(Strategy):
         if self._options.reduce_each_micro_batch == "auto":
             self._reduces_each = self.auto_reduces
         _cast_buffers(module, self._options.buffer_dtype)
-        mesh = _mesh(self._distributed, self._options, self._device)
+        mesh = make_mesh(self._distributed, self._options, self._device)
         if dist.get_backend() == "nccl":
             connect_groups(mesh, self._device)
         options = self._sharding(mesh)
@@ -120,7 +120,7 @@ class FSDPStrategy(Strategy):
         self._compiled = mode is not None
         self._use = ShardedUse(module, self._device, may_differ=self._may_differ)
         if self._may_differ:
-            _fill_unused(module)
+            fill_unused(module)
         return module
 
     def compare(self, group: Any) -> None:
@@ -244,7 +244,7 @@ class FSDPStrategy(Strategy):
                 copy_from_rank_zero(value.data)
 
 
-def _fill_unused(module: nn.Module) -> None:
+def fill_unused(module: nn.Module) -> None:
     """Reduce zeros for parameters without a gradient, since other ranks may have a gradient for them."""
     if not FILLS_UNUSED:
         raise UserError(
@@ -299,7 +299,8 @@ def layout(places: list[tuple[int, int]]) -> list[list[int]]:
     return [order[start : start + width] for start in range(0, len(order), width)]
 
 
-def _mesh(distributed: DistributedConfig, options: FSDP, device: torch.device) -> DeviceMesh:
+def make_mesh(distributed: DistributedConfig, options: FSDP, device: torch.device) -> DeviceMesh:
+    """Make the mesh of the ranks: shards, or with ``hybrid`` copies and shards. Collective."""
     ranks: Any = list(range(distributed.world_size))
     names: tuple[str, ...] = ("shard",)
     if options.shard == "hybrid":

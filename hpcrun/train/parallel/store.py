@@ -20,8 +20,6 @@ from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 _KEY = "hpcrun/rendezvous"
 _NODE = "hpcrun/node"
 _PEER = "hpcrun/peer"
-# Limit for TCPStore's handshake; a program that is not a store does not answer it.
-_HANDSHAKE = 20.0
 
 
 def meet(
@@ -51,7 +49,7 @@ def meet(
     if config.rank == 0:
         address, store = _hold(config, rendezvous_file, listen(ports), interface, limit)
     else:
-        address, store = rendezvous_file.meet(_connect, timeout)
+        address, store = rendezvous_file.meet(connect, timeout)
         store.set_timeout(limit)
     config = config.model_copy(update={"master_addr": address, "master_port": store.port})
     if config.launch_method == "slurm" and config.num_nodes > 1:
@@ -86,12 +84,19 @@ def _hold(
     return address, store
 
 
-def _connect(address: str, rendezvous: Rendezvous, patience: float) -> tuple[str, Any] | None:
-    """Connect to the run's store at ``address``; return None for another store or no answer."""
+def connect(
+    address: str, rendezvous: Rendezvous, patience: float, *, handshake: float = 20.0
+) -> tuple[str, Any] | None:
+    """Connect to the run's store at ``address``; return None for another store or no answer.
+
+    Args:
+        patience: seconds to connect.
+        handshake: minimum seconds for TCPStore's handshake; a program that is not a store does not answer it.
+    """
     try:
         # Fail fast: TCPStore retries a refused connection until its timeout.
         socket.create_connection((address, rendezvous.port), timeout=patience).close()
-        store = _open_store(address, rendezvous.port, max(patience, _HANDSHAKE))
+        store = _open_store(address, rendezvous.port, max(patience, handshake))
         # The address may belong to the store of another job, which lacks this key.
         right = store.check([_KEY]) and store.get(_KEY).decode() == rendezvous.key
     except (OSError, UnicodeError, RuntimeError):

@@ -75,14 +75,21 @@ def open_task(context: Context) -> OpenedTask:
         config, distributed = context.config, context.distributed
         ranks = RankGroup(distributed.rank, distributed.world_size, context.group)
         resumes = ranks.from_rank_0(lambda: has_commit(context.run))
-        opened = context.together(lambda: _open(task, config, distributed, resumes))
+        opened = context.together(lambda: open_on_rank(task, config, distributed, resumes))
         if all_deferred(opened.deferred, config, distributed, context.group):
             return opened
         # A rank that could not defer its build has the whole model, and so must all.
         return opened.for_parallel("ddp", config, distributed)
 
 
-def _open(task: Task, config: Config, distributed: DistributedConfig, resumes: bool) -> OpenedTask:
+def open_on_rank(
+    task: Task, config: Config, distributed: DistributedConfig, resumes: bool
+) -> OpenedTask:
+    """Build the model and the datasets of ``task`` on this rank.
+
+    Raises:
+        UserError: the model or the data cannot be used.
+    """
     model, deferred = build_model(task, config, distributed, resumes=resumes)
     ranks, gpu = distributed.world_size, bool(distributed.device_ids)
     if config.train.sync_batchnorm and distributed.rank == 0:

@@ -24,6 +24,7 @@ from hpcrun.checkpoint.state import capture
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
+from hpcrun.device import accelerator
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.model.prepare import Preparation
@@ -146,12 +147,12 @@ def answer() -> None:
         with _disable_current_modes():
             return made(*arguments)
 
-    made, fsdp._mesh = fsdp._mesh, mesh
+    made, fsdp.make_mesh = fsdp.make_mesh, mesh
     dist.all_gather_object = places
     # DDP's C++ code would read the shapes of fake tensors, and the values to broadcast.
     DDPStrategy.wrap = wrap
     # numpy cannot take its state back from a fake tensor.
-    capture._capture_numpy = lambda: None
+    capture.capture_numpy = lambda: None
     dist._verify_params_across_processes = lambda *_: None
     dist._broadcast_coalesced = lambda *_: None
     fsdp.FSDPStrategy.compare = lambda *_: None
@@ -186,12 +187,49 @@ class _Reducer:
         return False
 
 
-def read_back(self: gate._Readback) -> tuple[float, float]:
-    """Wait as the original does, and return the decision and the loss scale of a finite step."""
-    assert self._host.device.type == "cpu"
-    assert self._event is not None
-    self._event.synchronize()
-    return 0.0, SCALE
+class Event:
+    """An event of the fake device, which notes if the host has waited for its last record."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._event = torch.Event(place)
+        self.waited = False
+
+    def record(self, stream: torch.Stream) -> None:
+        self._event.record(stream)
+        self.waited = False
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+        self.waited = True
+
+
+class HostNumbers:
+    """Host memory with the decision and the loss scale of a finite step: fake tensors have no data."""
+
+    def __init__(self, values: Tensor, events: list[Event]) -> None:
+        assert values.device.type == "cpu"
+        self._values, self._events = values, events
+
+    def unbind(self) -> tuple[Tensor, ...]:
+        return self._values.unbind()
+
+    def tolist(self) -> list[float]:
+        assert self._events[-1].waited
+        return [0.0, SCALE]
+
+
+def answer_reads() -> None:
+    """Give the host the numbers of a finite step, if it waits for the device."""
+    events: list[Event] = []
+    zeros = accelerator.host_zeros
+
+    def event(place: torch.device) -> Event:
+        events.append(Event(place))
+        return events[-1]
+
+    seam: Any = accelerator
+    seam.event = event
+    seam.host_zeros = lambda count, place: HostNumbers(zeros(count, place), events)
 
 
 def misplaced(optimizer: torch.optim.Optimizer) -> Tensor:
@@ -207,7 +245,7 @@ def misplaced(optimizer: torch.optim.Optimizer) -> Tensor:
 def main() -> None:
     way, which = sys.argv[1:]
     device.install()
-    gate._Readback.read = read_back
+    answer_reads()
     torch.amp.GradScaler.get_scale = lambda self: SCALE if self.is_enabled() else 1.0
     world = WAYS[way][0]
     if world > 1:

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpcrun.cluster.network.ports import FIRST_PORT, ephemeral_range
@@ -78,7 +79,8 @@ def test_the_ports_of_a_run_are_tried_and_are_free_afterwards() -> None:
 
 
 def test_ports_that_refuse_differ_from_ports_with_another_program() -> None:
-    first, second = (Agent(f"127.0.0.{index + 1}", index, io.StringIO()) for index in range(2))
+    told = io.StringIO()
+    first, second = Agent("127.0.0.1", 0, io.StringIO()), Agent("127.0.0.2", 1, told)
     free, unused = free_ports(2)
     peer = {"index": 0, "name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": []}
     with socket.create_server(("", 0)) as stranger:
@@ -90,7 +92,7 @@ def test_ports_that_refuse_differ_from_ports_with_another_program() -> None:
         held = {"0": [free, unused, other], "1": []}
         second.obey({"type": "reach", "held": held, "first": 0})
     first.obey({"type": "hold", "ports": []})
-    answers = [json.loads(line) for line in second._out.getvalue().splitlines()]  # type: ignore[attr-defined]
+    answers = [json.loads(line) for line in told.getvalue().splitlines()]
     (seen,) = [one for one in answers if "target" in one]
     assert (seen["refused"], seen["unreachable"]) == ([unused], [other])
     assert answers[-1]["done"]
@@ -128,8 +130,13 @@ def test_a_node_that_stops_answering_is_silent_and_the_rest_continue() -> None:
 
     def stop_one(step: int, steps: int, text: str) -> None:
         if text == "bandwidth" and not stopped:
-            stopped.append(agents._started[2].pid)
-            os.kill(stopped[0], 9)
+            (agent,) = (
+                child
+                for child in psutil.Process().children()
+                if child.environ().get("HPCRUN_CHECK_NAME") == "127.0.0.3"
+            )
+            agent.kill()
+            stopped.append(agent)
 
     begun = time.monotonic()
     try:

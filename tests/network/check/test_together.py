@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,18 +171,17 @@ def test_a_failure_of_two_nodes_is_that_of_both() -> None:
     assert "over 2 nodes" in finding.text
 
 
-def test_a_rank_that_ends_silently_differs_from_a_rank_that_hangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def program(code: str) -> None:
-        monkeypatch.setattr(node_ranks, "_PROGRAM", (sys.executable, "-c", code))
+def test_a_rank_that_ends_silently_differs_from_a_rank_that_hangs(tmp_path: Path) -> None:
+    def node_of(code: str) -> node_ranks.Ranks:
+        return node_ranks.Ranks((sys.executable, "-c", code))
 
-    node = node_ranks.Ranks()
-    program("import sys; sys.exit('no module named torch')")
+    node = node_of("import sys; sys.exit('no module named torch')")
     assert node.prepare() == {"stage": "failed", "problem": "no module named torch", "after": None}
     here = 'print(\'{"stage": "here", "gpus": 3, "port": 1}\', flush=True);'
-    program(f"import time; {here} time.sleep(600)")
+    note = f"import os, pathlib, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch();"
+    node = node_of(f"{note} {here} time.sleep(600)")
     assert node.prepare()["gpus"] == 3
-    assert len(node._started) == 3
+    started = [path.name for path in tmp_path.iterdir()]
+    assert len(started) == 3
     assert node.run({"count": 3, "rank": 0, "limit": 0.1}) == {"stage": "hangs", "after": "here"}
-    assert node._started == []
+    assert not any(Path("/proc", process).exists() for process in started)

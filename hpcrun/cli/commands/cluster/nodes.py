@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not records:
         say("hpcrun: no node has failed one of your runs")
         return 0
-    _print_table(records)
+    print_table(records)
     if any(record.excluded for record in records):
         say(
             f"excluded: {rule.exclude_after} failures or more in {rule.exclude_hours:g} h "
@@ -105,7 +105,8 @@ def _as_json(record: NodeRecord) -> dict[str, object]:
     }
 
 
-def _print_table(records: Sequence[NodeRecord]) -> None:
+def print_table(records: Sequence[NodeRecord]) -> None:
+    """Print the nodes with their failures, the newest failure first."""
     width = max(4, *(len(record.node) for record in records))
     say(f"{'node':<{width}}  {'excluded':<8}  failures")
     for record in records:

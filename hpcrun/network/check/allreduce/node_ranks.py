@@ -18,13 +18,13 @@ IMPORT = 120.0
 class _Rank:
     """One child process: its last report, and its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Sequence[str]) -> None:
         self.said: dict[str, Any] = {}
         self._words = ""
         self._heard = threading.Condition()
         self._ended = False
         self._process = subprocess.Popen(
-            _PROGRAM,
+            list(program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -81,16 +81,18 @@ class _Rank:
 class Ranks:
     """The ranks of this node, for one all-reduce at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Sequence[str] = _PROGRAM) -> None:
+        """Prepare the ranks; ``program``: the command of a rank."""
+        self._program = program
         self._started: list[_Rank] = []
 
     def prepare(self) -> dict[str, Any]:
         """Start a rank for each GPU, or one; return the GPUs and the port of rank 0, or a problem."""
         self.close()
         end = time.monotonic() + IMPORT
-        self._started = [_Rank()]
+        self._started = [_Rank(self._program)]
         first = self._started[0].wait(("here",), end)
-        self._started += [_Rank() for _ in range(first.get("gpus", 0) - 1)]
+        self._started += [_Rank(self._program) for _ in range(first.get("gpus", 0) - 1)]
         said = [rank.wait(("here",), end) for rank in self._started]
         return next((one for one in said if one["stage"] != "here"), first)
 
