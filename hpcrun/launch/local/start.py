@@ -13,7 +13,7 @@ from hpcrun.cluster.environment import scrub
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
 from hpcrun.launch.local.job_files import BEGIN, JobRequest, Limits
-from hpcrun.run.io.files import write_json
+from hpcrun.run.io.files import make_numbered_folder, write_json
 
 _START_TIMEOUT = 20.0
 
@@ -24,15 +24,7 @@ def new_job_folder(parent: Path) -> Path:
     Raises:
         OSError: the folder cannot be made.
     """
-    number = int(time.time())
-    while True:
-        folder = parent / str(number)
-        try:
-            folder.mkdir(parents=True, mode=0o700)
-        except FileExistsError:
-            number += 1
-            continue
-        return folder
+    return make_numbered_folder(parent, int(time.time()))
 
 
 def start_job(request: JobRequest) -> None:

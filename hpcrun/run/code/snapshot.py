@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcrun.run.code.import_path import copied_path, folders_of
 from hpcrun.run.code.work_tree import shown_files, work_tree
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json
+from hpcrun.run.io.files import make_numbered_folder, read_json
 from hpcrun.run.leftovers import holds_only_logs
 
 MOST_BYTES = 200 * 2**20
@@ -113,7 +113,8 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
             f"no snapshot of the code: {source} has {too_much}, more than the limit of a snapshot; "
             f"{_NO_PROBLEM}"
         )
-    root = _next_folder(run)
+    # A new folder for each submission: the previous folder may belong to a running job.
+    root = make_numbered_folder(run.code, 1, digits=3)
     try:
         unreadable = _copy(plan, root)
     except BaseException:
@@ -271,16 +272,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _next_folder(run: RunDirectory) -> Path:
-    """Make a new folder for each submission: the previous folder may belong to a running job."""
-    number = 1
-    while True:
-        folder = run.code / f"{number:03d}"
-        try:
-            folder.mkdir(parents=True, mode=0o700)
-        except FileExistsError:
-            number += 1
-            continue
-        return folder

@@ -51,6 +51,26 @@ def sync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_numbered_folder(parent: Path, first: int, *, digits: int = 1) -> Path:
+    """Make the folder of ``parent`` with the first free number from ``first`` on, and missing parents.
+
+    Args:
+        digits: minimum digits of the name.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    number = first
+    while True:
+        folder = parent / f"{number:0{digits}d}"
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+        except FileExistsError:
+            number += 1
+            continue
+        return folder
+
+
 def make_folders(folder: Path, *, below: Path) -> None:
     """Make ``folder`` and its missing parents up to ``below``, but not ``below`` itself.
 
