@@ -1,10 +1,11 @@
 """Drafts: hidden files and folders that a process fills and then renames. A killed process leaves its draft.
 
-The name of a draft tells the host and the process of its writer: ``.NAME.HOST-PID.RANDOM.tmp``.
+The name of a draft tells the place and the process of its writer: ``.NAME.SPACE-PID.RANDOM.tmp``.
 This base module may be imported by every package.
 """
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -13,17 +14,44 @@ import time
 from pathlib import Path
 
 
+@functools.cache
+def process_space() -> str:
+    """Return a name of the processes whose numbers have a meaning for this process: ``HOST-BOOT-NAMESPACE``.
+
+    Two containers may have one host name, and each its own process 7 (pid_namespaces(7)).
+    """
+    host = socket.gethostname()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return f"{host}-{boot[:8]}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        # Without /proc, no other process counts as one that this process can see.
+        return f"{host}-{os.urandom(4).hex()}-0"
+
+
+def runs(process: int) -> bool:
+    """Return True if the process of this number, in this process space, has not ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # Of another user.
+    return True
+
+
 def draft_of(path: Path) -> Path:
     """Return a new name next to ``path``, for a draft of this process."""
-    writer = f"{socket.gethostname()}-{os.getpid()}"
+    writer = f"{process_space()}-{os.getpid()}"
     return path.with_name(f".{path.name}.{writer}.{os.urandom(6).hex()}.tmp")
 
 
 def remove_left(path: Path, patience: float) -> None:
     """Remove the drafts of ``path`` whose writers were killed; a draft that cannot be removed stays.
 
-    A draft of this host stays while its process runs. A draft of another host stays until nothing in it has
-    changed for ``patience`` seconds, and so does a draft whose name tells no process.
+    A draft of this process space stays while its process runs. Another draft stays until nothing in it has
+    changed for ``patience`` seconds: of another host or container, of before the last boot, or with a name
+    that tells no process.
     """
     named = re.compile(rf"\.{re.escape(path.name)}\.(?:(.+)-(\d+)\.)?[0-9a-f]{{8,12}}\.tmp")
     with contextlib.suppress(OSError):
@@ -32,22 +60,12 @@ def remove_left(path: Path, patience: float) -> None:
             if found is None:
                 continue
             with contextlib.suppress(OSError):
-                if found[1] == socket.gethostname():
-                    left = not _runs(int(found[2]))
+                if found[1] == process_space():
+                    left = not runs(int(found[2]))
                 else:
                     left = time.time() - _last_change(draft) > patience
                 if left:
                     _remove(draft)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # Of another user.
-    return True
 
 
 def _last_change(draft: Path) -> float:

@@ -1,14 +1,23 @@
 """Drafts of killed writers are removed, and those of living writers stay."""
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from hpcrun.drafts import draft_of, remove_left
+import pytest
+import torch
+
+from hpcrun.drafts import draft_of, process_space, remove_left
+from hpcrun.tasks import corpus
+from hpcrun.tasks.autoencoder import write_images
 
 HOST = os.uname().nodename
+HERE = process_space()
 
 
 def test_only_what_nobody_writes_any_more_is_removed(tmp_path: Path) -> None:
@@ -16,18 +25,20 @@ def test_only_what_nobody_writes_any_more_is_removed(tmp_path: Path) -> None:
     ended.wait()
     path = tmp_path / "a.bin"
     own, random = draft_of(path), "0123456789ab"
-    assert own.name.startswith(f".a.bin.{HOST}-{os.getpid()}.")
-    killed = tmp_path / f".a.bin.{HOST}-{ended.pid}.{random}.tmp"
+    assert own.name.startswith(f".a.bin.{HERE}-{os.getpid()}.")
+    killed = tmp_path / f".a.bin.{HERE}-{ended.pid}.{random}.tmp"
     stay = {
         own,
-        tmp_path / f".a.bin.{HOST}-1.{random}.tmp",
+        tmp_path / f".a.bin.{HERE}-1.{random}.tmp",
         tmp_path / f".a.bin.other-{ended.pid}.{random}.tmp",
+        # Of a container with this host name.
+        tmp_path / f".a.bin.{HOST}-00000000-7-{ended.pid}.{random}.tmp",
         tmp_path / f".a.bin.{random}.tmp",
         # Drafts of other files, and no drafts.
-        tmp_path / f".a.{HOST}-{ended.pid}.{random}.tmp",
-        tmp_path / f".a_bin.{HOST}-{ended.pid}.{random}.tmp",
-        tmp_path / f"a.bin.{HOST}-{ended.pid}.{random}.tmp",
-        tmp_path / f".a.bin.{HOST}-{ended.pid}.{random}.new",
+        tmp_path / f".a.{HERE}-{ended.pid}.{random}.tmp",
+        tmp_path / f".a_bin.{HERE}-{ended.pid}.{random}.tmp",
+        tmp_path / f"a.bin.{HERE}-{ended.pid}.{random}.tmp",
+        tmp_path / f".a.bin.{HERE}-{ended.pid}.{random}.new",
     }
     for file in (*stay, killed):
         file.write_text("x")
@@ -45,3 +56,51 @@ def test_only_what_nobody_writes_any_more_is_removed(tmp_path: Path) -> None:
     remove_left(path, patience=600)
     assert {*tmp_path.iterdir()} == stay - {tmp_path / f".a.bin.{random}.tmp"}
     remove_left(tmp_path / "missing" / "a.bin", patience=600)
+
+
+def test_a_container_of_this_host_has_another_process_space() -> None:
+    """Two containers with one host name each have their own process 7."""
+    program = "from hpcrun.drafts import process_space; print(process_space())"
+    spaces = []
+    for command in ([], ["unshare", "--user", "--pid", "--fork"]):
+        done = subprocess.run(
+            [*command, sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"no PID namespace here: {done.stderr.strip()}")
+        spaces.append(done.stdout.strip())
+    assert spaces[0] == process_space()
+    assert spaces[0] != spaces[1]
+    assert spaces[1].startswith(f"{HOST}-")
+
+
+def pack_corpus(path: Path) -> None:
+    library = path.parent / "library"
+    library.mkdir(exist_ok=True)
+    for number in range(9):
+        (library / f"{number}.py").write_text(f"print({number})\n")
+    corpus.pack(library, path, 10**6, 0.5)
+    shutil.rmtree(library)
+
+
+def write_pictures(path: Path) -> None:
+    images = torch.zeros(2, 1, 8, 8)
+    write_images(path, images, images, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("write", [pack_corpus, write_pictures])
+def test_a_task_removes_what_its_killed_writer_has_left(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "data"
+    child = os.fork()
+    if child == 0:
+        # The process dies before it renames its draft.
+        Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, method-assign]
+        write(path)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert len([*tmp_path.glob(".data.*.tmp")]) == 1
+    write(path)
+    assert [*tmp_path.glob(".data.*")] == []
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -9,9 +9,9 @@ import json
 import os
 import re
 import shutil
-import socket
 from pathlib import Path
 
+from hpcrun.drafts import process_space, runs
 from hpcrun.run.io.files import read_json
 
 _STAGED = re.compile(r"\..+\.[0-9a-f]{12}\.new")
@@ -30,7 +30,7 @@ def make_staged(path: Path) -> Path:
     """Make the folder in which the run directory at ``path`` is filled; raises OSError."""
     staged = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
     staged.mkdir(mode=0o700)
-    maker = {"host": socket.gethostname(), "pid": os.getpid()}
+    maker = {"space": process_space(), "pid": os.getpid()}
     (staged / _MAKER).write_text(json.dumps(maker))
     return staged
 
@@ -44,8 +44,8 @@ def publish(staged: Path, path: Path) -> None:
 def sweep(staged: Path) -> None:
     """Remove folders of killed submissions next to ``staged``, the folder of a live submission.
 
-    A folder stays while its maker may live: on this host, while the process runs; on another host, for an
-    hour by the file server's clock. Folders of other users stay.
+    A folder stays while its maker may live: in this process space, while the process runs; on another host
+    or in another container, for an hour by the file server's clock. Folders of other users stay.
     """
     with contextlib.suppress(OSError):
         now = staged.stat().st_mtime
@@ -93,6 +93,6 @@ def _is_left(folder: Path, now: float) -> bool:
         maker, age = read_json(folder / _MAKER) or {}, now - folder.stat().st_mtime
     except OSError:
         return False
-    here = maker.get("host") == socket.gethostname()
-    dead = here and not os.path.exists(f"/proc/{maker.get('pid')}")  # noqa: PTH110
+    here = maker.get("space") == process_space()
+    dead = here and not runs(int(maker["pid"]))
     return dead or (not here and age > _LONGEST)

@@ -7,8 +7,6 @@ baseline without training: independent pixels with their own frequencies of valu
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcrun.config import Config
+from hpcrun.drafts import draft_of, remove_left
 from hpcrun.tasks import digits
 from hpcrun.tasks.digits_task import Batch, DigitsTask
 from hpcrun.tasks.options.digits import AutoencoderData, AutoencoderShape
@@ -164,18 +163,22 @@ def _row(images: Tensor) -> str:
     return "\n".join("".join(2 * SHADES[step] for step in line).rstrip() for line in lines)
 
 
+_PATIENCE = 3600.0
+"""Seconds after which a writer of another host writes no more."""
+
+
 def write_images(path: Path, images: Tensor, shown: Tensor, codes: Tensor) -> None:
     """Write an HDF5 file with ``images``, ``reconstructions`` and ``codes``, replacing it atomically.
 
-    Raises OSError if it cannot be written.
+    What killed writers of the same file have left is removed first. Raises OSError if it cannot be written.
     """
     import h5py
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    remove_left(path, _PATIENCE)
+    temporary = draft_of(path)
     try:
+        temporary.touch(0o600, exist_ok=False)
         with h5py.File(temporary, "w") as file:
             for key, values in (("images", images), ("reconstructions", shown), ("codes", codes)):
                 file.create_dataset(key, data=values.numpy())

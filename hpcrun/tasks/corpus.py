@@ -17,12 +17,12 @@ import platform
 import re
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcrun.drafts import draft_of, remove_left
 from hpcrun.errors import UserError
 from hpcrun.tasks.durable import sync
 
@@ -265,13 +265,18 @@ def _unreadable(path: Path, error: OSError) -> CorpusError:
     return CorpusError(f"{path}: cannot be read: {error.strerror or error}")
 
 
+_PATIENCE = 3600.0
+"""Seconds after which a writer of another host writes no more: a corpus is written in one go."""
+
+
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    temporary: Path | None = None
+    """Write the corpus, after what killed writers of the same file have left is removed."""
+    temporary = draft_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
+        remove_left(path, _PATIENCE)
+        temporary.touch(0o600, exist_ok=False)
+        with temporary.open("wb") as file:
             file.writelines(pieces)
         sync(temporary)
         temporary.replace(path)
@@ -282,6 +287,5 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
             "set data.path or XDG_CACHE_HOME to a writable place with enough space"
         ) from error
     finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        with contextlib.suppress(OSError):
+            temporary.unlink()

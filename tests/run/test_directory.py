@@ -1,8 +1,10 @@
 """Making, finding and owning a run directory."""
 
 import errno
+import json
 import multiprocessing
 import os
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +186,18 @@ def test_a_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     assert run.submitting.exists()
     with SubmissionLock(run):
         pass
+
+
+def test_a_lock_of_another_container_of_this_host_stays(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with SubmissionLock(run):
+        # The holder has a process number that this container has not.
+        holder = json.loads(run.submitting.read_text())
+        run.submitting.write_text(json.dumps(holder | {"pid": ended.pid, "space": "elsewhere"}))
+        with pytest.raises(RunError, match="another process is submitting this run"):
+            SubmissionLock(run).__enter__()
 
 
 def test_of_several_that_find_a_stale_lock_one_takes_it_over(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_folders_of_killed_submissions_are_removed_and_live_ones_stay(
     # From other hosts, and from versions without a maker file: only the age is known.
     young, old = leftovers.make_staged(tmp_path / "y"), leftovers.make_staged(tmp_path / "o")
     for folder in (young, old):
-        write_json(folder / ".maker", {"host": "elsewhere", "pid": 1})
+        write_json(folder / ".maker", {"space": "elsewhere", "pid": 1})
     nameless = leftovers.make_staged(tmp_path / "n")
     (nameless / ".maker").unlink()
     for folder in (old, nameless):

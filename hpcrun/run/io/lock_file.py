@@ -4,10 +4,10 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import threading
 from pathlib import Path
 
+from hpcrun.drafts import process_space, runs
 from hpcrun.run.directory import RunError
 from hpcrun.run.io.files import read_json
 
@@ -17,8 +17,8 @@ class LockFile:
 
     The file is created with O_EXCL (atomic on NFS v3 and later, open(2)); flock is missing on Lustre and old
     NFS. The holder touches the file every few seconds. A process takes over the lock of a dead process of
-    this host, and a lock that was not touched for three minutes. All times are from the file server, because
-    its clock and this host's may differ by minutes.
+    this host and container, and a lock that was not touched for three minutes. All times are from the file
+    server, because its clock and this host's may differ by minutes.
     """
 
     # Longer than a few touches, and than the minute for which an NFS client may show an old time (acregmax).
@@ -90,7 +90,7 @@ class LockFile:
 
     def _write(self, path: Path) -> None:
         """Create ``path`` with this process's name; raises FileExistsError if it exists."""
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "token": self._token}
+        holder = {"pid": os.getpid(), "space": process_space(), "token": self._token}
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(descriptor, "w") as stream:  # noqa: PTH123
@@ -118,8 +118,8 @@ def _holder(lock: Path, now: float = 0.0) -> tuple[str | None, float, bool]:
     except FileNotFoundError:
         return None, 0.0, False
     holder = read_json(lock) or {}
-    here = holder.get("host") == socket.gethostname()
-    dead = here and not os.path.exists(f"/proc/{holder.get('pid')}")  # noqa: PTH110
+    here = holder.get("space") == process_space()
+    dead = here and not runs(int(holder["pid"]))
     return str(holder.get("token", found.st_ino)), now - found.st_mtime, dead
 
 
