@@ -109,6 +109,31 @@ def test_a_number_of_tokens_that_no_kernel_takes_is_explained():
         raise RuntimeError("divisible by 16")
 
 
+def test_an_own_loop_gives_the_same_explanation_and_a_validation_needs_none():
+    pytest.importorskip("torchao")
+    refusing = Net().to("meta", torch.bfloat16)
+    to_float8(refusing, True)
+    trainer = DistributedAMPTrainer(
+        Net(),
+        lambda model: torch.optim.SGD(model.parameters()),
+        device="cpu",
+        preparation=Preparation(float8="emulate"),
+    )
+    trainer.wrap_model()
+
+    def refused(_, rows):
+        """Give the rows to layers of the meta device, where torch checks the sizes as on a GPU."""
+        given = torch.empty(rows, 32, device="meta", dtype=torch.bfloat16)
+        return refusing(given).sum()
+
+    explanation = r"^train\.float8: .* multiple of 16 \(.*197.*\); change train\.batch_size"
+    with pytest.raises(NotTrainable, match=explanation):
+        trainer.training_step([197], refused)
+    # Only a product for the gradients has the rows as its inner size: a validation may have any number.
+    with torch.no_grad():
+        refused(None, 197)
+
+
 def test_a_model_without_such_layers_and_a_missing_torchao_are_refused(monkeypatch):
     with pytest.raises(UserError, match=r"train\.float8: Linear has no nn\.Linear with sizes"):
         to_float8(nn.Linear(32, 32), "emulate")

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.model.activation_checkpointing import Buffers
-from hpcrun.train.model.float8 import explain_sizes
 from hpcrun.train.model.frozen import Frozen
 from hpcrun.train.parallel.collective import together
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
@@ -50,11 +49,10 @@ class MicroBatchStep:
     def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
         """Take step number ``step`` with this rank's micro-batches. Collective."""
         try:
-            with explain_sizes(self._trainer.preparation.float8):
-                if self._plain:
-                    result = self._trainer.training_step(micro_batches, self._loss)
-                else:
-                    result = self._weighted(step, micro_batches)
+            if self._plain:
+                result = self._trainer.training_step(micro_batches, self._loss)
+            else:
+                result = self._weighted(step, micro_batches)
         except ValueError as error:
             refusal = self._refusal(error, step)
             if refusal is None:

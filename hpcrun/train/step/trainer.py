@@ -19,6 +19,7 @@ from hpcrun.cluster.distributed import Backend, DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.device import accelerator, vendor
+from hpcrun.train.model.float8 import explain_sizes
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
@@ -229,6 +230,22 @@ class DistributedAMPTrainer(AMPTrainer):
         if self._control is None:
             self._control = process_group.control_group(self.distributed)
         return self._control
+
+    def _begin(
+        self,
+        micro_batches: Sequence[Any],
+        loss: LossFunction,
+        weights: Sequence[Weight] | None,
+        total: float | None,
+    ) -> Sequence[Weight] | None:
+        with explain_sizes(self._preparation.float8):
+            return super()._begin(micro_batches, loss, weights, total)
+
+    def _backward(
+        self, micro_batches: Sequence[Any], loss: LossFunction, factors: Sequence[Weight] | None
+    ) -> Tensor:
+        with explain_sizes(self._preparation.float8):
+            return super()._backward(micro_batches, loss, factors)
 
     @property
     def _buffers_differ(self) -> bool:
