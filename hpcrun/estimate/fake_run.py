@@ -33,6 +33,7 @@ from hpcrun.estimate.strategies import FakeDDP, fake_strategies, fsdp_parameters
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.model.prepare import why_not_recomputed
 from hpcrun.train.parallel.choose import decide, need
 from hpcrun.train.parallel.memory_estimate import Need
 from hpcrun.train.step.gate import StepDecision
@@ -86,6 +87,7 @@ class FakeRun:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = self._model(config, mode)
         require_model(model, self.task, config, ranks=ranks, gpu=False)
+        _require_recomputable(model, config)
         wanted = need(config, model)
         parallel = self._parallel(config, model, wanted, memory)
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -366,3 +368,14 @@ def _forget_data(model: nn.Module, mode: FakeTensorMode) -> None:
             for name, value in kept.items():
                 if value is not None and not isinstance(value, FakeTensor | DTensor):
                     kept[name] = of(value)
+
+
+def _require_recomputable(model: nn.Module, config: Config) -> None:
+    """Raise UserError if ``model`` refuses activation checkpointing; a fake run itself compiles nothing."""
+    train = config.train
+    if train.activation_checkpointing == "none":
+        return
+    every = train.checkpoint_blocks if train.activation_checkpointing == "every" else 1
+    refusal = why_not_recomputed(model, compiled=train.compile, every=every)
+    if refusal is not None:
+        raise UserError(refusal)

@@ -117,7 +117,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         compiled=compiled,
     )
     with (
-        context.explain_memory(batches.batching, trainer.parallel, device),
+        context.explain_memory(batches.batching, trainer.parallel, device, trainer.module),
         at(TRAINING),
         compilation.shown_in(position, wanted=config.train.compile),
     ):

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve, training_differences
+from hpcrun.errors import UserError
+from hpcrun.run.directory import create
+from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.health.out_of_memory import (
     OutOfMemory,
@@ -17,6 +22,9 @@ from hpcrun.train.health.out_of_memory import (
     is_out_of_memory,
     usage,
 )
+from hpcrun.train.model.prepare import Preparation, prepare
+from hpcrun.train.phase import Position
+from hpcrun.train.setup.context import Context
 
 USAGE = Usage(
     batch_size=64,
@@ -136,3 +144,44 @@ def test_a_real_refusal_of_the_allocator_is_explained(tmp_path: Path) -> None:
     assert Path(caught.traceback[-1].path) == Path(__file__)
     with pytest.raises(ValueError, match="another"), explaining(USAGE, tmp_path, rank=0):
         raise ValueError("another")
+
+
+class Normed(nn.Module):
+    """Two blocks with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2)
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "compiled", "named"),
+    [
+        (Normed(), True, False),
+        (Normed(), False, True),
+        (nn.ModuleList(nn.Linear(3, 3) for _ in range(2)), True, True),
+        (nn.Linear(3, 3), False, False),
+    ],
+    ids=["statistics", "not compiled", "no statistics", "no blocks"],
+)
+def test_recomputation_is_not_advised_to_a_model_that_refuses_it(
+    tmp_path: Path, model: nn.Module, compiled: bool, named: bool
+) -> None:
+    config = resolve([override_layer([f"train.compile={str(compiled).lower()}"])])
+    run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
+    context = Context(run, attempt, config, DistributedConfig(), None, Position().at)
+    batching = Batching(64, 1, 1)
+    with (
+        pytest.raises(OutOfMemory) as raised,
+        context.explain_memory(batching, "single", torch.device("cpu"), model),
+    ):
+        raise MemoryError
+    assert ("train.activation_checkpointing" in str(raised.value)) is named
+    wanted = Preparation("full", compile="default" if compiled else None)
+    if named:
+        prepare(model, wanted)
+        return
+    with pytest.raises(UserError, match=r"^train\.activation_checkpointing: "):
+        prepare(model, wanted)

@@ -31,7 +31,8 @@ class Usage:
 
     ``micro_batch``: samples that a rank computes at a time; 0 before the first step, while the model moves
     to its device. ``accumulation``: as in the config. ``only_ddp``: a key that prevents sharding.
-    ``reduces_each``: FSDP reduces gradients in every micro-batch, as the config says.
+    ``reduces_each``: FSDP reduces gradients in every micro-batch, as the config says. ``recomputable``: the
+    model can be trained with activation checkpointing.
     """
 
     batch_size: int
@@ -47,12 +48,25 @@ class Usage:
     only_ddp: str | None = None
     compile_mode: str | None = None
     reduces_each: bool = False
+    recomputable: bool = True
 
 
 def usage(
-    config: Config, batching: Batching | None, *, ranks: int, parallel: str, gpu: bool
+    config: Config,
+    batching: Batching | None,
+    *,
+    ranks: int,
+    parallel: str,
+    gpu: bool,
+    recomputable: bool = True,
 ) -> Usage:
-    """Collect the settings; ``batching``: None before the first step; ``parallel``: as resolved."""
+    """Collect the settings.
+
+    Args:
+        batching: None before the first step.
+        parallel: as resolved.
+        recomputable: the model can be trained with activation checkpointing.
+    """
     return Usage(
         batch_size=config.train.batch_size,
         micro_batch=0 if batching is None else batching.micro_batch,
@@ -67,6 +81,7 @@ def usage(
         only_ddp=only_ddp(config),
         compile_mode=config.train.compile_mode if config.train.compile else None,
         reduces_each=config.fsdp.reduce_each_micro_batch is True,
+        recomputable=recomputable,
     )
 
 
@@ -114,12 +129,12 @@ def _smaller_activations(now: Usage) -> Iterator[str]:
         yield "amp.dtype=bf16 halves the activations, on GPUs since 2020; in a new run"
     # PowerSGD keeps its error per bucket, and a resume needs the same buckets.
     where = "; in a new run" if now.compression == "powersgd" else ""
-    if now.checkpointing == "none":
+    if now.checkpointing == "none" and now.recomputable:
         yield (
             "train.activation_checkpointing=full keeps only each block's input "
             f"and recomputes the rest, which takes about a third longer{where}"
         )
-    elif now.checkpointing in ("every", "selective"):
+    elif now.checkpointing in ("every", "selective") and now.recomputable:
         yield f"train.activation_checkpointing=full keeps less than {now.checkpointing}{where}"
 
 

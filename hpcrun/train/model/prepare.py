@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.model.activation_checkpointing import keeping_buffers
-from hpcrun.train.model.blocks import blocks
+from hpcrun.train.model.blocks import blocks, kind
 from hpcrun.train.model.float8 import Float8, to_float8
 
 _aten: Any = torch.ops.aten
@@ -114,21 +114,36 @@ def of_torch(part: nn.Module) -> bool:
     return type(part).__module__.startswith("torch.nn.")
 
 
-def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
+def why_not_recomputed(module: nn.Module, *, compiled: bool, every: int = 1) -> str | None:
+    """Return why ``module`` cannot be trained with activation checkpointing; None if it can.
+
+    Args:
+        compiled: the blocks are compiled.
+        every: checkpoint each block whose number is a multiple of it.
+    """
     found = blocks(module)
     if not found:
-        raise UserError(
+        return (
             f"train.activation_checkpointing: {type(module).__name__} has no blocks (elements of one class "
             "in an nn.ModuleList or nn.Sequential); put its layers into one, or set none"
         )
-    if wanted.checkpointing == "every":
-        found = found[:: wanted.every]
-    for block in found:
-        if wanted.compile and any(_has_statistics(part) for part in block.modules()):
-            raise UserError(
-                f"train.activation_checkpointing: {type(block).__name__} has running statistics, "
+    for block in found[::every] if compiled else ():
+        if any(
+            isinstance(part, _NormBase) and part.track_running_stats for part in block.modules()
+        ):
+            return (
+                f"train.activation_checkpointing: {kind(block).__name__} has running statistics, "
                 "which a compiled block may update twice; set none, or train.compile=false"
             )
+    return None
+
+
+def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
+    every = wanted.every if wanted.checkpointing == "every" else 1
+    refusal = why_not_recomputed(module, compiled=wanted.compile is not None, every=every)
+    if refusal is not None:
+        raise UserError(refusal)
+    found = blocks(module)[::every]
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_costly)
@@ -140,10 +155,6 @@ def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
         for block in found
     }
     _replace(module, lambda part: chosen.get(id(part)))
-
-
-def _has_statistics(part: nn.Module) -> bool:
-    return isinstance(part, _NormBase) and part.track_running_stats
 
 
 def keep_costly(_context: Any, operation: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
@@ -15,6 +16,7 @@ from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.health.out_of_memory import explaining, usage
 from hpcrun.train.health.watchdog import At
+from hpcrun.train.model.prepare import why_not_recomputed
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.collective import together
 
@@ -40,10 +42,20 @@ class Context:
         return together(compute, rank=self.distributed.rank, group=self.group)
 
     def explain_memory(
-        self, batching: Batching | None, parallel: Parallel, device: torch.device
+        self,
+        batching: Batching | None,
+        parallel: Parallel,
+        device: torch.device,
+        model: nn.Module,
     ) -> AbstractContextManager[None]:
         """Add advice to an out-of-memory error in the block; ``batching``: None before the first step."""
-        ranks, gpu = self.distributed.world_size, is_accelerator(device)
-        used = usage(self.config, batching, ranks=ranks, parallel=parallel, gpu=gpu)
+        used = usage(
+            self.config,
+            batching,
+            ranks=self.distributed.world_size,
+            parallel=parallel,
+            gpu=is_accelerator(device),
+            recomputable=why_not_recomputed(model, compiled=self.config.train.compile) is None,
+        )
         logs = self.run.attempt_logs(self.attempt.job, self.attempt.restart)
         return explaining(used, logs, self.distributed.rank)

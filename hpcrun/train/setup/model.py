@@ -78,7 +78,7 @@ def build_model(
     config, distributed = context.config, context.distributed
     earlier = _earlier_parallel(context)
     parallel = resolve_parallel(config, opened.model, distributed, context.group, earlier)
-    with context.explain_memory(None, parallel, device):
+    with context.explain_memory(None, parallel, device, opened.model):
         with context.at("wrapping the model") as advance:
             opened = opened.for_parallel(parallel, config, distributed)
             deferred = opened.deferred is not None
