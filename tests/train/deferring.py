@@ -121,7 +121,10 @@ def require_same(make: Callable[[], nn.Module]) -> None:
         assert value.requires_grad == dict(deferred.model.named_parameters())[name].requires_grad
     for name, buffer in normal.named_buffers():
         assert torch.equal(buffer, dict(deferred.model.named_buffers())[name]), name
-    with LaterDraws(deferred):
+    advanced: list[None] = []
+    with LaterDraws(deferred, lambda: advanced.append(None)):
         found_later = draws()
     assert all(map(torch.equal, drawn, found_later))
+    # The watchdog sees each computed draw.
+    assert bool(advanced) == (deferred.reached is not None)
     assert states() == after

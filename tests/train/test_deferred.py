@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import TensorDataset
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
@@ -22,8 +23,10 @@ from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.deferred import tape
 from hpcrun.train.deferred.build import build_deferred
 from hpcrun.train.parallel.fsdp import FSDPStrategy
+from hpcrun.train.setup.task import open_on_rank
 from hpcrun.train.task import load_task
 from tests.train.deferring import OWN, Coarse, Varied, require_same, seed
+from tests.train.zoo import Regression
 
 
 def test_a_deferred_build_gives_the_bits_of_a_normal_build() -> None:
@@ -153,3 +156,21 @@ def test_a_rebuild_starts_as_the_recorded_build_did() -> None:
         torch.equal(a, b) for a, b in zip(normal.parameters(), rebuilt.parameters(), strict=True)
     )
     assert OWN.initial_seed() == 77
+
+
+def test_a_dataset_s_draw_after_a_deferred_build_shows_the_watchdog_progress() -> None:
+    class Drawing(Regression):
+        def train_dataset(self) -> Any:
+            return TensorDataset(torch.randn(8, 3))
+
+    config = resolve([override_layer(["train.parallel=fsdp", "fsdp.deferred_init=true"])])
+    advanced: list[None] = []
+    opened = open_on_rank(
+        Drawing(config),
+        config,
+        DistributedConfig(world_size=2, num_gpus_per_node=2),
+        resumes=False,
+        advance=lambda: advanced.append(None),
+    )
+    assert opened.deferred is not None
+    assert len(advanced) >= 2

@@ -65,13 +65,14 @@ class Deferred:
             return False
         return torch.equal(generator.get_state(), self.state)
 
-    def state_after(self) -> Tensor:
+    def state_after(self, advance: Callable[[], None]) -> Tensor:
         """Return the state of torch's default generator after a normal build.
 
-        Takes the time of all draws.
+        Takes the time of all draws; ``advance`` is called after each.
         """
         assert self.reached is not None
-        return self.tape.replay((), _nowhere, after=[self.reached])[self.reached]
+        states = self.tape.replay((), _nowhere, after=[self.reached], advance=advance)
+        return states[self.reached]
 
     def rebuild(self, make: Callable[[], nn.Module]) -> nn.Module:
         """Return a model with weights from ``make``, which must start as the recorded build did.

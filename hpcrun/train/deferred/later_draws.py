@@ -1,5 +1,6 @@
 """Draws after a deferred build: they must follow those of the build, which have not happened."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ class LaterDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     after ``manual_seed``, but within ``fork_rng``, and with a generator that took over the state.
     """
 
-    def __init__(self, deferred: Deferred) -> None:
+    def __init__(self, deferred: Deferred, advance: Callable[[], None]) -> None:
+        """Follow the draws of ``deferred``; ``advance`` is called after each draw that is computed."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._deferred = deferred
+        self._deferred, self._advance = deferred, advance
         self._after: Tensor | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -30,6 +32,6 @@ class LaterDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             generator = given[0] if given else torch.default_generator
             if self._deferred.left(generator):
                 if self._after is None:
-                    self._after = self._deferred.state_after()
+                    self._after = self._deferred.state_after(self._advance)
                 generator.set_state(self._after)
         return func(*args, **(kwargs or {}))

@@ -126,6 +126,7 @@ class Tape:
         wanted: Collection[int],
         deliver: Callable[[int, torch.UntypedStorage], None],
         after: Collection[int] = (),
+        advance: Callable[[], None] | None = None,
     ) -> dict[int, Tensor]:
         """Compute the storages ``wanted``; pass each to ``deliver`` as soon as its content is final.
 
@@ -133,6 +134,7 @@ class Tape:
 
         Args:
             after: numbers of draws.
+            advance: called after each call.
 
         Returns:
             The state of the generator after each draw in ``after``.
@@ -159,6 +161,8 @@ class Tape:
                             deliver(key, content)
                         # The next call must not find the memory still in use.
                         del content
+                    if advance is not None:
+                        advance()
         finally:
             torch.set_rng_state(kept)
         return {number: states[number] for number in after}

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -113,11 +114,20 @@ def covers(task: Task, model: nn.Module) -> bool:
 
 
 def for_datasets(
-    task: Task, config: Config, model: nn.Module, deferred: Deferred | None, *, resumes: bool
+    task: Task,
+    config: Config,
+    model: nn.Module,
+    deferred: Deferred | None,
+    *,
+    resumes: bool,
+    advance: Callable[[], None],
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which ``task`` makes its datasets, which see the weights of a new training."""
+    """Return the context in which ``task`` makes its datasets, which see the weights of a new training.
+
+    ``advance``: called after each draw of a deferred build that the datasets' draws must follow.
+    """
     if deferred is not None:
-        return LaterDraws(deferred)
+        return LaterDraws(deferred, advance)
     source = config.train.init_from
     if source is None or not (resumes and covers(task, model)):
         return contextlib.nullcontext()

@@ -59,6 +59,10 @@ class OpenedTask:
         return replace(self, model=model, deferred=None)
 
 
+def _nothing() -> None:
+    """Do nothing: this rank waits for rank 0, or nobody watches it."""
+
+
 def open_task(context: Context) -> OpenedTask:
     """Import the task, prepare its data on rank 0, and build its model and datasets. Collective.
 
@@ -71,11 +75,11 @@ def open_task(context: Context) -> OpenedTask:
     # Collectives of the other ranks wait while rank 0 prepares.
     with process_group.waiting_at_least(_MAX_PREPARE), context.at(PREPARING):
         context.together(work)
-    with context.at("building the model and its data"):
+    with context.at("building the model and its data") as advance:
         config, distributed = context.config, context.distributed
         ranks = RankGroup(distributed.rank, distributed.world_size, context.group)
         resumes = ranks.from_rank_0(lambda: has_commit(context.run))
-        opened = context.together(lambda: open_on_rank(task, config, distributed, resumes))
+        opened = context.together(lambda: open_on_rank(task, config, distributed, resumes, advance))
         if all_deferred(opened.deferred, config, distributed, context.group):
             return opened
         # A rank that could not defer its build has the whole model, and so must all.
@@ -83,9 +87,15 @@ def open_task(context: Context) -> OpenedTask:
 
 
 def open_on_rank(
-    task: Task, config: Config, distributed: DistributedConfig, resumes: bool
+    task: Task,
+    config: Config,
+    distributed: DistributedConfig,
+    resumes: bool,
+    advance: Callable[[], None] = _nothing,
 ) -> OpenedTask:
     """Build the model and the datasets of ``task`` on this rank.
+
+    ``advance``: called after each piece of long work.
 
     Raises:
         UserError: the model or the data cannot be used.
@@ -97,7 +107,7 @@ def open_on_rank(
         if line is not None:
             print(f"hpcrun: {line}", flush=True)
     require_model(model, task, config, ranks=ranks, gpu=gpu)
-    with for_datasets(task, config, model, deferred, resumes=resumes):
+    with for_datasets(task, config, model, deferred, resumes=resumes, advance=advance):
         dataset, validation_set = task.train_dataset(), task.validation_dataset()
     require_trainable(dataset, ranks, worker_processes(config, os.environ))
     if validation_set is not None:
@@ -124,7 +134,3 @@ def _validation_keys(config: Config) -> list[str]:
         "checkpoint.keep_best": config.checkpoint.keep_best,
     }
     return [key for key, value in wanted.items() if value]
-
-
-def _nothing() -> None:
-    """Do nothing, on the ranks that wait for rank 0."""
