@@ -11,7 +11,7 @@ from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config, load_resolved
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import finalize_by_hand
+from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.opening import already_finished, open_attempt
 from hpcrun.lifecycle.ownership import Occupied
 from hpcrun.lifecycle.policy import Budgets, of_script
@@ -66,7 +66,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     with copied_to(logs / f"rank-{distributed.rank:05d}.log"):
         code = run_attempt(run, attempt, config, distributed, flag)
         if distributed.rank == 0:
-            finalize_by_hand(run, attempt, code)
+            finalize(run, attempt, code, None)
     return code
 
 

@@ -8,7 +8,7 @@ import pytest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import Classification, finalize, finalize_by_hand
+from hpcrun.lifecycle.end.finalize import Classification, finalize
 from hpcrun.lifecycle.end.scheduler_view import JobView, SchedulerWord, word_of
 from hpcrun.lifecycle.history import successor
 from hpcrun.lifecycle.opening import Refused, already_finished, open_attempt
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_cannot_be_read_keeps_no_attempt_from_its_end_or_its_s
     run.checkpoints.rename(run.path / "elsewhere")
     run.checkpoints.write_text("a file")
     open_attempt(run, Attempt("7", 1), Budgets())
-    finalize_by_hand(run, Attempt("7", 1), 1)
+    finalize(run, Attempt("7", 1), 1, None)
     ended = [event for event in read_events(run) if event.what == "ended"]
     assert [event.attempt for event in ended] == [FIRST, Attempt("7", 1)]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpcrun.cluster.environment import scrub
-from hpcrun.lifecycle.end.finalize import finalize_by_hand
+from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.worker import train_here
@@ -54,5 +54,5 @@ def _run_here(run: RunDirectory) -> int:
     try:
         return train_here(run.path)
     except KeyboardInterrupt:
-        finalize_by_hand(run, attempt, _INTERRUPTED, "cancelled")
+        finalize(run, attempt, _INTERRUPTED, None, scheduler="cancelled")
         raise

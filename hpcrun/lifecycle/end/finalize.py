@@ -40,6 +40,8 @@ from hpcrun.run.endings import (
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.io.files import read_json, write_json
 
+_ORDERLY = (Cause.CANCELLED, Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -62,7 +64,7 @@ def finalize(
     run: RunDirectory,
     attempt: Attempt,
     exit_code: int,
-    budgets: Budgets,
+    budgets: Budgets | None,
     *,
     scheduler: SchedulerWord | None = None,
     batch_log: str = "",
@@ -78,6 +80,8 @@ def finalize(
 
     Args:
         exit_code: the highest of the tasks' exit codes, as srun returns it.
+        budgets: None if a person started the attempt, so that nothing starts it again. Rank 0 then calls this
+            function itself, and does not see later failures of other ranks.
         scheduler: the scheduler's reason for ending the job, if it ended the job.
         batch_log: the lines of srun and slurmstepd.
         limit_near: the time limit was near, so a warning signal announced it.
@@ -91,6 +95,9 @@ def finalize(
     Raises:
         OSError: the run directory cannot be written.
     """
+    if budgets is None and not _opened(events := read_events(run), attempt):
+        final = Decision(False, "the start was refused")
+        return Classification(Cause.BAD_INPUT, last_committed(events), "not opened", final, None)
     events = with_lost_announcement(run)
     if exit_code == exitcodes.DONE:
         events = _with_stop_of_other_ranks(run, events, attempt)
@@ -115,7 +122,11 @@ def finalize(
         read_hang(folder),
         folder,
     )
-    of_node = not unlaunched and may_be_of_a_node(events, attempt, failures, second=second)
+    of_node = (
+        budgets is not None
+        and not unlaunched
+        and may_be_of_a_node(events, attempt, failures, second=second)
+    )
     evidence = evidence_of(
         events,
         attempt,
@@ -139,7 +150,7 @@ def finalize(
     # Not the newest job of the log: this job may have failed before it wrote an event.
     chain = jobs_of(events, attempt.job)
     own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
-    decision = decide(own, budgets)
+    decision = _by_hand(cause) if budgets is None else decide(own, budgets)
     # A preflight names the nodes to exclude.
     unnamed = unlaunched is not None and not unlaunched.unfit
     mistake = cause is Cause.CRASH and is_of_node(evidence)
@@ -166,7 +177,8 @@ def finalize(
     # A job that did no work must not replace the result of a finished run.
     if not decision.restart and (opened or not done):
         if cause is not Cause.FINISHED:
-            write_result(run, cause, line, decision.reason, step)
+            stops = _ORDERLY if budgets is None else (Cause.CANCELLED,)
+            write_result(run, cause, line, decision.reason, step, stops)
         elif not run.result.exists():
             # The result of a script is written here, because only now all of its ranks are known to have
             # ended well.
@@ -220,49 +232,13 @@ def _unlaunched(
     return launch_failure(batch_log, first_log(folder), worked=worked, logs=folder)
 
 
-def finalize_by_hand(
-    run: RunDirectory,
-    attempt: Attempt,
-    exit_code: int,
-    scheduler: SchedulerWord | None = None,
-) -> None:
-    """Do the same as :func:`finalize` for an attempt that a person started and that is not restarted.
-
-    Called by rank 0 itself: later failures of other ranks are not seen.
-    """
-    events = read_events(run)
-    if not _opened(events, attempt):
-        return
-    events = with_lost_announcement(run)
-    folder = run.attempt_logs(attempt.job, attempt.restart)
-    diagnosis = first_cause(read_failures(folder), [], hang=read_hang(folder))
-    unfinished = is_unfinished(folder)
-    cause, line = classify(
-        evidence_of(events, attempt, exit_code, scheduler, diagnosis, unfinished=unfinished)
+def _by_hand(cause: Cause) -> Decision:
+    """Return the decision for an attempt that a person started."""
+    if cause is Cause.FINISHED:
+        return Decision(False, "the training is done")
+    return Decision(
+        False, "it was started by hand, so it is not restarted: run the same command to continue it"
     )
-    step = last_committed(events)
-    reason = "the training is done"
-    if cause is not Cause.FINISHED:
-        reason = (
-            "it was started by hand, so it is not restarted: run the same command to continue it"
-        )
-    record_event(
-        run,
-        "ended",
-        attempt=attempt,
-        cause=cause.value,
-        step=diagnosis.step if diagnosis and cause is Cause.CRASH else step,
-        exit_code=exit_code,
-        reason=line,
-        restart_allowed=False,
-        decision=reason,
-    )
-    if cause is not Cause.FINISHED:
-        orderly = (Cause.CANCELLED, Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
-        write_result(run, cause, line, reason, step, orderly)
-    elif not run.result.exists():
-        write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
-    _add_goodput(run)
 
 
 def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:

@@ -25,7 +25,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import finalize_by_hand
+from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.rank.stack_writer import Answering, own_stacks
 from hpcrun.lifecycle.rank.watchdog_process import Post, WatchdogProcess
 from hpcrun.lifecycle.signals import kill_helpers
@@ -269,7 +269,7 @@ def watching(
     def on_exit() -> None:
         # Batch scripts and the local cluster finalize an attempt themselves.
         if distributed.rank == 0 and scheduler(os.environ) == "direct":
-            finalize_by_hand(run, attempt, exitcodes.FAILED)
+            finalize(run, attempt, exitcodes.FAILED, None)
 
     def resumed(seconds: float) -> None:
         # All ranks of a job step are suspended together.
