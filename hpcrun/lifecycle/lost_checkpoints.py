@@ -3,10 +3,13 @@
 Such a start would discard the training so far without a message.
 """
 
+import contextlib
+import os
 import time
+from pathlib import Path
 
+from hpcrun.checkpoint.storage.steps import committed_steps
 from hpcrun.lifecycle.history import last_committed, of_script
-from hpcrun.run.commits import steps_listed_anew
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import read_events
@@ -44,3 +47,32 @@ def require_none_lost(run: RunDirectory, handle: str | None = None, *, pause: fl
         f"`hpcrun resume {name}` without this node; else put the folder back, or start from step 0 with "
         f"`hpcrun resume {name} --from-scratch`"
     )
+
+
+def steps_listed_anew(run: RunDirectory) -> list[int]:
+    """Return the committed steps, newest first, from a listing that bypasses this node's cache.
+
+    Raises:
+        OSError: the folder exists but cannot be listed.
+    """
+    for folder in (run.path, run.checkpoints):
+        _drop_listing(folder)
+    try:
+        with os.scandir(run.checkpoints) as entries:
+            return committed_steps(entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _drop_listing(folder: Path) -> None:
+    """Create and remove a file: after its own change, an NFS client asks the server again (nfs(5))."""
+    # The cleanup of a save removes files with this prefix.
+    probe = folder / f".trash-look-{os.urandom(6).hex()}"
+    # A folder without write permission can still be listed.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            probe.unlink()

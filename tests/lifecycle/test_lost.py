@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-
-from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 from hpcrun.run.commits import steps_listed_anew
+
+from hpcrun.lifecycle.lost_checkpoints import require_none_lost, steps_listed_anew
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.events import Attempt, record_event
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from hpcrun.api.status.pace_facts import PaceFacts, pace_of
 from hpcrun.api.status.state_words import restarts_by_cause, state_in_words
+from hpcrun.checkpoint.storage.steps import has_commit
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import all_histories, last_committed, of_script
-from hpcrun.run.commits import has_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.io.files import read_json

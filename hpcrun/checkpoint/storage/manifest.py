@@ -7,12 +7,15 @@ flipped bit is always detected, even in white space.
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.steps import committed_steps, step_name
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -101,6 +104,20 @@ def decode(raw: bytes) -> Manifest:
     if not whole:
         raise DamagedCheckpoint("its content does not match its own hash")
     return manifest
+
+
+def newest_manifest(root: Path) -> Manifest | None:
+    """Return the manifest of the newest checkpoint in ``root`` that has a valid manifest; None without any.
+
+    The files that it lists are not checked. A restore reports unreadable manifests.
+    """
+    names: list[str] = []
+    with suppress(OSError):
+        names = [path.name for path in root.iterdir()]
+    for step in committed_steps(names):
+        with suppress(OSError, DamagedCheckpoint):
+            return decode((root / step_name(step) / MANIFEST).read_bytes())
+    return None
 
 
 def require_file_name(name: str) -> None:

@@ -22,7 +22,7 @@ from hpcrun.checkpoint.storage.errors import (
 )
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.manifest import MANIFEST, FileRecord, Manifest, decode
-from hpcrun.run.commits import committed_steps, step_name
+from hpcrun.checkpoint.storage.steps import committed_steps, step_name
 
 _QUARANTINED = re.compile(r"damaged-step-(\d{9,})-(\d+)")
 _MANIFEST_LIMIT = 64 << 20

@@ -37,7 +37,7 @@ from hpcrun.checkpoint.storage.manifest import (
     require_owner,
 )
 from hpcrun.checkpoint.storage.reader import CommittedSteps
-from hpcrun.run.commits import step_name
+from hpcrun.checkpoint.storage.steps import step_name
 
 _DRAFT = re.compile(r"step-\d{9,}\.tmp-.+")
 _TRASH = ".trash-"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.diagnose.slurm_log import scheduler_word
@@ -27,7 +28,6 @@ from hpcrun.lifecycle.notification import KEY, notification_of
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.lifecycle.script.end import stop_facts
 from hpcrun.lifecycle.second_start import deserves_second_start, may_be_of_a_node
-from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
     first_log,
@@ -248,14 +248,14 @@ def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
         OSError: the run directory cannot be read or written.
     """
     events = read_events(run)
-    newest = newest_commit(run)
+    newest = newest_manifest(run.checkpoints)
     if newest is None:
         return events
     made = [record for record in all_histories(events) if record.attempt.owner == newest.owner]
     if not made or newest.step <= (made[0].committed or 0):
         return events
     # With the time of the commit: later steps are lost.
-    when = round(newest.time, 3)
+    when = round(newest.created, 3)
     record_event(run, "saved", attempt=made[0].attempt, step=newest.step, time=when, found=True)
     return read_events(run)
 

@@ -7,8 +7,8 @@ import torch
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.config import Config, changed_ways
-from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunError
 from hpcrun.run.events import read_events
 from hpcrun.train.build import build_trainer
@@ -130,7 +130,7 @@ def _earlier_parallel(context: Context) -> str | None:
     """Return the parallelism of the last attempt if a step of it was saved, on rank 0; else None."""
     if context.distributed.rank != 0:
         return None
-    if newest_commit(context.run) is None:
+    if newest_manifest(context.run.checkpoints) is None:
         return None
     started = [event for event in read_events(context.run) if event.what == "started"]
     return started[-1].fields.get("parallel") if started else None

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.cluster.launchers import read_placement, scheduler
 from hpcrun.diagnose.causes import is_cascade
 from hpcrun.errors import UserError
@@ -10,7 +11,6 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.second_start import tried_elsewhere
 from hpcrun.lifecycle.signals import end_helpers
 from hpcrun.printing import say_aside
-from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, note, read_events
@@ -20,7 +20,7 @@ from hpcrun.train.phase import Position
 
 def has_trained(run: RunDirectory, attempt: Attempt) -> bool:
     """Return True if a start before ``attempt`` reached its steps; then a node may have caused an error."""
-    if newest_commit(run) is not None:
+    if newest_manifest(run.checkpoints) is not None:
         return True
     try:
         return any(
