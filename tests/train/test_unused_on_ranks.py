@@ -56,7 +56,8 @@ class Choosy(Net):
         self.passes += 1
         x = self.enter(x)
         x = x.detach() if left_out == "what is given" else x
-        for block in self.blocks if left_out != "last block" else self.blocks[:-1]:
+        skips = {"first block": self.blocks[1:], "last block": self.blocks[:-1]}
+        for block in skips.get(left_out, self.blocks):
             before, x = x, block(x)
         x = before if left_out == "its result" else x
         return self.leave(x if left_out == "parameters" else x + self.spare(x))
@@ -155,6 +156,17 @@ def test_a_rank_that_skips_part_of_a_sharded_model_is_named_before_a_hang(
         said = refusal(rank, lambda unused=unused: train(rank, way, left_out, unused=unused, of=of))
         assert said.startswith(line)
         assert named in said
+
+
+@ranks(2)
+def test_ranks_that_skip_different_blocks_of_one_size_are_named(rank):
+    """Without the comparison nothing hangs: each rank gets the sum of two blocks' gradients."""
+
+    def left_out(_pass, rank):
+        return ("first block", "last block")[rank]
+
+    said = refusal(rank, lambda: train(rank, Way("fsdp", 2), left_out, unused=False))
+    assert said.startswith(f"{BEGINNING}rank 0 reaches blocks.1 while rank 1 "), said
 
 
 def in_turn(number, rank):
