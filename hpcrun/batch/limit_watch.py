@@ -6,7 +6,6 @@ other runs. So the ranks that still run shortly before the limit are killed here
 
 import threading
 import time
-from types import TracebackType
 
 from hpcrun.cluster import slurm
 from hpcrun.lifecycle.end.scheduler_view import query_job
@@ -40,12 +39,7 @@ class LimitWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hpcrun.run.commits import steps_listed_anew
 
 from hpcrun.lifecycle.lost_checkpoints import require_none_lost, steps_listed_anew
 from hpcrun.run.directory import RunDirectory, RunError, create

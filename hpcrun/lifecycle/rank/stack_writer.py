@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType, TracebackType
+from types import FrameType
 
 from hpcrun.run.endings import node_name
 from hpcrun.run.stacks import Frame, Mailbox, Reply, Stack, Thread
@@ -48,12 +48,7 @@ class Answering:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         # The thread may wait for an unavailable file server.
         if self._thread.is_alive():

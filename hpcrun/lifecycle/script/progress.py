@@ -7,7 +7,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from hpcrun.lifecycle.history import histories
 from hpcrun.run.directory import RunDirectory
@@ -70,12 +69,7 @@ class ProgressWatch:
             print(f"hpcrun: no reports of progress: {error}", file=sys.stderr, flush=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from hpcrun.cluster.environment import without_rank_requests
@@ -64,12 +63,7 @@ class TrialRanks:
     def __enter__(self) -> "TrialRanks":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._fleet.close()
 
     def trial(self, env: Env, grid: Grid) -> Trial:
