@@ -91,6 +91,7 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
         RunError: git cannot list the files.
         OSError: the run directory cannot be written.
     """
+    paths: list[Path] = []
     source, why_not = work_tree(folder)
     if source is not None:
         shown = _not_of_runs(shown_files(source), source, folder, run.path)
@@ -100,11 +101,9 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
         if too_much := _too_much(paths):
             why_not = f"{source} has {too_much}, more than the limit of a snapshot"
     if source is None or why_not:
-        return (
-            None,
-            why_not and f"no snapshot of the code: {why_not}; accept this with --no-snapshot",
-        )
-    # A new folder for each submission: the previous folder may belong to a running job.
+        words = f"no snapshot of the code: {why_not}; accept this with --no-snapshot"
+        return None, why_not and words
+    # Each submission has a folder: the previous folder may belong to a running job.
     snapshot = Snapshot(make_numbered_folder(run.code, 1, digits=3), source)
     try:
         unreadable = _copy(paths, snapshot)
@@ -117,7 +116,7 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
 
 
 def _copy(paths: Iterable[Path], snapshot: Snapshot) -> str:
-    """Copy ``paths``; return those that cannot be read, with the reason, or ""."""
+    """Copy ``paths``; return the first that cannot be read, with the reason, or ""."""
     unreadable = ""
     links = []
     for path in paths:
@@ -131,15 +130,14 @@ def _copy(paths: Iterable[Path], snapshot: Snapshot) -> str:
             # An edit in the copy would have no effect on the next submission.
             copy.chmod(stat.S_IMODE(copy.stat().st_mode) & ~0o222)
         except (PermissionError, FileNotFoundError) as error:
-            # A temporary file of an editor may have vanished since the listing.
             if error.filename != str(path):
                 raise
-            unreadable = unreadable or f"{path} ({error.strerror})"
+            # A temporary file of an editor may have vanished since the listing.
+            if path.exists():
+                unreadable = unreadable or f"{path} ({error.strerror})"
     for path in links:
-        copy, target = (
-            snapshot.root / path.relative_to(snapshot.source),
-            Path(os.path.realpath(path)),
-        )
+        copy = snapshot.root / path.relative_to(snapshot.source)
+        target = Path(os.path.realpath(path))
         copied = snapshot.copy_of(target)
         copy.parent.mkdir(parents=True, exist_ok=True)
         # Git still lists files of a folder that has become a link.
