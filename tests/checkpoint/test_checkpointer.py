@@ -111,14 +111,14 @@ def test_ranks_that_see_a_failure_at_different_times_start_the_same_saves(tmp_pa
         if rank == 0:
             block(place)
         assert ckpt._engine._staging._ranks_on_host == 2
-        heard, run = threading.Event(), ckpt._engine._saving.run
+        heard, run = threading.Event(), ckpt._engine._protocol.run
 
         def late(task):
             outcome = run(task)
             assert rank == 0 or heard.wait(300)
             return outcome
 
-        ckpt._engine._saving.run = late
+        ckpt._engine._protocol.run = late
         assert ckpt.maybe_save(1)
         if rank == 0:
             ckpt._engine._thread.join()
@@ -158,7 +158,7 @@ def test_ranks_that_see_a_failure_at_different_times_start_the_same_saves(tmp_pa
             assert (ckpt.outcome.ok, ckpt.outcome.step) == (True, step)
         # A rank that waits for another rank that never takes part ends anyway.
         coming = threading.Event()
-        ckpt._engine._saving.run = lambda task: (coming.wait(300 * rank), run(task))[1]
+        ckpt._engine._protocol.run = lambda task: (coming.wait(300 * rank), run(task))[1]
         checkpointer._PATIENCE = 0.1
         given_up = pytest.warns(CheckpointWarning, match="step 6 was not saved within 0.1 s")
         with given_up, pytest.raises(KeyError):
@@ -274,13 +274,13 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
 
 def test_a_pending_save_is_committed_when_a_single_process_is_interrupted(tmp_path):
     ckpt = Checkpointer(tmp_path, **parts())
-    run, going_on = ckpt._engine._saving.run, threading.Event()
+    run, going_on = ckpt._engine._protocol.run, threading.Event()
 
     def slow(task):
         assert going_on.wait(300)
         return run(task)
 
-    ckpt._engine._saving.run = slow
+    ckpt._engine._protocol.run = slow
 
     def train():
         ckpt.save(1)

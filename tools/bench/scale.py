@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.plan import Part, Plan
 from hpcrun.checkpoint.sharded.rank_file import Share, Written, own_name, write
-from hpcrun.checkpoint.sharded.save import Saving, Task
+from hpcrun.checkpoint.sharded.save import CommitProtocol, SaveJob
 from hpcrun.checkpoint.storage.index import INDEX, covered, decode
 from hpcrun.checkpoint.storage.manifest import MANIFEST
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -113,14 +113,14 @@ def save(store: CheckpointStore, step: int, everyone: tuple[tuple[Part, ...], ..
 
     size = sum(part.length for part in everyone[0])
     plan = Plan((), everyone[0], size, size * world_size, everyone)
-    saving = Saving(
+    protocol = CommitProtocol(
         store,
         Virtual(0, world_size, None, others),
         still_mine=lambda: None,
         after_commit=lambda _: [],
     )
     with clock("all"):
-        outcome = saving.run(Task(step, plan, share_of(0, everyone[0]), {"step": step}))
+        outcome = protocol.run(SaveJob(step, plan, share_of(0, everyone[0]), {"step": step}))
     if not outcome.ok:
         raise SystemExit(f"scale.py: {outcome.error}")
     return clock

@@ -25,7 +25,7 @@ from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.plan import Plan, make_plan, signature
 from hpcrun.checkpoint.sharded.rank_file import Share, own_name, pack, stage
 from hpcrun.checkpoint.sharded.restore import SHARED, Template
-from hpcrun.checkpoint.sharded.save import Saving, Task
+from hpcrun.checkpoint.sharded.save import CommitProtocol, SaveJob
 from hpcrun.checkpoint.state.capture import require_plain
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
@@ -70,7 +70,9 @@ class CheckpointEngine:
         if world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
             writers = new_control_group(timeout=limit, description=WRITERS)
-        self._saving = Saving(store, RankGroup(rank, world_size, writers), still_mine, after_commit)
+        self._protocol = CommitProtocol(
+            store, RankGroup(rank, world_size, writers), still_mine, after_commit
+        )
         self._key: Any = None
         self._plan: Plan | None = None
         self._thread: threading.Thread | None = None
@@ -103,20 +105,20 @@ class CheckpointEngine:
         ended = self._join()
         self._unreported += [ended] if ended else []
         waited = time.perf_counter() - began
-        task = self._snapshot(step, shared, own, meta, alike, trouble)
-        straight = isinstance(task.share, Share) and not task.share.safe
+        job = self._snapshot(step, shared, own, meta, alike, trouble)
+        straight = isinstance(job.share, Share) and not job.share.safe
         stalled = time.perf_counter() - began
 
         def work() -> None:
             try:
-                outcome = self._saving.run(task)
+                outcome = self._protocol.run(job)
             except Exception as error:  # an exception of a thread would be lost
                 named = isinstance(error, CheckpointError)
                 line = str(error) if named else self._together.named(error)
                 outcome = SaveOutcome(False, step, error=line)
             seconds = time.perf_counter() - began
             if straight:
-                budget, here = amount(self._staging.budget()), amount(_size(task))
+                budget, here = amount(self._staging.budget()), amount(_size(job))
                 note = f"training waited for this save: {here} exceed the memory budget of {budget}"
                 outcome = replace(outcome, notes=(*outcome.notes, note))
             self._ended.append(
@@ -196,7 +198,7 @@ class CheckpointEngine:
         meta: dict[str, Any],
         alike: Callable[[str], bool],
         trouble: Exception | None,
-    ) -> Task:
+    ) -> SaveJob:
         together = self._together
         skeleton: Any = None
         tensors: dict[str, torch.Tensor] = {}
@@ -227,7 +229,7 @@ class CheckpointEngine:
                 share = stage(self._plan, tensors, blobs, self._staging)
         except Exception as error:  # the save reports it with the other ranks' errors
             share = together.named(error)
-        return Task(step, self._plan, share, meta)
+        return SaveJob(step, self._plan, share, meta)
 
     def _agree(self, state: int) -> int:
         if self._together.world_size == 1:
@@ -237,5 +239,5 @@ class CheckpointEngine:
         return int(value[0])
 
 
-def _size(task: Task) -> int:
-    return task.share.size if isinstance(task.share, Share) else 0
+def _size(job: SaveJob) -> int:
+    return job.share.size if isinstance(job.share, Share) else 0

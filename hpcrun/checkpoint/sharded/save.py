@@ -18,7 +18,7 @@ from hpcrun.run.owner import OwnedByAnotherAttempt
 
 
 @dataclass(frozen=True)
-class Task:
+class SaveJob:
     """A rank's part of a save.
 
     Attributes:
@@ -32,8 +32,8 @@ class Task:
     meta: Mapping[str, Any]
 
 
-class Saving:
-    """Executes a save together with the other ranks.
+class CommitProtocol:
+    """The steps of a save, which all ranks take together.
 
     Args:
         still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
@@ -54,7 +54,7 @@ class Saving:
         self._swept = False
         self._left: list[str] = []
 
-    def run(self, task: Task) -> SaveOutcome:
+    def run(self, job: SaveJob) -> SaveOutcome:
         """Save, and return the same result on all ranks; disk errors are part of the result. Collective.
 
         The first save, and the save after a failed cleanup, also remove leftovers of dead attempts.
@@ -62,29 +62,29 @@ class Saving:
         Raises:
             RuntimeError: another rank is gone (torch.distributed).
         """
-        begun = self._together.from_rank_0(lambda: self._begin(task))
+        begun = self._together.from_rank_0(lambda: self._begin(job))
         if isinstance(begun, SaveOutcome):
             return begun
         draft = self._store.root / begun
-        written = self._together.to_rank_0(self._write(task, draft))
-        return self._together.from_rank_0(lambda: self._conclude(task, draft, written))
+        written = self._together.to_rank_0(self._write(job, draft))
+        return self._together.from_rank_0(lambda: self._conclude(job, draft, written))
 
-    def _begin(self, task: Task) -> str | SaveOutcome:
+    def _begin(self, job: SaveJob) -> str | SaveOutcome:
         try:
             self._still_mine()
             self._sweep()
-            if task.plan is not None and isinstance(task.share, Share):
+            if job.plan is not None and isinstance(job.share, Share):
                 # An estimate: the plain data of other ranks is about as large as this rank's.
-                blobs = (task.share.size - task.plan.size) * self._together.world_size
-                what = f"{amount(task.plan.total)} of tensors, {amount(blobs)} of other state"
-                self._store.require_free(task.plan.total + blobs, what)
-            draft = self._store.begin(task.step)
+                blobs = (job.share.size - job.plan.size) * self._together.world_size
+                what = f"{amount(job.plan.total)} of tensors, {amount(blobs)} of other state"
+                self._store.require_free(job.plan.total + blobs, what)
+            draft = self._store.begin(job.step)
             stripe(draft)
             return draft.name
         except OwnedByAnotherAttempt as error:
-            return SaveOutcome(False, task.step, error=str(error), fenced=True)
+            return SaveOutcome(False, job.step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:
-            return SaveOutcome(False, task.step, error=self._together.named(error))
+            return SaveOutcome(False, job.step, error=self._together.named(error))
 
     def _sweep(self) -> None:
         """Remove leftovers. A leftover that stays (a file open on NFS) costs space, but not this save."""
@@ -97,28 +97,28 @@ class Saving:
             except CheckpointError as error:
                 self._left = [self._together.named(error)]
 
-    def _write(self, task: Task, draft: Path) -> Written | str | None:
-        if not isinstance(task.share, Share):
-            return task.share
+    def _write(self, job: SaveJob, draft: Path) -> Written | str | None:
+        if not isinstance(job.share, Share):
+            return job.share
         try:
-            return write(task.share, self._store, draft, self._together.rank)
+            return write(job.share, self._store, draft, self._together.rank)
         except Exception as error:  # of any type: the other ranks wait for this rank's report
             return self._together.named(error)
 
     def _conclude(
-        self, task: Task, draft: Path, written: list[Written | str | None]
+        self, job: SaveJob, draft: Path, written: list[Written | str | None]
     ) -> SaveOutcome:
         troubles = [part for part in written if isinstance(part, str)]
         if troubles:
-            outcome = SaveOutcome(False, task.step, error=first_of(troubles))
+            outcome = SaveOutcome(False, job.step, error=first_of(troubles))
         else:
             outcome = self._commit(
-                task, draft, [part for part in written if isinstance(part, Written)]
+                job, draft, [part for part in written if isinstance(part, Written)]
             )
         notes = [*self._left]
         try:
             if outcome.ok:
-                notes += self._tidy(task.step)
+                notes += self._tidy(job.step)
             else:
                 self._store.abandon(draft)
         except CheckpointError as error:
@@ -126,15 +126,15 @@ class Saving:
             notes.append(self._together.named(error))
         return replace(outcome, notes=tuple(notes))
 
-    def _commit(self, task: Task, draft: Path, written: list[Written]) -> SaveOutcome:
-        step, plan = task.step, task.plan
+    def _commit(self, job: SaveJob, draft: Path, written: list[Written]) -> SaveOutcome:
+        step, plan = job.step, job.plan
         if plan is None:
             raise ValueError("a shard without a plan")
         try:
             records = [part.record for part in written]
             records.append(self._write_index(draft, make_index(plan.everyone, written)))
             path = self._store.commit(
-                draft, step, records, len(written), task.meta, self._still_mine
+                draft, step, records, len(written), job.meta, self._still_mine
             )
         except OwnedByAnotherAttempt as error:
             return SaveOutcome(False, step, error=str(error), fenced=True)
