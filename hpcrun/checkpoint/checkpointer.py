@@ -1,12 +1,8 @@
 """A checkpointer for any training loop: it takes a folder, a model and an optimizer."""
 
 import math
-import os
-import re
-import secrets
 import warnings
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,37 +12,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.arguments import require_arguments, require_helpers, require_step
+from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.gloo_threads import GLOO_WORKERS, wait_until_idle
-from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.plan import require_dense
 from hpcrun.checkpoint.sharded.replica_check import require_alike
-from hpcrun.checkpoint.state.buffers import apply_buffers, broadcast, capture_buffers
-from hpcrun.checkpoint.state.capture import (
-    alike,
-    apply_rank,
-    apply_shared,
-    capture_rank,
-    capture_shared,
-    left_out,
-    template,
-)
-from hpcrun.checkpoint.state.extra import fill, shards, taken
+from hpcrun.checkpoint.state.buffers import broadcast
+from hpcrun.checkpoint.state.extra import taken
 from hpcrun.checkpoint.state.names import replicated
+from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.storage.index import TensorEntry
 from hpcrun.checkpoint.storage.lock import FolderLock
-from hpcrun.checkpoint.storage.retention import Retention, pruning
-from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.control.making import new_control_group
 from hpcrun.device.accelerator import is_accelerator
-
-_PATIENCE = 60.0
-"""Seconds that a rank which fails waits for its save: another rank may never take part in the save."""
 
 
 class Checkpointer:
@@ -77,11 +60,14 @@ class Checkpointer:
         extra: the argument; add, replace and read values at any time.
         notes: remarks of the last restore: skipped damage, a changed number of ranks, a new scheduler.
         outcome: result of the last save that has ended, as far as this rank knows; None before.
+        patience: seconds that a rank which fails waits for its save: another rank may never take part.
 
     Raises:
         CheckpointError: an argument is invalid, the state cannot be saved, another training run saves to
             the folder, or the folder is writable by everybody. Raised on all ranks.
     """
+
+    patience = 60.0
 
     def __init__(
         self,
@@ -103,37 +89,35 @@ class Checkpointer:
         world_size = dist.get_world_size() if ready else 1
         group = new_control_group() if world_size > 1 else None
         self._together = RankGroup(rank, world_size, group)
-        self._model, self._optimizer = model, optimizer
-        self._parts = {"scaler": scaler, "scheduler": scheduler}
+        self._state = TrainingState(
+            model,
+            optimizer,
+            scaler=scaler,
+            scheduler=scheduler,
+            buffers_differ=world_size > 1 and not broadcast(model),
+        )
         self.extra: dict[str, Any] = {} if extra is None else extra
         self._retention = Retention() if retention is None else retention
-        # An absolute path: a chdir during training must not change the target of later saves.
-        store = self._store = CheckpointStore(Path(folder).absolute(), _owner())
+        store = self._store = folder_store(folder)
         self._lock = FolderLock(store.root)
         self._costs: list[tuple[float, float]] = []
         with self._together.agreed():
             every = require_arguments(
                 model, optimizer, self.extra, every, minutes, failure_hours, host_memory
             )
-            require_helpers(self._parts, self._retention)
+            require_helpers({"scaler": scaler, "scheduler": scheduler}, self._retention)
             self._require_savable()
         self._together.from_rank_0(store.require_private)
         self._claimed = bool(every) or minutes is not None or failure_hours is not None
         if self._claimed:
             self._together.from_rank_0(self._claim)
-        pinned = any(is_accelerator(parameter.device) for parameter in model.parameters())
-        self._engine = CheckpointEngine(
+        self._engine = folder_engine(
             store,
-            rank=rank,
-            world_size=world_size,
-            group=group,
+            self._together,
+            pinned=any(is_accelerator(parameter.device) for parameter in model.parameters()),
             still_mine=self._lock.hold,
-            after_commit=pruning(store, self._retention),
-            staging=Staging(
-                limit=None if host_memory is None else int(host_memory * 1e9),
-                ranks_on_host=self._together.on_this_host(),
-                pinned=pinned,
-            ),
+            retention=self._retention,
+            host_memory=host_memory,
         )
         self._interval: Interval = EverySteps(every)
         if failure_hours is not None:
@@ -148,7 +132,6 @@ class Checkpointer:
             self._interval = EverySeconds(lambda: 60.0 * minutes, self._together)
         # Only values that are equal on all ranks may decide about a save; the result of `poll` differs
         # between ranks.
-        self._begun = False
         self._compared = False
         self._asked: int | None = None
         self._saved: int | None = None
@@ -157,7 +140,18 @@ class Checkpointer:
         self.outcome: SaveOutcome | None = None
         """Result of the last save that has ended, as far as this rank knows."""
         # For users without a `with` block: the interpreter must not exit while a thread saves.
-        weakref.finalize(self, _leave, self._engine, self._lock, self._together)
+        weakref.finalize(self, _leave, self._engine, self._lock, self._together, self.patience)
+
+    @property
+    def saving(self) -> bool:
+        """True while a save is pending on this rank; other ranks may have another answer."""
+        return self._engine.under_way
+
+    @property
+    def interval_seconds(self) -> float | None:
+        """Current seconds between saves, as rank 0 uses them; None if the interval counts steps."""
+        interval = self._interval
+        return interval.seconds() if isinstance(interval, EverySeconds) else None
 
     def restore(self) -> int:
         """Load the newest valid checkpoint.
@@ -173,19 +167,11 @@ class Checkpointer:
             ReadFailure: a node failed to read the newest checkpoint (a subclass of CheckpointError).
         """
         self._take(self._engine.wait())
-        self._begun = True
-        restored = self._engine.restore(self._template)
+        restored = self._engine.restore(self._state.template(self.extra))
         self._interval.due(0 if restored is None else restored.step)  # starts the interval
         if restored is None:
             return 0
-        extra = apply_shared(restored.shared, self._model, self._optimizer, **self._parts)
-        notes = [*restored.notes, *left_out(restored.shared, **self._parts)]
-        fill(self.extra, extra, notes)
-        if restored.own is not None:
-            if "buffers" in restored.own and not broadcast(self._model):
-                apply_buffers(restored.own["buffers"], self._model)
-            notes += apply_rank(restored.own)
-        self.notes = tuple(notes)
+        self.notes = self._state.restore(restored, self.extra).notes
         self._asked = self._saved = restored.step
         return restored.step
 
@@ -230,9 +216,7 @@ class Checkpointer:
         if not self._claimed:
             self._together.from_rank_0(self._claim)
             self._claimed = True
-        if not self._begun:
-            self._together.from_rank_0(lambda: self._store.require_none("restore()"))
-            self._begun = True
+        self._engine.require_restored("restore()")
         if step == self._asked:
             self._take(self._engine.wait())
             if step == self._saved:
@@ -243,15 +227,12 @@ class Checkpointer:
         trouble: Exception | None = None
         try:
             meta |= self._score(metric)
-            shared = self._capture()
-            own = capture_rank()
-            if self._together.world_size > 1 and not broadcast(self._model):
-                own["buffers"] = capture_buffers(self._model)
+            shared, own = self._state.capture(taken(self.extra))
         except Exception as error:  # other ranks may have no error, and would wait for this rank
             trouble = error
         if not self._compared:
             self._compared = self._compare(None if trouble else shared)
-        self._engine.start(step, shared, own, meta, alike(self._model), trouble)
+        self._engine.start(step, shared, own, meta, self._state.alike(), trouble)
         self._asked = step
 
     def wait(self) -> SaveOutcome | None:
@@ -280,16 +261,16 @@ class Checkpointer:
         trace: TracebackType | None,
     ) -> None:
         ended = isinstance(error, SystemExit)
-        patience = _PATIENCE
+        patience = self.patience
         try:
             if error is None or (isinstance(error, SystemExit) and not error.code):
                 self.wait()  # an exit code of 0 must mean that the save succeeded
             else:
                 single = self._together.world_size == 1
-                self._take(self._engine.wait(None if single or ended else _PATIENCE))
-                if self._engine.under_way:
+                self._take(self._engine.wait(None if single or ended else patience))
+                if self.saving:
+                    text = f"step {self._asked} was not saved within {patience:g} s"
                     patience = 0.0  # the wait above used the time
-                    text = f"step {self._asked} was not saved within {_PATIENCE:g} s"
                     warnings.warn(text, CheckpointWarning, stacklevel=2)
         finally:
             self._claimed = False
@@ -297,24 +278,16 @@ class Checkpointer:
 
     def _require_savable(self) -> None:
         try:
-            _, tensors = split(self._capture())
+            _, tensors = split(self._state.capture_shared(taken(self.extra)))
         except RecursionError as error:
             raise CheckpointError("extra: nested too deeply, or contains itself") from error
         require_dense(tensors)
 
-    def _capture(self) -> dict[str, Any]:
-        return capture_shared(self._model, self._optimizer, **self._parts, extra=taken(self.extra))
-
     def _compare(self, shared: dict[str, Any] | None) -> bool:
-        if self._together.world_size == 1 or replicated(self._model):
+        if self._together.world_size == 1 or replicated(self._state.model):
             return True
         tensors = None if shared is None else split(shared)[1]
-        return require_alike(tensors, alike(self._model), self._together)
-
-    def _template(self, entries: Mapping[str, TensorEntry], skeleton: Any) -> dict[str, Any]:
-        found = template(self._model, self._optimizer)(entries, skeleton)
-        sharded = shards(self.extra)
-        return found | ({"extra": sharded} if sharded else {})
+        return require_alike(tensors, self._state.alike(), self._together)
 
     def _score(self, metric: float | Tensor | None) -> dict[str, float]:
         if metric is None:
@@ -348,7 +321,7 @@ class Checkpointer:
 
 
 def _leave(
-    engine: CheckpointEngine, lock: FolderLock, together: RankGroup, patience: float = _PATIENCE
+    engine: CheckpointEngine, lock: FolderLock, together: RankGroup, patience: float
 ) -> None:
     """Wait for the pending save, and close the lock: no work may be left when the interpreter exits."""
     engine.wait(None if together.world_size == 1 else patience)
@@ -356,11 +329,3 @@ def _leave(
         wait_until_idle(GLOO_WORKERS, patience=2.0)
     if not engine.under_way:
         lock.close()
-
-
-def _owner() -> str:
-    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or "0"
-    restart = os.environ.get("SLURM_RESTART_COUNT") or os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    plain = re.sub("[^A-Za-z0-9]", "-", job)[:64].strip("-") or "0"
-    # Without a scheduler, two processes started by mistake would write to the same temporary folder.
-    return f"{plain}-{restart or 0}-{secrets.token_hex(3)}"

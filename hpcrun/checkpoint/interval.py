@@ -51,9 +51,15 @@ class EverySeconds:
         together: RankGroup,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seconds, self._together, self._clock = seconds, together, clock
+        self.seconds = seconds
+        self._together, self._clock = together, clock
         self._next: int | None = None
         self._since = (0, 0.0)
+
+    @property
+    def next_check(self) -> int | None:
+        """The step at which rank 0 checks its clock; None before the first call of :meth:`due`."""
+        return self._next
 
     def due(self, done: int) -> bool:
         """Return True if the time has passed. Collective at the steps where rank 0 checks its clock."""
@@ -71,7 +77,7 @@ class EverySeconds:
         step, began = self._since
         elapsed = self._clock() - began
         pace = elapsed / (done - step)
-        left = self._seconds() - elapsed
+        left = self.seconds() - elapsed
         if left <= pace / 2:
             return True, done + 1
         # Look ahead no further than the elapsed part of the interval. Its first steps may be quick (a GPU

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 import warnings
 from datetime import timedelta
 from itertools import pairwise
@@ -18,17 +19,20 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.checkpoint import checkpointer
 from hpcrun.checkpoint.checkpointer import Checkpointer
+from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
 from hpcrun.checkpoint.sharded.collective import RankGroup
+from hpcrun.checkpoint.sharded.save import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
-from hpcrun.train.step.checkpointing import folder_engine
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.train.step.checkpointing import TrainerCheckpoints
 from tests.pages import code_blocks
 from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]
+ALONE = RankGroup(0, 1, None)
 
 
 def example():
@@ -107,21 +111,24 @@ def test_ranks_that_see_a_failure_at_different_times_start_the_same_saves(tmp_pa
         store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
         patience = timedelta(seconds=300)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
+        everybody = RankGroup(rank, 2, None)
+        assert (
+            folder_engine(folder_store(place), everybody, pinned=False).staging.ranks_on_host == 2
+        )
         ckpt = Checkpointer(place, **parts(), every=1)
         if rank == 0:
             block(place)
-        assert ckpt._engine._staging._ranks_on_host == 2
-        heard, run = threading.Event(), ckpt._engine._protocol.run
+        heard, run = threading.Event(), CommitProtocol.run
 
-        def late(task):
-            outcome = run(task)
+        def late(protocol, job):
+            outcome = run(protocol, job)
             assert rank == 0 or heard.wait(300)
             return outcome
 
-        ckpt._engine._protocol.run = late
+        CommitProtocol.run = late  # in this forked process only
         assert ckpt.maybe_save(1)
-        if rank == 0:
-            ckpt._engine._thread.join()
+        while rank == 0 and ckpt.saving:
+            time.sleep(0.01)
         # As in the micro-batches of a step: rank 0 knows that the save has failed, rank 1 does not.
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -158,14 +165,14 @@ def test_ranks_that_see_a_failure_at_different_times_start_the_same_saves(tmp_pa
             assert (ckpt.outcome.ok, ckpt.outcome.step) == (True, step)
         # A rank that waits for another rank that never takes part ends anyway.
         coming = threading.Event()
-        ckpt._engine._protocol.run = lambda task: (coming.wait(300 * rank), run(task))[1]
-        checkpointer._PATIENCE = 0.1
+        CommitProtocol.run = lambda *save: (coming.wait(300 * rank), run(*save))[1]
+        ckpt.patience = 0.1
         given_up = pytest.warns(CheckpointWarning, match="step 6 was not saved within 0.1 s")
         with given_up, pytest.raises(KeyError):
             leave(6, KeyError("a bug"))
         dist.barrier()
         coming.set()
-        ckpt._engine.wait()
+        assert ckpt.wait().step == 6
         with pytest.raises(CheckpointError, match=r"" if rank else r"rank 1 .*model: is a str"):
             Checkpointer(place, **parts() | ({"model": "m"} if rank else {}), every=0)
 
@@ -272,15 +279,15 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
     assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
 
 
-def test_a_pending_save_is_committed_when_a_single_process_is_interrupted(tmp_path):
+def test_a_pending_save_is_committed_when_a_single_process_is_interrupted(tmp_path, monkeypatch):
     ckpt = Checkpointer(tmp_path, **parts())
-    run, going_on = ckpt._engine._protocol.run, threading.Event()
+    run, going_on = CommitProtocol.run, threading.Event()
 
-    def slow(task):
+    def slow(protocol, job):
         assert going_on.wait(300)
-        return run(task)
+        return run(protocol, job)
 
-    ckpt._engine._protocol.run = slow
+    monkeypatch.setattr(CommitProtocol, "run", slow)
 
     def train():
         ckpt.save(1)
@@ -292,23 +299,28 @@ def test_a_pending_save_is_committed_when_a_single_process_is_interrupted(tmp_pa
     assert Checkpointer(tmp_path, **parts()).restore() == 1
 
 
-def test_two_processes_never_write_to_the_same_temporary_folder(tmp_path):
-    first, second = (Checkpointer(tmp_path, **parts(), every=0) for _ in range(2))
-    drafts = {ckpt._engine._store.begin(1) for ckpt in (first, second)}
-    assert len(drafts) == 2
-    trainers = [
-        folder_engine(tmp_path, owner="7-0", rank=0, world_size=1, group=None) for _ in "ab"
-    ]
-    assert len({engine._store.begin(1) for engine in trainers} | drafts) == 4
+def engine_of_trainer(folder, device="cpu"):
+    return TrainerCheckpoints(parts, lambda: ALONE, torch.device(device)).engine(folder)
+
+
+def test_two_processes_never_write_to_the_same_temporary_folder(tmp_path, monkeypatch):
+    begin, names = CheckpointStore.begin, set()
+
+    def recorded(store, step):
+        draft = begin(store, step)
+        names.add(draft.name)
+        return draft
+
+    monkeypatch.setattr(CheckpointStore, "begin", recorded)
+    for place in (tmp_path / "a", tmp_path / "b"):
+        with Checkpointer(place, **parts()) as ckpt:
+            ckpt.save(1)
+        engine_of_trainer(place).store.begin(1)
+    assert len(names) == 4
 
 
 def test_a_model_on_a_gpu_is_saved_through_page_locked_memory(tmp_path):
-    pinned = [
-        folder_engine(
-            tmp_path, owner="7-0", rank=0, world_size=1, group=None, device=torch.device(kind)
-        )._staging._pinned
-        for kind in ("cpu", "cuda")
-    ]
+    pinned = [engine_of_trainer(tmp_path, kind).staging.pinned for kind in ("cpu", "cuda")]
     assert pinned == [False, True]
 
 
@@ -375,7 +387,7 @@ def test_quick_first_steps_do_not_delay_a_save(quick):
     looks, saves = 0, []
     for step in range(1, 1000):
         now[0] += quick if step < 5 else 1.0
-        looks += step == interval._next
+        looks += step == interval.next_check
         if interval.due(step):
             saves.append(now[0])
     assert saves[0] <= 62

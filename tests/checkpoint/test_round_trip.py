@@ -8,12 +8,13 @@ import xxhash
 from torch import nn
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
+from hpcrun.checkpoint.folder import folder_engine, folder_store
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.read import StoreReader
 from hpcrun.checkpoint.state.capture import apply_shared, capture_shared, template
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX, Piece, Place, TensorEntry, covered
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.train.step.checkpointing import folder_engine
 
 from .single import engine, save
 from .test_state import require_equal
@@ -158,9 +159,8 @@ def test_a_checkpoint_of_another_run_leaves_the_state_unchanged(tmp_path, build,
     model = Odd()
     optimizer = build(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    restoring = folder_engine(
-        tmp_path / "checkpoints", owner="7-0", rank=0, world_size=1, group=None
-    ).restore
+    store = folder_store(tmp_path / "checkpoints")
+    restoring = folder_engine(store, RankGroup(0, 1, None), pinned=False).restore
     with pytest.raises(CheckpointError, match=why):
         restoring(template(model, optimizer))
     require_equal(dict(model.state_dict()), before)

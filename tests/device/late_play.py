@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hpcrun.checkpoint.folder import folder_engine, folder_store
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.device import accelerator
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
@@ -66,9 +68,8 @@ def saved(device: str) -> Any:
     """Save after the fourth step, train on, and return the weights of the checkpoint."""
     trained, again = trainer(device), trainer("cpu", seed=1)
     with tempfile.TemporaryDirectory() as place:
-        engine = folder_engine(
-            Path(place), owner="0-0", rank=0, world_size=1, group=None, device=trained.device
-        )
+        pinned = accelerator.is_accelerator(trained.device)
+        engine = folder_engine(folder_store(place), RankGroup(0, 1, None), pinned=pinned)
         for step in range(STEPS):
             if step == 4:
                 trained.start_checkpoint(engine, step)

@@ -78,6 +78,7 @@ class CheckpointEngine:
         self._thread: threading.Thread | None = None
         self._ended: list[SaveOutcome] = []
         self._unreported: list[SaveOutcome] = []
+        self._begun = False
 
     def start(
         self,
@@ -146,13 +147,27 @@ class CheckpointEngine:
         return reported
 
     @property
+    def staging(self) -> Staging:
+        """The host memory of the snapshots."""
+        return self._staging
+
+    @property
     def store(self) -> CheckpointStore:
         """The store of the checkpoints; it remembers known damage."""
         return self._store
 
-    def require_no_steps(self, remedy: str) -> None:
-        """Call :meth:`CommittedSteps.require_none` on rank 0, and raise on all ranks. Collective."""
-        self._together.from_rank_0(lambda: self._store.require_none(remedy))
+    def require_restored(self, remedy: str) -> None:
+        """Require that :meth:`restore` was called, or that the folder has no steps. Collective at first.
+
+        Args:
+            remedy: the call that restores the checkpoints.
+
+        Raises:
+            CheckpointError: the folder holds steps that this engine did not restore. On all ranks.
+        """
+        if not self._begun:
+            self._together.from_rank_0(lambda: self._store.require_none(remedy))
+            self._begun = True
 
     @property
     def under_way(self) -> bool:
@@ -182,7 +197,9 @@ class CheckpointEngine:
 
     def restore(self, template: Template, skip: Collection[int] = ()) -> Restored | None:
         """Restore the newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`."""
-        return restore.restore(self._store, self._together, template, skip)
+        restored = restore.restore(self._store, self._together, template, skip)
+        self._begun = True
+        return restored
 
     def _join(self) -> SaveOutcome | None:
         if self._thread is not None:

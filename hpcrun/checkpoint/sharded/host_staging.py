@@ -55,8 +55,8 @@ class Staging:
         pin: Pin = pin,
     ) -> None:
         self._limit = limit
-        self._ranks_on_host = ranks_on_host
-        self._pinned = pinned
+        self.ranks_on_host = ranks_on_host
+        self.pinned = pinned
         self._pin = pin
         self._unpin: Callable[[], object] | None = None
         self._buffer: torch.Tensor | None = None
@@ -74,7 +74,7 @@ class Staging:
         """Return the current limit of the buffer in bytes."""
         if self._limit is not None:
             return self._limit
-        return self.size + available_memory() // (2 * self._ranks_on_host)
+        return self.size + available_memory() // (2 * self.ranks_on_host)
 
     def reserve(self, size: int) -> torch.Tensor:
         """Return a buffer of at least ``size`` bytes, shape (n,), uint8; growing loses the old content."""
@@ -92,7 +92,7 @@ class Staging:
             memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(memory, dtype=torch.uint8)
         buffer[:: mmap.PAGESIZE] = 0  # touch every page now, so that the first copy is fast
-        unpin = self._pin(buffer.data_ptr(), size) if self._pinned else None
+        unpin = self._pin(buffer.data_ptr(), size) if self.pinned else None
         if unpin is not None:
             # A finalizer, in case this object is dropped: unlock the pages before they are freed.
             finalizer = weakref.finalize(buffer, unpin)

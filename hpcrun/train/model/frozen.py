@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.unused_parameters import shortened
-from hpcrun.train.step.amp_trainer import AMPTrainer, trained_by
+from hpcrun.train.step.amp_trainer import AMPTrainer
+from hpcrun.train.step.gate import trained_by
 
 
 class Frozen:

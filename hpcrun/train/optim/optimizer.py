@@ -15,7 +15,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.determinism import seed_for_optimizer
 from hpcrun.train.optim.joint_optimizer import JointOptimizer
 from hpcrun.train.optim.muon import build_muon
-from hpcrun.train.step.amp_trainer import require_plain_step
+from hpcrun.train.step.arguments import require_plain_step
 from hpcrun.train.task import Task
 from hpcrun.train.task_checks import sparse_weights
 

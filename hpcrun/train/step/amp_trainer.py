@@ -1,9 +1,7 @@
 """AMPTrainer: optimizer steps on one device, with mixed precision, accumulation and clipping."""
 
 import contextlib
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +10,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hpcrun.checkpoint.outcome import Restored, SaveOutcome
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.config import AMPConfig
 from hpcrun.device.accelerator import default_device
 from hpcrun.train.parallel.strategies import Strategy
-from hpcrun.train.step.checkpointing import Checkpointing
+from hpcrun.train.step.arguments import require_makers, require_micro_batches, require_plain_step
+from hpcrun.train.step.checkpointing import THREADS, TrainerCheckpoints
 from hpcrun.train.step.ema import WeightAverage
-from hpcrun.train.step.gate import StepDecision, StepGate
+from hpcrun.train.step.gate import StepGate, trained_by
 from hpcrun.train.step.precision import autocast_dtype, choose_matmul
+from hpcrun.train.step.result import LossFunction, StepResult
 from hpcrun.train.step.to_device import to_device
 from hpcrun.train.step.weighting import Weight, loss_factors, weighted
-
-LossFunction = Callable[[nn.Module, Any], Tensor]
 
 _NO_AUTOCAST = contextlib.nullcontext()
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Result of an optimizer step. Tensors are on the device, so that reading one waits for the device.
-
-    Attributes:
-        loss: this rank's mean loss, float32 of shape (). In a weighted step it is this rank's contribution:
-            the mean over ranks is the weighted mean.
-        gradient_norm: global 2-norm before clipping, shape (); None without clipping.
-        decision: decision on the step; see :attr:`skipped`.
-        learning_rate: used in this step by the first parameter group.
-        weighted: in a weighted step, the loss of each micro-batch and its factor.
-        weights: the weights of the micro-batches, as the caller gave them.
-    """
-
-    loss: Tensor
-    gradient_norm: Tensor | None
-    decision: StepDecision
-    learning_rate: float
-    weighted: Sequence[tuple[Tensor, Weight]] = ()
-    weights: Sequence[Weight] = ()
-
-    @property
-    def skipped(self) -> bool:
-        """True if a gradient was not finite, so that nothing changed. May wait for the device."""
-        return self.decision.skipped
-
-
-class AMPTrainer(Checkpointing):
+class AMPTrainer:
     """Mixed-precision training steps with gradient accumulation, clipping and loss scaling, on one device.
 
     Weights and optimizer state keep their dtype, usually float32; autocast casts operations of the forward
@@ -103,14 +77,7 @@ class AMPTrainer(Checkpointing):
         self.device = torch.device(device)
         self.amp = amp or AMPConfig()
         self._strategy = self._choose_strategy()
-        if self._strategy.replaces_parameters and isinstance(optimizer, Optimizer):
-            raise ValueError(
-                "FSDP replaces the parameters that this optimizer has; give a function that makes it"
-            )
-        if isinstance(optimizer, Optimizer):
-            require_plain_step(optimizer)
-        if isinstance(scheduler, LRScheduler):
-            raise ValueError("give a function that makes the schedule from the optimizer")
+        require_makers(optimizer, scheduler, replaced=self._strategy.replaces_parameters)
         self.module = self._strategy.place(model, self.device)
         self.model: nn.Module = self.module
         self.clip_norm = clip_norm
@@ -124,8 +91,7 @@ class AMPTrainer(Checkpointing):
         self._average: WeightAverage | None = None
         self._weighted_losses: list[tuple[Tensor, Weight]] = []
         self._weights: Sequence[Weight] = ()
-        self._engines: dict[Path, CheckpointEngine] = {}
-        self._begun: set[CheckpointEngine] = set()
+        self._checkpoints = TrainerCheckpoints(self._state, self._checkpoint_ranks, self.device)
 
     @property
     def _replays_graphs(self) -> bool:
@@ -256,6 +222,94 @@ class AMPTrainer(Checkpointing):
         factors = self._begin(micro_batches, loss, weights, total)
         return self._update(self._backward(micro_batches, loss, factors))
 
+    def save_checkpoint(
+        self,
+        where: Path | str | CheckpointEngine,
+        step: int,
+        extra: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> SaveOutcome:
+        """Save everything that a restart after ``step`` steps needs, and wait for the commit. Collective.
+
+        The files hold model, optimizer, schedule, loss scale, average and random generators.
+
+        Args:
+            where: a folder of checkpoints.
+            step: number of finished steps.
+            extra: your own plain data and tensors; :meth:`load_checkpoint` returns them.
+            meta: plain JSON data, kept readable in the manifest.
+
+        Returns:
+            The outcome, the same on every rank, in bytes and seconds. A failed save raises nothing.
+
+        Raises:
+            CheckpointError: on all ranks, if the folder holds steps of another training, which
+                :meth:`load_checkpoint` did not load.
+            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
+        """
+        return self._checkpoints.start(where, step, extra, meta).wait()[-1]
+
+    def start_checkpoint(
+        self,
+        where: Path | str | CheckpointEngine,
+        step: int,
+        extra: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start :meth:`save_checkpoint` asynchronously: a thread writes while training continues. Collective.
+
+        In your own loop :class:`hpcrun.Checkpointer` does this, and reports the outcome. The other arguments
+        and the errors are those of :meth:`save_checkpoint`.
+
+        Args:
+            where: a folder of checkpoints, or an engine made for one, which reports the outcome.
+            own: plain data of this rank only, returned in the ``own`` of :meth:`load_checkpoint`.
+        """
+        self._checkpoints.start(where, step, extra, meta, own)
+
+    def load_checkpoint(
+        self, where: Path | str | CheckpointEngine, skip: Collection[int] = ()
+    ) -> Restored | None:
+        """Restore the newest valid checkpoint in place; return None if there is none. Collective.
+
+        This also restores the random generators. Make datasets, loaders and their iterators before the
+        call, or give each loader its own generator.
+
+        Args:
+            where: a folder of checkpoints, or an engine made for one.
+            skip: steps to ignore.
+
+        Returns:
+            ``step`` (finished steps), ``shared["extra"]`` (your data), ``meta``, and ``notes`` on changes.
+
+        Raises:
+            CheckpointError: checkpoints exist but none is valid, or the newest does not fit the model.
+            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
+        """
+        return self._checkpoints.load(where, skip)
+
+    def _state(self) -> TrainingState:
+        # First apply the last step's result to the schedule: the optimizer holds its learning rate.
+        self.gate.resolve_pending()
+        return TrainingState(
+            self.model,
+            self.optimizer,
+            scaler=self.gate,
+            scheduler=self.scheduler,
+            averages=self.average,
+            buffers_differ=self._strategy.buffers_differ,
+            rank_parts=self._rank_parts(),
+        )
+
+    def _rank_parts(self) -> dict[str, RankPart]:
+        """Return the parts of the state that each rank has for itself."""
+        return {"threads": THREADS} if self.device.type == "cpu" else {}
+
+    def _checkpoint_ranks(self) -> RankGroup:
+        """Return the ranks that save together. Collective at the first call."""
+        return RankGroup(0, 1, None)
+
     def _begin(
         self,
         micro_batches: Sequence[Any],
@@ -264,10 +318,7 @@ class AMPTrainer(Checkpointing):
         total: float | None,
     ) -> Sequence[Weight] | None:
         """Clear the gradients; return the factor of each micro-batch's loss, or None for equal factors."""
-        if not isinstance(micro_batches, (list, tuple)):
-            _require_sequence(micro_batches)
-        if not micro_batches:
-            raise ValueError("a training step needs at least one micro-batch")
+        require_micro_batches(micro_batches)
         self._before_step(micro_batches[0], loss)
         self._clear()
         self._weighted_losses, self._weights = [], weights or ()
@@ -346,37 +397,3 @@ class AMPTrainer(Checkpointing):
         # must stay in it.
         if not (self.model.training and self.module.training):
             self.model.train()
-
-
-def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return all parameters of the optimizer, in the order of its groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _require_sequence(micro_batches: Any) -> None:
-    if not isinstance(micro_batches, Sequence):
-        raise TypeError(
-            "training_step takes a list of micro-batches (for one batch: [batch]), not a "
-            f"{type(micro_batches).__name__}"
-        )
-
-
-def require_plain_step(stepped: Optimizer | LRScheduler) -> None:
-    """Raise ValueError if ``step()`` has a required argument, such as a closure or a metric."""
-    needed = [
-        parameter.name
-        for parameter in list(inspect.signature(type(stepped).step).parameters.values())[1:]
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if not needed:
-        return
-    instead = (
-        "make it in your training loop from trainer.optimizer, and step it there"
-        if isinstance(stepped, LRScheduler)
-        else "use an optimizer whose step() needs no argument, such as SGD or Adam"
-    )
-    raise ValueError(
-        f"training_step cannot supply the argument of {type(stepped).__name__}.step({', '.join(needed)}); "
-        f"{instead}"
-    )

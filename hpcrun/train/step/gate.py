@@ -269,3 +269,8 @@ def not_finite(optimizer: Optimizer) -> Tensor:
 @cache
 def _one(device: torch.device) -> Tensor:
     return torch.ones((), device=device)
+
+
+def trained_by(optimizer: Optimizer) -> list[torch.nn.Parameter]:
+    """Return all parameters of the optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -5,7 +5,6 @@ AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop u
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.collective import RankGroup
+from hpcrun.checkpoint.state.training import RankPart
 from hpcrun.cluster.distributed import Backend, DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
@@ -26,8 +26,9 @@ from hpcrun.train.parallel.choose import Parallel, strategy
 from hpcrun.train.parallel.ddp_buckets import finalize_buckets
 from hpcrun.train.parallel.gradient_compression import Compression
 from hpcrun.train.parallel.strategies import Strategy
-from hpcrun.train.step.amp_trainer import AMPTrainer, LossFunction, StepResult, trained_by
-from hpcrun.train.step.checkpointing import folder_engine
+from hpcrun.train.step.amp_trainer import AMPTrainer
+from hpcrun.train.step.gate import trained_by
+from hpcrun.train.step.result import LossFunction, StepResult
 from hpcrun.train.step.to_device import to_device
 from hpcrun.train.step.weighting import Weight, share_gradients
 
@@ -247,10 +248,6 @@ class DistributedAMPTrainer(AMPTrainer):
         with explain_sizes(self._preparation.float8):
             return super()._backward(micro_batches, loss, factors)
 
-    @property
-    def _buffers_differ(self) -> bool:
-        return self._strategy.buffers_differ
-
     def _choose_strategy(self) -> Strategy:
         return strategy(self._parallel, self.distributed, self.amp, self._fsdp)
 
@@ -259,31 +256,22 @@ class DistributedAMPTrainer(AMPTrainer):
         if self._compression is not None:
             self._compression.after_step(skipped, scale_factor)
 
-    def _capture_own(self) -> dict[str, Any]:
-        own = super()._capture_own()
-        kept = None if self._compression is None else self._compression.capture()
-        return own if kept is None else {**own, "compression": kept}
-
-    def _restore_compression(self, own: dict[str, Any] | None) -> str | None:
-        if self._compression is None:
-            return None
-        kept = None if own is None else own.get("compression")
-        return self._compression.restore(kept, self.gate.steps, self.device)
+    def _rank_parts(self) -> dict[str, RankPart]:
+        parts, kept = super()._rank_parts(), self._compression
+        if kept is not None:
+            parts["compression"] = RankPart(
+                kept.capture, lambda saved: kept.restore(saved, self.gate.steps, self.device)
+            )
+        return parts
 
     def _require_same_group(self) -> None:
         if not self._single_by_choice:
             process_group.require_same_group(self.distributed)
 
-    def _make_engine(self, folder: Path) -> CheckpointEngine:
+    def _checkpoint_ranks(self) -> RankGroup:
         self._require_same_group()
-        return folder_engine(
-            folder,
-            owner=f"{self.distributed.job_id or 0}-{self.distributed.restart_count}",
-            rank=self.distributed.rank,
-            world_size=self.distributed.world_size,
-            group=self.control_group(),
-            device=self.device,
-        )
+        at = self.distributed
+        return RankGroup(at.rank, at.world_size, self.control_group())
 
     def _require_final_parameters(self) -> None:
         if self._strategy.replaces_parameters and not self._wrapped:

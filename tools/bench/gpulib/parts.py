@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from gpulib.models import adamw, batches, build, next_byte, one_rank, trainer_for
 from gpulib.sizes import REPEATED, SIZES, Size
+from hpcrun.checkpoint.folder import folder_engine, folder_store
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.config import AMPConfig
+from hpcrun.device.accelerator import is_accelerator
 from hpcrun.train.determinism import choose_kernels
 from hpcrun.train.metrics.mfu import peak_here
 from hpcrun.train.parallel.fsdp import FSDPStrategy
@@ -140,14 +143,15 @@ def _saves(
     figures: Figures = {"step_seconds_without": plain}
     parameters = list(trainer.module.parameters())
     saved: list[Tensor] = []
+    pinned = is_accelerator(device)
+    engine = folder_engine(folder_store(folder), RankGroup(0, 1, None), pinned=pinned)
     for number in (1, 2):
         saved.clear()
         saved += (parameter.detach().clone() for parameter in parameters)
         wait(device)
         began = time.perf_counter()
-        trainer.start_checkpoint(folder, number)
-        called = time.perf_counter() - began
-        engine, beside = trainer._engine(folder), 0
+        trainer.start_checkpoint(engine, number)
+        called, beside = time.perf_counter() - began, 0
         while not (outcomes := engine.poll()):
             some_steps(1)
             beside += 1
