@@ -22,7 +22,6 @@ from hpcrun.device import accelerator
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
 from hpcrun.train.step.amp_trainer import AMPTrainer
-from hpcrun.train.step.checkpointing import folder_engine
 from tests.device import late
 
 STEPS = 6
