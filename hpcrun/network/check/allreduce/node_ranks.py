@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _PROGRAM = (sys.executable, "-m", "hpcrun.network.check.allreduce.rank")
+_LAST_WORDS = 2.0
 IMPORT = 120.0
 """Seconds for the import of torch, which many nodes do at the same time from one file system."""
 
@@ -32,8 +33,9 @@ class _Rank:
             errors="replace",
             env=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"},
         )
-        for read in (self._read_facts, self._read_words):
-            threading.Thread(target=read, daemon=True).start()
+        self._errors = threading.Thread(target=self._read_words, daemon=True)
+        self._errors.start()
+        threading.Thread(target=self._read_facts, daemon=True).start()
 
     def wait(self, stages: Sequence[str], end: float) -> dict[str, Any]:
         """Wait for a report of ``stages``, the child's end, or the time ``end``; return the last report."""
@@ -45,6 +47,8 @@ class _Rank:
             if said.get("stage") in stages:
                 return said
             if self._ended:
+                # The end of the output may be read before the last line of the errors.
+                self._errors.join(_LAST_WORDS)
                 last = (self._words.strip().splitlines() or ["it ended without output"])[-1]
                 return {"stage": "failed", "problem": last[:300], "after": said.get("stage")}
             return {"stage": "hangs", "after": said.get("stage")}
