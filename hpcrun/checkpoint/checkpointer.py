@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hpcrun.checkpoint.arguments import require_arguments, require_helpers, require_step
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
+from hpcrun.checkpoint.interval import EverySeconds, choose_interval
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
@@ -119,17 +119,14 @@ class Checkpointer:
             retention=self._retention,
             host_memory=host_memory,
         )
-        self._interval: Interval = EverySteps(every)
-        if failure_hours is not None:
-            costs = self._costs  # a reference to `self` would keep the object alive
-
-            def best() -> float:
-                stalled, written = costs[0] if costs else (None, None)
-                return pays(stalled, written, 3600.0 * failure_hours)
-
-            self._interval = EverySeconds(best, self._together)
-        elif minutes is not None:
-            self._interval = EverySeconds(lambda: 60.0 * minutes, self._together)
+        costs = self._costs  # a reference to `self` would keep the object alive
+        self._interval = choose_interval(
+            every=every,
+            minutes=minutes,
+            failure_seconds=None if failure_hours is None else 3600.0 * failure_hours,
+            costs=lambda: costs[0] if costs else None,
+            together=self._together,
+        )
         # Only values that are equal on all ranks may decide about a save; the result of `poll` differs
         # between ranks.
         self._compared = False

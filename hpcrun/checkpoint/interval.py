@@ -88,6 +88,38 @@ class EverySeconds:
         return False, done + max(1, ahead)
 
 
+def choose_interval(
+    *,
+    every: int,
+    minutes: float | None,
+    failure_seconds: float | None,
+    costs: Callable[[], tuple[float, float] | None],
+    together: RankGroup,
+    clock: Callable[[], float] = time.monotonic,
+) -> Interval:
+    """Make an interval: by Young's formula, in minutes, or in steps; the first that is not None.
+
+    Args:
+        every: steps.
+        minutes: minutes.
+        failure_seconds: mean time between failures, for Young's formula.
+        costs: returns (seconds that training waits, seconds until the commit) of the last save; None before
+            the first.
+    """
+    if failure_seconds is not None:
+        failure = failure_seconds
+
+        def best() -> float:
+            stalled, written = costs() or (None, None)
+            return pays(stalled, written, failure)
+
+        return EverySeconds(best, together, clock)
+    if minutes is not None:
+        seconds = 60.0 * minutes
+        return EverySeconds(lambda: seconds, together, clock)
+    return EverySteps(every)
+
+
 def young(save_seconds: float, failure_seconds: float) -> float:
     """Return the optimal time between saves in seconds: the square root of 2 · T_fail · T_save.
 

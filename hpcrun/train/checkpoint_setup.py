@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
+from hpcrun.checkpoint.interval import Interval, choose_interval
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
@@ -107,18 +107,14 @@ def build_interval(
     """
     wanted = config.checkpoint
     together = RankGroup(distributed.rank, distributed.world_size, group)
-    if wanted.auto:
-        failure = failure_seconds(read_events(run), time.time())
-
-        def best() -> float:
-            stalled, written = costs() or (None, None)
-            return pays(stalled, written, failure)
-
-        return EverySeconds(best, together, clock)
-    if wanted.minutes is not None:
-        seconds = wanted.minutes * 60
-        return EverySeconds(lambda: seconds, together, clock)
-    return EverySteps(wanted.every)
+    return choose_interval(
+        every=wanted.every,
+        minutes=wanted.minutes,
+        failure_seconds=failure_seconds(read_events(run), time.time()) if wanted.auto else None,
+        costs=costs,
+        together=together,
+        clock=clock,
+    )
 
 
 def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:
