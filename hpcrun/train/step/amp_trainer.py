@@ -259,8 +259,8 @@ class AMPTrainer:
     ) -> None:
         """Start :meth:`save_checkpoint` asynchronously: a thread writes while training continues. Collective.
 
-        In your own loop :class:`hpcrun.Checkpointer` does this, and reports the outcome. The other arguments
-        and the errors are those of :meth:`save_checkpoint`.
+        In your own loop :class:`hpcrun.Checkpointer` does this, and reports the outcome. ``step``, ``extra``,
+        ``meta`` and the errors are as for :meth:`save_checkpoint`.
 
         Args:
             where: a folder of checkpoints, or an engine made for one, which reports the outcome.
