@@ -8,7 +8,9 @@ from pathlib import Path
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
-CALLS = tuple(name for name in vars(FileSystem) if not name.startswith("_"))
+CALLS = tuple(
+    name for name, kind in vars(FileSystem).items() if not name.startswith("_") and callable(kind)
+)
 
 
 class Watched(FileSystem):
