@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpcrun.errors import UserError
     from hpcrun.lifecycle.agreement import StopAgreement
     from hpcrun.lifecycle.signals import STOP
+    from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
     from hpcrun.train.data.mixture import Mixture
@@ -53,6 +54,7 @@ __all__ = [
     "DistributedConfig",
     "Mixture",
     "Preparation",
+    "Results",
     "Retention",
     "Run",
     "StopAgreement",
@@ -65,6 +67,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "is_main_process",
+    "load_results",
     "named_parameters",
     "open",
     "report",
@@ -86,6 +89,7 @@ _HOMES = {
     "FSDP": "hpcrun.config",
     "Mixture": "hpcrun.train.data.mixture",
     "Preparation": "hpcrun.train.model.prepare",
+    "Results": "hpcrun.results.frames",
     "Retention": "hpcrun.checkpoint.storage.retention",
     "Run": "hpcrun.api.run",
     "STOP": "hpcrun.lifecycle.signals",
@@ -99,6 +103,7 @@ _HOMES = {
     "get_rank": "hpcrun.train.parallel.process_group",
     "get_world_size": "hpcrun.train.parallel.process_group",
     "is_main_process": "hpcrun.train.parallel.process_group",
+    "load_results": "hpcrun.results.frames",
     "named_parameters": "hpcrun.checkpoint.state.names",
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",

@@ -24,7 +24,7 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
 }
-MODULES = ("hpcrun", "hpcrun.config", "hpcrun.results")
+MODULES = ("hpcrun", "hpcrun.config")
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 # Python's help shows the roles of docstrings, and mkdocstrings does not know them.
 _ROLE = re.compile(r":(?:attr|class|func|meth|mod):(?=<code>)")

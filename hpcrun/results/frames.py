@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def load(path: str | Path) -> Results:
+def load_results(path: str | Path) -> Results:
     """Open the results.h5 at ``path`` for pandas; each method of the result returns one tidy frame.
 
     Raises:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun import load_results
 from hpcrun.cli.main import guarded
-from hpcrun.results import load
 from hpcrun.results.errors import ResultsError
 from hpcrun.run.io.files import append_line
 from tests.results.conftest import MakeRun
@@ -26,7 +26,7 @@ def results(tmp_path: Path, make_run: MakeRun) -> Path:
 
 def test_frames(results: Path) -> None:
     pytest.importorskip("pandas")
-    found = load(results)
+    found = load_results(results)
     runs = found.runs()
     assert runs["run"].tolist() == ["a-ü", "b"]
     assert runs["train.lr"].tolist() == [0.0003, 0.5]
@@ -48,7 +48,7 @@ def test_without_pandas_the_error_names_the_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ResultsError, match="pip install pandas"):
-        load(results)
+        load_results(results)
 
 
 def test_csv(results: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_metric_called_run_does_not_replace_the_key(tmp_path: Path, make_run: 
         (row,) = csv.DictReader(stream)
     assert row == {"run": "a", "step": "1", "metrics.run": "7.5"}
     pytest.importorskip("pandas")
-    found = load(tmp_path / "results.h5").metrics(columns=["run"])
+    found = load_results(tmp_path / "results.h5").metrics(columns=["run"])
     assert found.to_dict("records") == [{"run": "a", "step": 1, "metrics.run": 7.5}]
 
 

@@ -21,7 +21,7 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import is_sweep
 
 if TYPE_CHECKING:
-    from hpcrun.results import Results
+    from hpcrun.results.frames import Results
 
 _LOOK = 0.5
 _MOST_SHOWN = 50
@@ -179,13 +179,13 @@ class Sweep:
         Raises:
             UserError: pandas is not installed, or the sweep folder cannot be written.
         """
-        from hpcrun.results import load
         from hpcrun.results.collect.aggregate import Source, aggregate
         from hpcrun.results.collect.find import find_runs
+        from hpcrun.results.frames import load_results
 
         output = self.path / "results.h5"
         aggregate(Source(find_runs([str(self.path)], self.path.parent)), output, processes=0)
-        return load(output)
+        return load_results(output)
 
     def _made(self) -> list[RunDirectory]:
         return [entry.run for entry in sweep_entries(self.path) if entry.run.exists()]
