@@ -10,7 +10,16 @@ class UserError(Exception):
     The base of hpcrun's exceptions for users. A command prints the text and ends with exit code 2.
     """
 
+    certain = False
+    """True if no node can change the failure."""
+
     @property
     def lines(self) -> list[str]:
         """One line for each problem."""
         return [str(self)]
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of ``error``, with its type unless it is a UserError."""
+    text = (str(error).splitlines() or [""])[0]
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"

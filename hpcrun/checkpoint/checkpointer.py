@@ -15,7 +15,6 @@ from hpcrun.checkpoint.arguments import require_arguments, require_helpers, requ
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.interval import EverySeconds, choose_interval
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.gloo_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.sharded.plan import require_dense
@@ -28,6 +27,7 @@ from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.lock import FolderLock
 from hpcrun.checkpoint.storage.retention import Retention
+from hpcrun.control.collective import Ranks
 from hpcrun.control.making import new_control_group
 from hpcrun.device.accelerator import is_accelerator
 
@@ -88,7 +88,7 @@ class Checkpointer:
         rank = dist.get_rank() if ready else 0
         world_size = dist.get_world_size() if ready else 1
         group = new_control_group() if world_size > 1 else None
-        self._together = RankGroup(rank, world_size, group)
+        self._ranks = Ranks(rank, world_size, group, CheckpointError)
         self._state = TrainingState(
             model,
             optimizer,
@@ -101,19 +101,19 @@ class Checkpointer:
         store = self._store = folder_store(folder)
         self._lock = FolderLock(store.root)
         self._costs: list[tuple[float, float]] = []
-        with self._together.agreed():
+        with self._ranks.agreed():
             every = require_arguments(
                 model, optimizer, self.extra, every, minutes, failure_hours, host_memory
             )
             require_helpers({"scaler": scaler, "scheduler": scheduler}, self._retention)
             self._require_savable()
-        self._together.from_rank_0(store.require_private)
+        self._ranks.from_rank_0(store.require_private)
         self._claimed = bool(every) or minutes is not None or failure_hours is not None
         if self._claimed:
-            self._together.from_rank_0(self._claim)
+            self._ranks.from_rank_0(self._claim)
         self._engine = folder_engine(
             store,
-            self._together,
+            self._ranks,
             pinned=any(is_accelerator(parameter.device) for parameter in model.parameters()),
             still_mine=self._lock.hold,
             retention=self._retention,
@@ -125,7 +125,7 @@ class Checkpointer:
             minutes=minutes,
             failure_seconds=None if failure_hours is None else 3600.0 * failure_hours,
             costs=lambda: costs[0] if costs else None,
-            together=self._together,
+            ranks=self._ranks,
         )
         # Only values that are equal on all ranks may decide about a save; the result of `poll` differs
         # between ranks.
@@ -137,7 +137,7 @@ class Checkpointer:
         self.outcome: SaveOutcome | None = None
         """Result of the last save that has ended, as far as this rank knows."""
         # For users without a `with` block: the interpreter must not exit while a thread saves.
-        weakref.finalize(self, _leave, self._engine, self._lock, self._together, self.patience)
+        weakref.finalize(self, _leave, self._engine, self._lock, self._ranks, self.patience)
 
     @property
     def saving(self) -> bool:
@@ -211,7 +211,7 @@ class Checkpointer:
         """
         step = require_step(step)
         if not self._claimed:
-            self._together.from_rank_0(self._claim)
+            self._ranks.from_rank_0(self._claim)
             self._claimed = True
         self._engine.require_restored("restore()")
         if step == self._asked:
@@ -248,7 +248,7 @@ class Checkpointer:
 
     def __enter__(self) -> "Checkpointer":
         if self._claimed:
-            self._together.from_rank_0(self._lock.hold)
+            self._ranks.from_rank_0(self._lock.hold)
         return self
 
     def __exit__(
@@ -263,7 +263,7 @@ class Checkpointer:
             if error is None or (isinstance(error, SystemExit) and not error.code):
                 self.wait()  # an exit code of 0 must mean that the save succeeded
             else:
-                single = self._together.world_size == 1
+                single = self._ranks.world_size == 1
                 self._take(self._engine.wait(None if single or ended else patience))
                 if self.saving:
                     text = f"step {self._asked} was not saved within {patience:g} s"
@@ -271,7 +271,7 @@ class Checkpointer:
                     warnings.warn(text, CheckpointWarning, stacklevel=2)
         finally:
             self._claimed = False
-            _leave(self._engine, self._lock, self._together, patience)
+            _leave(self._engine, self._lock, self._ranks, patience)
 
     def _require_savable(self) -> None:
         try:
@@ -281,14 +281,14 @@ class Checkpointer:
         require_dense(tensors)
 
     def _compare(self, shared: dict[str, Any] | None) -> bool:
-        if self._together.world_size == 1 or replicated(self._state.model):
+        if self._ranks.world_size == 1 or replicated(self._state.model):
             return True
         tensors = None if shared is None else split(shared)[1]
-        return require_alike(tensors, self._state.alike(), self._together)
+        return require_alike(tensors, self._state.alike(), self._ranks)
 
     def _score(self, metric: float | Tensor | None) -> dict[str, float]:
         if metric is None:
-            if self._retention.best and self._together.rank == 0:
+            if self._retention.best and self._ranks.rank == 0:
                 self._warn("Retention(best=…) needs save(step, metric=…), but no metric was passed")
             return {}
         value = float(metric)
@@ -313,16 +313,14 @@ class Checkpointer:
             self._costs[:] = [(outcome.stalled, outcome.seconds)]
 
     def _warn(self, text: str) -> None:
-        if self._together.rank == 0:
+        if self._ranks.rank == 0:
             warnings.warn(text, CheckpointWarning, stacklevel=4)
 
 
-def _leave(
-    engine: CheckpointEngine, lock: FolderLock, together: RankGroup, patience: float
-) -> None:
+def _leave(engine: CheckpointEngine, lock: FolderLock, ranks: Ranks, patience: float) -> None:
     """Wait for the pending save, and close the lock: no work may be left when the interpreter exits."""
-    engine.wait(None if together.world_size == 1 else patience)
-    if together.world_size > 1:
+    engine.wait(None if ranks.world_size == 1 else patience)
+    if ranks.world_size > 1:
         wait_until_idle(GLOO_WORKERS, patience=2.0)
     if not engine.under_way:
         lock.close()

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.sharded.collective import one_line
 from hpcrun.checkpoint.sharded.read import StoreReader
 from hpcrun.checkpoint.sharded.restore import SHARED
 from hpcrun.checkpoint.state.tree import join
@@ -16,6 +15,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.leases import hold
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.errors import one_line
 
 FORMATS = (".safetensors", ".pt", ".pth")
 _MODEL, _AVERAGES = "model/", "ema/"

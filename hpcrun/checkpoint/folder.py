@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 
 
 def folder_store(folder: Path | str) -> CheckpointStore:
@@ -24,7 +24,7 @@ def _anybody() -> None:
 
 def folder_engine(
     store: CheckpointStore,
-    together: RankGroup,
+    ranks: Ranks,
     *,
     pinned: bool,
     still_mine: Callable[[], None] = _anybody,
@@ -34,7 +34,7 @@ def folder_engine(
     """Make the engine of ``store``. Collective.
 
     Args:
-        together: all ranks, with their control group.
+        ranks: all ranks, with their control group.
         pinned: True if the state is on an accelerator.
         still_mine: called on rank 0 before a commit; raises if another process owns the folder.
         retention: rule for the checkpoints to keep.
@@ -43,14 +43,12 @@ def folder_engine(
     """
     return CheckpointEngine(
         store,
-        rank=together.rank,
-        world_size=together.world_size,
-        group=together.group,
+        ranks,
         still_mine=still_mine,
         after_commit=pruning(store, retention or Retention()),
         staging=Staging(
             limit=None if host_memory is None else int(host_memory * 1e9),
-            ranks_on_host=together.on_this_host(),
+            ranks_on_host=ranks.on_this_host(),
             pinned=pinned,
         ),
     )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
+from hpcrun.control.collective import Ranks
 
 FIRST_GUESS = 5.0
 """Seconds that a save is assumed to cost before the first measurement."""
@@ -48,11 +48,11 @@ class EverySeconds:
     def __init__(
         self,
         seconds: Callable[[], float],
-        together: RankGroup,
+        ranks: Ranks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds = seconds
-        self._together, self._clock = together, clock
+        self._ranks, self._clock = ranks, clock
         self._next: int | None = None
         self._since = (0, 0.0)
 
@@ -68,7 +68,7 @@ class EverySeconds:
             return False
         if done < self._next:
             return False
-        answer, self._next = self._together.from_rank_0(lambda: self._check_clock(done))
+        answer, self._next = self._ranks.from_rank_0(lambda: self._check_clock(done))
         if answer:
             self._since = (done, self._clock())
         return answer
@@ -94,7 +94,7 @@ def choose_interval(
     minutes: float | None,
     failure_seconds: float | None,
     costs: Callable[[], tuple[float, float] | None],
-    together: RankGroup,
+    ranks: Ranks,
     clock: Callable[[], float] = time.monotonic,
 ) -> Interval:
     """Make an interval: by Young's formula, in minutes, or in steps; the first that is not None.
@@ -113,10 +113,10 @@ def choose_interval(
             stalled, written = costs() or (None, None)
             return pays(stalled, written, failure)
 
-        return EverySeconds(best, together, clock)
+        return EverySeconds(best, ranks, clock)
     if minutes is not None:
         seconds = 60.0 * minutes
-        return EverySeconds(lambda: seconds, together, clock)
+        return EverySeconds(lambda: seconds, ranks, clock)
     return EverySteps(every)
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
+from hpcrun.control.errors import error_on_all_ranks
 from hpcrun.device import vendor
 from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
@@ -14,7 +15,6 @@ from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.deferred.fill import fill, give_memory
 from hpcrun.train.determinism import fix_compiler
-from hpcrun.train.errors import error_on_all_ranks
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optim.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel import process_group
@@ -99,10 +99,10 @@ def _fill(
     config: Config,
     advance: Callable[[], None],
 ) -> None:
-    rank, group = trainer.distributed.rank, trainer.control_group()
+    ranks = trainer.control_ranks()
     # The other ranks wait while rank 0 computes; a normal build has this time too.
     with process_group.waiting_at_least(config.train.hang_start):
-        fill(deferred, device=trainer.device, rank=rank, group=group, advance=advance)
+        fill(deferred, device=trainer.device, ranks=ranks, advance=advance)
 
 
 def compile_mode(

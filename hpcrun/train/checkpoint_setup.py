@@ -3,11 +3,9 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hpcrun.checkpoint.interval import Interval, choose_interval
 from hpcrun.checkpoint.outcome import Restored
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.errors import CheckpointError
@@ -15,11 +13,11 @@ from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
 from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.run.owner import INCARNATION, require_ownership
-from hpcrun.train.parallel.collective import together
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 _FAILURES = (Cause.CRASH, Cause.HANG, Cause.NODE_FAILURE, Cause.PREEMPTION, Cause.TIME_LIMIT)
@@ -28,7 +26,11 @@ _PRIOR = 86400.0
 
 
 def build_engine(
-    run: RunDirectory, attempt: Attempt, config: Config, distributed: DistributedConfig, group: Any
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    distributed: DistributedConfig,
+    ranks: Ranks,
 ) -> CheckpointEngine:
     """Make the checkpoint engine of a run's attempt. Collective."""
     wanted = config.checkpoint
@@ -41,9 +43,7 @@ def build_engine(
     )
     return CheckpointEngine(
         store,
-        rank=distributed.rank,
-        world_size=distributed.world_size,
-        group=group,
+        ranks,
         still_mine=lambda: require_ownership(run, attempt),
         after_commit=_pruning(store, config),
         staging=staging,
@@ -69,10 +69,9 @@ def restore(
 
 def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:
     """Return True if rank 0 sees checkpoints at a second look; raises as :func:`restore`. Collective."""
-    at, main = trainer.distributed, trainer.is_main_process
-    group = trainer.control_group() if trainer.is_distributed else None
-    found = together(lambda: require_none_lost(run) if main else False, rank=at.rank, group=group)
-    return RankGroup(at.rank, at.world_size, group).from_rank_0(lambda: found)
+    ranks, main = trainer.control_ranks(), trainer.is_main_process
+    found = ranks.together(lambda: require_none_lost(run) if main else False)
+    return ranks.from_rank_0(lambda: found)
 
 
 def make_room(store: CheckpointStore, config: Config, step: int) -> None:
@@ -95,8 +94,7 @@ def _quarantine_damaged(store: CheckpointStore) -> None:
 def build_interval(
     run: RunDirectory,
     config: Config,
-    distributed: DistributedConfig,
-    group: Any,
+    ranks: Ranks,
     costs: Callable[[], tuple[float, float] | None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Interval:
@@ -106,13 +104,12 @@ def build_interval(
     first.
     """
     wanted = config.checkpoint
-    together = RankGroup(distributed.rank, distributed.world_size, group)
     return choose_interval(
         every=wanted.every,
         minutes=wanted.minutes,
         failure_seconds=failure_seconds(read_events(run), time.time()) if wanted.auto else None,
         costs=costs,
-        together=together,
+        ranks=ranks,
         clock=clock,
     )
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import differing
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator, vendor
 from hpcrun.run.endings import node_name
 from hpcrun.train.errors import NotSameBits
@@ -68,7 +67,7 @@ _NVIDIA, _AMD = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/ve
 _CPU_MODEL = re.compile(r"^model name\s*:\s*(.+)$", re.MULTILINE)
 
 
-def environment(device: torch.device, distributed: DistributedConfig, group: Any) -> dict[str, str]:
+def environment(device: torch.device, ranks: Ranks) -> dict[str, str]:
     """Return the environment of all ranks, the same on every rank. Collective.
 
     Keys: ``device`` (name of the GPU, or the CPU's model), ``capability`` (of the GPU, or the instruction
@@ -77,14 +76,11 @@ def environment(device: torch.device, distributed: DistributedConfig, group: Any
     ``ON_GPUS`` or ``ON_CPUS``, with ``NOT_SET`` for those that are not set.
 
     Args:
-        group: a control group of all ranks; None for a single rank.
+        ranks: all ranks, with a control group.
     """
     wanted = ON_CPUS if device.type == "cpu" else ON_GPUS
     own = _own(device) | libraries(device) | variables(os.environ, wanted)
-    everywhere: list[Any] = [(node_name(), own)]
-    if group is not None:
-        everywhere = [None] * distributed.world_size
-        dist.all_gather_object(everywhere, (node_name(), own), group=group)
+    everywhere = ranks.gather((node_name(), own))
     return of_ranks(everywhere, gpus=device.type != "cpu")
 
 

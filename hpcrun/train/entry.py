@@ -9,6 +9,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import NodeUnfit
 from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config, load_resolved
+from hpcrun.control.errors import PeerFailed, PrintedByRankZero
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.finalize import finalize
@@ -19,7 +20,7 @@ from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, job_of_process
 from hpcrun.run.io.streams import copied_to
-from hpcrun.train.errors import NotTrainable, PeerFailed, PrintedByRankZero, is_mistake
+from hpcrun.train.errors import NotTrainable, is_mistake
 from hpcrun.train.phase import Position
 from hpcrun.train.start.command import run_command
 from hpcrun.train.start.environment import (

@@ -1,24 +1,6 @@
-"""Errors of ranks that fail together; imports no torch, because ranks may fail before torch is loaded."""
+"""Errors that end a training; imports no torch, because ranks may fail before torch is loaded."""
 
 from hpcrun.errors import UserError
-
-
-class ErrorOnAllRanks(UserError):
-    """User error known to all ranks; rank 0 prints it.
-
-    ``everywhere``: every node has the cause at this start. ``certain``: no node can change the failure.
-    ``host``: the node of the first rank that has the cause.
-    """
-
-    def __init__(
-        self, line: str, *, everywhere: bool = True, certain: bool = True, host: str | None = None
-    ) -> None:
-        super().__init__(line)
-        self.everywhere, self.certain, self.host = everywhere, certain, host
-
-
-class PrintedByRankZero(UserError):
-    """User error that rank 0 prints: the other ranks exit without output, with the same exit code."""
 
 
 class PlannedStop(RuntimeError):
@@ -27,6 +9,8 @@ class PlannedStop(RuntimeError):
 
 class NotTrainable(UserError, PlannedStop):
     """The task's model or loss cannot be trained; any single rank may find this at any step."""
+
+    certain = True
 
 
 class NotDeterministic(NotTrainable):
@@ -56,27 +40,3 @@ def is_mistake(error: BaseException) -> bool:
     if isinstance(error, ImportError) and any(word in str(error) for word in _OF_A_DRIVER):
         return False
     return isinstance(error, _TO_CORRECT)
-
-
-class PeerFailed(RuntimeError):
-    """Another rank has failed and reports the cause itself."""
-
-
-def error_on_all_ranks(
-    line: str,
-    rank: int,
-    *,
-    everywhere: bool = True,
-    certain: bool = True,
-    host: str | None = None,
-) -> UserError:
-    """Return the error to raise on ``rank`` when every rank knows the same ``line``.
-
-    Args:
-        everywhere: every node has the cause at this start.
-        certain: no node can change the failure.
-        host: the node of the first rank that has the cause; None: this node.
-    """
-    if rank != 0:
-        return PrintedByRankZero(line)
-    return ErrorOnAllRanks(line, everywhere=everywhere, certain=certain, host=host)

@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import histories
 from hpcrun.lifecycle.policy import OWN_DOING
@@ -61,7 +61,7 @@ def finished(
     early: EarlyStopping,
     validation_loss: float | None,
     put_best_back: Callable[[Weights], Weights],
-    ranks: RankGroup,
+    ranks: Ranks,
 ) -> int:
     """Write result.json on rank 0, and return the exit code. Collective.
 

@@ -2,7 +2,6 @@
 
 import torch.distributed as dist
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
@@ -61,28 +60,28 @@ def train(
     )
     if distributed.backend == "nccl" and distributed.rank == 0:
         announce_order(config.train.deterministic)
-    group = process_group.control_group(distributed)
+    ranks = process_group.control_ranks(distributed)
     with watching(run, attempt, config, distributed, position) as at:
-        context = Context(run, attempt, config, distributed, group, at)
+        context = Context(run, attempt, config, distributed, ranks, at)
         if distributed.backend == "nccl":
             with at("connecting the GPUs"):
                 process_group.connect(process_group.select_device(distributed))
         code = _train(context, flag, position)
         # Leave together: srun ends all tasks as soon as one exits with a code other than 0.
         with at("leaving"):
-            if group is not None:
-                dist.barrier(group=group)
+            if ranks.world_size > 1:
+                dist.barrier(group=ranks.group)
         process_group.cleanup_distributed()
     return code
 
 
 def _train(context: Context, flag: StopFlag, position: Position) -> int:
     """Build the parts of the training, run the loop, and report the end."""
-    run, config, group, at = context.run, context.config, context.group, context.at
+    run, config, ranks, at = context.run, context.config, context.ranks, context.at
     opened = open_task(context)
     # Make the engine while all ranks are at the same point: its group has a shorter timeout than the
     # watchdog.
-    engine = build_engine(run, context.attempt, config, context.distributed, group)
+    engine = build_engine(run, context.attempt, config, context.distributed, ranks)
     device = process_group.select_device(context.distributed)
     measured = measure(config, opened.task, opened.model, device)
     resumed = build_model(context, opened, engine, device)
@@ -105,7 +104,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         steps=steps,
         batches=measured.watch.batches(batches),
         take=take,
-        agreement=StopAgreement(group, config.train.stop_check_every),
+        agreement=StopAgreement(ranks.group, config.train.stop_check_every),
         reason_to_stop=stop_reason(config, flag, main=trainer.is_main_process),
         validate=validation.loss,
         early=early,
@@ -151,17 +150,18 @@ def _end(
     if stop:
         code = stopped(run, attempt, stop, saver, trainer)
     else:
-        ranks = RankGroup(context.distributed.rank, context.distributed.world_size, context.group)
 
         def best(last: Weights) -> Weights:
             if not config.checkpoint.keep_best:
                 return last
             store = CheckpointStore(run.checkpoints, attempt.owner)
             with at("restoring the best weights"):
-                return put_best_back(trainer, engine, store, early, last, ranks)
+                return put_best_back(trainer, engine, store, early, last)
 
         with at("making the report"):
-            code = finished(run, attempt, config, task, trainer, saver, early, loss, best, ranks)
+            code = finished(
+                run, attempt, config, task, trainer, saver, early, loss, best, context.ranks
+            )
     # Before any rank leaves: srun ends rank 0 soon after another rank has left with an exit code, and an
     # upload takes longer.
     with at("sending the metrics"):

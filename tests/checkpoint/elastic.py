@@ -28,6 +28,7 @@ from hpcrun.checkpoint.state.capture import (
 )
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 from hpcrun.train.data.batches import training_steps
 from tests.train.forks import fork_ranks
 
@@ -89,9 +90,7 @@ def phase(folder, kind, rank, world, until):
     store = CheckpointStore(folder / "checkpoints", f"7-{until}")
     engine = CheckpointEngine(
         store,
-        rank=rank,
-        world_size=world,
-        group=None,
+        Ranks(rank, world),
         still_mine=lambda: None,
         after_commit=pruning(store, Retention(keep=2)),
     )

@@ -9,6 +9,7 @@ from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 from hpcrun.run.owner import OwnedByAnotherAttempt
 
 from .single import nothing
@@ -42,9 +43,7 @@ class RankFolder:
 
         return CheckpointEngine(
             store,
-            rank=self.rank,
-            world_size=self.world_size,
-            group=group or self._group,
+            Ranks(self.rank, self.world_size, group or self._group),
             still_mine=still_mine,
             after_commit=after_commit,
         )

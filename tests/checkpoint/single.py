@@ -7,6 +7,7 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 
 SIZE = 20_000
 
@@ -16,9 +17,7 @@ def engine(root, owner, fs=None, *, keep=2, patience=0.0, **more) -> CheckpointE
     store = CheckpointStore(root, owner, fs=fs or FileSystem(), patience=patience)
     return CheckpointEngine(
         store,
-        rank=0,
-        world_size=1,
-        group=None,
+        Ranks(),
         still_mine=lambda: None,
         after_commit=pruning(store, Retention(keep)),
         **more,

@@ -22,17 +22,17 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.save import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 from hpcrun.train.step.checkpointing import TrainerCheckpoints
 from tests.pages import code_blocks
 from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]
-ALONE = RankGroup(0, 1, None)
+ALONE = Ranks()
 
 
 def example():
@@ -111,7 +111,7 @@ def test_ranks_that_see_a_failure_at_different_times_start_the_same_saves(tmp_pa
         store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
         patience = timedelta(seconds=300)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
-        everybody = RankGroup(rank, 2, None)
+        everybody = Ranks(rank, 2, None)
         assert (
             folder_engine(folder_store(place), everybody, pinned=False).staging.ranks_on_host == 2
         )
@@ -365,7 +365,7 @@ def test_a_snapshot_beyond_the_memory_budget_is_written_while_training_waits(tmp
 
 def test_an_interval_in_time_becomes_steps_by_the_current_pace():
     now = [0.0]
-    interval = EverySeconds(lambda: 60.0, RankGroup(0, 1, None), clock=lambda: now[0])
+    interval = EverySeconds(lambda: 60.0, Ranks(), clock=lambda: now[0])
     saves = []
     for step in range(1, 400):
         now[0] += 1.0 if step < 200 else 3.0
@@ -383,7 +383,7 @@ def test_an_interval_in_time_becomes_steps_by_the_current_pace():
 @pytest.mark.parametrize("quick", [0.0, 0.001])
 def test_quick_first_steps_do_not_delay_a_save(quick):
     now = [0.0]
-    interval = EverySeconds(lambda: 60.0, RankGroup(0, 1, None), clock=lambda: now[0])
+    interval = EverySeconds(lambda: 60.0, Ranks(), clock=lambda: now[0])
     looks, saves = 0, []
     for step in range(1, 1000):
         now[0] += quick if step < 5 else 1.0

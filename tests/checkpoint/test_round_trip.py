@@ -9,12 +9,12 @@ from torch import nn
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.read import StoreReader
 from hpcrun.checkpoint.state.capture import apply_shared, capture_shared, template
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX, Piece, Place, TensorEntry, covered
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 
 from .single import engine, save
 from .test_state import require_equal
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_run_leaves_the_state_unchanged(tmp_path, build,
     optimizer = build(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     store = folder_store(tmp_path / "checkpoints")
-    restoring = folder_engine(store, RankGroup(0, 1, None), pinned=False).restore
+    restoring = folder_engine(store, Ranks(), pinned=False).restore
     with pytest.raises(CheckpointError, match=why):
         restoring(template(model, optimizer))
     require_equal(dict(model.state_dict()), before)

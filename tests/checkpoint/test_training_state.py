@@ -6,12 +6,12 @@ from torch import nn
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.read import StoreReader
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import INDEX, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 from hpcrun.train.step.amp_trainer import AMPTrainer
 
 TENSORS = {"model/weight", "model/bias", "extra/seen"} | {
@@ -67,7 +67,7 @@ def keys(folder):
 def test_the_keys_of_a_trainer_s_checkpoint_do_not_change(tmp_path):
     trainer = make_trainer(ema=0.9)
     trainer.training_step([None], noisy_loss)
-    engine = folder_engine(folder_store(tmp_path), RankGroup(0, 1, None), pinned=False)
+    engine = folder_engine(folder_store(tmp_path), Ranks(), pinned=False)
     trainer.start_checkpoint(engine, 1, {"seen": torch.ones(1)}, own={"stream": [3]})
     assert engine.wait()[-1].ok
     averages = {"ema/weight", "ema/bias"}
@@ -117,7 +117,7 @@ def test_parts_of_a_rank_are_saved_by_name_and_told_what_is_missing(tmp_path):
 
         return RankPart(lambda: saved, restore)
 
-    engine = folder_engine(folder_store(tmp_path), RankGroup(0, 1, None), pinned=False)
+    engine = folder_engine(folder_store(tmp_path), Ranks(), pinned=False)
     state = TrainingState(**given, rank_parts={"full": part({"n": 1}), "empty": part(None)})
     shared, own = state.capture({})
     assert own.keys() == GENERATORS | {"full"}

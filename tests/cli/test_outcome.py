@@ -10,6 +10,7 @@ from hpcrun.cli.follow import follow
 from hpcrun.cli.progress import Pace
 from hpcrun.cli.run_summary import print_end, print_result
 from hpcrun.config import Config
+from hpcrun.control.errors import PeerFailed
 from hpcrun.launch.local.job_files import JobStatus, write_status
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory, create
@@ -17,7 +18,7 @@ from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.figures import facts_of
 from hpcrun.run.io.files import write_json
-from hpcrun.train.errors import PeerFailed, PlannedStop
+from hpcrun.train.errors import PlannedStop
 
 
 def test_numbers_come_first_then_texts_and_tables(

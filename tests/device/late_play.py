@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.sharded.collective import RankGroup
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
@@ -68,7 +68,7 @@ def saved(device: str) -> Any:
     trained, again = trainer(device), trainer("cpu", seed=1)
     with tempfile.TemporaryDirectory() as place:
         pinned = accelerator.is_accelerator(trained.device)
-        engine = folder_engine(folder_store(place), RankGroup(0, 1, None), pinned=pinned)
+        engine = folder_engine(folder_store(place), Ranks(), pinned=pinned)
         for step in range(STEPS):
             if step == 4:
                 trained.start_checkpoint(engine, step)

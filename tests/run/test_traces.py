@@ -11,12 +11,12 @@ from types import ModuleType
 import pytest
 
 from hpcrun.cluster.hostlist import expand
+from hpcrun.control.collective import Ranks
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.io.files import write_json
 from hpcrun.run.traces import headline, place_of, traceback_of
 from hpcrun.tasks.options.language_model import __file__ as OPTIONS
-from hpcrun.train.parallel.collective import together
 
 MODULE = """
 import json
@@ -76,7 +76,7 @@ def module(run: RunDirectory) -> ModuleType:
 def raised(work: Callable[[], object]) -> Exception:
     """Return the exception of ``work``, called by code of this package."""
     try:
-        together(work, rank=0, group=None)
+        Ranks().together(work)
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
@@ -113,7 +113,7 @@ def test_frames_of_hpcrun_are_counted_and_user_frames_have_original_paths(
 ) -> None:
     told = traceback_of(raised(module.chained))
     assert "… 1 frame of hpcrun\n" in told
-    assert "together.py" not in told
+    assert "collective.py" not in told
     assert (
         f'File "{tmp_path}/project/src/img.py", line {line_of("raise Runtime")}, in chained' in told
     )
@@ -142,7 +142,7 @@ def test_the_last_frame_of_an_error_in_hpcrun_stays() -> None:
     error = raised(lambda: expand("node[1-"))
     told = traceback_of(error)
     assert "hpcrun/cluster/hostlist.py" in told
-    assert "together.py" not in told
+    assert "collective.py" not in told
     # The line of the user's code that made the call.
     assert place_of(error)[0].startswith(__file__)
 

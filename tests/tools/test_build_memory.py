@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.control.collective import Ranks
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.step.trainer import DistributedAMPTrainer
@@ -22,7 +23,7 @@ import build_memory  # noqa: E402
 def test_only_a_start_draws_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Deferred] = []
     monkeypatch.setattr(Deferred, "compute", lambda deferred, _: drawn.append(deferred))
-    monkeypatch.setattr(DistributedAMPTrainer, "control_group", lambda _: None)
+    monkeypatch.setattr(DistributedAMPTrainer, "control_ranks", lambda _: Ranks())
     place = DistributedConfig(world_size=2, num_gpus_per_node=2)
     shape = LanguageModelShape(width=16, layers=1, heads=1, context=8)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import override_layer, resolve
+from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
 from hpcrun.train.data.batches import length, training_steps
 from hpcrun.train.data.workers import worker_processes
@@ -91,7 +92,7 @@ def test_reading_does_not_use_the_saved_generators(workers):
     np.random.seed(1)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     steps(Numbers(10), 0, 3, workers=workers)
-    list(ValidationData(Numbers(10), rank=0, world_size=1, batch_size=4, accumulation=1, limit=1))
+    list(ValidationData(Numbers(10), Ranks(), batch_size=4, accumulation=1, limit=1))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.random.get_state()[1].tolist() == before[2]
@@ -181,8 +182,7 @@ def validated(size, world_size, limit=None, accumulation=1, batch_size=4):
             (batch.tolist(), count)
             for batch, count in ValidationData(
                 Numbers(size),
-                rank=rank,
-                world_size=world_size,
+                Ranks(rank, world_size),
                 batch_size=batch_size,
                 accumulation=accumulation,
                 limit=limit,
@@ -227,9 +227,7 @@ def test_a_limited_validation_takes_the_same_samples_spread_over_the_dataset():
 def test_validation_in_loader_processes_repeats_and_leaves_no_process():
     before = set(multiprocessing.active_children())
     random.seed(3)
-    data = ValidationData(
-        Noisy(9), rank=0, world_size=1, batch_size=4, accumulation=1, limit=None, workers=2
-    )
+    data = ValidationData(Noisy(9), Ranks(), batch_size=4, accumulation=1, limit=None, workers=2)
     torch.manual_seed(1)
     passes = [[batch.tolist() for batch, _ in data] for _ in range(2)]
     assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(1).get_state())

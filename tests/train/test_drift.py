@@ -1,11 +1,10 @@
 """The environment that a checkpoint records, and what a resume says about another environment."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from hpcrun.config import override_layer, resolve, ways
+from hpcrun.control.collective import Ranks
 from hpcrun.train import drift
 from hpcrun.train.errors import NotSameBits
 
@@ -15,7 +14,7 @@ HERE = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.13.0", "driver": "550.54.
 def test_the_environment_of_a_rank_on_the_cpu(monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "AVX2")
     monkeypatch.setenv("NCCL_ALGO", "Tree")
-    found = drift.environment(torch.device("cpu"), SimpleNamespace(world_size=1), None)
+    found = drift.environment(torch.device("cpu"), Ranks())
     assert found["torch"] == torch.__version__
     assert found["capability"] == torch.backends.cpu.get_cpu_capability()
     assert found["threads"] == str(torch.get_num_threads())

@@ -4,8 +4,8 @@ import pytest
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import ConfigError
+from hpcrun.control.errors import PrintedByRankZero
 from hpcrun.errors import UserError
-from hpcrun.train.errors import PrintedByRankZero
 from hpcrun.train.start.environment import require_fit
 from tests.train.small import config
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.control.errors import PeerFailed
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.train.errors import PeerFailed
 from hpcrun.train.health.nonfinite import NonFiniteWatch, NotFinite
 from hpcrun.train.parallel.gradient_compression import compression
 from hpcrun.train.step.gate import StepGate
@@ -153,8 +153,8 @@ def test_a_nan_loss_on_one_rank_is_distinguished_from_an_overflow(
     config = resolve([override_layer(["train.nonfinite=stop", "amp.dtype=fp16"])])
     made = trainer(rank, amp=FP16)
     watch = NonFiniteWatch(
-        RunDirectory(tmp_path), Attempt("7", 0), config, made, start=0, rank=rank,
-        group=made.control_group(), samples=None,
+        RunDirectory(tmp_path), Attempt("7", 0), config, made, start=0,
+        ranks=made.control_ranks(), samples=None,
     )  # fmt: skip
 
     def four_steps():

@@ -10,6 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
+from hpcrun.control import collective
+from hpcrun.control.collective import End, Ranks
+from hpcrun.control.errors import ErrorOnAllRanks, PrintedByRankZero, error_on_all_ranks
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.end.cause_table import classify, evidence_of
@@ -21,15 +24,7 @@ from hpcrun.run.events import Attempt, Cause, read_events
 from hpcrun.train.data.batches import require_trainable
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.entry import run_rank
-from hpcrun.train.errors import (
-    ErrorOnAllRanks,
-    NotTrainable,
-    PrintedByRankZero,
-    error_on_all_ranks,
-    is_mistake,
-)
-from hpcrun.train.parallel import collective
-from hpcrun.train.parallel.collective import together
+from hpcrun.train.errors import NotTrainable, is_mistake
 from hpcrun.train.start import environment
 from hpcrun.train.start.environment import resolve_interface
 from hpcrun.train.start.failures import note_refusal
@@ -109,17 +104,17 @@ def test_a_rank_without_the_submission_folder_reports_its_node(
 @pytest.mark.parametrize(
     ("error", "theirs", "everywhere", "certain"),
     [
-        (UserError("no data"), (False, None, "n2", False), False, False),
-        (UserError("no data"), (True, "no data", "n2", False), True, False),
-        (UserError("no data"), (False, None, "n1", False), True, False),
-        (NotTrainable("no loss"), (False, None, "n2", False), False, True),
-        (UserError("no data"), (True, "no loss", "n2", True), True, True),
+        (UserError("no data"), End("n2"), False, False),
+        (UserError("no data"), End("n2", "no data", "no data"), True, False),
+        (UserError("no data"), End("n1"), True, False),
+        (NotTrainable("no loss"), End("n2"), False, True),
+        (UserError("no data"), End("n2", "no loss", "no loss", certain=True), True, True),
     ],
 )
 def test_connected_ranks_know_if_every_node_fails(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
-    theirs: tuple[bool, str | None, str, bool],
+    theirs: End,
     everywhere: bool,
     certain: bool,
 ) -> None:
@@ -130,10 +125,9 @@ def test_connected_ranks_know_if_every_node_fails(
         raise error
 
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(collective.dist, "get_world_size", lambda _: 2)
     monkeypatch.setattr(collective.dist, "all_gather_object", gather)
     with pytest.raises(ErrorOnAllRanks) as found:
-        together(refuses, rank=0, group=object())
+        Ranks(0, 2).together(refuses)
     assert (found.value.everywhere, found.value.certain) == (everywhere, certain)
     assert found.value.host == "n1"
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.control.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, read_events
@@ -35,7 +36,7 @@ class Training:
             amp=amp,
             device="cpu",
         )
-        self.options = {"start": start, "rank": 0, "group": None}
+        self.options = {"start": start, "ranks": Ranks()}
         self.samples = samples_of(DATA, Batching(4, 1, 2), seed=3) if samples else None
         self.config = config
 

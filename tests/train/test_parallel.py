@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator
 from hpcrun.errors import UserError
 from hpcrun.train.model.unused_parameters import unreached
@@ -85,11 +86,11 @@ def test_memory_besides_the_weights_is_counted_and_named():
 
 def test_a_single_rank_is_never_sharded(capsys):
     alone = DistributedConfig()
-    assert resolve_parallel(config(), Net(), alone, None) == "single"
-    assert resolve_parallel(config("train.parallel=dp"), Net(), alone, None) == "dp"
+    assert resolve_parallel(config(), Net(), alone, Ranks()) == "single"
+    assert resolve_parallel(config("train.parallel=dp"), Net(), alone, Ranks()) == "dp"
     assert capsys.readouterr().out == ""
     sharded = config("train.parallel=fsdp", "fsdp.cpu_offload=true")
-    assert resolve_parallel(sharded, Net(), alone, None) == "fsdp"
+    assert resolve_parallel(sharded, Net(), alone, Ranks()) == "fsdp"
     assert "the options in fsdp have no effect" in capsys.readouterr().out
 
 

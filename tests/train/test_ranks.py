@@ -10,9 +10,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.config import AMPConfig
+from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
 from hpcrun.train.parallel import process_group
-from hpcrun.train.parallel.collective import together
 from hpcrun.train.parallel.strategies import DDPStrategy
 from tests.ranks import agreed, gathered, ranks
 from tests.train.small import batches, digest, large, loss, make_trainer, noisy, small, values
@@ -218,11 +218,11 @@ def test_without_the_bucket_warm_up_a_resume_would_round_differently(rank, tmp_p
 
 @ranks(4)
 def test_an_error_of_one_rank_stops_all_ranks_and_is_reported_once(rank):
-    group = dist.new_group(backend="gloo")
+    all_ranks = Ranks(rank, 4, dist.new_group(backend="gloo"))
 
     def attempt(compute):
         try:
-            return together(compute, rank=rank, group=group)
+            return all_ranks.together(compute)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 

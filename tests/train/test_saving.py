@@ -15,8 +15,8 @@ from hpcrun.checkpoint.interval import pays
 from hpcrun.checkpoint.storage.errors import DamagedCheckpoint
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.control.collective import Ranks
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import last_committed
 from hpcrun.lifecycle.signals import STOP
@@ -117,8 +117,7 @@ def test_auto_follows_the_cost_of_saves_and_the_failures_of_the_run(tmp_path):
 
     clock = [0.0]
     costs = [None]
-    one = DistributedConfig(world_size=1, rank=0, local_rank=0)
-    interval = build_interval(run, config, one, None, lambda: costs[0], clock=lambda: clock[0])
+    interval = build_interval(run, config, Ranks(), lambda: costs[0], clock=lambda: clock[0])
     times = []
     for step in range(1, 4000):
         clock[0] += 1.0

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 
 from hpcrun.config import AMPConfig
+from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.evaluation.validate import validate
@@ -125,7 +126,7 @@ def test_validation_is_the_mean_over_all_tokens_with_the_averaged_weights(rank):
     work.steps(0, 4)
     group = work.trainer.control_group()
     data = ValidationData(
-        Tokens(), rank=rank, world_size=WORLD, batch_size=8, accumulation=1, limit=None, workers=1
+        Tokens(), Ranks(rank, WORLD), batch_size=8, accumulation=1, limit=None, workers=1
     )
     found = agreed([validate(work.trainer, work.task, data, group=group) for _ in range(2)])
     data.close()

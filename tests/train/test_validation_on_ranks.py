@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpcrun.control.collective import Ranks
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.evaluation.validation_data import ValidationData
 from tests.ranks import agreed, gathered, ranks
@@ -40,9 +41,7 @@ def test_validation_is_the_mean_over_all_samples_of_the_model_that_rank_0_saves(
     reference.eval()
     for size in (50, 7, 2):
         data = Pairs(size)
-        chosen = ValidationData(
-            data, rank=rank, world_size=4, batch_size=8, accumulation=2, limit=None
-        )
+        chosen = ValidationData(data, Ranks(rank, 4), batch_size=8, accumulation=2, limit=None)
         value = agreed(validate(trainer, Mean(), chosen, group=group))
         with torch.no_grad():
             every = [loss(reference, (x[None], y[None])) for x, y in (data[i] for i in range(size))]
@@ -62,7 +61,7 @@ def test_a_sharded_model_is_validated_on_all_samples_however_few_a_rank_has(rank
 
     def over_ranks(size):
         chosen = ValidationData(
-            Pairs(size), rank=rank, world_size=4, batch_size=8, accumulation=2, limit=None,
+            Pairs(size), Ranks(rank, 4), batch_size=8, accumulation=2, limit=None,
             same_count=trainer.forward_is_collective,
         )  # fmt: skip
         return agreed(validate(trainer, Mean(), chosen, group=group))

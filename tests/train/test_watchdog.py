@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 from hpcrun.train.health import compilation
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
 from hpcrun.train.health.limits import Limits
@@ -283,9 +284,7 @@ def test_all_groups_except_the_saves_wait_for_the_watchdog(tmp_path: Path, debug
         dist.new_group(backend="gloo", timeout=timedelta(days=1))
         CheckpointEngine(
             CheckpointStore(tmp_path, "test-0"),
-            rank=0,
-            world_size=2,
-            group=None,
+            Ranks(0, 2),
             still_mine=lambda: None,
             after_commit=lambda _: [],
             timeout=1800.0,

@@ -5,7 +5,7 @@ from collections import Counter
 
 from acceptancelib.outcome import Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
-from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator, vendor
 from hpcrun.train import drift
 from hpcrun.train.determinism import NCCL_ORDER
@@ -67,7 +67,7 @@ def _libraries(job: Job) -> Outcome:
 
 
 def _recorded(job: Job) -> Outcome:
-    found = drift.environment(device_of(job), DistributedConfig(), None)
+    found = drift.environment(device_of(job), Ranks())
     wanted = _ON_CPU if job.simulated else _ON_GPU
     missing = [key for key in wanted if key not in found]
     if not job.simulated and not {"cuda", "hip"} & found.keys():

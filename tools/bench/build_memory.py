@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config, override_layer, resolve
+from hpcrun.control.collective import Ranks
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.build import build_trainer
@@ -117,7 +118,7 @@ def _join(rank: int, folder: Path, options: argparse.Namespace) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.fake_world)  # type: ignore[no-untyped-call]
         # A group of gloo would wait for the other ranks.
         trainers: Any = DistributedAMPTrainer
-        trainers.control_group = lambda _: None
+        trainers.control_ranks = lambda _: Ranks()
         return
     store: Any = dist.FileStore(str(folder / "rendezvous"), options.ranks)
     dist.init_process_group(

@@ -40,6 +40,7 @@ from hpcrun.checkpoint.sharded.restore import SHARED
 from hpcrun.checkpoint.state.capture import alike, apply_shared, capture_shared, template
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 
 
 class Training:
@@ -108,9 +109,7 @@ class Ways:
         self.store = CheckpointStore(folder / "engine", "1-0")
         self.engine = CheckpointEngine(
             self.store,
-            rank=0,
-            world_size=1,
-            group=None,
+            Ranks(),
             still_mine=lambda: None,
             after_commit=self.keep_one,
         )

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.plan import Part, Plan
 from hpcrun.checkpoint.sharded.rank_file import Share, Written, own_name, write
 from hpcrun.checkpoint.sharded.save import CommitProtocol, SaveJob
@@ -33,6 +32,7 @@ from hpcrun.checkpoint.storage.index import INDEX, covered, decode
 from hpcrun.checkpoint.storage.manifest import MANIFEST
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.storage.verify import verify
+from hpcrun.control.collective import Ranks
 
 T = TypeVar("T")
 _COLUMNS = 4
@@ -42,10 +42,10 @@ _OWN = bytes(200)
 
 
 @dataclass(frozen=True)
-class Virtual(RankGroup):
+class Virtual(Ranks):
     """Rank 0 of a world in which this process also acts as the other ranks."""
 
-    others: Callable[[], list[Written]]
+    others: Callable[[], list[Written]] = list
 
     def from_rank_0(self, compute: Callable[[], T]) -> T:
         """Return the result of ``compute``; the other ranks would receive the same."""
@@ -115,7 +115,7 @@ def save(store: CheckpointStore, step: int, everyone: tuple[tuple[Part, ...], ..
     plan = Plan((), everyone[0], size, size * world_size, everyone)
     protocol = CommitProtocol(
         store,
-        Virtual(0, world_size, None, others),
+        Virtual(0, world_size, others=others),
         still_mine=lambda: None,
         after_commit=lambda _: [],
     )

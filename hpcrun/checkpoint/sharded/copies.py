@@ -21,7 +21,7 @@ import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
+from hpcrun.control.collective import Ranks
 
 # Bytes. Small tensors are sent together, since each broadcast has a latency.
 _LEAST = 1 << 20
@@ -59,12 +59,12 @@ class Copies:
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
-        together: RankGroup,
+        ranks: Ranks,
         position: Callable[[str], tuple[str, int]],
     ) -> None:
-        self._tensors, self._rank = tensors, together.rank
+        self._tensors, self._rank = tensors, ranks.rank
         holders = {
-            name: _holders(value, together) if together.world_size > 1 else None
+            name: _holders(value, ranks) if ranks.world_size > 1 else None
             for name, value in tensors.items()
         }
         self._by_holders: dict[_Holders, list[str]] = {}
@@ -123,7 +123,7 @@ class Copies:
 _CONTROL = "control"
 
 
-def _holders(value: Tensor, together: RankGroup) -> _Holders | None:
+def _holders(value: Tensor, ranks: Ranks) -> _Holders | None:
     """Return the ranks that hold the same part of ``value``; None if this rank reads it itself."""
     device = value.device.type
     if isinstance(value, DTensor):
@@ -142,12 +142,12 @@ def _holders(value: Tensor, together: RankGroup) -> _Holders | None:
             _Holders(f"mesh {shape} {number} {device}", group) if supports(group, device) else None
         )
     whole = dist.group.WORLD
-    if whole is None or dist.get_world_size() != together.world_size:
+    if whole is None or dist.get_world_size() != ranks.world_size:
         return None
     if supports(whole, device):
         return _Holders(f"all {device}", whole)
-    if device == "cpu" and together.group is not None:
-        return _Holders(_CONTROL, together.group)
+    if device == "cpu" and ranks.group is not None:
+        return _Holders(_CONTROL, ranks.group)
     return None
 
 

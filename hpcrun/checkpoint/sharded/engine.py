@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded import restore
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.plan import Plan, make_plan, signature
 from hpcrun.checkpoint.sharded.rank_file import Share, own_name, pack, stage
@@ -30,6 +29,7 @@ from hpcrun.checkpoint.state.capture import require_plain
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 from hpcrun.control.making import new_control_group
 
 _SAME, _CHANGED, _FAILED = range(3)
@@ -44,7 +44,7 @@ class CheckpointEngine:
     Construction is collective: with several ranks it creates a process group for the writes.
 
     Args:
-        group: a control group of all ranks, used by the calling thread; None for a single rank.
+        ranks: all ranks, with a control group that the calling thread uses.
         still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
         after_commit: called by rank 0 after a commit; see :mod:`hpcrun.checkpoint.storage.retention`.
         staging: host memory for the snapshots.
@@ -54,10 +54,8 @@ class CheckpointEngine:
     def __init__(
         self,
         store: CheckpointStore,
+        ranks: Ranks,
         *,
-        rank: int,
-        world_size: int,
-        group: Any,
         still_mine: Callable[[], None],
         after_commit: Callable[[int], list[str]],
         staging: Staging | None = None,
@@ -65,14 +63,12 @@ class CheckpointEngine:
     ) -> None:
         self._store = store
         self._staging = staging or Staging()
-        self._together = RankGroup(rank, world_size, group)
-        writers = None
-        if world_size > 1:
+        self._ranks = writers = replace(ranks, peer_error=CheckpointError)
+        if ranks.world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
-            writers = new_control_group(timeout=limit, description=WRITERS)
-        self._protocol = CommitProtocol(
-            store, RankGroup(rank, world_size, writers), still_mine, after_commit
-        )
+            group = new_control_group(timeout=limit, description=WRITERS)
+            writers = replace(writers, group=group)
+        self._protocol = CommitProtocol(store, writers, still_mine, after_commit)
         self._key: Any = None
         self._plan: Plan | None = None
         self._thread: threading.Thread | None = None
@@ -115,7 +111,7 @@ class CheckpointEngine:
                 outcome = self._protocol.run(job)
             except Exception as error:  # an exception of a thread would be lost
                 named = isinstance(error, CheckpointError)
-                line = str(error) if named else self._together.named(error)
+                line = str(error) if named else self._ranks.named(error)
                 outcome = SaveOutcome(False, step, error=line)
             seconds = time.perf_counter() - began
             if straight:
@@ -156,6 +152,11 @@ class CheckpointEngine:
         """The store of the checkpoints; it remembers known damage."""
         return self._store
 
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks; a call that fails on one of them raises CheckpointError on the others."""
+        return self._ranks
+
     def require_restored(self, remedy: str) -> None:
         """Require that :meth:`restore` was called, or that the folder has no steps. Collective at first.
 
@@ -166,7 +167,7 @@ class CheckpointEngine:
             CheckpointError: the folder holds steps that this engine did not restore. On all ranks.
         """
         if not self._begun:
-            self._together.from_rank_0(lambda: self._store.require_none(remedy))
+            self._ranks.from_rank_0(lambda: self._store.require_none(remedy))
             self._begun = True
 
     @property
@@ -197,7 +198,7 @@ class CheckpointEngine:
 
     def restore(self, template: Template, skip: Collection[int] = ()) -> Restored | None:
         """Restore the newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`."""
-        restored = restore.restore(self._store, self._together, template, skip)
+        restored = restore.restore(self._store, self._ranks, template, skip)
         self._begun = True
         return restored
 
@@ -216,7 +217,7 @@ class CheckpointEngine:
         alike: Callable[[str], bool],
         trouble: Exception | None,
     ) -> SaveJob:
-        together = self._together
+        ranks = self._ranks
         skeleton: Any = None
         tensors: dict[str, torch.Tensor] = {}
         blobs: dict[str, bytes] = {}
@@ -225,10 +226,10 @@ class CheckpointEngine:
                 raise trouble
             skeleton, tensors = split(shared)
             require_plain(own, "")
-            if together.rank == 0:
+            if ranks.rank == 0:
                 require_plain(skeleton, "")
                 blobs[SHARED] = pack(skeleton)
-            blobs[own_name(together.rank)] = pack(own)
+            blobs[own_name(ranks.rank)] = pack(own)
             key = signature(tensors)
             state = _SAME if key == self._key else _CHANGED
         except Exception as error:  # of any type: the other ranks wait for this rank's report
@@ -238,21 +239,21 @@ class CheckpointEngine:
         try:
             if state == _CHANGED:
                 self._key, self._plan = None, None
-                self._plan = make_plan(tensors, alike, together)
+                self._plan = make_plan(tensors, alike, ranks)
                 self._key = key
             if trouble is not None:
                 raise trouble
             if state != _FAILED and self._plan is not None:
                 share = stage(self._plan, tensors, blobs, self._staging)
         except Exception as error:  # the save reports it with the other ranks' errors
-            share = together.named(error)
+            share = ranks.named(error)
         return SaveJob(step, self._plan, share, meta)
 
     def _agree(self, state: int) -> int:
-        if self._together.world_size == 1:
+        if self._ranks.world_size == 1:
             return state
         value = torch.tensor([state], dtype=torch.int32)
-        dist.all_reduce(value, dist.ReduceOp.MAX, group=self._together.group)
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self._ranks.group)
         return int(value[0])
 
 

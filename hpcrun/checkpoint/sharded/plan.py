@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 from torch.distributed.tensor import DTensor
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.control.collective import Ranks
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def signature(tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
 
 
 def make_plan(
-    tensors: Mapping[str, torch.Tensor], alike: Callable[[str], bool], together: RankGroup
+    tensors: Mapping[str, torch.Tensor], alike: Callable[[str], bool], ranks: Ranks
 ) -> Plan:
     """Distribute the writing of ``tensors``, which have the same names on every rank. Collective.
 
@@ -73,16 +73,16 @@ def make_plan(
     mine: Any = {
         name: value
         for name, value in tensors.items()
-        if together.rank == 0 or isinstance(value, DTensor) or alike(name)
+        if ranks.rank == 0 or isinstance(value, DTensor) or alike(name)
     }
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         require_dense(tensors)
-        planner.set_up_planner(mine, is_coordinator=together.rank == 0)
+        planner.set_up_planner(mine, is_coordinator=ranks.rank == 0)
         local: SavePlan | str = planner.create_local_plan()
     except Exception as error:  # of any type: the other ranks wait for this rank's report
-        local = together.named(error)
-    locals_ = together.to_rank_0(local)
+        local = ranks.named(error)
+    locals_ = ranks.to_rank_0(local)
 
     def deal() -> list[Plan]:
         troubles = [text for text in locals_ if isinstance(text, str)]
@@ -101,7 +101,7 @@ def make_plan(
 
     # Each rank gets only its part: the whole plan grows with the product of ranks and tensors.
     everyone: list[tuple[Part, ...]] = []
-    return replace(together.scatter_from_rank_0(deal), everyone=tuple(everyone))
+    return replace(ranks.scatter_from_rank_0(deal), everyone=tuple(everyone))
 
 
 def resolve(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Iterable[torch.Tensor]:

@@ -10,13 +10,13 @@ import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.host_staging import bytes_of
 from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.control.collective import Ranks
 
 
 def require_alike(
-    tensors: Mapping[str, Tensor] | None, alike: Callable[[str], bool], together: RankGroup
+    tensors: Mapping[str, Tensor] | None, alike: Callable[[str], bool], ranks: Ranks
 ) -> bool:
     """Raise CheckpointError on all ranks unless all have the same bits. Collective.
 
@@ -36,7 +36,7 @@ def require_alike(
             if alike(name) and not isinstance(value, DTensor)
         }
     )
-    everyone = together.gather(mine)
+    everyone = ranks.gather(mine)
     if None in everyone:
         return False
     first, *others = everyone

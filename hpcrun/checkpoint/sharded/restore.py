@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from hpcrun.checkpoint.outcome import Restored
-from hpcrun.checkpoint.sharded.collective import RankGroup, first_of, one_line
 from hpcrun.checkpoint.sharded.copies import Copies
 from hpcrun.checkpoint.sharded.rank_file import own_name
 from hpcrun.checkpoint.sharded.read import StoreReader
@@ -25,6 +24,8 @@ from hpcrun.checkpoint.storage.index import INDEX, TensorEntry
 from hpcrun.checkpoint.storage.leases import hold
 from hpcrun.checkpoint.storage.manifest import Manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks, first_of
+from hpcrun.errors import one_line
 
 SHARED = "shared"
 
@@ -37,7 +38,7 @@ Raises CheckpointError if the checkpoint does not fit; nothing is loaded then.
 
 def restore(
     store: CheckpointStore,
-    together: RankGroup,
+    ranks: Ranks,
     template: Template,
     skip: Collection[int] = (),
 ) -> Restored | None:
@@ -60,11 +61,11 @@ def restore(
     """
     skipped, notes, all_damaged = set(skip), [], True
     while True:
-        choice = together.from_rank_0(lambda: _choose(store, together, skipped))
+        choice = ranks.from_rank_0(lambda: _choose(store, ranks, skipped))
         notes += choice.notes
         all_damaged = all_damaged and choice.all_damaged
         if choice.unread:
-            raise ReadFailure(_elsewhere(choice.unread), here=together.rank == 0)
+            raise ReadFailure(_elsewhere(choice.unread), here=ranks.rank == 0)
         if choice.error is not None:
             raise CheckpointError(choice.error)
         if choice.found is None:
@@ -73,26 +74,24 @@ def restore(
             return None
         manifest, index = choice.found
         # Another process may train here: this may be an evaluation job, or a stale process of this run.
-        with hold(store.root, manifest.step) if together.rank == 0 else nullcontext():
-            load = _Load(store, together, manifest, index, template)
+        with hold(store.root, manifest.step) if ranks.rank == 0 else nullcontext():
+            load = _Load(store, ranks, manifest, index, template)
             path = store.path(manifest.step)
-            reports = together.gather(_report(load.prepare, together, path))
+            reports = ranks.gather(_report(load.prepare, ranks, path))
             if not any(report.trouble for report in reports):
                 load.divide()
-                reports = together.gather(_report(load.read, together, path))
+                reports = ranks.gather(_report(load.read, ranks, path))
             misfits = [report.misfit for report in reports if report.misfit]
             if misfits:
                 raise CheckpointError(f"step {manifest.step}: {first_of(misfits)}")
             if not any(report.trouble for report in reports):
                 load.spread()
                 return load.restored(notes)
-            failed = together.from_rank_0(
-                partial(_at_fault, store, together, manifest.step, reports)
-            )
+            failed = ranks.from_rank_0(partial(_at_fault, store, ranks, manifest.step, reports))
             if failed is not None:
-                ranks, line = failed
+                where, line = failed
                 text = _elsewhere(f"step {manifest.step}: {line}")
-                raise ReadFailure(text, here=together.rank in ranks)
+                raise ReadFailure(text, here=ranks.rank in where)
         store.mark_damaged(manifest.step)
         skipped.add(manifest.step)
         all_damaged = all_damaged and any(report.lasting for report in reports)
@@ -113,7 +112,7 @@ class _Choice(NamedTuple):
     error: str | None = None
 
 
-def _choose(store: CheckpointStore, together: RankGroup, skipped: set[int]) -> _Choice:
+def _choose(store: CheckpointStore, ranks: Ranks, skipped: set[int]) -> _Choice:
     notes: list[str] = []
     all_damaged = True
     try:
@@ -128,10 +127,10 @@ def _choose(store: CheckpointStore, together: RankGroup, skipped: set[int]) -> _
                     raise
                 skipped.add(step)
                 all_damaged = all_damaged and damage.lasting
-                notes.append(f"step {step} skipped: {together.named(damage)}")
+                notes.append(f"step {step} skipped: {ranks.named(damage)}")
         return _Choice(None, notes, all_damaged)
     except CheckpointError as error:
-        line = together.named(error)
+        line = ranks.named(error)
         if refused_to_read(error):
             return _Choice(None, notes, unread=line)
         return _Choice(None, notes, error=line)
@@ -156,7 +155,7 @@ def _read_index(store: CheckpointStore, step: int) -> tuple[Manifest, bytes]:
 
 
 def _at_fault(
-    store: CheckpointStore, together: RankGroup, step: int, reports: Sequence["_Report"]
+    store: CheckpointStore, ranks: Ranks, step: int, reports: Sequence["_Report"]
 ) -> tuple[list[int], str] | None:
     """Return the ranks that failed to read ``step``, with the error; None if the step is damaged.
 
@@ -176,10 +175,10 @@ def _at_fault(
     try:
         require_whole(store, step, [name for name in files if name])
     except DamagedCheckpoint as damage:
-        return ([0], together.named(damage)) if refused_to_read(damage) else None
+        return ([0], ranks.named(damage)) if refused_to_read(damage) else None
     store.trust(step)
     first = first_of([report.damage or "" for report in claims.values()])
-    return list(claims), f"{first}; {together.named('reads the same files without damage')}"
+    return list(claims), f"{first}; {ranks.named('reads the same files without damage')}"
 
 
 def _elsewhere(trouble: str) -> str:
@@ -212,12 +211,12 @@ class _Load:
     def __init__(
         self,
         store: CheckpointStore,
-        together: RankGroup,
+        ranks: Ranks,
         manifest: Manifest,
         index: bytes,
         template: Template,
     ) -> None:
-        self._store, self._together = store, together
+        self._store, self._ranks = store, ranks
         self._manifest, self._index, self._template = manifest, index, template
         self._tensors: dict[str, torch.Tensor] = {}
         self._mine: dict[str, torch.Tensor] = {}
@@ -228,21 +227,21 @@ class _Load:
         """Read the plain data, and choose the target of each tensor."""
         reader = self._reader = StoreReader(self._store, self._manifest.step, self._index)
         self._skeleton = reader.blob(SHARED)
-        if self._manifest.world_size == self._together.world_size:
-            self._own = reader.blob(own_name(self._together.rank))
+        if self._manifest.world_size == self._ranks.world_size:
+            self._own = reader.blob(own_name(self._ranks.rank))
         entries = reader.index.tensors
         _, here = split(self._template(entries, self._skeleton))
         self._tensors = {
             name: here[name] if name in here else reader.empty(name) for name in entries
         }
         reader.require_fit(self._tensors)
-        self._copies = Copies(self._tensors, self._together, reader.position)
+        self._copies = Copies(self._tensors, self._ranks, reader.position)
         self._mine = self._tensors
 
     def divide(self) -> None:
         """Divide the reading among the ranks that hold the same tensors. Collective."""
         # The ranks of another program, such as the stages of a pipeline, may hold different tensors.
-        if len(set(self._together.gather(self._copies.key))) == 1:
+        if len(set(self._ranks.gather(self._copies.key))) == 1:
             self._mine = self._copies.divide()
 
     def read(self) -> None:
@@ -255,7 +254,7 @@ class _Load:
 
     def restored(self, notes: list[str]) -> Restored:
         """Return the restored state."""
-        manifest, world_size = self._manifest, self._together.world_size
+        manifest, world_size = self._manifest, self._ranks.world_size
         if self._own is None:
             notes.append(
                 f"step {manifest.step} was saved by {manifest.world_size} ranks and is resumed by "
@@ -282,16 +281,16 @@ class _Report(NamedTuple):
         return self.damage or self.unread or self.misfit
 
 
-def _report(work: Callable[[], None], together: RankGroup, path: Path) -> _Report:
+def _report(work: Callable[[], None], ranks: Ranks, path: Path) -> _Report:
     try:
         work()
     except DamagedCheckpoint as error:
         if refused_to_read(error):
-            return _Report(unread=together.named(error))
-        return _Report(together.named(error), error.lasting, error.file)
+            return _Report(unread=ranks.named(error))
+        return _Report(ranks.named(error), error.lasting, error.file)
     except CheckpointError as error:
-        return _Report(misfit=together.named(error))
+        return _Report(misfit=ranks.named(error))
     except Exception as error:  # of any type: the other ranks wait for this rank's report
         line = f"{path}: cannot be loaded here: {one_line(error)}"
-        return _Report(misfit=together.named(line))
+        return _Report(misfit=ranks.named(line))
     return _Report()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.sharded.collective import RankGroup, first_of
 from hpcrun.checkpoint.sharded.plan import Part, Plan
 from hpcrun.checkpoint.sharded.rank_file import Share, Written, write
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
@@ -14,6 +13,7 @@ from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEn
 from hpcrun.checkpoint.storage.lustre import stripe
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks, first_of
 from hpcrun.run.owner import OwnedByAnotherAttempt
 
 
@@ -43,12 +43,12 @@ class CommitProtocol:
     def __init__(
         self,
         store: CheckpointStore,
-        together: RankGroup,
+        ranks: Ranks,
         still_mine: Callable[[], None],
         after_commit: Callable[[int], list[str]],
     ) -> None:
         self._store = store
-        self._together = together
+        self._ranks = ranks
         self._still_mine = still_mine
         self._tidy = after_commit
         self._swept = False
@@ -62,12 +62,12 @@ class CommitProtocol:
         Raises:
             RuntimeError: another rank is gone (torch.distributed).
         """
-        begun = self._together.from_rank_0(lambda: self._begin(job))
+        begun = self._ranks.from_rank_0(lambda: self._begin(job))
         if isinstance(begun, SaveOutcome):
             return begun
         draft = self._store.root / begun
-        written = self._together.to_rank_0(self._write(job, draft))
-        return self._together.from_rank_0(lambda: self._conclude(job, draft, written))
+        written = self._ranks.to_rank_0(self._write(job, draft))
+        return self._ranks.from_rank_0(lambda: self._conclude(job, draft, written))
 
     def _begin(self, job: SaveJob) -> str | SaveOutcome:
         try:
@@ -75,7 +75,7 @@ class CommitProtocol:
             self._sweep()
             if job.plan is not None and isinstance(job.share, Share):
                 # An estimate: the plain data of other ranks is about as large as this rank's.
-                blobs = (job.share.size - job.plan.size) * self._together.world_size
+                blobs = (job.share.size - job.plan.size) * self._ranks.world_size
                 what = f"{amount(job.plan.total)} of tensors, {amount(blobs)} of other state"
                 self._store.require_free(job.plan.total + blobs, what)
             draft = self._store.begin(job.step)
@@ -84,7 +84,7 @@ class CommitProtocol:
         except OwnedByAnotherAttempt as error:
             return SaveOutcome(False, job.step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:
-            return SaveOutcome(False, job.step, error=self._together.named(error))
+            return SaveOutcome(False, job.step, error=self._ranks.named(error))
 
     def _sweep(self) -> None:
         """Remove leftovers. A leftover that stays (a file open on NFS) costs space, but not this save."""
@@ -95,15 +95,15 @@ class CommitProtocol:
                 self._left = self._store.quarantine_damaged()
                 self._swept = True
             except CheckpointError as error:
-                self._left = [self._together.named(error)]
+                self._left = [self._ranks.named(error)]
 
     def _write(self, job: SaveJob, draft: Path) -> Written | str | None:
         if not isinstance(job.share, Share):
             return job.share
         try:
-            return write(job.share, self._store, draft, self._together.rank)
+            return write(job.share, self._store, draft, self._ranks.rank)
         except Exception as error:  # of any type: the other ranks wait for this rank's report
-            return self._together.named(error)
+            return self._ranks.named(error)
 
     def _conclude(
         self, job: SaveJob, draft: Path, written: list[Written | str | None]
@@ -123,7 +123,7 @@ class CommitProtocol:
                 self._store.abandon(draft)
         except CheckpointError as error:
             self._swept = False
-            notes.append(self._together.named(error))
+            notes.append(self._ranks.named(error))
         return replace(outcome, notes=tuple(notes))
 
     def _commit(self, job: SaveJob, draft: Path, written: list[Written]) -> SaveOutcome:
@@ -139,7 +139,7 @@ class CommitProtocol:
         except OwnedByAnotherAttempt as error:
             return SaveOutcome(False, step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:
-            return SaveOutcome(False, step, error=self._together.named(error))
+            return SaveOutcome(False, step, error=self._ranks.named(error))
         return SaveOutcome(True, step, path, bytes=sum(record.size for record in records))
 
     def _write_index(self, draft: Path, index: Index) -> FileRecord:

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from hpcrun.checkpoint.sharded.collective import one_line
 from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.errors import one_line
 
 _MAPPINGS = (dict, OrderedDict, Counter)
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator
 from hpcrun.errors import UserError
 from hpcrun.train.deferred.build import Deferred, DeferredParameter
-from hpcrun.train.parallel.collective import together
 
 
 def give_memory(module: nn.Module, place: torch.device) -> None:
@@ -25,8 +25,7 @@ def fill(
     deferred: Deferred,
     *,
     device: torch.device,
-    rank: int,
-    group: Any,
+    ranks: Ranks,
     advance: Callable[[], None],
 ) -> None:
     """Set the parameters of ``module``, which `give_memory` has prepared. Collective.
@@ -37,7 +36,7 @@ def fill(
 
     Args:
         device: of the collectives.
-        group: a control group of all ranks.
+        ranks: all ranks, with a control group.
         advance: called after each parameter.
 
     Raises:
@@ -45,10 +44,9 @@ def fill(
     """
     parameters = {each.name: each for each in deferred.parameters}
     mine = [described(parameters[name]) for name in deferred.order()]
-    words: list[Any] = [mine]
-    dist.broadcast_object_list(words, src=0, group=group)
+    first = ranks.from_rank_0(lambda: mine)
     # The order is that of rank 0, which may initialize in another order.
-    together(lambda: _require_same(sorted(words[0]), sorted(mine)), rank=rank, group=group)
+    ranks.together(lambda: _require_same(sorted(first), sorted(mine)))
 
     def share(name: str, value: Tensor) -> None:
         whole = value.to(device).contiguous()
@@ -61,10 +59,10 @@ def fill(
         advance()
 
     with torch.no_grad():
-        if rank == 0:
+        if ranks.rank == 0:
             deferred.compute(share)
         else:
-            for name, size, _ in words[0]:
+            for name, size, _ in first:
                 share(name, torch.empty(size, dtype=parameters[name].view.dtype, device=device))
     deferred.tape.clear()
 

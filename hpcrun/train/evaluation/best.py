@@ -3,7 +3,6 @@
 import sys
 from dataclasses import dataclass
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -25,7 +24,6 @@ def put_best_back(
     store: CheckpointStore,
     early: EarlyStopping,
     last: Weights,
-    together: RankGroup,
 ) -> Weights:
     """Load the best checkpoint that exists, and return which weights the trainer has then. Collective.
 
@@ -35,11 +33,12 @@ def put_best_back(
     Raises:
         CheckpointError: neither the best nor the last checkpoint is readable.
     """
-    kept = together.from_rank_0(lambda: _kept(store, early))
+    ranks = engine.ranks
+    kept = ranks.from_rank_0(lambda: _kept(store, early))
     best = early.best_step if early.best_step in kept else max(kept, default=last.step)
     if early.best is None or best == last.step or last.step in kept:
         return last
-    others = together.from_rank_0(lambda: set(store.steps()) - {best})
+    others = ranks.from_rank_0(lambda: set(store.steps()) - {best})
     try:
         if trainer.load_checkpoint(engine, skip=others) is not None:
             return Weights(best, early.best)
@@ -50,10 +49,8 @@ def put_best_back(
         line = f"the report is for step {last.step} instead of the best: {problem}"
         print(f"hpcrun: {line}", file=sys.stderr, flush=True)
     # The failed load may have overwritten some weights.
-    if (
-        trainer.load_checkpoint(engine, skip=together.from_rank_0(lambda: _before(store, last)))
-        is None
-    ):
+    skip = ranks.from_rank_0(lambda: _before(store, last))
+    if trainer.load_checkpoint(engine, skip=skip) is None:
         raise CheckpointError(f"step {last.step} is gone")
     return last
 

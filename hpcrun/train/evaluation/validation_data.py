@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from hpcrun.control.collective import Ranks
 from hpcrun.train.data import order
 from hpcrun.train.data.batches import MicroBatchDataset, length
 from hpcrun.train.data.workers import start_worker
@@ -21,9 +22,8 @@ class ValidationData:
     def __init__(
         self,
         dataset: Dataset[Any],
+        ranks: Ranks,
         *,
-        rank: int,
-        world_size: int,
         batch_size: int,
         accumulation: int,
         limit: int | None,
@@ -50,13 +50,13 @@ class ValidationData:
         if limit is not None and limit * batch_size < size:
             positions = np.arange(limit * batch_size, dtype=np.int64)
             chosen = sorted(order.samples(positions, size, seed=0).tolist())
-        mine = list(chosen[rank::world_size])
-        share = max(1, batch_size // (world_size * accumulation))
+        mine = list(chosen[ranks.rank :: ranks.world_size])
+        share = max(1, batch_size // (ranks.world_size * accumulation))
         chunks = [mine[start : start + share] for start in range(0, len(mine), share)]
         self._counts = [len(chunk) for chunk in chunks]
         if same_count:
             # Rank 0 has the most batches.
-            lacking = len(range(0, len(chosen[::world_size]), share)) - len(chunks)
+            lacking = len(range(0, len(chosen[:: ranks.world_size]), share)) - len(chunks)
             chunks += [[chosen[0]]] * lacking
             self._counts += [0] * lacking
         workers = min(workers, len(chunks)) if len(chunks) > 1 else 0

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
+from hpcrun.control.errors import PeerFailed
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
@@ -23,7 +24,7 @@ from hpcrun.run.io.files import write_json
 from hpcrun.train.data import order
 from hpcrun.train.data.batches import length
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.errors import PeerFailed, PlannedStop
+from hpcrun.train.errors import PlannedStop
 from hpcrun.train.step.trainer import AMPTrainer, StepResult
 from hpcrun.train.step.weighting import impossible, without_loss
 
@@ -71,16 +72,15 @@ class NonFiniteWatch:
         trainer: AMPTrainer,
         *,
         start: int,
-        rank: int,
-        group: Any,
+        ranks: Ranks,
         samples: Samples | None,
     ) -> None:
-        """``start``: steps done before; ``group``: a control group of all ranks, or None for a single rank.
+        """``start``: steps done before; ``ranks``: all ranks, with a control group.
 
         ``samples``: None for a stream, which has no sample indices.
         """
         self._run, self._attempt, self._trainer = run, attempt, trainer
-        self._rank, self._group, self._samples = rank, group, samples
+        self._ranks, self._samples = ranks, samples
         # A dynamic loss scale causes single overflows in normal operation; only many consecutive ones are a
         # problem. Losses are checked before scaling.
         self._scaled = trainer.scaler.is_enabled() and config.amp.dynamic
@@ -124,7 +124,7 @@ class NonFiniteWatch:
             return
         self._dumps, self._told = self._dumps + 1, True
         step = self._first + gate.steps - 1
-        if self._rank == 0:
+        if self._ranks.rank == 0:
             self._dump(step, in_a_row, ranks)
         if stop:
             key = "train.nonfinite_limit" if overflow or not self._stops else "train.nonfinite"
@@ -134,11 +134,7 @@ class NonFiniteWatch:
         """Gather every rank's report about the step with this ``result``. Collective."""
         weights = [(n, float(one)) for n, one in enumerate(result.weights) if impossible(one)]
         mine = _Found(node_name(), result.loss.item(), without_loss(result.weighted), weights)
-        if self._group is None:
-            return [mine]
-        found: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, mine, group=self._group)
-        return found
+        return self._ranks.gather(mine)
 
     def _dump(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
         path = self._run.nonfinite(step)
@@ -175,7 +171,7 @@ class NonFiniteWatch:
 
     def _stop(self, step: int, in_a_row: int, ranks: list[_Found], key: str) -> None:
         bad = _guilty(ranks) or [0]
-        if self._rank not in bad:
+        if self._ranks.rank not in bad:
             raise PeerFailed(f"gradients are not finite at step {step}; see rank {bad[0]}")
         row = f", {in_a_row} consecutive steps" if in_a_row > 1 else ""
         name = self._run.nonfinite(step).relative_to(self._run.path)

@@ -10,6 +10,7 @@ from hpcrun.checkpoint.host_memory import total_memory
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator
 from hpcrun.train.parallel import memory_estimate
 from hpcrun.train.parallel.fsdp import FILLS_UNUSED, FSDPStrategy
@@ -45,14 +46,14 @@ def resolve_parallel(
     config: Config,
     model: nn.Module,
     distributed: DistributedConfig,
-    group: Any,
+    ranks: Ranks,
     earlier: str | None = None,
 ) -> Parallel:
     """Resolve ``train.parallel``; for ``auto`` print the reason for the choice. Collective.
 
     Args:
         model: still on the CPU.
-        group: a control group of all ranks, or None for a single rank.
+        ranks: all ranks, with a control group.
         earlier: the parallelism of the run's last attempt, as rank 0 knows it.
     """
     if config.train.parallel == "fsdp" and distributed.world_size == 1:
@@ -65,13 +66,12 @@ def resolve_parallel(
         return config.train.parallel
     if distributed.world_size == 1:
         return "single"
-    before: list[str | None] = [earlier]
-    dist.broadcast_object_list(before, src=0, group=group)
+    before = ranks.from_rank_0(lambda: earlier)
     chosen, line = decide(
         config,
         need(config, model),
-        least_of_ranks(_device_memory(distributed), group),
-        before[0],
+        least_of_ranks(_device_memory(distributed), ranks.group),
+        before,
         unfit=unshardable(model)[0],
     )
     if distributed.rank == 0:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from hpcrun.checkpoint.state import capture
+from hpcrun.control.collective import Ranks
 from hpcrun.train.model.no_side_effects import kept_buffers, kept_gradients
 from hpcrun.train.model.unused_parameters import require_all_used
-from hpcrun.train.parallel.collective import together
 
 
 def finalize_buckets(
@@ -18,8 +18,7 @@ def finalize_buckets(
     forward: Callable[[], Tensor],
     *,
     hook: AbstractContextManager[Any],
-    rank: int,
-    group: Any,
+    ranks: Ranks,
 ) -> None:
     """Run one forward and backward pass that changes nothing but DDP's bucket layout. Collective.
 
@@ -31,7 +30,7 @@ def finalize_buckets(
         module: the module inside DDP; its gradients and buffers are restored.
         forward: returns the loss of a batch, computed through DDP.
         hook: context that keeps a DDP communication hook's state unchanged.
-        group: a control group of all ranks, or None for a single rank.
+        ranks: all ranks, with a control group.
 
     Raises:
         UserError: the loss does not depend on all parameters.
@@ -39,6 +38,6 @@ def finalize_buckets(
     generators = capture.capture_rank()
     with kept_buffers(module), kept_gradients(module), hook:
         value = forward()
-        together(lambda: require_all_used(value, module), rank=rank, group=group)
+        ranks.together(lambda: require_all_used(value, module))
         torch.autograd.backward(value)
     capture.apply_rank(generators)

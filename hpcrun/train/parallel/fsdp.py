@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator, vendor
 from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
@@ -123,10 +124,10 @@ class FSDPStrategy(Strategy):
             fill_unused(module)
         return module
 
-    def compare(self, group: Any) -> None:
+    def compare(self, ranks: Ranks) -> None:
         # In a compiled model, removing the hooks after the first step would recompile everything.
         if self._use is not None and not self._compiled:
-            self._use.compare(group, self._distributed.rank)
+            self._use.compare(ranks)
 
     def before_backward(self, value: Tensor) -> None:
         if self._use is not None:

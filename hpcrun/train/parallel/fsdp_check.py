@@ -18,8 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from hpcrun.control.collective import Ranks
+from hpcrun.control.errors import error_on_all_ranks
 from hpcrun.run.endings import node_name
-from hpcrun.train.errors import error_on_all_ranks
 from hpcrun.train.model.unused_parameters import reached, shortened, unreached
 
 _RECOMPUTED = "_checkpoint_wrapped_module."
@@ -44,15 +45,14 @@ class ShardedUse:
         self._given: defaultdict[str, list[Any]] = defaultdict(list)
         self._results: defaultdict[str, list[Any]] = defaultdict(list)
         self._hooks: list[Any] = []
-        self._group: Any = None
-        self._rank = 0
-        self._forward = self._last = self._reduces = False
+        self._ranks = Ranks()
+        self._comparing = self._forward = self._last = self._reduces = False
         if may_differ:
             self._learn_parameters()
 
-    def compare(self, group: Any, rank: int) -> None:
-        """Make the ranks compare during the next step; ``group``: a control group of all ranks."""
-        self._group, self._rank = group, rank
+    def compare(self, ranks: Ranks) -> None:
+        """Make ``ranks``, which have a control group, compare during the next step."""
+        self._ranks, self._comparing = ranks, True
         if not self._may_differ:
             self._hooks += self._learn_parameters()
         for place, (name, part) in enumerate(self._parts.items()):
@@ -73,7 +73,7 @@ class ShardedUse:
         Raises:
             UserError: on all ranks, if the ranks use different parts or parameters.
         """
-        if self._group is None:
+        if not self._comparing:
             return
         self._come_to(len(self._parts))
         # Activation checkpointing runs parts again in the backward pass, at a different time on each rank.
@@ -82,7 +82,7 @@ class ShardedUse:
         self._given.clear()
         self._results.clear()
         if self._last:
-            self._group = None
+            self._comparing = False
             for hook in self._hooks:
                 hook.remove()
 
@@ -107,14 +107,14 @@ class ShardedUse:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _come_to(self, place: int, *_: Any) -> None:
         """Compare the ranks' positions: at a part that gathers its weights, or at the end of the pass."""
-        if self._group is None or not self._forward:
+        if not (self._comparing and self._forward):
             return
         least = torch.tensor([place, -place])
-        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._ranks.group)
         if least[0] == -least[1]:
             return
         names = [*(name or "the model" for name in self._parts), "the end of its forward pass"]
-        places = self._gather_from_all((node_name(), names[place]))
+        places = self._ranks.gather((node_name(), names[place]))
         other = next(rank for rank, (_, name) in enumerate(places) if name != places[0][1])
         host, name = places[other]
         self._refuse(
@@ -137,7 +137,7 @@ class ShardedUse:
         late = [name for name, ends in self._given.items() if self._reduces and _apart(nodes, ends)]
         if self._reduces:
             self._reached.clear()
-        words = self._gather_from_all((node_name(), idle, late, missing))
+        words = self._ranks.gather((node_name(), idle, late, missing))
         hosts, *kinds = zip(*words, strict=True)
         idle_somewhere, late_somewhere, missing_somewhere = map(_not_on_all, kinds)
         for rank, parts in idle_somewhere:
@@ -155,7 +155,7 @@ class ShardedUse:
                 raise error_on_all_ranks(
                     f"train.find_unused_parameters: the loss of rank {rank} ({hosts[rank]}) does not depend "
                     f"on {shortened(names)}, but the loss of other ranks does; set it to true",
-                    self._rank,
+                    self._ranks.rank,
                 )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -172,13 +172,8 @@ class ShardedUse:
         raise error_on_all_ranks(
             "train.parallel: under fsdp the ranks gather weights and reduce gradients together, but "
             f"{reason}; or use ddp with train.find_unused_parameters=true",
-            self._rank,
+            self._ranks.rank,
         )
-
-    def _gather_from_all(self, mine: Any) -> list[Any]:
-        words: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(words, mine, group=self._group)
-        return words
 
     def _learn_parameters(self) -> list[Any]:
         """Record each part's unsharded parameters in its first forward pass; return the hooks."""

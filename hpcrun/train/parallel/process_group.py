@@ -16,6 +16,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.hardware.devices import require_given_gpus
 from hpcrun.cluster.network.ports import wanted_ports
+from hpcrun.control.collective import Ranks
 from hpcrun.control.making import new_control_group
 from hpcrun.control.tree_group import TreeGroup
 from hpcrun.device import accelerator
@@ -144,13 +145,14 @@ def connect(device: torch.device, group: Any = None) -> None:
         accelerator.synchronize(device)
 
 
-def control_group(config: DistributedConfig) -> Any:
+def control_ranks(config: DistributedConfig) -> Ranks:
     """Make a CPU group of all ranks for decisions, separate from the gradients' collectives. Collective.
 
     Returns:
-        The group, or None for a single rank.
+        This rank's view of the group; the group is None for a single rank.
     """
-    return None if config.world_size == 1 else new_control_group()
+    group = None if config.world_size == 1 else new_control_group()
+    return Ranks(config.rank, config.world_size, group)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator
 from hpcrun.device.vendor import CompileMode
 from hpcrun.train.model.prepare import compile_in_place, of_torch
@@ -57,8 +58,8 @@ class Strategy:
         """Wrap forward and backward of a micro-batch: only the last one of a step all-reduces gradients."""
         return contextlib.nullcontext()
 
-    def compare(self, group: Any) -> None:
-        """Compare in the next step which parts of the model the ranks use; ``group``: a control group."""
+    def compare(self, ranks: Ranks) -> None:
+        """Compare in the next step which parts of the model ``ranks`` use."""
 
     def before_backward(self, value: Tensor) -> None:
         """Check a loss before its backward pass; raise UserError if the backward pass would hang."""

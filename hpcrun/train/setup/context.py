@@ -3,43 +3,46 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
 from hpcrun.device.accelerator import is_accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching
+from hpcrun.train.determinism import explain_refusals
 from hpcrun.train.health.out_of_memory import explaining, usage
 from hpcrun.train.health.watchdog import At
 from hpcrun.train.model.prepare import why_not_recomputed
 from hpcrun.train.parallel.choose import Parallel
-from hpcrun.train.parallel.collective import together
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Context:
-    """The run, attempt, config, rank, control group and watchdog of a training.
-
-    ``group``: a control group of all ranks, or None for a single rank.
-    """
+    """The run, attempt, config, place, watchdog, and all ranks (with a control group) of a training."""
 
     run: RunDirectory
     attempt: Attempt
     config: Config
     distributed: DistributedConfig
-    group: Any
+    ranks: Ranks
     at: At
 
     def together(self, compute: Callable[[], T]) -> T:
         """Run ``compute`` on every rank; if it fails on one rank, raise on all of them. Collective."""
-        return together(compute, rank=self.distributed.rank, group=self.group)
+
+        def explained() -> T:
+            with explain_refusals():
+                return compute()
+
+        return self.ranks.together(explained)
 
     def explain_memory(
         self,

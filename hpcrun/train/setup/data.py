@@ -54,7 +54,7 @@ class Validation:
         """Return the validation loss over all ranks; None without data. Collective."""
         if self.data is None:
             return None
-        return validate(self.trainer, self.opened.task, self.data, group=self.context.group)
+        return validate(self.trainer, self.opened.task, self.data, group=self.context.ranks.group)
 
     def close(self) -> None:
         """End the loader processes."""
@@ -71,8 +71,7 @@ def build_validation(
         return Validation(context, opened, trainer, None)
     data = ValidationData(
         opened.validation_set,
-        rank=distributed.rank,
-        world_size=distributed.world_size,
+        context.ranks,
         batch_size=config.train.batch_size,
         accumulation=accumulation_of(config.train, distributed.world_size),
         limit=config.train.validate_batches,

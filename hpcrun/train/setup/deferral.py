@@ -5,12 +5,12 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from hpcrun.checkpoint.state import capture
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
 from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.fill import described
@@ -76,7 +76,7 @@ def build_whole(
 
 
 def all_deferred(
-    deferred: Deferred | None, config: Config, distributed: DistributedConfig, group: Any
+    deferred: Deferred | None, config: Config, distributed: DistributedConfig, ranks: Ranks
 ) -> bool:
     """Return True if all ranks have deferred the build of the same parameters. Collective.
 
@@ -85,11 +85,10 @@ def all_deferred(
     if not _wanted(config, distributed):
         return False
     mine = None if deferred is None else sorted(map(described, deferred.parameters))
-    words: list[Any] = [None] * distributed.world_size
     text = None if mine is None else hashlib.sha256(repr(mine).encode()).hexdigest()
-    dist.all_gather_object(words, text, group=group)
+    words = ranks.gather(text)
     same = len({*words}) == 1
-    if distributed.rank == 0 and not same:
+    if ranks.rank == 0 and not same:
         print(
             "hpcrun: fsdp.deferred_init: build_model() runs on every rank in full: the ranks record "
             "different parameters",

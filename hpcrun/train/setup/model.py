@@ -77,7 +77,7 @@ def build_model(
     """
     config, distributed = context.config, context.distributed
     earlier = _earlier_parallel(context)
-    parallel = resolve_parallel(config, opened.model, distributed, context.group, earlier)
+    parallel = resolve_parallel(config, opened.model, distributed, context.ranks, earlier)
     with context.explain_memory(None, parallel, device, opened.model):
         with context.at("wrapping the model") as advance:
             opened = opened.for_parallel(parallel, config, distributed)
@@ -100,7 +100,7 @@ def build_model(
             f"{context.run.checkpoints}: a checkpoint was there at the start of this attempt, and is gone; "
             "start the run again"
         )
-    here = environment(device, distributed, context.group)
+    here = environment(device, context.ranks)
     meta = {} if restored is None else restored.meta
     other = _changed_ways(meta["ways"], config, trainer) if "ways" in meta else []
     drift, absent = ([], []) if restored is None else (changed(meta, here), unrecorded(meta, here))

@@ -96,7 +96,7 @@ def build_metrics(
         batching,
         measured,
         sinks,
-        group=context.group,
+        group=context.ranks.group,
         restart=context.attempt.restart,
     )
     metrics.restore(resumed.extra("metrics", []))
@@ -118,9 +118,7 @@ def build_saver(
         context.attempt,
         resumed.trainer,
         engine,
-        interval=build_interval(
-            context.run, config, context.distributed, context.group, lambda: saver.costs
-        ),
+        interval=build_interval(context.run, config, context.ranks, lambda: saver.costs),
         batches=batches,
         early=early,
         metrics=metrics,
@@ -144,8 +142,7 @@ def watch_gradients(
         context.config,
         resumed.trainer,
         start=resumed.start,
-        rank=context.distributed.rank,
-        group=context.group,
+        ranks=context.ranks,
         samples=samples_of(opened.dataset, batching, context.config.seed),
     )
 

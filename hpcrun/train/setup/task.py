@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.storage.steps import has_commit
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
@@ -77,10 +76,9 @@ def open_task(context: Context) -> OpenedTask:
         context.together(work)
     with context.at("building the model and its data") as advance:
         config, distributed = context.config, context.distributed
-        ranks = RankGroup(distributed.rank, distributed.world_size, context.group)
-        resumes = ranks.from_rank_0(lambda: has_commit(context.run))
+        resumes = context.ranks.from_rank_0(lambda: has_commit(context.run))
         opened = context.together(lambda: open_on_rank(task, config, distributed, resumes, advance))
-        if all_deferred(opened.deferred, config, distributed, context.group):
+        if all_deferred(opened.deferred, config, distributed, context.ranks):
             return opened
         # A rank that could not defer its build has the whole model, and so must all.
         return opened.for_parallel("ddp", config, distributed)

@@ -10,13 +10,13 @@ from hpcrun.cluster.hardware.devices import require_given_gpus, visible_gpus
 from hpcrun.cluster.hardware.threads import threads_per_rank
 from hpcrun.cluster.network.interfaces import interface_variables, own_interfaces
 from hpcrun.config import Config
+from hpcrun.control.errors import error_on_all_ranks
 from hpcrun.lifecycle.rank.shared_interface import AUTO, NoSharedInterface, shared_interface
 from hpcrun.run.code.import_path import copied_path, folders
 from hpcrun.run.code.snapshot import recorded_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import read_json
-from hpcrun.train.errors import error_on_all_ranks
 
 
 def enter_folder(run: RunDirectory) -> None:

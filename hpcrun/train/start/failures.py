@@ -5,6 +5,7 @@ import sys
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.cluster.launchers import read_placement, scheduler
+from hpcrun.control.errors import ErrorOnAllRanks
 from hpcrun.diagnose.causes import is_cascade
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
@@ -14,7 +15,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, note, read_events
-from hpcrun.train.errors import ErrorOnAllRanks, NotTrainable, PlannedStop
+from hpcrun.train.errors import PlannedStop
 from hpcrun.train.phase import Position
 
 
@@ -58,7 +59,7 @@ def note_refusal(run: RunDirectory, attempt: Attempt, error: UserError) -> None:
         kind=type(error).__name__,
         host=(known and known.host) or node_name(),
         shared=known is not None and known.everywhere,
-        certain=known.certain if known else isinstance(error, NotTrainable),
+        certain=error.certain,
     )
 
 

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.config import AMPConfig
+from hpcrun.control.collective import Ranks
 from hpcrun.device.accelerator import default_device
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.arguments import require_makers, require_micro_batches, require_plain_step
@@ -306,9 +306,9 @@ class AMPTrainer:
         """Return the parts of the state that each rank has for itself."""
         return {"threads": THREADS} if self.device.type == "cpu" else {}
 
-    def _checkpoint_ranks(self) -> RankGroup:
+    def _checkpoint_ranks(self) -> Ranks:
         """Return the ranks that save together. Collective at the first call."""
-        return RankGroup(0, 1, None)
+        return Ranks()
 
     def _begin(
         self,

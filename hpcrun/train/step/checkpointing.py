@@ -9,9 +9,9 @@ import torch
 
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.outcome import Restored
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
+from hpcrun.control.collective import Ranks
 from hpcrun.device.accelerator import is_accelerator
 
 
@@ -27,7 +27,7 @@ class TrainerCheckpoints:
     def __init__(
         self,
         state: Callable[[], TrainingState],
-        ranks: Callable[[], RankGroup],
+        ranks: Callable[[], Ranks],
         device: torch.device,
     ) -> None:
         self._state, self._ranks = state, ranks

@@ -10,7 +10,6 @@ from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.model.activation_checkpointing import Buffers
 from hpcrun.train.model.frozen import Frozen
-from hpcrun.train.parallel.collective import together
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.step.weighting import Weight, impossible
 from hpcrun.train.task import Task
@@ -93,7 +92,7 @@ class MicroBatchStep:
             # A rank that skipped an FSDP block would wait here while the other ranks wait for that block.
             judge()
         else:
-            together(judge, rank=self._rank, group=self._trainer.control_group())
+            self._trainer.control_ranks().together(judge)
         return value
 
     def _refusal(self, error: ValueError, step: int) -> UserError | None:

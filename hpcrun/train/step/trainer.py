@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.state.training import RankPart
 from hpcrun.cluster.distributed import Backend, DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator, vendor
 from hpcrun.train.model.float8 import explain_sizes
 from hpcrun.train.model.prepare import Preparation, prepare
@@ -126,7 +126,7 @@ class DistributedAMPTrainer(AMPTrainer):
             device=device,
             ema=ema,
         )
-        self._control: Any = None
+        self._control: Ranks | None = None
         self._wrapped = False
         self._buckets_final = False
 
@@ -228,8 +228,12 @@ class DistributedAMPTrainer(AMPTrainer):
 
         The first call is collective. A single rank gets None.
         """
+        return self.control_ranks().group
+
+    def control_ranks(self) -> Ranks:
+        """Return this rank's view of :meth:`control_group`. The first call is collective."""
         if self._control is None:
-            self._control = process_group.control_group(self.distributed)
+            self._control = process_group.control_ranks(self.distributed)
         return self._control
 
     def _begin(
@@ -268,10 +272,9 @@ class DistributedAMPTrainer(AMPTrainer):
         if not self._single_by_choice:
             process_group.require_same_group(self.distributed)
 
-    def _checkpoint_ranks(self) -> RankGroup:
+    def _checkpoint_ranks(self) -> Ranks:
         self._require_same_group()
-        at = self.distributed
-        return RankGroup(at.rank, at.world_size, self.control_group())
+        return self.control_ranks()
 
     def _require_final_parameters(self) -> None:
         if self._strategy.replaces_parameters and not self._wrapped:
@@ -293,7 +296,7 @@ class DistributedAMPTrainer(AMPTrainer):
         if self._strategy.changes_buckets(self.model):
             self._finalize_buckets(batch, loss)
         if self._strategy.collective_forward:
-            self._strategy.compare(self.control_group())
+            self._strategy.compare(self.control_ranks())
 
     def _finalize_buckets(self, batch: Any, loss: LossFunction) -> None:
         """Let DDP find its final bucket layout before the first optimizer step."""
@@ -309,6 +312,5 @@ class DistributedAMPTrainer(AMPTrainer):
             hook=contextlib.nullcontext()
             if self._compression is None
             else self._compression.idle(),
-            rank=self.distributed.rank,
-            group=self.control_group(),
+            ranks=self.control_ranks(),
         )

@@ -24,6 +24,7 @@ from hpcrun.checkpoint.state import capture
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
@@ -156,7 +157,7 @@ def answer() -> None:
     dist._verify_params_across_processes = lambda *_: None
     dist._broadcast_coalesced = lambda *_: None
     fsdp.FSDPStrategy.compare = lambda *_: None
-    DistributedAMPTrainer.control_group = lambda *_: None
+    DistributedAMPTrainer.control_ranks = lambda *_: Ranks()
 
 
 def wrap(self: DDPStrategy, module: nn.Module, mode: Any) -> nn.Module:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from gpulib.models import adamw, batches, build, next_byte, one_rank, trainer_for
 from gpulib.sizes import REPEATED, SIZES, Size
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.config import AMPConfig
+from hpcrun.control.collective import Ranks
 from hpcrun.device.accelerator import is_accelerator
 from hpcrun.train.determinism import choose_kernels
 from hpcrun.train.metrics.mfu import peak_here
@@ -144,7 +144,7 @@ def _saves(
     parameters = list(trainer.module.parameters())
     saved: list[Tensor] = []
     pinned = is_accelerator(device)
-    engine = folder_engine(folder_store(folder), RankGroup(0, 1, None), pinned=pinned)
+    engine = folder_engine(folder_store(folder), Ranks(), pinned=pinned)
     for number in (1, 2):
         saved.clear()
         saved += (parameter.detach().clone() for parameter in parameters)
