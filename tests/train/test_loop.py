@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.run.directory import RunDirectory
@@ -61,7 +62,9 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
         reason_to_stop=lambda: StopReason.WARNING if position.step == last - 1 else StopReason.NONE,
         validate=lambda: None,
         early=EarlyStopping(None, 0.0),
-        metrics=MetricsLog(config, task, trainer, batching, measured, sinks, group=None, restart=0),
+        metrics=MetricsLog(
+            config, task, trainer, batching, measured, sinks, ranks=Ranks(), restart=0
+        ),
         saver=saver,
         nonfinite=SimpleNamespace(check=lambda _: None, finish=lambda: None),
         profile=SimpleNamespace(before=lambda _: None, close=lambda _: None),

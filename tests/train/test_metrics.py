@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
@@ -113,7 +114,7 @@ class Training:
         sinks = SimpleNamespace(write=self.lines.append)
         batching = batching or Batching(1, ranks=1)
         self.log = MetricsLog(
-            config, task, self.trainer, batching, measured, sinks, group=None, restart=0
+            config, task, self.trainer, batching, measured, sinks, ranks=Ranks(), restart=0
         )
         self.done = 0
 

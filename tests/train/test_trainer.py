@@ -11,6 +11,7 @@ from torch import nn
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.control.collective import Ranks
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.train.build import compile_mode
 from hpcrun.train.evaluation.validate import validate
@@ -376,7 +377,7 @@ def test_validation_does_not_use_the_random_numbers_of_training():
     trainer = AMPTrainer(net(dropout=0.2), sgd, device="cpu")
     before = [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[2]]
     task = SimpleNamespace(loss=drawing, weight=lambda _: None)
-    validate(trainer, task, [(batch(4), 4)], group=None)
+    validate(trainer, task, [(batch(4), 4)], ranks=Ranks())
     assert [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[2]] == before
 
 

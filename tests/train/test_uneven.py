@@ -8,7 +8,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 
 from hpcrun.config import AMPConfig
-from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.evaluation.validate import validate
@@ -124,11 +123,9 @@ def test_a_resume_on_fewer_ranks_takes_the_same_batches(rank, world_size, tmp_pa
 def test_validation_is_the_mean_over_all_tokens_with_the_averaged_weights(rank):
     work = Work(rank, task=Masked(), ema=0.9)
     work.steps(0, 4)
-    group = work.trainer.control_group()
-    data = ValidationData(
-        Tokens(), Ranks(rank, WORLD), batch_size=8, accumulation=1, limit=None, workers=1
-    )
-    found = agreed([validate(work.trainer, work.task, data, group=group) for _ in range(2)])
+    everyone = work.trainer.control_ranks()
+    data = ValidationData(Tokens(), everyone, batch_size=8, accumulation=1, limit=None, workers=1)
+    found = agreed([validate(work.trainer, work.task, data, ranks=everyone) for _ in range(2)])
     data.close()
     everything = default_collate([Tokens()[index] for index in range(SIZE)])
     with torch.no_grad():

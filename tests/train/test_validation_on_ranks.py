@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcrun.control.collective import Ranks
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.evaluation.validation_data import ValidationData
 from tests.ranks import agreed, gathered, ranks
@@ -32,7 +31,7 @@ def test_validation_is_the_mean_over_all_samples_of_the_model_that_rank_0_saves(
     trainer.module[3].eval()
     for step in batches(rank, 4, 0, 2):
         trainer.training_step(step, loss)
-    group = trainer.control_group()
+    everyone = trainer.control_ranks()
     own_buffers = digest(trainer.module.buffers())
     assert len(set(gathered(own_buffers))) > 1
     reference = copy.deepcopy(trainer.module)
@@ -41,8 +40,8 @@ def test_validation_is_the_mean_over_all_samples_of_the_model_that_rank_0_saves(
     reference.eval()
     for size in (50, 7, 2):
         data = Pairs(size)
-        chosen = ValidationData(data, Ranks(rank, 4), batch_size=8, accumulation=2, limit=None)
-        value = agreed(validate(trainer, Mean(), chosen, group=group))
+        chosen = ValidationData(data, everyone, batch_size=8, accumulation=2, limit=None)
+        value = agreed(validate(trainer, Mean(), chosen, ranks=everyone))
         with torch.no_grad():
             every = [loss(reference, (x[None], y[None])) for x, y in (data[i] for i in range(size))]
         assert value == pytest.approx(torch.stack(every).mean().item(), rel=1e-6)
@@ -57,14 +56,14 @@ def test_a_sharded_model_is_validated_on_all_samples_however_few_a_rank_has(rank
     trainer = sharing.trainer(way, rank)
     for step in sharing.batches(way, rank, 0, 2):
         trainer.training_step(step, loss)
-    group = trainer.control_group()
+    everyone = trainer.control_ranks()
 
     def over_ranks(size):
         chosen = ValidationData(
-            Pairs(size), Ranks(rank, 4), batch_size=8, accumulation=2, limit=None,
+            Pairs(size), everyone, batch_size=8, accumulation=2, limit=None,
             same_count=trainer.forward_is_collective,
         )  # fmt: skip
-        return agreed(validate(trainer, Mean(), chosen, group=group))
+        return agreed(validate(trainer, Mean(), chosen, ranks=everyone))
 
     def check(size):
         """Compare with the whole model."""
@@ -113,7 +112,7 @@ def test_buffers_in_any_layout_are_rank_0s_on_all_ranks(rank, parallel, dtype):
     task.loss = lambda model, batch: model(batch[0]).square().mean()
     (step,) = batches(rank, 4, 0, 1)
     trainer.training_step(step, task.loss)
-    agreed(validate(trainer, task, [(step[0], 4)], group=dist.new_group(backend="gloo")))
+    agreed(validate(trainer, task, [(step[0], 4)], ranks=trainer.control_ranks()))
     bank, table = trainer.module.bank, trainer.module.table
     assert bank.tolist() == torch.arange(18.0).reshape(3, 6).T.tolist()
     assert table.tolist() == list(range(6))

@@ -182,9 +182,7 @@ def test_a_rank_shows_the_others_the_work_for_which_they_wait(tmp_path: Path, wo
             time.sleep(0.01)
         return store.add("awaited", 0) == number
 
-    with Watchdog(
-        position, limits, tmp_path, rank=1, world_size=2, store=store, on_exit=lambda: None
-    ):
+    with Watchdog(position, limits, tmp_path, Ranks(1, 2), store=store, on_exit=lambda: None):
         with position.at(work):
             assert awaited(1)
         assert awaited(0)

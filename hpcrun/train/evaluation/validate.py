@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from hpcrun.control.collective import Ranks
 from hpcrun.train.metrics.log import mean_over_ranks
 from hpcrun.train.model.no_side_effects import evaluating, kept_buffers, kept_generators
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
@@ -20,7 +21,7 @@ def validate(
     task: Task,
     data: Iterable[tuple[Any, int]],
     *,
-    group: Any,
+    ranks: Ranks,
 ) -> float:
     """Return the mean loss over all ranks, weighted by samples or by the task's weights. Collective.
 
@@ -32,11 +33,12 @@ def validate(
 
     Args:
         data: this rank's batches and the number of samples in each (``ValidationData``).
+        ranks: all ranks, with a control group.
     """
     total, count = 0.0, 0.0
     module = trainer.module
     with trainer.averaged(), evaluating(module), kept_buffers(module), kept_generators():
-        if group is not None:
+        if ranks.world_size > 1:
             for buffer in trainer.module.buffers():
                 copy_from_rank_zero(buffer)
         for batch, samples in data:
@@ -48,7 +50,7 @@ def validate(
                 total += loss.item() * weight
                 count += weight
         trainer.after_evaluation()
-    return mean_over_ranks(total, count, group)
+    return mean_over_ranks(total, count, ranks)
 
 
 def _weight(task: Task, batch: Any, samples: int) -> float:

@@ -24,6 +24,7 @@ from typing import IO, NoReturn
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.rank.stack_writer import Answering, own_stacks
@@ -59,9 +60,8 @@ class Watchdog:
         position: Position,
         limits: Limits,
         folder: Path,
+        ranks: Ranks,
         *,
-        rank: int,
-        world_size: int,
         store: Store | None,
         on_exit: Callable[[], None],
         resumed: Callable[[float], None] = lambda _: None,
@@ -71,6 +71,7 @@ class Watchdog:
 
         Args:
             folder: the attempt's logs.
+            ranks: this rank, and the number of ranks; the watchdog uses the store instead of a group.
             store: this rank's own connection to the shared store; None: watch this rank only.
             on_exit: called before the watchdog ends the process, after everything is written.
             resumed: called after a suspension of this rank, with its seconds.
@@ -78,7 +79,7 @@ class Watchdog:
                 little longer.
         """
         self._position, self._limits = position, limits
-        self._folder, self._rank, self._world_size = folder, rank, world_size
+        self._folder, self._rank, self._world_size = folder, ranks.rank, ranks.world_size
         self._peers, self._on_exit, self._resumed = Peers(store), on_exit, resumed
         self._blind = blind
         self._host = node_name()
@@ -282,8 +283,7 @@ def watching(
         position,
         limits,
         logs,
-        rank=rank,
-        world_size=distributed.world_size,
+        Ranks(rank, distributed.world_size),
         store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
         on_exit=on_exit,
         resumed=resumed,

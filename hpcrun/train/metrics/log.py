@@ -16,6 +16,7 @@ from torch import nn
 from hpcrun.cluster.hardware.amd import gpu_addresses
 from hpcrun.cluster.hardware.gpu_use import GpuUse, amd_gpu_use, gpu_use
 from hpcrun.config import Config
+from hpcrun.control.collective import Ranks
 from hpcrun.device import accelerator, vendor
 from hpcrun.run.endings import node_name
 from hpcrun.train.data.batching import Batching
@@ -28,11 +29,11 @@ from hpcrun.train.step.trainer import AMPTrainer, LossFunction, StepResult
 from hpcrun.train.task import Task
 
 
-def mean_over_ranks(total: float, count: float, group: Any) -> float:
-    """Return ``total / count``, both summed over the ranks of ``group`` (None: this rank only)."""
+def mean_over_ranks(total: float, count: float, ranks: Ranks) -> float:
+    """Return ``total / count``, both summed over ``ranks``. Collective."""
     both = torch.tensor([total, count], dtype=torch.float64)
-    if group is not None:
-        dist.all_reduce(both, group=group)
+    if ranks.world_size > 1:
+        dist.all_reduce(both, group=ranks.group)
     return float(both[0] / both[1])
 
 
@@ -71,22 +72,22 @@ class MetricsLog:
         measured: Measured,
         sinks: Sinks | None,
         *,
-        group: Any,
+        ranks: Ranks,
         restart: int,
     ) -> None:
         """Gather the ranks' hosts. Collective.
 
         Args:
             sinks: on rank 0; None on other ranks.
-            group: a control group of all ranks, or None for a single rank.
+            ranks: all ranks, with a control group.
         """
-        self._trainer, self._sinks, self._group, self._restart = trainer, sinks, group, restart
+        self._trainer, self._sinks, self._ranks, self._restart = trainer, sinks, ranks, restart
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
         self._every, self._end = config.train.log_every, config.train.steps
         self._batching = batching
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
         self._window = LossWindow(batching)
-        self._hosts = _hosts(group)
+        self._hosts: list[str] = ranks.gather(node_name())
         self._gpu = own_gpu_use(trainer.device)
         self._stragglers = StragglerWatch(self._hosts)
 
@@ -111,7 +112,7 @@ class MetricsLog:
 
     def saved(self, done: int) -> list[float]:
         """Return what a checkpoint after ``done`` steps needs about unlogged steps. Collective."""
-        return self._window.saved(done, self._group)
+        return self._window.saved(done, self._ranks)
 
     def restore(self, saved: Sequence[float]) -> None:
         """Restore what :meth:`saved` returned, so the next line includes the loss of these steps."""
@@ -149,14 +150,14 @@ class MetricsLog:
         memory = _memory(self._trainer.device)
         gpu = (math.nan, math.nan) if self._gpu is None else self._gpu.read()
         measured = [loss, lap.step, lap.data, lap.own, memory, *gpu]
-        if self._group is None:
+        if self._ranks.world_size == 1:
             return [measured]
         mine = torch.tensor(measured, dtype=torch.float64)
         if self._sinks is None:
-            dist.gather(mine, group=self._group)
+            dist.gather(mine, group=self._ranks.group)
             return None
         found = [torch.empty_like(mine) for _ in self._hosts]
-        dist.gather(mine, found, group=self._group)
+        dist.gather(mine, found, group=self._ranks.group)
         return [one.tolist() for one in found]
 
     def _log(self, done: int, result: StepResult, samples: float, ranks: list[list[float]]) -> None:
@@ -196,16 +197,6 @@ class MetricsLog:
         warning = self._stragglers.check(done, own, step)
         if warning is not None:
             print(f"hpcrun: {warning}", flush=True)
-
-
-def _hosts(group: Any) -> list[str]:
-    """Return the host of every rank of ``group``. Collective."""
-    host = node_name()
-    if group is None:
-        return [host]
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, host, group=group)
-    return found
 
 
 def _memory(device: torch.device) -> float:

@@ -2,11 +2,11 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hpcrun.control.collective import Ranks
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.step.trainer import StepResult
 
@@ -43,18 +43,14 @@ class LossWindow:
         self._results, self._before = [], _NOTHING
         return taken / samples if samples else skipped / skipped_samples
 
-    def saved(self, done: int, group: Any) -> list[float]:
-        """Return what a checkpoint after ``done`` steps needs, identical on all ranks. Collective.
-
-        Args:
-            group: a control group of all ranks, or None for a single rank.
-        """
+    def saved(self, done: int, ranks: Ranks) -> list[float]:
+        """Return what a checkpoint after ``done`` steps needs, identical on all ``ranks``. Collective."""
         if not self._results and self._before is _NOTHING:
             return []
         sums = torch.tensor(self._sums(done), dtype=torch.float64)
-        if group is not None:
-            dist.all_reduce(sums, group=group)
-            sums /= dist.get_world_size(group)
+        if ranks.world_size > 1:
+            dist.all_reduce(sums, group=ranks.group)
+            sums /= ranks.world_size
         found: list[float] = sums.tolist()
         return found
 

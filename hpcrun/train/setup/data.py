@@ -54,7 +54,7 @@ class Validation:
         """Return the validation loss over all ranks; None without data. Collective."""
         if self.data is None:
             return None
-        return validate(self.trainer, self.opened.task, self.data, group=self.context.ranks.group)
+        return validate(self.trainer, self.opened.task, self.data, ranks=self.context.ranks)
 
     def close(self) -> None:
         """End the loader processes."""

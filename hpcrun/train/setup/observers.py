@@ -96,7 +96,7 @@ def build_metrics(
         batching,
         measured,
         sinks,
-        group=context.ranks.group,
+        ranks=context.ranks,
         restart=context.attempt.restart,
     )
     metrics.restore(resumed.extra("metrics", []))
