@@ -33,7 +33,7 @@ from _pytest.runner import runtestprotocol
 from hpcrun.config import resolve
 from tests.train.nccl_rules import Rules, nccl_rules
 
-resolve([])  # pydantic makes the validators at the first use, else in each rank.
+resolve([])  # the config's engine makes the validators at the first use, else in each rank.
 
 GRACE_SECONDS = 5.0
 """Time for the other ranks after a rank has failed: most of them report a lost connection."""

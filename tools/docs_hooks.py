@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
-from pydantic import BaseModel
 
 import hpcrun
 from hpcrun.cli.main import COMMANDS, guarded
+from hpcrun.config.section import Section
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -99,7 +99,7 @@ def _module(name: str) -> str:
 
 
 def _fields(public: Any) -> list[str]:
-    """Return a table of the fields of a pydantic model, with defaults and descriptions."""
+    """Return a table of the fields of a section or a pydantic model, with defaults and descriptions."""
     fields = getattr(public, "model_fields", {})
     if not fields:
         return []
@@ -113,4 +113,4 @@ def _fields(public: Any) -> list[str]:
 def _default(field: Any) -> str:
     """Return a default in Python's notation; a section shows as ``Name()``."""
     value = field.default
-    return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
+    return f"{type(value).__name__}()" if isinstance(value, Section) else repr(value)

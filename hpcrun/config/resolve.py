@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic_core import ValidationError
 
 from hpcrun.config.checks.idle import idle_keys
 from hpcrun.config.checks.messages import unknown, words
 from hpcrun.config.checks.sharing import sharing_contradictions
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.schema import Config
-from hpcrun.config.section import without_plugins
+from hpcrun.config.section import Section
 from hpcrun.config.shape import known_keys
 from hpcrun.config.sources.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.training import DataOptions, ModelOptions
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
 
@@ -32,8 +35,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
     merged = merge(layers)
     meant = None
     try:
-        with without_plugins():
-            config = Config.model_validate(merged.values)
+        config = Config.model_validate(merged.values)
     except ValidationError as error:
         known = list(known_keys(Config))
         found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
@@ -73,7 +75,7 @@ def load_resolved(path: str | Path) -> Config:
 
 
 def check_options(
-    model: type[BaseModel],
+    model: type[Section | BaseModel],
     values: Mapping[str, Any],
     prefix: str,
     where: Callable[[str], str],
@@ -81,7 +83,7 @@ def check_options(
     """Check a task's keys of a section, and return them with defaults, as plain data.
 
     Args:
-        model: the task's pydantic model of the section.
+        model: the task's model of the section: of pydantic, or a section of hpcrun.
         values: the given keys and values.
         prefix: the section, ``model`` or ``data``.
         where: the function of :func:`locate`.
@@ -97,14 +99,14 @@ def check_options(
 
 def with_task_options(
     config: Config,
-    options: tuple[type[BaseModel], type[BaseModel]],
+    options: tuple[type[Section | BaseModel], type[Section | BaseModel]],
     where: Callable[[str], str],
 ) -> Config:
     """Return ``config`` with the sections ``model`` and ``data`` checked and completed by a task's models.
 
     Args:
         config: a resolved config.
-        options: the pydantic models of the two sections.
+        options: the models of the two sections.
         where: the function of :func:`locate`.
 
     Raises:
@@ -112,7 +114,7 @@ def with_task_options(
     """
     sections: tuple[ModelOptions, DataOptions] = (config.model, config.data)
     problems: list[Problem] = []
-    update: dict[str, BaseModel] = {}
+    update: dict[str, Section] = {}
     for name, model, section in zip(("model", "data"), options, sections, strict=True):
         found, checked = _check(model, section.own, name, where)
         problems += found
@@ -127,7 +129,7 @@ def with_task_options(
 
 
 def _check(
-    model: type[BaseModel],
+    model: type[Section | BaseModel],
     values: Mapping[str, Any],
     prefix: str,
     where: Callable[[str], str],
@@ -137,7 +139,7 @@ def _check(
     checked: dict[str, Any] = {}
     if model.model_config.get("extra", "ignore") == "ignore":
         fields = model.model_fields.items()
-        names = {name for field, info in fields for name in (field, info.alias)}
+        names = {name for field, info in fields for name in (field, getattr(info, "alias", field))}
         extra = [f"{prefix}.{key}" for key in values if key not in names]
         found += [(key, unknown(key, known)) for key in extra]
     try:

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from pydantic import Field
-
 from hpcrun.config.fields import (
     BelowOne,
     Count,
@@ -17,7 +15,7 @@ from hpcrun.config.fields import (
     StepWindow,
     Word,
 )
-from hpcrun.config.section import Section, TaskSection
+from hpcrun.config.section import Section, TaskSection, field
 
 
 class ModelOptions(TaskSection):
@@ -27,11 +25,11 @@ class ModelOptions(TaskSection):
 class DataOptions(TaskSection):
     """Keys of the data loader (``torch.utils.data``), and the task's keys on the data in ``own``."""
 
-    workers: FromZero | None = Field(
+    workers: FromZero | None = field(
         default=None,
         description="Data loader processes per rank; null: from job.cpus_per_task, or none.",
     )
-    prefetch: Count = Field(default=2, description="Batches that each loader process reads ahead.")
+    prefetch: Count = field(default=2, description="Batches that each loader process reads ahead.")
 
 
 class Train(Section):
@@ -41,130 +39,130 @@ class Train(Section):
     lr_scaling: Goyal et al. 2017, arXiv:1706.02677 (linear), Malladi et al. 2022, arXiv:2205.10287 (sqrt).
     """
 
-    steps: Count = Field(default=1000, description="Optimizer steps of the whole run.")
-    batch_size: Count = Field(default=32, description="Samples per optimizer step, over all ranks.")
-    accumulation: Count = Field(
+    steps: Count = field(default=1000, description="Optimizer steps of the whole run.")
+    batch_size: Count = field(default=32, description="Samples per optimizer step, over all ranks.")
+    accumulation: Count = field(
         default=1, description="Micro-batches per optimizer step on each rank."
     )
-    micro_batch: Count | None = Field(
+    micro_batch: Count | None = field(
         default=None,
         description="Maximum samples per micro-batch; accumulation follows from it.",
     )
-    uneven: Literal["across", "drop", "pad", "join"] = Field(
+    uneven: Literal["across", "drop", "pad", "join"] = field(
         default="across",
         description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked, Join).",
     )
-    lr: Positive = Field(default=3e-4, description="Peak learning rate.")
-    lr_scaling: Literal["none", "sqrt", "linear"] = Field(
+    lr: Positive = field(default=3e-4, description="Peak learning rate.")
+    lr_scaling: Literal["none", "sqrt", "linear"] = field(
         default="none", description="Scaling of lr with batch_size / lr_base_batch."
     )
-    lr_base_batch: Count | None = Field(
+    lr_base_batch: Count | None = field(
         default=None, description="Batch size that lr was tuned for."
     )
-    clip_norm: Positive | None = Field(
+    clip_norm: Positive | None = field(
         default=1.0, description="Gradient norm for clipping; null: no clipping."
     )
-    nonfinite: Literal["skip", "stop"] = Field(
+    nonfinite: Literal["skip", "stop"] = field(
         default="skip",
         description="If a gradient is not finite (fp16 overflow aside): skip the step, or stop.",
     )
-    nonfinite_limit: Count = Field(
+    nonfinite_limit: Count = field(
         default=10, description="Consecutive skipped steps after which training stops."
     )
-    log_every: Count = Field(default=10, description="Steps between lines of metrics.")
-    validate_every: FromZero = Field(
+    log_every: Count = field(default=10, description="Steps between lines of metrics.")
+    validate_every: FromZero = field(
         default=0, description="Steps between validations; 0: only at the end."
     )
-    validate_batches: Count | None = Field(
+    validate_batches: Count | None = field(
         default=None, description="Batches of each validation; null: the whole set."
     )
-    patience: Count | None = Field(
+    patience: Count | None = field(
         default=None,
         description="Validations without a better loss before training ends; null: no early stopping.",
     )
-    min_delta: NotNegative = Field(
+    min_delta: NotNegative = field(
         default=0.0, description="Minimum decrease of the validation loss that counts as better."
     )
-    init_from: Word | None = Field(
+    init_from: Word | None = field(
         default=None,
         description="File or folder of safetensors with the initial weights; null: as built.",
     )
-    ema: BelowOne | None = Field(
+    ema: BelowOne | None = field(
         default=None,
         description="Decay of the weights' moving average, used for validation; null: none.",
     )
-    parallel: Literal["auto", "single", "dp", "ddp", "fsdp"] = Field(
+    parallel: Literal["auto", "single", "dp", "ddp", "fsdp"] = field(
         default="auto",
         description="Parallelism; auto: ddp if the model fits a device, else fsdp.",
     )
-    find_unused_parameters: bool = Field(
+    find_unused_parameters: bool = field(
         default=False,
         description="Allow parameters without a gradient on some ranks or in some steps.",
     )
-    broadcast_buffers: bool = Field(
+    broadcast_buffers: bool = field(
         default=True,
         description="DDP: copy rank 0's buffers to all ranks before every forward pass.",
     )
-    sync_batchnorm: bool = Field(
+    sync_batchnorm: bool = field(
         default=False,
         description="Turn BatchNorm into SyncBatchNorm: statistics over all ranks; GPUs only.",
     )
-    gradient_as_bucket_view: bool = Field(
+    gradient_as_bucket_view: bool = field(
         default=True,
         description="DDP: let gradients share the memory of the communication buckets.",
     )
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = field(
         default="none", description="DDP: compression of gradients for the all-reduce."
     )
-    powersgd_rank: Count = Field(default=1, description="PowerSGD: rank of the approximation.")
-    powersgd_start: Count = Field(
+    powersgd_rank: Count = field(default=1, description="PowerSGD: rank of the approximation.")
+    powersgd_start: Count = field(
         default=1000, description="PowerSGD: first steps without compression, 2 or more."
     )
-    compile: bool = Field(default=False, description="Compile the model with torch.compile.")
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
+    compile: bool = field(default=False, description="Compile the model with torch.compile.")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = field(
         default="default", description="Mode of torch.compile."
     )
-    compile_cache: bool = Field(
+    compile_cache: bool = field(
         default=True,
         description="Keep compiled code in the run directory, for restarts on other nodes.",
     )
-    activation_checkpointing: Literal["none", "full", "every", "selective"] = Field(
+    activation_checkpointing: Literal["none", "full", "every", "selective"] = field(
         default="none",
         description="Recompute activations: of all blocks, every n-th block, or all but costly operations.",
     )
-    checkpoint_blocks: Count = Field(
+    checkpoint_blocks: Count = field(
         default=2, description="activation_checkpointing=every: the n in every n-th block."
     )
-    float8: Literal[False, True, "emulate"] = Field(
+    float8: Literal[False, True, "emulate"] = field(
         default=False,
         description="Layers in fp8 through torchao, around bf16; emulate: slow, on any device.",
     )
-    channels_last: bool = Field(
+    channels_last: bool = field(
         default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."
     )
-    deterministic: Literal[True, False, "warn", "strict"] = Field(
+    deterministic: Literal[True, False, "warn", "strict"] = field(
         default=True,
         description="Deterministic kernels; strict: refuse other bits on resume; warn, false: any kernel.",
     )
-    timeout: Positive = Field(
+    timeout: Positive = field(
         default=600.0,
         description="Collective timeout (s) when the watchdog is off.",
     )
-    hang_after: Positive | None = Field(
+    hang_after: Positive | None = field(
         default=300.0,
         description="Hang timeout (s) of a step, at most half of timeout; null: no hang detection.",
     )
-    hang_start: Positive = Field(
+    hang_start: Positive = field(
         default=1800.0,
         description="Hang timeout (s) of the first step and work outside steps; Task.prepare: 48 times it.",
     )
-    stop_check_every: Count = Field(
+    stop_check_every: Count = field(
         default=1, description="Steps between collective checks for a stop request."
     )
-    profile: StepWindow | None = Field(
+    profile: StepWindow | None = field(
         default=None, description="Steps to profile, such as 10-15 (inclusive)."
     )
-    affinity: bool = Field(
+    affinity: bool = field(
         default=True, description="Bind each rank to separate CPU cores near its GPU."
     )
 
@@ -175,40 +173,40 @@ class FSDP(Section):
     Sources: ``torch.distributed.fsdp.fully_shard``; Zhao et al. 2023, arXiv:2304.11277.
     """
 
-    shard: Literal["full", "hybrid"] = Field(
+    shard: Literal["full", "hybrid"] = field(
         default="full",
         description="full: over all ranks; hybrid: within each node, copies over nodes.",
     )
-    wrap: Literal["blocks", "size", "classes"] = Field(
+    wrap: Literal["blocks", "size", "classes"] = field(
         default="blocks",
         description="Units to gather: blocks of the model's lists, modules by size, or by class.",
     )
-    min_parameters: Count = Field(
+    min_parameters: Count = field(
         default=1_000_000,
         description="wrap=size: minimum parameters of a module that is gathered separately.",
     )
-    classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
-    reshard_after_forward: bool = Field(
+    classes: list[Word] = field(default=[], description="wrap=classes: names of module classes.")
+    reshard_after_forward: bool = field(
         default=True, description="Free gathered weights after the forward pass, to save memory."
     )
-    deferred_init: Literal["auto", True, False] = Field(
+    deferred_init: Literal["auto", True, False] = field(
         default="auto",
         description="Compute the weights after sharding; auto: if parallel=fsdp and the model allows.",
     )
-    reduce_each_micro_batch: Literal["auto", True, False] = Field(
+    reduce_each_micro_batch: Literal["auto", True, False] = field(
         default="auto",
         description="Reduce gradients in every micro-batch, to save memory; auto: from 2 GB of gradients.",
     )
-    cpu_offload: bool = Field(
+    cpu_offload: bool = field(
         default=False, description="Keep shards and optimizer state on the CPU between uses."
     )
-    param_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None = field(
         default=None, description="Precision of gathered weights; null: amp.dtype."
     )
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = field(
         default="fp32", description="Precision of the gradient reduction; null: as param_dtype."
     )
-    buffer_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+    buffer_dtype: Literal["fp32", "bf16", "fp16"] | None = field(
         default=None,
         description="Precision of floating-point buffers; null: as in the model.",
     )
@@ -221,27 +219,27 @@ class Optim(Section):
     cosine: Loshchilov, Hutter 2017, arXiv:1608.03983; wsd: Hu et al. 2024, arXiv:2404.06395.
     """
 
-    name: Literal["adamw", "adam", "sgd", "muon"] = Field(
+    name: Literal["adamw", "adam", "sgd", "muon"] = field(
         default="adamw",
         description="Optimizer; muon: for the matrices of the layers, and adamw for the rest.",
     )
-    betas: tuple[BelowOne, BelowOne] = Field(
+    betas: tuple[BelowOne, BelowOne] = field(
         default=(0.9, 0.95), description="Adam: decay of the two moment estimates."
     )
-    eps: Positive = Field(default=1e-8, description="Adam: term added to the denominator.")
-    weight_decay: NotNegative = Field(default=0.1, description="Weight decay.")
-    momentum: BelowOne = Field(default=0.9, description="SGD: momentum.")
-    muon_momentum: BelowOne = Field(default=0.95, description="Muon: momentum.")
-    fused: bool = Field(default=True, description="Use torch's fused kernel if available.")
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+    eps: Positive = field(default=1e-8, description="Adam: term added to the denominator.")
+    weight_decay: NotNegative = field(default=0.1, description="Weight decay.")
+    momentum: BelowOne = field(default=0.9, description="SGD: momentum.")
+    muon_momentum: BelowOne = field(default=0.95, description="Muon: momentum.")
+    fused: bool = field(default=True, description="Use torch's fused kernel if available.")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = field(
         default="cosine",
         description="Learning rate after the warm-up; wsd: constant, then a linear decay at the end.",
     )
-    warmup_steps: FromZero = Field(default=0, description="Steps of linear warm-up from zero.")
-    decay_steps: Count | None = Field(
+    warmup_steps: FromZero = field(default=0, description="Steps of linear warm-up from zero.")
+    decay_steps: Count | None = field(
         default=None, description="wsd: steps of the decay; null: a tenth of train.steps."
     )
-    final_lr_fraction: Fraction = Field(
+    final_lr_fraction: Fraction = field(
         default=0.1, description="Learning rate at the end, as a fraction of the peak."
     )
 
@@ -252,21 +250,21 @@ class AMPConfig(Section):
     Sources: ``torch.amp``, ``torch.amp.GradScaler``; Micikevicius et al. 2018, arXiv:1710.03740.
     """
 
-    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = field(
         default="fp32",
         description="Precision of autocast; tf32: fp32 with matrix products in TensorFloat-32.",
     )
-    init_scale: Positive = Field(default=65536.0, description="fp16: loss scale at the start.")
-    growth_factor: Growing = Field(
+    init_scale: Positive = field(default=65536.0, description="fp16: loss scale at the start.")
+    growth_factor: Growing = field(
         default=2.0, description="fp16: growth factor of the loss scale."
     )
-    backoff_factor: Shrinking = Field(
+    backoff_factor: Shrinking = field(
         default=0.5, description="fp16: factor of the loss scale after an overflow."
     )
-    growth_interval: Count = Field(
+    growth_interval: Count = field(
         default=2000, description="fp16: steps without overflow before the scale grows."
     )
-    dynamic: bool = Field(
+    dynamic: bool = field(
         default=True, description="fp16: adapt the scale; false: keep init_scale."
     )
 
@@ -274,21 +272,21 @@ class AMPConfig(Section):
 class Watch(Section):
     """Where to log metrics in addition to metrics.jsonl."""
 
-    tensorboard: bool = Field(
+    tensorboard: bool = field(
         default=False,
         description="Write metrics for TensorBoard to tensorboard/ in the run directory.",
     )
-    wandb: Word | None = Field(
+    wandb: Word | None = field(
         default=None, description="Weights & Biases project to send metrics to."
     )
-    peak_flops: Positive | None = Field(
+    peak_flops: Positive | None = field(
         default=None,
         description="Peak FLOP/s of the device, for MFU; null: the figure of a known device.",
     )
-    notify: NotifyTarget | None = Field(
+    notify: NotifyTarget | None = field(
         default=None, description="Webhook URL, command or env:VARIABLE to notify at the end."
     )
-    notify_on: list[Literal["finished", "failed", "stopped", "budget-used-up", "requeued"]] = Field(
+    notify_on: list[Literal["finished", "failed", "stopped", "budget-used-up", "requeued"]] = field(
         default=["finished", "failed", "stopped", "budget-used-up"],
         description="Events that send a notification.",
     )

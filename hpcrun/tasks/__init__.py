@@ -1,7 +1,7 @@
 """Names of the built-in tasks; imports no torch.
 
 Submitting checks a task's own options before any process starts, and must not import torch for that: a task
-is a path until a worker builds it, and its options are plain pydantic models.
+is a path until a worker builds it, and its options are sections of the config.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from hpcrun.config.section import Section
 
 BUILTIN: dict[str, str] = {
     "language-model": "hpcrun.tasks.language_model:LanguageModel",
@@ -29,7 +29,7 @@ OPTIONS: dict[str, str] = {
 """Short name -> ``module:NAME`` of its pair of option models, for ``model`` and for ``data``."""
 
 
-def options_for(task: str) -> tuple[type[BaseModel], type[BaseModel]] | None:
+def options_for(task: str) -> tuple[type[Section], type[Section]] | None:
     """Return the models of a task's own ``model`` and ``data`` keys, or None for a user's task.
 
     ``task`` is a short name, or the ``module:Class`` path of a built-in task. Imports no torch.

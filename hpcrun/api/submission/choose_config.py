@@ -24,7 +24,6 @@ from hpcrun.config import (
     undecided,
     with_task_options,
 )
-from hpcrun.config.section import without_plugins
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.tasks import BUILTIN, options_for
@@ -143,8 +142,7 @@ def with_task(config: Config, layers: Sequence[Layer]) -> Config:
     where = locate(layers)
     options = options_for(config.task)
     if options is not None:
-        with without_plugins():
-            config = with_task_options(config, options, where)
+        config = with_task_options(config, options, where)
     try:
         path = task_path(config.task)
     except ValueError as error:

@@ -6,14 +6,14 @@ the sweep changes are checked and written again for each element.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import BaseModel, TypeAdapter
+from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers, with_task
 from hpcrun.config import Config, Layer, flag_layer, resolve
 from hpcrun.config.checks.idle import idle_keys
+from hpcrun.config.engine import validator
 from hpcrun.config.resolve import contradictions
+from hpcrun.config.section import Section
 from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.config.sources.layers import merge
 from hpcrun.config.writer import section_text, yaml_parts
@@ -83,7 +83,6 @@ class _Maker:
         self._sections: dict[tuple[str, str], Any] = {}
         self._texts: dict[tuple[str, str], str] = {}
         self._parts: dict[str, dict[str, str]] = {}
-        self._adapters: dict[str, TypeAdapter[Any]] = {}
         self._base: Config | None = None
         self._base_text: dict[str, str] = {}
 
@@ -149,14 +148,8 @@ class _Maker:
             return getattr(self._resolved(row), name)
 
     def _scalar(self, name: str, row: Row) -> Any:
-        field = Config.model_fields[name]
-        kind: Any = field.annotation
-        for limit in field.metadata:
-            kind = Annotated[kind, limit]
-        if name not in self._adapters:
-            self._adapters[name] = TypeAdapter(kind)
         try:
-            return self._adapters[name].validate_python(row[name].value)
+            return validator(Config.model_fields[name].annotation).validate_python(row[name].value)
         except ValueError:
             return getattr(self._resolved(row), name)
 
@@ -168,7 +161,7 @@ class _Maker:
 
     def _written(self, name: str, section: Any) -> str:
         """Return the text of a section; only the keys that differ from the first row's are written again."""
-        if not isinstance(section, BaseModel):
+        if not isinstance(section, Section):
             return yaml_parts({name: section})[name]
         before = getattr(self._base, name).model_dump()
         values = section.model_dump()

@@ -1,52 +1,47 @@
 """Options of the language model."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-
+from hpcrun.config.engine import after, after_others
 from hpcrun.config.fields import BelowOne, Count, ShellText, Shrinking
+from hpcrun.config.section import Section, field
 from hpcrun.tasks.options.checks import from_here, splits_over_heads
 
 
-class LanguageModelShape(BaseModel):
+def _neurons_split(neurons: int | None, others: Mapping[str, Any]) -> int | None:
+    if neurons is None:
+        return None
+    if others.get("kind") == "gpt":
+        raise ValueError("is for model.kind=bdh; omit it, or write null")
+    return splits_over_heads(neurons, others)
+
+
+class LanguageModelShape(Section):
     """The ``model`` section of the language model: a small GPT, or BDH, over bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    kind: Literal["gpt", "bdh"] = Field(
+    kind: Literal["gpt", "bdh"] = field(
         default="gpt", description="Transformer, or the Dragon Hatchling (arXiv:2509.26507)."
     )
-    layers: Count = Field(
+    layers: Count = field(
         default=4, description="Transformer blocks; bdh: passes through its only block."
     )
-    heads: Count = Field(
+    heads: Count = field(
         default=4,
         description="Attention heads per block, which divide the width; bdh: the neurons.",
     )
-    width: Count = Field(default=128, description="Length of the vector of one byte.")
-    context: Count = Field(
+    width: Annotated[Count, after_others(splits_over_heads)] = field(
+        default=128, description="Length of the vector of one byte."
+    )
+    context: Count = field(
         default=128, description="Bytes in a sample, and in the context of the model."
     )
-    dropout: BelowOne = Field(
+    dropout: BelowOne = field(
         default=0.0, description="Fraction of activations set to zero in training; 0: none."
     )
-    neurons: Count | None = Field(
+    neurons: Annotated[Count | None, after_others(_neurons_split)] = field(
         default=None, description="bdh: neurons per layer; null: 32 times the width."
     )
-
-    @field_validator("width")
-    @classmethod
-    def _width_splits(cls, width: int, others: ValidationInfo) -> int:
-        return splits_over_heads(width, others)
-
-    @field_validator("neurons")
-    @classmethod
-    def _neurons_split(cls, neurons: int | None, others: ValidationInfo) -> int | None:
-        if neurons is None:
-            return None
-        if others.data.get("kind") == "gpt":
-            raise ValueError("is for model.kind=bdh; omit it, or write null")
-        return splits_over_heads(neurons, others)
 
     @property
     def neurons_or_default(self) -> int:
@@ -54,30 +49,23 @@ class LanguageModelShape(BaseModel):
         return self.neurons or 32 * self.width
 
 
-class LanguageModelData(BaseModel):
+class LanguageModelData(Section):
     """The task's keys of the ``data`` section: the bytes to train on.
 
     ``max_bytes`` and ``validation_fraction`` control the packing; an existing corpus at ``path`` is used
     unchanged.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    path: ShellText | None = Field(
+    path: Annotated[ShellText | None, after(from_here)] = field(
         default=None,
         description="Corpus, packed there if absent; null: one in the user's cache folder.",
     )
-    max_bytes: Count = Field(
+    max_bytes: Count = field(
         default=8 * 1024 * 1024, description="Maximum bytes of source text to pack."
     )
-    validation_fraction: Shrinking = Field(
+    validation_fraction: Shrinking = field(
         default=0.05, description="Fraction of the files for validation."
     )
-
-    @field_validator("path")
-    @classmethod
-    def _path_from_here(cls, path: str | None) -> str | None:
-        return from_here(path)
 
 
 LANGUAGE_MODEL = (LanguageModelShape, LanguageModelData)
