@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from tests.ranks import gathered, ranks
+from tests.ranks import forked, gathered, ranks
+from tests.train.forks import fork_ranks
 
 
 @ranks(3)
@@ -52,3 +53,17 @@ def test_a_test_that_passes(rank, world_size, phase, tmp_path, capsys, monkeypat
 def test_a_test_that_every_rank_skips(rank):
     assert "ONLY_HERE" not in os.environ
     pytest.skip("a reason")
+
+
+@forked
+def test_exit_codes_of_forked_ranks(tmp_path):
+    assert not torch.distributed.is_initialized()
+
+    def play(rank):
+        # A collective that NCCL refuses: a whole run has the exact collectives of a user's run.
+        store = torch.distributed.FileStore(str(tmp_path / "rendezvous"), 2)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        torch.distributed.all_reduce(torch.ones(2, 3).T)
+        raise SystemExit(rank + 1)
+
+    assert fork_ranks(2, play) == [1, 3]

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -46,13 +47,17 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Request:
-    """A test and its ranks: the arguments of ``ranks``, and the folder that ``tmp_path`` returns."""
+    """A test and its ranks: the arguments of ``ranks``, and the folder that ``tmp_path`` returns.
+
+    Without ``group``, the test runs in a process that is no rank.
+    """
 
     file: str
     test: str
     counts: list[int]
     folder: str
     limit: float
+    group: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,12 +141,16 @@ class RankServer:
             return {"outcome": "failed", "text": text, "output": ""}
         output = ""
         for phase, count in enumerate(request.counts):
-            with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+            # Exit functions of a rank would remove a TemporaryDirectory of this process.
+            folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+            try:
                 self._request, self._phase, self._world_size = request, phase, count
-                ranks = Forks(request, count, Path(folder), self._socket)
-                ranks.fork(lambda rank, folder=folder: self._play(item, rank, Path(folder)))
+                ranks = Forks(request, count, folder, self._socket)
+                ranks.fork(lambda rank, folder=folder: self._play(item, rank, folder))
                 outcome, text = ranks.wait()
                 output += ranks.output()
+            finally:
+                shutil.rmtree(folder)
             if outcome != "passed":
                 break
         return {"outcome": outcome, "text": text, "output": output}
@@ -151,17 +160,27 @@ class RankServer:
         assert self._request is not None
         self._rank = rank
         torch.set_num_threads(1)
+        if self._request.group:
+            self._join(rank, folder)
+        else:
+            # The test may start processes with the exact collectives of a user's run.
+            self._rules.off = True
+            self._until_the_process_ends.close()
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        for report in self._reports:
+            if report.outcome != "passed":
+                return ended(report)
+        return Ended("passed")
+
+    def _join(self, rank: int, folder: Path) -> None:
+        """Make the default process group."""
+        assert self._request is not None
         store = dist.FileStore(str(folder / "rendezvous"), self._world_size)
         # The stack of a rank that waits says more than an error of gloo after a timeout.
         timeout = timedelta(seconds=self._request.limit + 60)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=self._world_size, timeout=timeout
         )
-        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-        for report in self._reports:
-            if report.outcome != "passed":
-                return ended(report)
-        return Ended("passed")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
@@ -173,7 +192,8 @@ class RankServer:
     def pytest_pyfunc_call(self) -> Iterator[None]:
         """Compare the collectives of the ranks at the end of the test function."""
         result = yield
-        self._rules.compare()
+        if not self._rules.off:
+            self._rules.compare()
         return result
 
 
@@ -299,6 +319,8 @@ class Forks:
             return ends[0].outcome, ends[0].text
         # A lost connection, and a rank that waits, follow from the failure of another rank.
         first = min(range(len(ends)), key=lambda rank: ends[rank].order())
+        if not self._request.group:
+            return "failed", ends[first].text
         lines = [f"rank {first} of {len(ends)}, the first rank that failed:", ends[first].text, ""]
         lines += [
             f"rank {rank}: {end.brief or end.outcome}"

@@ -22,6 +22,14 @@ A distributed test keeps its scenario and its assertions in one function::
   function asks ``world_size``, or ``phase`` (0, 1, ...), what to do.
 - Parameters may choose the number of ranks: ``pytest.param(2, marks=ranks(2))``.
 
+A test of whole processes, with their exit codes, has ``@forked`` instead: the function runs in a process with
+torch and without threads, and forks the processes itself (``tests/train/forks.py``)::
+
+    @forked
+    def test_a_rank_that_raises_ends_the_run(tmp_path):
+        played = play_run(tmp_path, RaisesOnRank1)
+        assert played.codes == FAILED
+
 Each worker of pytest has a server (``tests/rank_server.py``), which imports torch once and never starts a
 thread. The server forks the ranks of each test: gloo's threads would not survive a fork.
 """
@@ -49,6 +57,10 @@ def ranks(*counts: int, limit: float = LIMIT_SECONDS) -> pytest.MarkDecorator:
         limit: seconds after which a rank that still runs is killed.
     """
     return pytest.mark.ranks(*counts, limit=limit)
+
+
+forked = pytest.mark.ranks(1, limit=LIMIT_SECONDS, group=False)
+"""A decorator that runs a test function in a fork of the server, which may fork; ``@forked(limit=600)``."""
 
 
 def gathered(value: Any) -> list[Any]:

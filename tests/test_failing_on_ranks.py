@@ -34,8 +34,8 @@ def test_a_failed_assertion_shows_the_rank_its_values_and_the_output(reports):
 
 def test_a_rank_that_waits_is_ended_with_its_stack(reports):
     report = reports["test_a_rank_that_waits"]
-    assert 'failing_on_ranks.py", line 25 in test_a_rank_that_waits' in report
-    assert re.search(r"^rank 1: still running after 15 s: .*line 24 in", report, re.MULTILINE)
+    assert 'failing_on_ranks.py", line 26 in test_a_rank_that_waits' in report
+    assert re.search(r"^rank 1: still running after 15 s: .*line 25 in", report, re.MULTILINE)
 
 
 def test_a_killed_rank_comes_before_the_ranks_that_lose_it(reports):
@@ -49,6 +49,12 @@ def test_nccl_rules_hold(reports):
     assert "NCCL needs contiguous tensors" in reports["test_a_collective_that_nccl_refuses"]
 
 
+def test_a_forked_test_shows_the_exit_codes_of_its_ranks(reports):
+    report = reports["test_exit_codes_of_forked_ranks"]
+    assert "[1, 2] == [1, 3]" in report
+    assert "the first rank that failed" not in report
+
+
 def test_passed_and_skipped_tests_stay_what_they_are(reports):
-    assert "4 failed, 1 passed, 1 skipped" in reports[""]
+    assert "5 failed, 1 passed, 1 skipped" in reports[""]
     assert "a reason" in reports[""]

@@ -1,10 +1,14 @@
-"""Programs that fork ranks after the import of torch. Most tests on ranks use ``tests/ranks.py`` instead."""
+"""Ranks as forks of a process that has imported torch; see ``@forked`` in ``tests/ranks.py``."""
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
 
 
 def fork_ranks(
@@ -12,16 +16,21 @@ def fork_ranks(
 ) -> list[int]:
     """Run ``play(rank)`` in a child for each rank and return their exit codes (negative: a signal).
 
+    The children are killed at the end of this process.
+
     Args:
         logs: folder for the output of each rank, ``rank-0.log``; None: the streams of this process.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    children = []
+    children, parent = [], os.getpid()
     for rank in range(world_size):
         child = os.fork()
         if child == 0:
             try:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(99)
                 if logs is not None:
                     log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                     os.dup2(log, 1)
