@@ -1,8 +1,9 @@
 """The script of docs/own-loop.md runs, and survives disturbances as the page says."""
 
-import json
+import builtins
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,35 +15,71 @@ import torch.distributed as dist
 
 from hpcrun import DistributedAMPTrainer, setup_distributed
 from hpcrun.errors import UserError
-from tests.ranks import agreed, ranks
+from tests.ports import free_port
+from tests.ranks import agreed, forked, ranks
 from tests.train import gan
-from tests.train.forks import run_program
+from tests.train.forks import fork_ranks
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-loop.md"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
+# Each part resumes from the previous part: the output line after which rank 0 gets the signal.
+DISTURBANCES = [("step 100:", signal.SIGKILL), ("step 150:", signal.SIGTERM), None]
+
+
+@pytest.fixture
+def script(tmp_path):
     """Return the page's script as a file."""
     (text,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    path = tmp_path_factory.mktemp("own-loop") / "add.py"
+    path = tmp_path / "add.py"
     path.write_text(text)
     return path
 
 
-@pytest.fixture(scope="module")
-def disturbed(script, tmp_path_factory):
-    """Return the exit codes and rank 0's first and last lines of a part of a disturbed run."""
-    folder = tmp_path_factory.mktemp("disturbed")
-    run_program("tests.train.own_loops", folder, str(script))
-    codes = json.loads((folder / "codes.json").read_text())
+def disturbed(script, world_size):
+    """Run the script in parts; return the exit codes and rank 0's first and last line of each.
 
-    def part(name):
-        lines = (folder / name / "rank-0.log").read_text().splitlines()
-        return codes[name], lines[0], lines[-1]
+    The ranks get torchrun's variables; torchrun itself would import torch again for each rank.
+    """
+    place, parts = script.with_name("disturbed"), []
+    place.mkdir()
+    for number, disturbance in enumerate(DISTURBANCES):
+        logs, port = script.with_name(f"logs-{number}"), free_port()
+        logs.mkdir()
 
-    return part
+        def play(rank, disturbance=disturbance, port=port):
+            play_rank(script, place, rank, world_size, port, disturbance)
+
+        codes = fork_ranks(world_size, play, logs)
+        lines = (logs / "rank-0.log").read_text().splitlines()
+        parts.append((codes, lines[0], lines[-1]))
+    return parts
+
+
+def play_rank(script, place, rank, world_size, port, disturbance):
+    """Run the script in the folder ``place`` as a rank."""
+    os.chdir(place)
+    if world_size > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+    if disturbance is not None:
+        line, number = disturbance
+        original = builtins.print
+
+        def disturbing(*values, **options):
+            original(*values, **options)
+            if values and str(values[0]).startswith(line):
+                os.kill(os.getpid(), number)
+
+        builtins.print = disturbing
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def undisturbed(script, launcher, folder):
@@ -57,29 +94,30 @@ def undisturbed(script, launcher, folder):
     return lines[0], lines[-1]
 
 
-def test_one_rank_killed_and_stopped_ends_with_the_undisturbed_weights(script, disturbed, tmp_path):
+@forked
+def test_one_rank_killed_and_stopped_ends_with_the_undisturbed_weights(script, tmp_path):
     first, weights = undisturbed(script, (), tmp_path)
     assert first == "one process, from step 0"
     assert re.fullmatch(r"weights [0-9a-f]{16}", weights)
-    assert disturbed("alone-0")[0] == [-signal.SIGKILL]
-    codes, first, last = disturbed("alone-1")
-    assert (codes, first) == ([75], "one process, from step 100")
-    assert last.startswith("step 150:")
-    assert disturbed("alone-2") == ([0], "one process, from step 150", weights)
+    killed, stopped, ended = disturbed(script, 1)
+    assert killed[0] == [-signal.SIGKILL]
+    assert stopped[:2] == ([75], "one process, from step 100")
+    assert stopped[2].startswith("step 150:")
+    assert ended == ([0], "one process, from step 150", weights)
 
 
+@forked
 def test_with_torchrun_a_killed_rank_and_a_signal_to_one_rank_change_no_bit_either(
-    script, disturbed, tmp_path
+    script, tmp_path
 ):
     first, weights = undisturbed(script, TORCHRUN, tmp_path)
     assert first == "2 ranks, from step 0"
-    codes, _, _ = disturbed("two-0")
-    assert codes[0] == -signal.SIGKILL
-    assert codes[1] > 0
-    codes, first, _ = disturbed("two-1")
-    assert (codes, first) == ([75, 75], "2 ranks, from step 100")
+    killed, stopped, ended = disturbed(script, 2)
+    assert killed[0][0] == -signal.SIGKILL
+    assert killed[0][1] > 0
+    assert stopped[:2] == ([75, 75], "2 ranks, from step 100")
     # Both ranks stopped one step later, after their agreement.
-    assert disturbed("two-2") == ([0, 0], "2 ranks, from step 151", weights)
+    assert ended == ([0, 0], "2 ranks, from step 151", weights)
 
 
 def unwrapped(net, make, parallel="ddp"):
