@@ -1,6 +1,8 @@
 """A tree gives the results of gloo's full mesh, on any number of ranks, and ends as fast when a rank dies."""
 
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -19,9 +21,8 @@ from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.train.health import flight_recorder
 from hpcrun.train.parallel import process_group
-from tests.control.ranks import DEAD, WORLD
-from tests.ranks import ranks
-from tests.train.forks import run_program
+from tests.ranks import forked, ranks
+from tests.train.forks import fork_ranks
 
 LIMIT = timedelta(seconds=120)
 
@@ -230,14 +231,38 @@ def test_the_groups_of_torch_take_a_tree_for_one_of_theirs(
     dist.barrier(group=tree)
 
 
-@pytest.fixture(scope="module")
-def deaths(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program("tests.control.ranks", tmp_path_factory.mktemp("control"))
+# Rank 0 leads all, rank 4 leads ranks 5 and 6, and rank 5 leads no rank.
+@pytest.mark.parametrize("dead", [0, 4, 5])
+@forked
+def test_the_death_of_a_rank_ends_what_the_others_wait_in(tmp_path: Path, dead: int) -> None:
+    # Longer than the test allows an end to take: no rank may wait for it.
+    limit = timedelta(seconds=400)
 
+    def waited() -> list[float]:
+        return [float(path.read_text()) for path in tmp_path.glob("*.txt")]
 
-@pytest.mark.parametrize("dead", DEAD)
-def test_the_death_of_a_rank_ends_what_the_others_wait_in(deaths: Path, dead: int) -> None:
-    ended = [path.read_text() for path in deaths.glob(f"waited-{dead}-*.txt")]
-    assert len(ended) == WORLD - 1
-    for seconds in ended:
-        assert float(seconds) < 200, ended
+    def play(rank: int) -> None:
+        """Kill rank ``dead``; the other ranks record how long they wait, and keep their processes."""
+        store = dist.FileStore(str(tmp_path / "rendezvous"), 7)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=7, timeout=limit)
+        making.FAN_OUT = 2
+        group = making.new_control_group(timeout=limit)
+        dist.barrier(group=group)
+        if rank == dead:
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+        try:
+            dist.barrier(group=group)
+        except RuntimeError:
+            part = tmp_path / f"{rank}.part"
+            part.write_text(str(time.monotonic() - began))
+            part.rename(part.with_suffix(".txt"))
+        # The exit of a rank must not end the other ranks.
+        until = time.monotonic() + 280
+        while time.monotonic() < until and len(waited()) < 6:
+            time.sleep(0.1)
+
+    codes = fork_ranks(7, play)
+    assert codes == [-signal.SIGKILL if rank == dead else 0 for rank in range(7)]
+    assert len(waited()) == 6
+    assert max(waited()) < 200
