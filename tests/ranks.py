@@ -148,6 +148,8 @@ class Server:
                 [
                     *(sys.executable, "-m", "pytest", "-p", "tests.rank_server"),
                     *("-p", "no:cacheprovider", "-p", "no:xdist", "--capture=no", "--timeout=0"),
+                    # A rank prints its warnings, as in a user's run.
+                    *("-p", "no:warnings"),
                     "--runxfail",
                     *(f"--rank-server={other.fileno()}", f"--tb={config.getoption('tbstyle')}"),
                     f"--verbosity={config.getoption('verbose')}",
