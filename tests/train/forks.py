@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,21 +46,3 @@ def fork_ranks(
                 os._exit(99)
         children.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-
-
-def run_program(module: str, folder: Path, *arguments: str, limit: float = 600) -> Path:
-    """Run ``python -m MODULE FOLDER ARGUMENTS``, which leaves its results in ``folder``; return the folder.
-
-    Raises:
-        AssertionError: the program failed; the message is its output.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(folder), *arguments],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    return folder

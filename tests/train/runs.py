@@ -1,14 +1,9 @@
-"""Program of ``test_runs.py``: whole runs, each with one or more attempts of forked ranks.
+"""Whole runs of two ranks, for tests with ``@forked``: their exit codes, messages and files."""
 
-``python -m tests.train.runs FOLDER`` writes a run directory for each, and ``outcomes.json``, into the folder.
-"""
-
-import contextlib
-import json
 import os
 import signal
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +11,19 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 
-from hpcrun.checkpoint.sharded import copies
 from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.signals import STOP
-from hpcrun.run.directory import create
-from hpcrun.train import drift, session
-from hpcrun.train.deferred.build import Deferred
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.endings import Failure, read_failures
+from hpcrun.run.events import Event, read_events
+from hpcrun.train import session
 from hpcrun.train.entry import run_rank
 from hpcrun.worker import leave
-from tests.train import zoo
 from tests.train.forks import fork_ranks
 
 # Modules that every rank would import after the fork: DDP and the deterministic kernels import the compiler.
-IMPORTED_ONCE = (session, zoo, torch._dynamo, torch._inductor)
-with contextlib.suppress(ImportError):
-    import torchao.float8  # noqa: F401  optional
+IMPORTED_ONCE = (session, torch._dynamo, torch._inductor)
 
 COMMON = [
     "job.gpus=2",
@@ -43,171 +36,102 @@ COMMON = [
     "optim.warmup_steps=2",
 ]
 
-# Five samples and four, at most three per micro-batch: two micro-batches; an epoch's last batch has three.
-UNEVEN = [
-    *("train.batch_size=9", "train.micro_batch=3", "train.uneven=pad", "train.ema=0.9"),
-    *("train.validate_every=2", "train.patience=100"),
-]
-
-# Error feedback begins at the third step, and the loss scale grows after every second step.
-POWERSGD = [
-    "train.compression=powersgd",
-    "train.powersgd_start=2",
-    "amp.dtype=fp16",
-    "amp.init_scale=64",
-    "amp.growth_interval=2",
-]
-
-FLOAT8 = ["train.parallel=fsdp", "amp.dtype=bf16", "train.float8=emulate"]
-
-RUNS = {
-    "calm": ["task=Regression"],
-    "stopped": ["task=Regression", "model.stop_at=5"],
-    "calm-exact": ["task=Exact"],
-    "other-way": ["task=Exact", "model.stop_at=5"],
-    "strict": ["task=Exact", "model.stop_at=5", "train.deterministic=strict"],
-    "calm-loaders": [
-        *("task=Regression", "data.workers=2", "train.accumulation=2"),
-        *("optim.schedule=wsd", "optim.decay_steps=2"),
-    ],
-    "stopped-loaders": [
-        "task=Regression",
-        "data.workers=2",
-        "train.accumulation=2",
-        *("train.steps=30", "optim.schedule=wsd"),
-        "model.stop_at=9",
-    ],
-    "validated": ["task=Validated", "train.validate_every=3"],
-    "prepare-refuses": ["task=PrepareRefuses"],
-    "prepare-raises": ["task=PrepareRaises"],
-    "model-needs-data": ["task=ModelNeedsPreparedData", "data.mark=FOLDER/mark"],
-    "dataset-missing": ["task=DatasetMissingOnRank1"],
-    "model-raises": ["task=ModelRaisesOnRank1"],
-    "no-such-task": ["task=Absent"],
-    "nothing-to-validate": ["task=NothingToValidate"],
-    "stream": ["task=StreamOfSamples"],
-    "calm-stream": ["task=Streaming", "data.workers=2", "train.accumulation=2"],
-    "stopped-stream": [
-        "task=Streaming",
-        "data.workers=2",
-        "train.accumulation=2",
-        "model.stop_at=9",
-    ],
-    "calm-own-stream": ["task=StreamingItsOwn"],
-    "stopped-own-stream": [
-        *("task=StreamingItsOwn", "model.stop_at=5", "train.deterministic=strict"),
-    ],
-    "best": [
-        *("task=Judged", "train.steps=40", "train.validate_every=2", "train.patience=2"),
-        *("train.ema=0.5", "checkpoint.keep=1", "checkpoint.keep_best=1"),
-    ],
-    "calm-uneven": ["task=Ragged", *UNEVEN],
-    "stopped-uneven": ["task=Ragged", *UNEVEN, "model.stop_at=9"],
-    "calm-fsdp": ["task=ReportsItsWeights", "train.parallel=fsdp", "train.validate_every=3"],
-    "stopped-fsdp": [
-        "task=ReportsItsWeights",
-        "train.parallel=fsdp",
-        "train.validate_every=3",
-        "model.stop_at=5",
-    ],
-    "calm-float8": ["task=Wide", *FLOAT8],
-    "stopped-float8": ["task=Wide", *FLOAT8, "model.stop_at=5"],
-    "float8-on-cpu": ["task=Wide", *FLOAT8, "train.float8=true"],
-    "raises-fsdp": ["task=RaisesOnRank1", "train.parallel=fsdp"],
-    "killed-restoring": ["task=Regression", "model.stop_at=5"],
-    "raises-ddp": ["task=RaisesOnRank1", "train.parallel=ddp"],
-    "no-such-class": [
-        "task=Regression",
-        "train.parallel=fsdp",
-        "fsdp.wrap=classes",
-        "fsdp.classes=[Layer]",
-    ],
-    "unused": ["task=HalfUsed"],
-    "gives-two": ["task=GivesTwo"],
-    "report-raises": ["task=ReportRaises"],
-    "report-tensor": ["task=ReportHoldsTensor"],
-    "report-killed": [
-        *(
-            "task=KilledInReport",
-            "train.steps=4",
-            "train.validate_every=2",
-            "restarts.no_progress=2",
-        )
-    ],
-    "exits-with-zero": ["task=ExitsWithZero"],
-    "loaders-failure": ["task=FailsWhileLoadersRead", "data.workers=1"],
-    "loaders-hang": ["task=FailsWhileALoaderHangs", "data.workers=1"],
-    "calm-powersgd": ["task=Regression", *POWERSGD],
-    "stopped-powersgd": ["task=Regression", *POWERSGD, "model.stop_at=6"],
-    "skips": ["task=NotFiniteOnRank1", "model.bad_from=4", "model.bad_to=5", "amp.dtype=tf32"],
-    "not-finite": [
-        "task=NotFiniteOnRank1",
-        "model.bad_from=4",
-        "model.bad_to=99",
-        "train.nonfinite_limit=2",
-    ],
-    "no-number": ["task=WeighsNoNumberOnRank1", "train.nonfinite=stop", "train.steps=4"],
-    "watched": [
-        "task=Regression",
-        "model.stop_at=6",
-        "train.profile=2-3",
-        "watch.tensorboard=true",
-        "watch.peak_flops=1e9",
-    ],
-    "uploads": ["task=UploadsSlowly", "model.stop_at=5", "watch.wandb=a", "model.folder=FOLDER"],
-    "out-of-memory": ["task=RunsOutOfMemory"],
-    "hangs": ["task=HangsOnRank1", "train.hang_after=5"],
-    "hangs-holding-lock": ["task=HangsOnRank1", "train.hang_after=5", "model.holds_lock=true"],
-    "peer-fails": ["task=FailsWhileAPeerIsBlind", "train.hang_after=12"],
-    "recompiles": ["task=RecompilesOnRank1", "train.hang_after=5"],
-    "few-samples": ["task=FewSamples", "train.batch_size=16"],
-    "kernel-prepare": ["task=RefusedKernel", "model.at=prepare"],
-    "kernel-backward": ["task=RefusedKernel", "model.at=backward", "data.workers=1"],
-    "kernel-rank-1": ["task=RefusedKernel", "model.at=rank-1"],
-    "kernel-validation": ["task=RefusedKernel", "model.at=validation"],
-    "kernel-warned": ["task=RefusedKernel", "model.at=backward", "train.deterministic=warn"],
-}
-
-# Changes that a person makes to a stopped run.
-LATER = {
-    # Until then the rate was the peak; from step 6 it decays.
-    "stopped-loaders": ["train.steps=8", "optim.decay_steps=2"],
-    "other-way": [
-        *("model.stop_at=99", "train.micro_batch=1", "train.activation_checkpointing=full"),
-        *("train.parallel=fsdp", "optim.fused=false"),
-    ],
-}
-
-# Runs that a restart moves to another environment.
-ELSEWHERE = ("stopped", "strict", "stopped-own-stream")
-# A run whose first attempt is of a version that recorded no variables.
-EARLIER = "stopped-own-stream"
-
-# Started with two ranks, although the config was checked for another number.
-MISFITS = {
-    "single": ["task=Regression", "job.gpus=1", "train.parallel=single"],
-    "too-few": [
-        "task=Regression",
-        "job.gpus=1",
-        "train.batch_size=3",
-        "train.accumulation=2",
-    ],
-}
+DONE = [[exitcodes.DONE] * 2]
+STOPPED_ONCE = [[exitcodes.UNFINISHED] * 2, [exitcodes.DONE] * 2]
+REFUSED = [[exitcodes.BAD_INPUT] * 2]
+FAILED = [[exitcodes.FAILED] * 2]
 
 
-def count_draws(file: Path) -> None:
-    """Append a character to ``file`` whenever rank 0 computes the weights of a deferred build."""
-    compute = Deferred.compute
+class Played:
+    """A run after its attempts: the exit codes of each, the seconds of all, and the files."""
 
-    def counted(self: Deferred, take: Any) -> None:
-        with file.open("a") as stream:
-            stream.write("!")
-        compute(self, take)
+    def __init__(self, run: RunDirectory, logs: Path, codes: list[list[int]], seconds: float):
+        self.run, self.codes, self.seconds = run, codes, seconds
+        self._logs = logs
 
-    Deferred.compute = counted  # type: ignore[method-assign]
+    def said(self, rank: int = 0) -> str:
+        """Return what a rank printed in all attempts."""
+        return (self._logs / f"rank-{rank}.log").read_text()
+
+    def line_with(self, part: str) -> str:
+        """Return the only line of rank 0 that contains ``part``."""
+        lines = [line for line in self.said().splitlines() if part in line]
+        assert len(lines) == 1, lines
+        return lines[0]
+
+    def refusal(self) -> str:
+        """Return the line that rank 0 prints in addition to the greeting.
+
+        The event log has this line as well. Rank 1 prints no line of hpcrun; torch's C++ code may warn there
+        about a connection that rank 0 has closed.
+        """
+        lines = [line for line in self.said().splitlines() if "over gloo" not in line]
+        assert len(lines) == 1, lines
+        told = self.said(rank=1)
+        assert "hpcrun" not in told, told
+        assert "Traceback" not in told, told
+        line = lines[0].removeprefix("hpcrun: ")
+        (event,) = self.events("bad-input")
+        assert event.fields["reason"] == line
+        return line
+
+    def events(self, what: str) -> list[Event]:
+        """Return the events of a kind."""
+        return [event for event in read_events(self.run) if event.what == what]
+
+    def failures(self, restart: int = 0) -> dict[int, Failure]:
+        """Return the failures of an attempt, by rank."""
+        folder = self.run.attempt_logs(self.run.path.name, restart)
+        return {failure.rank: failure for failure in read_failures(folder)}
+
+    def kinds(self) -> set[str]:
+        """Allow for both ranks failing: a rank may be gone before the other rank has its last gradients."""
+        return {failure.kind for failure in self.failures().values()}
 
 
-def play(rank: int, run: Path, restart: int) -> None:
+def play_run(
+    folder: Path,
+    task: type | str,
+    *overrides: str,
+    name: str = "run",
+    later: tuple[str, ...] = (),
+    begin: Callable[[int, int], object] | None = None,
+) -> Played:
+    """Run a task on two ranks, again while it asks for a restart or rank 0 was killed.
+
+    Args:
+        folder: receives the run directory ``name`` and its logs.
+        task: a class, or its name in a config.
+        later: overrides that a person changes after the first attempt.
+        begin: called with the rank and the number of restarts, in each rank before it trains.
+    """
+    task = task if isinstance(task, str) else f"{task.__module__}:{task.__qualname__}"
+    layers = [*COMMON, f"task={task}", *overrides]
+    run = create(folder / name, config_text(*layers), {"created": time.time()})
+    logs = folder / f"{name}-logs"
+    logs.mkdir()
+    began = time.monotonic()
+    attempts: list[list[int]] = []
+    while not attempts or attempts[-1] == [75, 75] or attempts[-1][0] == -signal.SIGKILL:
+        restart = len(attempts)
+        if restart and later:
+            run.config.write_text(config_text(*layers, *later))
+
+        def play(rank: int, restart: int = restart) -> None:
+            if begin is not None:
+                begin(rank, restart)
+            play_rank(rank, run.path, restart)
+
+        attempts.append(fork_ranks(2, play, logs))
+    return Played(run, logs, attempts, time.monotonic() - began)
+
+
+def config_text(*overrides: Any) -> str:
+    """Return the text of a resolved config."""
+    return to_yaml(resolve([override_layer([*overrides])]))
+
+
+def play_rank(rank: int, run: Path, restart: int) -> None:
     """Run as a task of the local cluster, with its variables, entry point and exit."""
     torch.set_num_threads(1)
     os.environ |= {
@@ -224,45 +148,5 @@ def play(rank: int, run: Path, restart: int) -> None:
         "SLURM_RESTART_COUNT": str(restart),
         "OMP_NUM_THREADS": "1",
     }
-    if restart and run.name in ELSEWHERE:
-        os.environ["ONEDNN_MAX_CPU_ISA"] = "DEFAULT"
-    if not restart and run.name == EARLIER:
-        drift.ON_CPUS = ()
-    if run.name in ("stopped-fsdp", "stopped-float8") and rank == 0:
-        count_draws(run.with_name(f"{run.name}-draws"))
-    if run.name == "killed-restoring" and restart and rank == 1:
-        # At the first broadcast of what the ranks have read.
-        copies.broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     STOP.install()
     leave(run_rank(run, STOP))
-
-
-def main(folder: Path) -> None:
-    """Run every scenario, again while it asks for a restart, and write its exit codes."""
-    outcomes = {}
-    for name, overrides in (RUNS | MISFITS).items():
-        text = (
-            " ".join(overrides)
-            .replace("FOLDER", str(folder))
-            .replace("task=", "task=tests.train.zoo:")
-        )
-        config = resolve([override_layer([*COMMON, *text.split()])])
-        run = create(folder / name, to_yaml(config), {"created": time.time()})
-        logs = folder / f"{name}-logs"
-        logs.mkdir()
-        began = time.monotonic()
-        attempts = []
-        while not attempts or attempts[-1] == [75, 75] or attempts[-1][0] == -signal.SIGKILL:
-            restart = len(attempts)
-            if restart and name in LATER:
-                later = override_layer([*COMMON, *text.split(), *LATER[name]])
-                run.config.write_text(to_yaml(resolve([later])))
-            attempts.append(
-                fork_ranks(2, lambda rank, run=run, n=restart: play(rank, run.path, n), logs)
-            )
-        outcomes[name] = {"codes": attempts, "seconds": time.monotonic() - began}
-    (folder / "outcomes.json").write_text(json.dumps(outcomes))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,11 +1,8 @@
 """Early stopping on the validation loss, as a unit and in whole runs."""
 
-import os
-import sys
 import time
 
 import pytest
-import torch
 
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
@@ -16,10 +13,8 @@ from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train.entry import run_rank
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
-from tests.train import runs
+from tests.ranks import forked
 from tests.train.forks import fork_ranks
-
-IMPORTED_ONCE = runs.IMPORTED_ONCE  # not again in every fork
 
 # The task's validation losses are 5, 3, 1, 4, 2, 6.
 SETTINGS = [
@@ -92,13 +87,8 @@ def attempt(run, logs, restart=0):
     """Run an attempt of one rank that a person started; return its exit code."""
 
     def play(_):
-        # pytest's streams do not lead to the log.
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-        torch.set_num_threads(1)
         STOP.install()
-        code = run_rank(run.path, STOP)
-        sys.stderr.flush()
-        raise SystemExit(code)
+        raise SystemExit(run_rank(run.path, STOP))
 
     folder = logs / str(restart)
     folder.mkdir(parents=True)
@@ -115,6 +105,7 @@ def make(tmp_path):
     return made
 
 
+@forked
 def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_path):
     calm, broken = make("calm"), make("broken", "model.stop_here=9")
     assert attempt(calm, tmp_path / "calm-logs") == exitcodes.DONE
@@ -159,6 +150,7 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
     assert (last["report_step"], last["report"]["asked"], last["report"]["loss"]) == (10, 10, 2.0)
 
 
+@forked
 def test_patience_without_a_validation_set_is_refused(make, tmp_path):
     run = make("blind", "task=tests.train.zoo:Regression")
     assert attempt(run, tmp_path / "logs") == exitcodes.BAD_INPUT
@@ -166,6 +158,7 @@ def test_patience_without_a_validation_set_is_refused(make, tmp_path):
     assert "hpcrun: train.patience: Regression has no validation set; add one" in said
 
 
+@forked
 def test_keys_that_need_validation_are_reported_as_idle_without_a_validation_set(make, tmp_path):
     run = make("blind", "task=tests.train.zoo:Regression", "train.patience=null", "train.steps=2")
     assert attempt(run, tmp_path / "logs") == exitcodes.DONE

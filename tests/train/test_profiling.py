@@ -1,4 +1,4 @@
-"""The schedule of the profiler; ``test_runs.py`` checks its output in a whole run."""
+"""The schedule of the profiler; ``test_run_results.py`` checks its output in a whole run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The watchdog's decision on the cause of a hang, and its timeouts; ``test_runs.py`` has whole hangs."""
+"""The watchdog's decision on the cause of a hang, and its timeouts; whole hangs: ``test_hanging_runs.py``."""
 
 import time
 from dataclasses import replace

@@ -1,0 +1,219 @@
+"""Whole runs of two ranks in which a rank fails: the other rank ends too, and the cause is known."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from hpcrun import get_rank
+from hpcrun.checkpoint.sharded import copies
+from hpcrun.diagnose.causes import first_cause, is_cascade
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.end.finalize import finalize
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.run.events import Attempt
+from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.train.data import order
+from tests.ranks import forked
+from tests.train.runs import DONE, FAILED, STOPPED_ONCE, play_run
+from tests.train.zoo import Noisy, Regression
+
+
+class RaisesOnRank1(Regression):
+    def mishap(self):
+        if self.calls == 3 and get_rank() == 1:
+            raise ValueError("a defect in the loss")
+
+
+@pytest.mark.parametrize(("parallel", "step"), [("ddp", 1), ("fsdp", 2)])
+@forked
+def test_a_rank_that_raises_in_a_step_ends_the_others_and_is_the_cause(tmp_path, parallel, step):
+    played = play_run(tmp_path, RaisesOnRank1, f"train.parallel={parallel}")
+    assert played.codes == FAILED, played.said()
+    failures = played.failures()
+    # The first call of the loss is DDP's bucket warm-up.
+    assert (failures[1].kind, failures[1].step) == ("ValueError", step)
+    assert is_cascade(failures[0])
+
+
+@forked
+def test_a_rank_killed_in_the_broadcast_of_a_restore_ends_the_others_as_a_consequence(tmp_path):
+    def begin(rank, restart):
+        if restart and rank == 1:
+            # At the first broadcast of what the ranks have read.
+            copies._broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+    played = play_run(tmp_path, Regression, "model.stop_at=3", begin=begin)
+    assert played.codes == [STOPPED_ONCE[0], [exitcodes.FAILED, -signal.SIGKILL]], played.said()
+    (failure,) = played.failures(restart=1).values()
+    assert is_cascade(failure)
+    # The end of the connection shows at once; a timeout would name none.
+    assert "hpcrun: rank 0 lost its peers: " in played.said()
+    assert "onnection" in played.said()
+
+
+class PrepareRaises(Regression):
+    def prepare(self):
+        raise OSError("the download broke off")
+
+
+class ModelRaisesOnRank1(Regression):
+    def build_model(self):
+        if get_rank() == 1:
+            raise ValueError("no room for this model")
+        return super().build_model()
+
+
+@pytest.mark.parametrize(
+    ("task", "culprit", "kind"),
+    [(PrepareRaises, 0, "OSError"), (ModelRaisesOnRank1, 1, "ValueError")],
+)
+@forked
+def test_a_failure_of_one_rank_ends_all_ranks_and_keeps_its_reason(tmp_path, task, culprit, kind):
+    played = play_run(tmp_path, task)
+    assert played.codes == FAILED, played.said()
+    failures = played.failures()
+    assert failures[culprit].kind == kind
+    assert failures[1 - culprit].kind == "PeerFailed"
+    assert "Traceback" in played.said(rank=culprit)
+    assert "Traceback" not in played.said(rank=1 - culprit)
+
+
+class ExitsWithZero(Regression):
+    def mishap(self):
+        if self.calls == 3:
+            sys.exit(0)
+
+
+@forked
+def test_a_task_that_exits_with_0_does_not_count_as_finished(tmp_path):
+    played = play_run(tmp_path, ExitsWithZero)
+    assert played.codes == FAILED, played.said()
+    assert "SystemExit" in played.kinds()
+    assert not played.run.result.exists()
+
+
+class FailsWhileLoadersRead(Regression):
+    def mishap(self):
+        if self.calls == 3:
+            raise ValueError("a defect in the loss")
+
+
+class FailsWhileALoaderHangs(FailsWhileLoadersRead):
+    class Hanging(Noisy):
+        def __getitem__(self, index):
+            worker = get_worker_info()
+            self.read = getattr(self, "read", 0) + 1
+            # The loss fails at the second step; a step has four samples, and this is the third, read ahead.
+            if worker is not None and self.read > 8:
+                time.sleep(600)
+            return super().__getitem__(index)
+
+    def train_dataset(self):
+        return self.Hanging()
+
+
+@pytest.mark.parametrize("task", [FailsWhileLoadersRead, FailsWhileALoaderHangs])
+@forked(limit=450)
+def test_a_rank_that_fails_ends_although_its_loader_processes_ignore_sigterm(tmp_path, task):
+    played = play_run(tmp_path, task, "data.workers=1")
+    assert played.codes == FAILED, played.said()
+    assert "ValueError" in played.kinds()
+    # The hanging loader sleeps for ten minutes.
+    assert played.seconds < 400
+
+
+class NotFiniteOnRank1(Regression):
+    """A loss that is NaN on rank 1, at the calls from ``bad_from`` to ``bad_to``."""
+
+    def loss(self, model, batch):
+        value = super().loss(model, batch)
+        wanted = self.config.model.own
+        bad = model.training and wanted["bad_from"] <= self.calls <= wanted["bad_to"]
+        return value * float("nan") if bad and get_rank() == 1 else value
+
+
+@forked
+def test_steps_that_are_not_finite_on_one_rank_are_skipped_on_all_and_traced_to_their_samples(
+    tmp_path,
+):
+    played = play_run(
+        tmp_path, NotFiniteOnRank1, "model.bad_from=4", "model.bad_to=5", "amp.dtype=tf32"
+    )
+    assert played.codes == DONE, played.said()
+    (event,) = played.events("nonfinite")
+    # The first call of the loss is DDP's bucket warm-up, so the fourth call is of step 2.
+    assert (event.step, event.fields["ranks"]) == (2, [1])
+    dump = read_json(played.run.nonfinite(2))
+    assert [isinstance(rank["loss"], float) for rank in dump["ranks"]] == [True, False]
+    assert dump["ranks"][1]["loss"] == "nan"
+    taken = order.samples(np.arange(16, 24), 24, seed=0).tolist()
+    assert [rank["samples"] for rank in dump["ranks"]] == [[taken[:4]], [taken[4:]]]
+    assert "skipped step 2: gradients are not finite; the loss of rank 1" in played.said()
+    assert [line.get("skipped") for line in read_lines(played.run.metrics)] == [None, 2, 2, 2]
+
+    # The effect of a precision on this device is logged once.
+    assert played.line_with("tf32").endswith("this device computes in fp32")
+    assert "tf32" not in played.said(rank=1)
+
+
+@forked
+def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from(tmp_path):
+    played = play_run(
+        tmp_path,
+        NotFiniteOnRank1,
+        *("model.bad_from=4", "model.bad_to=99", "train.nonfinite_limit=2"),
+    )
+    assert played.codes == FAILED, played.said()
+    failures = played.failures()
+    assert (failures[1].kind, failures[1].step) == ("NotFinite", 3)
+    assert "at step 3, 2 consecutive steps (train.nonfinite_limit)" in failures[1].message
+    cause = first_cause(list(failures.values()), [])
+    assert (cause.rank, cause.step, cause.cascade) == (1, 3, 1)
+    assert read_json(played.run.nonfinite(3))["in_a_row"] == 2
+    # The last record is written right before the end.
+    assert [line["step"] for line in read_lines(played.run.metrics)] == [2, 4]
+
+
+class WeighsNoNumberOnRank1(Regression):
+    """A task that weights the batch of the third step by 0 / 0."""
+
+    def weight(self, batch):
+        return float("nan") if self.step == 2 and get_rank() == 1 else float(len(batch))
+
+
+@forked
+def test_a_nan_weight_is_reported_with_its_rank(tmp_path):
+    played = play_run(tmp_path, WeighsNoNumberOnRank1, "train.nonfinite=stop", "train.steps=4")
+    assert played.codes == FAILED, played.said()
+    failures = played.failures()
+    assert (failures[1].kind, failures[1].step) == ("NotFinite", 2)
+    assert "the task's weight of micro-batch 0 of rank 1 on" in failures[1].message
+    assert is_cascade(failures[0])
+
+
+class RunsOutOfMemory(Regression):
+    def mishap(self):
+        if self.calls == 3 and get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+
+
+@forked
+def test_a_rank_out_of_memory_prints_advice(tmp_path):
+    played = play_run(tmp_path, RunsOutOfMemory)
+    assert played.codes == FAILED, played.said()
+    failure = played.failures()[1]
+    assert failure.kind == "OutOfMemory"
+    assert Path(__file__).name in failure.where
+    assert "train.micro_batch=2 computes 2 samples at a time instead of 4" in failure.message
+    classification = finalize(played.run, Attempt("run", 0), exitcodes.FAILED, Budgets(same_step=1))
+    assert "rank 1 on" in classification.line
+    assert ": out of memory: CUDA out of memory. Tried to allocate 2.00 GiB." in classification.line
+    assert not classification.decision.restart
+    assert "restarts.same_step" in classification.decision.reason

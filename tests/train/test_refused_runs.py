@@ -1,0 +1,194 @@
+"""Whole runs with bad input: each rank exits with code 2, and rank 0 prints one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun import get_rank
+from hpcrun.errors import UserError
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.end.finalize import finalize
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.run.events import Attempt, Cause
+from tests.ranks import forked
+from tests.train.runs import DONE, REFUSED, play_run
+from tests.train.zoo import Noisy, Regression, Validated, Wide
+
+
+class PrepareRefuses(Regression):
+    def prepare(self):
+        raise UserError("data.path: there is nothing at /nowhere; download it first")
+
+
+class NothingToValidate(Regression):
+    def validation_dataset(self):
+        return Noisy(0)
+
+
+class StreamOfSamples(Regression):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(Noisy())
+
+    def train_dataset(self):
+        return self.Stream()
+
+
+FLOAT8 = ("train.parallel=fsdp", "amp.dtype=bf16", "train.float8=true")
+LAYERS = ("train.parallel=fsdp", "fsdp.wrap=classes", "fsdp.classes=[Layer]")
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "line"),
+    [
+        (PrepareRefuses, (), "data.path: there is nothing at /nowhere; download it first"),
+        (
+            "tests.train.zoo:Absent",
+            (),
+            "task: tests.train.zoo:Absent: tests.train.zoo has no Absent; name one of",
+        ),
+        (
+            NothingToValidate,
+            (),
+            "data: Noisy holds no samples; check the data options",
+        ),
+        (
+            StreamOfSamples,
+            (),
+            "data: Stream is a stream without state_dict and load_state_dict, so ",
+        ),
+        (Regression, LAYERS, "fsdp.classes: Sequential has no Layer; it has BatchNorm1d, Dropout,"),
+        (Wide, FLOAT8, "train.float8: the CPU has no matrix products in fp8 (NVIDIA GPUs have"),
+        # Started with two ranks, although the config was checked for one.
+        (
+            Regression,
+            ("job.gpus=1", "train.parallel=single"),
+            "train.parallel: single, but 2 ranks were started",
+        ),
+        (
+            Regression,
+            ("job.gpus=1", "train.batch_size=3", "train.accumulation=2"),
+            "train.batch_size: 3 samples are too few for the 2 ranks that were started",
+        ),
+    ],
+)
+@forked
+def test_bad_input_gets_its_one_line_and_exit_code_2_on_every_rank(tmp_path, task, overrides, line):
+    played = play_run(tmp_path, task, *overrides)
+    assert played.codes == REFUSED, played.said()
+    assert played.refusal().startswith(line)
+    assert not played.run.result.exists()
+    assert not any(played.run.checkpoints.iterdir())
+
+
+class DatasetMissingOnRank1(Regression):
+    def train_dataset(self):
+        if get_rank() == 1:
+            raise UserError("data.path: there is nothing at /scratch")
+        return super().train_dataset()
+
+
+@forked
+def test_an_error_only_of_rank_1_is_reported_by_rank_0(tmp_path):
+    played = play_run(tmp_path, DatasetMissingOnRank1)
+    assert played.codes == REFUSED, played.said()
+    line = played.refusal()
+    assert line.startswith("rank 1 (")
+    assert line.endswith("): data.path: there is nothing at /scratch")
+
+
+class HalfUsed(Regression):
+    """A model with an unused layer."""
+
+    def build_model(self):
+        class Half(nn.Module):
+            def __init__(self, body):
+                super().__init__()
+                self.body, self.spare = body, nn.Linear(3, 3)
+
+            def forward(self, x):
+                return self.body(x)
+
+        return Half(super().build_model())
+
+
+class GivesTwo(Regression):
+    def loss(self, model, batch):
+        return super().loss(model, batch), {"seen": len(batch)}
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        (HalfUsed, "find_unused_parameters: the loss does not depend on spare.weight"),
+        (GivesTwo, "hpcrun: GivesTwo.loss() returned a tuple; return one "),
+    ],
+)
+@forked
+def test_an_untrainable_loss_is_reported_once_before_the_first_step(tmp_path, task, line):
+    played = play_run(tmp_path, task)
+    assert played.codes == REFUSED, played.said()
+    assert line in played.said()
+    assert played.said(rank=1) == ""
+
+
+class RefusedKernel(Validated):
+    """A model that calls, at ``model.at``, an operation without a deterministic kernel on any device."""
+
+    def prepare(self):
+        self.put("prepare")
+
+    def mishap(self):
+        if self.calls == 3:
+            self.put(f"rank-{get_rank()}")
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        if not model.training:
+            self.put("validation")
+        elif self.calls == 3:
+            loss.register_hook(lambda _: self.put("backward"))
+        return loss
+
+    def put(self, at):
+        if at == self.config.model.own["at"]:
+            torch.zeros(2).put_(torch.tensor([0, 1]), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("at", "overrides"),
+    [
+        ("prepare", ()),
+        ("backward", ("data.workers=1",)),
+        ("validation", ("train.steps=2",)),
+        ("rank-1", ()),
+    ],
+)
+@forked
+def test_a_kernel_refused_by_determinism_is_bad_input_at_any_step(tmp_path, at, overrides):
+    played = play_run(tmp_path, RefusedKernel, f"model.at={at}", *overrides)
+    # Of two ranks at the kernel, one may be gone before the other has its last gradients.
+    (codes,) = played.codes
+    assert exitcodes.BAD_INPUT in codes, played.said()
+    assert "Traceback" not in played.said() + played.said(rank=1)
+    last = played.said(rank=codes.index(exitcodes.BAD_INPUT)).splitlines()[-1]
+    line = last.partition("train.deterministic: ")[2]
+    assert re.match(
+        rf"torch has no deterministic implementation of put_, called at \S+{Path(__file__).name}:",
+        line,
+    )
+    assert "train.deterministic=warn" in line
+    classification = finalize(played.run, Attempt("run", 0), max(codes), Budgets())
+    assert (classification.cause, classification.decision.restart) == (Cause.BAD_INPUT, False)
+    assert classification.line.endswith(line)
+
+
+@forked
+def test_a_kernel_that_torch_only_warns_about_is_used(tmp_path):
+    warned = ("model.at=backward", "train.deterministic=warn", "train.steps=3")
+    played = play_run(tmp_path, RefusedKernel, *warned)
+    assert played.codes == DONE, played.said()
+    assert "put_ does not have a deterministic implementation" in played.said()
