@@ -47,7 +47,7 @@ def test_a_rank_killed_in_the_broadcast_of_a_restore_ends_the_others_as_a_conseq
     def begin(rank, restart):
         if restart and rank == 1:
             # At the first broadcast of what the ranks have read.
-            copies._broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            copies.broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
     played = play_run(tmp_path, Regression, "model.stop_at=3", begin=begin)
     assert played.codes == [STOPPED_ONCE[0], [exitcodes.FAILED, -signal.SIGKILL]], played.said()
