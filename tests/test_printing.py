@@ -227,7 +227,7 @@ def test_the_bar_of_a_followed_run_shows_metric_names_as_data(tmp_path: Path) ->
 
 def test_the_table_of_a_network_check_has_names_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     from hpcrun.network.check.heatmap import table
-    from hpcrun.network.check.measured import Transfer
+    from hpcrun.network.check.measurements import Transfer
     from hpcrun.printing import show_table
 
     names = ("a\x1b[2J", "[bold]b")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpcrun.batch.inherited import own_variables
+from hpcrun.batch.inherited_variables import own_variables
 from hpcrun.batch.launch import (
     LaunchOptions,
     link_batch_log,

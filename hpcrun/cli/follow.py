@@ -19,8 +19,8 @@ from hpcrun.launch.poll_interval import pauses
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
-from hpcrun.run.figures import facts_of, validation_line
 from hpcrun.run.io.files import parse_line
+from hpcrun.run.progress_lines import facts_of, validation_line
 
 # Seconds between two reads of the run's files; on a cluster their server is shared by everyone.
 _POLL_LOCAL, _POLL_SLURM = 0.2, 1.0

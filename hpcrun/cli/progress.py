@@ -8,7 +8,7 @@ from typing import Any, Protocol, TextIO
 from tqdm import tqdm
 
 from hpcrun.printing import say
-from hpcrun.run.figures import Pace, StepLines, in_words
+from hpcrun.run.progress_lines import Pace, StepLines, in_words
 
 # The terminal's echo of Ctrl-C would push a full line over the edge and leave half a bar on the screen.
 _ECHO = 3

@@ -13,9 +13,9 @@ from hpcrun.printing import quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.figures import result_lines
 from hpcrun.run.io.files import read_json
-from hpcrun.run.leftovers import holds_only_logs
+from hpcrun.run.leftover_folders import holds_only_logs
+from hpcrun.run.progress_lines import result_lines
 
 _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
 

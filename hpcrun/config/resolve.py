@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import ValidationError
 
-from hpcrun.config.checks.idle import idle_keys
+from hpcrun.config.checks.idle_keys import idle_keys
 from hpcrun.config.checks.messages import unknown, words
 from hpcrun.config.checks.sharing import sharing_contradictions
 from hpcrun.config.problems import ConfigError, Problem

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d
 
-from hpcrun.control.parts import Part, collected, dealt_out, handed_down, make_parts, reduced
+from hpcrun.control.subgroups import Part, collected, dealt_out, handed_down, make_parts, reduced
 
 # Torch's type stubs lack the reduction operators.
 _c10d: Any = _distributed_c10d

@@ -15,7 +15,7 @@ from hpcrun.diagnose.catalogue import explained, known_cause
 from hpcrun.diagnose.rank_logs import words_at_exit
 from hpcrun.diagnose.slurm_log import before_termination
 from hpcrun.run.endings import Exit, Failure, Hang, last_words, node_name
-from hpcrun.run.traces import headline
+from hpcrun.run.tracebacks import headline
 
 _CASCADE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"

@@ -6,7 +6,7 @@ from pathlib import Path
 from hpcrun.cluster import slurm
 from hpcrun.diagnose.causes import signal_name
 from hpcrun.diagnose.log_line import LogLine
-from hpcrun.diagnose.reading import HEAD, TAIL, read_log
+from hpcrun.diagnose.read_log import HEAD, TAIL, read_log
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event

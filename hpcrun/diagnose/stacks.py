@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcrun.run.stacks import Frame, Stack, Thread
-from hpcrun.run.traces import is_own_code, is_package_code, original
+from hpcrun.run.tracebacks import is_own_code, is_package_code, original
 
 MOVED = 3.0
 """Seconds: a rank moves if its position changed more recently than this. Ranks check it once a second."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcrun.cluster import slurm
 from hpcrun.cluster.slurm.job_states import WAITING, is_over
-from hpcrun.launch import unscheduled
+from hpcrun.launch import without_scheduler
 from hpcrun.launch.local import job_files
 from hpcrun.launch.packs import is_packed
 from hpcrun.launch.poll_interval import pauses
@@ -16,7 +16,7 @@ from hpcrun.launch.slurm_jobs import PATIENCE, Answer, slurm_states
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events, was_cancelled
 from hpcrun.run.io.files import read_json
-from hpcrun.run.recent import Reader
+from hpcrun.run.last_lines import Reader
 
 _SUSPENDED = "SUSPENDED"
 _SUSPENDED_WORDS = (
@@ -180,7 +180,7 @@ def _state(
         here = result is None and _is_process(job_id)
         word, detail = ("RUNNING", "in its own terminal") if here else ("", "")
     elif executor == "direct":
-        word, detail = unscheduled.process_state(run, read)
+        word, detail = without_scheduler.process_state(run, read)
     else:
         word, detail = slurm_knows.known.get(job_id, ("", ""))
     ended = _by_result(result, executor, job_id)

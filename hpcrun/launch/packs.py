@@ -6,7 +6,7 @@ from hpcrun.cluster import slurm
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
-from hpcrun.run.recent import Reader
+from hpcrun.run.last_lines import Reader
 
 
 class SignalUnanswered(LaunchError):

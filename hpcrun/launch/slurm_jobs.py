@@ -9,7 +9,7 @@ from hpcrun.cluster.slurm.job_states import WAITING
 from hpcrun.cluster.slurm.reasons import reason_in_words
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.recent import Reader
+from hpcrun.run.last_lines import Reader
 from hpcrun.run.sweep_file import is_element
 
 # squeue itself would try for 18 s; a person is waiting.

@@ -6,7 +6,7 @@ import time
 
 from hpcrun.cluster import slurm
 from hpcrun.config import load_resolved
-from hpcrun.launch import unscheduled
+from hpcrun.launch import without_scheduler
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.jobs import state
 from hpcrun.launch.local import job_files
@@ -177,7 +177,7 @@ def _told_here(
     if executor == "local":
         job_files.send(run.job_logs(job), controller)
     elif executor == "direct":
-        unscheduled.send(run, rank)
+        without_scheduler.send(run, rank)
     else:
         return False
     return True

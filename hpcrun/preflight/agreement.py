@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hpcrun.preflight.measured import Measured, Result, Status
+from hpcrun.preflight.preflight_facts import Measured, Result, Status
 
 # The result of the check of each version, if nodes differ.
 _VERSIONS: Mapping[str, Status] = {

@@ -6,7 +6,7 @@ A fact that could not be read gives the result ``unknown``, which does not preve
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hpcrun.preflight.measured import Facts, JobNeeds, Measured, Result, Status
+from hpcrun.preflight.preflight_facts import Facts, JobNeeds, Measured, Result, Status
 
 _GIB = 1 << 30
 _MIB = 1 << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.preflight.measured import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, Measured
 
 # A node answers these sections several times: once per place or device.
 _LISTS = frozenset({"space", "device", "product"})

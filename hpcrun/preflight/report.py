@@ -5,7 +5,7 @@ from typing import Any
 
 from hpcrun.preflight.agreement import shared_results
 from hpcrun.preflight.checks import node_results
-from hpcrun.preflight.measured import Measured, Result, Status
+from hpcrun.preflight.preflight_facts import Measured, Result, Status
 
 # Checks of the node itself. A failure of any other check may come from the job or its files, so it counts
 # against a node only if another node passes.

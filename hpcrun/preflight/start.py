@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcrun.cluster.environment import without_rank_requests
 from hpcrun.network.check import fleet
 from hpcrun.preflight.coordinator import Coordinator
-from hpcrun.preflight.measured import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, Measured
 
 _AGENT = ("-m", "hpcrun.preflight.agent")
 

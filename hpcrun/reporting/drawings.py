@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcrun.reporting.bands import sampled
-from hpcrun.reporting.content import Content
 from hpcrun.reporting.figures.canvas import Drawing
 from hpcrun.reporting.figures.curves import Entry, curve_figure, entries_of, single_entries
 from hpcrun.reporting.figures.sweeps import parallel_figure, sensitivity_figure
 from hpcrun.reporting.figures.times import goodput_figures, timeline_figures
+from hpcrun.reporting.report_content import Content
 from hpcrun.reporting.runs import Run
 
 FINISHED = "finished"

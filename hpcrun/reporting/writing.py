@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcrun.reporting.content import ReportRequest, collect
 from hpcrun.reporting.drawings import draw
 from hpcrun.reporting.errors import ReportError
 from hpcrun.reporting.failures import counts
 from hpcrun.reporting.figures.canvas import Drawing, save
 from hpcrun.reporting.page.document import document
+from hpcrun.reporting.report_content import ReportRequest, collect
 from hpcrun.reporting.sweep import several
 from hpcrun.results.store import Store
 from hpcrun.run.io.files import write_atomic

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcrun.errors import UserError
 from hpcrun.run.io.files import sync_directory, write_atomic, write_json
-from hpcrun.run.leftovers import clear_deleted_run, make_staged, publish, sweep
+from hpcrun.run.leftover_folders import clear_deleted_run, make_staged, publish, sweep
 
 _FREE_IT = "put it right, move it away, or choose another --name"
 

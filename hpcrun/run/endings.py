@@ -21,7 +21,7 @@ from hpcrun.run.io.files import (
     read_lines,
     write_json,
 )
-from hpcrun.run.traces import place_of, traceback_of
+from hpcrun.run.tracebacks import place_of, traceback_of
 
 _TERMINATED = re.compile(
     r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"

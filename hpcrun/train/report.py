@@ -17,9 +17,9 @@ from hpcrun.lifecycle.signals import StopReason
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, note, read_events
-from hpcrun.run.figures import result_lines
 from hpcrun.run.io.files import write_json
 from hpcrun.run.owner import require_ownership
+from hpcrun.run.progress_lines import result_lines
 from hpcrun.train.evaluation.best import Weights
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.saving import Saver

@@ -31,7 +31,7 @@ from hpcrun.train.setup.observers import (
     open_compile_cache,
     watch_gradients,
 )
-from hpcrun.train.setup.stop import stop_reason
+from hpcrun.train.setup.stop_reason import stop_reason
 from hpcrun.train.setup.task import open_task
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.run.traces import place_of
+from hpcrun.run.tracebacks import place_of
 from hpcrun.train.errors import NotTrainable
 
 if TYPE_CHECKING:

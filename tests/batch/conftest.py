@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .desk import Desk
+from .slurm_substitutes import Desk
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json
 
-from .step_desk import SHOWN, Desk
+from .step_substitutes import SHOWN, Desk
 
 
 def test_the_setup_reaches_the_ranks_and_nothing_else(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import read_events, record_event
 from hpcrun.run.io.files import read_json
 
-from .desk import FIRST, Desk
+from .slurm_substitutes import FIRST, Desk
 from .test_step import Desk as StepDesk
 
 MARK = ["hpcrun: attempt 7-0 on n1"]

@@ -4,7 +4,7 @@ import pytest
 
 from hpcrun.batch.requeue import requeue
 
-from .desk import FIRST, Desk, Hours
+from .slurm_substitutes import FIRST, Desk, Hours
 
 CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***"
 REQUEUED = (

@@ -21,7 +21,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.io.files import write_json
 
-from .step_desk import FIRST, ROOT, SHOWN, Desk
+from .step_substitutes import FIRST, ROOT, SHOWN, Desk
 
 
 @pytest.fixture

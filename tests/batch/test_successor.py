@@ -8,7 +8,7 @@ from hpcrun.batch.successor import ContinuationError, submit_successor, take_ove
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 
-from .desk import FIRST, Desk, Hours
+from .slurm_substitutes import FIRST, Desk, Hours
 
 AWAY = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
 LIMIT = (

@@ -12,7 +12,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.collective import Ranks
 from hpcrun.run.owner import OwnedByAnotherAttempt
 
-from .single import nothing
+from .single_rank import nothing
 
 
 def not_fenced():

@@ -14,7 +14,7 @@ import torch
 
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from tests.checkpoint.single import engine, nothing
+from tests.checkpoint.single_rank import engine, nothing
 
 SIZE = 1_500_000
 PIECE = 1 << 18

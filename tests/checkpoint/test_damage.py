@@ -13,7 +13,7 @@ from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.manifest import FileRecord, Manifest, decode, encode
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
-from . import single
+from . import single_rank
 from .faults import save
 
 FILES = ("manifest.json", "shared.pt", "rank-00000.pt")
@@ -166,7 +166,7 @@ def test_meta_that_is_not_json_is_refused(store):
 @pytest.mark.slow
 def test_a_thousand_flipped_bits_and_cut_ends_are_all_noticed_and_the_run_falls_back(tmp_path):
     root = tmp_path / "checkpoints"
-    saving = single.engine(root, "7-0")
+    saving = single_rank.engine(root, "7-0")
     small = {"model": {"w": torch.rand(300), "b": torch.arange(9)}, "plain": {"text": "ü" * 50}}
     for step in (1, 2):
         assert saving.save(step, small, {"n": torch.rand(20)}, {"step": step}).ok
@@ -186,10 +186,10 @@ def test_a_thousand_flipped_bits_and_cut_ends_are_all_noticed_and_the_run_falls_
         file.write_bytes(content)
         with pytest.raises(DamagedCheckpoint, match=file.name.replace(".", r"\.")):
             CheckpointStore(root, "7-8", patience=0).check(2)
-        found = single.restored(root)
+        found = single_rank.restored(root)
         assert found.step == 1
         assert file.name in found.notes[0]
         hits[file.name] += 1
         file.write_bytes(whole[file])
-    assert single.restored(root).step == 2
+    assert single_rank.restored(root).step == 2
     print(f"1000 of 1000 noticed: {hits}")

@@ -19,7 +19,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from tests.ranks import agreed, ranks
 
-from . import single
+from . import single_rank
 from .faults import Broken
 from .rank_folder import fenced
 
@@ -185,8 +185,8 @@ def test_a_save_removes_leftovers_of_dead_attempts_and_a_restore_does_not(folder
 
 
 def test_one_rank_needs_no_process_group(root):
-    engine = single.engine(root, "7-0")
-    assert engine.restore(single.nothing) is None
+    engine = single_rank.engine(root, "7-0")
+    assert engine.restore(single_rank.nothing) is None
     state = {"weights": torch.arange(5.0)}
     for step in (10, 20, 30):
         outcome = engine.save(step, state, {"n": step}, {"note": "ü"})
@@ -195,40 +195,40 @@ def test_one_rank_needs_no_process_group(root):
         assert outcome.seconds >= outcome.stalled > 0
         files = [*outcome.path.glob("*.bin"), outcome.path / "index.json"]
         assert outcome.bytes == sum(file.stat().st_size for file in files)
-    restored = engine.restore(single.nothing, skip=[30])
+    restored = engine.restore(single_rank.nothing, skip=[30])
     assert restored.step == 20
     assert restored.own == {"n": 20}
     assert restored.meta == {"note": "ü"}
     assert torch.equal(restored.shared["weights"], state["weights"])
-    assert engine.restore(single.nothing, skip=[20, 30]) is None
+    assert engine.restore(single_rank.nothing, skip=[20, 30]) is None
 
 
 def test_saving_a_step_twice_keeps_the_first(root):
-    engine = single.engine(root, "7-0")
+    engine = single_rank.engine(root, "7-0")
     assert engine.save(1, {"x": 1}, {}, {}).ok
     assert engine.save(1, {"x": 2}, {}, {}).ok
-    assert engine.restore(single.nothing).shared == {"x": 1}
+    assert engine.restore(single_rank.nothing).shared == {"x": 1}
 
 
 def test_tensors_of_another_shape_are_refused_but_not_damage(tmp_path):
     root = tmp_path / "checkpoints"
-    assert single.save(single.engine(root, "7-0"), 1).ok
+    assert single_rank.save(single_rank.engine(root, "7-0"), 1).ok
     with pytest.raises(
         CheckpointError,
         match=r"step 1: rank 0 .*: model/b: \(7,\) in the checkpoint, but \(3,\) here",
     ):
-        single.engine(root, "7-1").restore(lambda *_: {"model": {"b": torch.zeros(3)}})
+        single_rank.engine(root, "7-1").restore(lambda *_: {"model": {"b": torch.zeros(3)}})
 
 
 def test_an_error_of_loading_here_is_not_damage(root):
-    saving = single.engine(root, "7-0")
+    saving = single_rank.engine(root, "7-0")
     for step in (1, 2):
-        assert single.save(saving, step).ok
+        assert single_rank.save(saving, step).ok
     with pytest.raises(
         CheckpointError, match=r"step 2: rank 0 .* cannot be loaded here: MemoryError: too much"
     ):
-        single.engine(root, "7-1").restore(out_of_memory)
-    single.require_state(single.restored(root), 2)
+        single_rank.engine(root, "7-1").restore(out_of_memory)
+    single_rank.require_state(single_rank.restored(root), 2)
 
 
 def out_of_memory(entries, skeleton):

@@ -9,7 +9,7 @@ import torch
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 
 from .faults import TornWrite, Watched, deadly, die_in_a_child, failing_at, failing_from
-from .single import engine, require_state, restored, save
+from .single_rank import engine, require_state, restored, save
 
 PUBLISHED = ("rename", "step-000000003.tmp-7-1 -> step-000000003")
 

@@ -18,7 +18,7 @@ from hpcrun.run import directory
 from hpcrun.train.step.ema import WeightAverage
 from tests.train.forks import fork_ranks
 
-from .single import engine
+from .single_rank import engine
 
 
 def build():

@@ -15,7 +15,7 @@ from hpcrun.checkpoint.storage.lustre import is_lustre
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from . import faults
-from .single import engine, save, state
+from .single_rank import engine, save, state
 
 
 def test_too_little_space_is_reported_with_figures_before_any_write(

@@ -12,7 +12,7 @@ import torch
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
-from .single import engine, restored
+from .single_rank import engine, restored
 
 _EXT4_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = (

@@ -12,7 +12,7 @@ from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from tests.checkpoint import faults
-from tests.checkpoint.single import engine
+from tests.checkpoint.single_rank import engine
 
 
 def flip(path: Path) -> None:

@@ -10,7 +10,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
-from . import faults, single
+from . import faults, single_rank
 from .test_quarantine import flip, names
 
 
@@ -37,9 +37,9 @@ class Refusing(FileSystem):
 @pytest.fixture
 def two(root: Path) -> Path:
     """Return the folder of the checkpoints 1 and 2."""
-    saving = single.engine(root, "7-0")
+    saving = single_rank.engine(root, "7-0")
     for step in (1, 2):
-        assert single.save(saving, step).ok
+        assert single_rank.save(saving, step).ok
     return root
 
 
@@ -53,29 +53,29 @@ def two(root: Path) -> Path:
 def test_a_refusal_to_read_is_a_failure_of_the_node(two: Path, part: str, code: int) -> None:
     fs = Refusing("open", part, code)
     with pytest.raises(ReadFailure) as failed:
-        single.engine(two, "7-1", fs).restore(single.nothing)
+        single_rank.engine(two, "7-1", fs).restore(single_rank.nothing)
     assert failed.value.here
     assert errno.errorcode[code] in str(failed.value)
     assert "is kept, and another node may be able to read it" in str(failed.value)
     assert "from-scratch" not in str(failed.value)
     assert names(two) == ["step-000000001", "step-000000002"]
-    single.require_state(single.restored(two), 2)
+    single_rank.require_state(single_rank.restored(two), 2)
 
 
 def test_a_folder_that_cannot_be_listed_is_a_failure_of_the_node(two: Path) -> None:
     fs = Refusing("names", "checkpoints", errno.ESTALE)
     with pytest.raises(ReadFailure, match=r"cannot be listed: Stale file handle \(ESTALE\)"):
-        single.engine(two, "7-1", fs).restore(single.nothing)
+        single_rank.engine(two, "7-1", fs).restore(single_rank.nothing)
 
 
 def test_a_refused_read_before_damaged_checkpoints_is_not_damage(two: Path) -> None:
     flip(two / "step-000000002" / "rank-00000.bin")
     fs = Refusing("open", "step-000000001", errno.EIO)
     with pytest.raises(ReadFailure, match=r"step-000000001/manifest\.json: cannot be read"):
-        single.engine(two, "7-1", fs).restore(single.nothing)
+        single_rank.engine(two, "7-1", fs).restore(single_rank.nothing)
     flip(two / "step-000000001" / "rank-00000.bin")
     with pytest.raises(CheckpointError, match=r"no checkpoint is valid.*--from-scratch"):
-        single.engine(two, "7-1").restore(single.nothing)
+        single_rank.engine(two, "7-1").restore(single_rank.nothing)
 
 
 def test_checkpoints_of_a_newer_format_do_not_cause_a_restart_from_zero(two: Path) -> None:
@@ -83,7 +83,7 @@ def test_checkpoints_of_a_newer_format_do_not_cause_a_restart_from_zero(two: Pat
         manifest = two / f"step-{step:09d}" / "manifest.json"
         manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(CheckpointError, match="use the versions of hpcrun") as refused:
-        single.engine(two, "7-1").restore(single.nothing)
+        single_rank.engine(two, "7-1").restore(single_rank.nothing)
     assert "from-scratch" not in str(refused.value)
 
 
@@ -91,7 +91,7 @@ def test_a_folder_in_place_of_a_file_is_damage(two: Path) -> None:
     manifest = two / "step-000000002" / "manifest.json"
     manifest.unlink()
     manifest.mkdir()
-    single.require_state(single.restored(two), 1)
+    single_rank.require_state(single_rank.restored(two), 1)
 
 
 class FlippingOnce(FileSystem):
@@ -121,19 +121,19 @@ class FlippingOnce(FileSystem):
 
 @pytest.mark.parametrize("part", ["manifest.json", "index.json"])
 def test_rank_0_checks_twice_before_a_fallback(two: Path, part: str) -> None:
-    found = single.engine(two, "7-1", FlippingOnce(part)).restore(single.nothing)
-    single.require_state(found, 2)
+    found = single_rank.engine(two, "7-1", FlippingOnce(part)).restore(single_rank.nothing)
+    single_rank.require_state(found, 2)
     assert found is not None
     assert found.notes == ()
 
 
 def test_a_single_rank_that_reads_wrong_bytes_fails_and_renames_nothing(two: Path) -> None:
-    engine = single.engine(two, "7-1", FlippingOnce("rank-00000.bin"))
+    engine = single_rank.engine(two, "7-1", FlippingOnce("rank-00000.bin"))
     with pytest.raises(
         ReadFailure, match=r"\(hash\); rank 0 \(.*\): reads the same files without damage"
     ):
-        engine.restore(single.nothing)
-    assert single.save(engine, 3).ok
+        engine.restore(single_rank.nothing)
+    assert single_rank.save(engine, 3).ok
     assert names(two) == ["step-000000002", "step-000000003"]
 
 

@@ -16,7 +16,7 @@ from hpcrun.checkpoint.storage.index import INDEX, Piece, Place, TensorEntry, co
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.collective import Ranks
 
-from .single import engine, save
+from .single_rank import engine, save
 from .test_state import require_equal
 
 

@@ -14,7 +14,7 @@ from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.owner import OwnedByAnotherAttempt
 
-from . import single
+from . import single_rank
 from .faults import content, save
 
 
@@ -247,10 +247,10 @@ def test_a_damaged_checkpoint_is_not_kept_as_the_best(root):
 
 def test_a_checkpoint_is_not_pruned_during_its_restore(root):
     def prune(entries, skeleton):
-        assert single.save(single.engine(root, "7-1", keep=1), 2).ok
+        assert single_rank.save(single_rank.engine(root, "7-1", keep=1), 2).ok
         return {}
 
-    assert single.save(single.engine(root, "7-0"), 1).ok
-    single.require_state(single.engine(root, "8-0").restore(prune), 1)
+    assert single_rank.save(single_rank.engine(root, "7-0"), 1).ok
+    single_rank.require_state(single_rank.engine(root, "8-0").restore(prune), 1)
     assert [name for name in names(root) if name.startswith(".held")] == []
     assert CheckpointStore(root, "7-1").prune(1) == [1]

@@ -16,8 +16,8 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.figures import facts_of
 from hpcrun.run.io.files import write_json
+from hpcrun.run.progress_lines import facts_of
 from hpcrun.train.errors import PlannedStop
 
 

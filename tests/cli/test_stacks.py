@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.lifecycle.script import spying
+from hpcrun.lifecycle.script import py_spy
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
@@ -116,8 +116,8 @@ def test_the_words_of_py_spy_are_handed_on(tmp_path: Path, monkeypatch: pytest.M
     program.write_text("#!/bin/sh\necho 'Error: Permission Denied: try sudo' >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(spying.StackError, match="Permission Denied"):
-        spying.script_stacks(os.getpid())
+    with pytest.raises(py_spy.StackError, match="Permission Denied"):
+        py_spy.script_stacks(os.getpid())
 
 
 def test_what_py_spy_prints_becomes_threads() -> None:
@@ -125,11 +125,11 @@ def test_what_py_spy_prints_becomes_threads() -> None:
     outer = frame | {"name": "<module>", "line": 9}
     worker = {"thread_name": "worker", "os_thread_id": 8, "frames": [frame]}
     main = {"thread_name": "MainThread", "os_thread_id": 7, "frames": [frame, outer]}
-    first, second = spying.parse_dump(json.dumps([worker, main]))
+    first, second = py_spy.parse_dump(json.dumps([worker, main]))
     assert [one.function for one in first.frames] == ["<module>", "f"]
     assert second.name == "worker"
-    with pytest.raises(spying.StackError, match="printed no stacks but"):
-        spying.parse_dump("Process 5: python")
+    with pytest.raises(py_spy.StackError, match="printed no stacks but"):
+        py_spy.parse_dump("Process 5: python")
 
 
 @pytest.mark.parametrize("words", [["--wait", "0"], ["--wait", "nan"]])

@@ -23,7 +23,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config, override_layer, resolve
 from hpcrun.estimate.fake_run import FakeRun
 from hpcrun.estimate.live_storages import LiveStorages
-from hpcrun.tasks.finding import task_path
+from hpcrun.tasks.task_path import task_path
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.task import Task, load_task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hpcrun.preflight.measured import JobNeeds, Measured, Result
+from hpcrun.preflight.preflight_facts import JobNeeds, Measured, Result
 from hpcrun.preflight.report import results
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.preflight.measured import JobNeeds
+from hpcrun.preflight.preflight_facts import JobNeeds
 from hpcrun.preflight.report import as_data, cause, failures, lines, results, unfit
 
 from .nodes import DEVICE, sound, told

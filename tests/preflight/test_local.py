@@ -18,7 +18,7 @@ from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.bad_nodes import record_bad_nodes
 from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.preflight.measured import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, Measured
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.io.files import read_json

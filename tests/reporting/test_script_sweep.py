@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from hpcrun.launch import jobs as run_jobs
+from hpcrun.reporting.open_results import open_results
 from hpcrun.reporting.runs import read_runs
-from hpcrun.reporting.source import open_results
 from hpcrun.reporting.sweep import swept_keys
 from hpcrun.results.frames import load
 from hpcrun.results.groups import Question, grouped

@@ -10,9 +10,9 @@ import pytest
 
 from hpcrun.cluster.slurm import Usage, parse_sacct_usage
 from hpcrun.reporting.efficiency import Efficiency, efficiency
+from hpcrun.reporting.open_results import open_results
 from hpcrun.reporting.page.tables import efficiency_table
 from hpcrun.reporting.runs import Run, read_runs
-from hpcrun.reporting.source import open_results
 from hpcrun.run.events import Attempt
 
 from .conftest import MakeRun

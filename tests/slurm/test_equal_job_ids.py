@@ -11,7 +11,7 @@ from tests import jobs
 
 from .cluster import SlurmCluster
 from .scripts import ENDED, SBATCH, Bench
-from .separate import running
+from .separate_cluster import running
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 SHAPE = ("--nodes=2", "--ntasks-per-node=1")

@@ -16,7 +16,7 @@ from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
 from .cluster import PATIENCE, SlurmCluster
-from .separate import running
+from .separate_cluster import running
 from .training import Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

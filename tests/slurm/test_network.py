@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from . import planted
+from . import planted_faults
 from .cluster import SlurmCluster
-from .planted import environment, named
+from .planted_faults import environment, named
 from .scripts import SBATCH
 
 pytestmark = pytest.mark.slurm
@@ -31,7 +31,7 @@ def whole(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
 
 def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
     """Return the report of a short check."""
-    return planted.check(slurm, *SHORT, *options)
+    return planted_faults.check(slurm, *SHORT, *options)
 
 
 def test_a_clean_fleet_has_no_finding_and_every_pair_is_measured(whole: SlurmCluster) -> None:
@@ -65,9 +65,9 @@ def test_a_node_that_drops_packets_is_named(whole: SlurmCluster) -> None:
 
 
 def test_a_slow_link_between_two_good_nodes_is_named(whole: SlurmCluster) -> None:
-    there = planted.addresses(whole)["node4"]
+    there = planted_faults.addresses(whole)["node4"]
     rule = f"ip daddr {there} limit rate over 6 mbytes/second burst 256 kbytes drop"
-    with planted.rules(whole, "node1", "output", rule):
+    with planted_faults.rules(whole, "node1", "output", rule):
         report = check(whole)
     assert named(report) == [("link", ["node1", "node4"])], report["findings"]
     assert len(report["exclude"]) == 1
@@ -75,7 +75,7 @@ def test_a_slow_link_between_two_good_nodes_is_named(whole: SlurmCluster) -> Non
 
 @pytest.mark.slow
 def test_a_wrong_entry_in_a_hosts_file_is_named(whole: SlurmCluster) -> None:
-    with planted.wrong_entry(whole, "node4", "node1"):
+    with planted_faults.wrong_entry(whole, "node4", "node1"):
         report = check(whole)
     assert named(report) == [("name", ["node4"])]
     assert "node1" in report["findings"][0]["text"]
@@ -84,7 +84,7 @@ def test_a_wrong_entry_in_a_hosts_file_is_named(whole: SlurmCluster) -> None:
 def test_a_node_that_refuses_connections_is_named(whole: SlurmCluster) -> None:
     # slurmd's port stays open.
     rule = "iifname eth0 tcp flags & (syn | ack) == syn tcp dport != 6818 reject with tcp reset"
-    with planted.rules(whole, "node2", "input", rule):
+    with planted_faults.rules(whole, "node2", "input", rule):
         report = check(whole)
     assert named(report) == [("refuses", ["node2"])]
 
@@ -105,7 +105,7 @@ def test_a_node_that_closes_a_range_of_ports_is_named_with_the_range(
     whole: SlurmCluster, ports: str, verdict: str, range_text: str
 ) -> None:
     rule = f"iifname eth0 tcp flags & (syn | ack) == syn tcp dport {ports} {verdict}"
-    with planted.rules(whole, "node1", "input", rule):
+    with planted_faults.rules(whole, "node1", "input", rule):
         report = check(whole)
     assert named(report) == [("ports", ["node1"])], report["findings"]
     assert range_text in report["findings"][0]["text"]

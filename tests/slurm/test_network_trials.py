@@ -14,7 +14,7 @@ import pytest
 from . import cluster
 from .cluster import SlurmCluster
 from .conftest import unavailable
-from .planted import FAULTS, check, named, planted
+from .planted_faults import FAULTS, check, named, planted
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 TRIALS = int(os.environ.get("HPCRUN_TRIALS", "3"))

@@ -9,7 +9,7 @@ import pytest
 from tests import jobs
 
 from .cluster import PATIENCE, Partition, SlurmCluster
-from .separate import running
+from .separate_cluster import running
 from .training import Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]

@@ -16,7 +16,7 @@ from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
 from .cluster import SlurmCluster
-from .separate import running
+from .separate_cluster import running
 
 pytestmark = pytest.mark.slurm
 

@@ -254,7 +254,12 @@ def attempt(run: RunDirectory, node: Path) -> tuple[list[int], str]:
 def test_an_interrupted_run_finds_its_code_on_another_node(tmp_path: Path) -> None:
     layer = override_layer(
         [
-            *("task=tests.train.zoo:Exact", "model.stop_at=4", "job.gpus=2", "job.cpu=true"),
+            *(
+                "task=tests.train.faulty_tasks:Exact",
+                "model.stop_at=4",
+                "job.gpus=2",
+                "job.cpu=true",
+            ),
             *("train.compile=true", "train.steps=5", "train.batch_size=8"),
         ]
     )

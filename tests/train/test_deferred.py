@@ -17,16 +17,16 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
 from hpcrun.config.training import FSDP
 from hpcrun.tasks import BUILTIN
-from hpcrun.tasks.finding import task_path
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.task_path import task_path
 from hpcrun.train.deferred import tape
 from hpcrun.train.deferred.build import build_deferred
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.setup.task import open_on_rank
 from hpcrun.train.task import load_task
 from tests.train.deferring import OWN, Coarse, Varied, require_same, seed
-from tests.train.zoo import Regression
+from tests.train.faulty_tasks import Regression
 
 
 def test_a_deferred_build_gives_the_bits_of_a_normal_build() -> None:

@@ -18,7 +18,7 @@ from tests.train.forks import fork_ranks
 
 # The task's validation losses are 5, 3, 1, 4, 2, 6.
 SETTINGS = [
-    *("task=tests.train.zoo:Judged", "job.gpus=1", "job.cpu=true", "train.batch_size=8"),
+    *("task=tests.train.faulty_tasks:Judged", "job.gpus=1", "job.cpu=true", "train.batch_size=8"),
     *("train.steps=40", "train.validate_every=2", "train.patience=2", "train.ema=0.5"),
     *("checkpoint.every=3", "checkpoint.keep=1", "checkpoint.keep_best=1", "train.log_every=4"),
 ]
@@ -152,7 +152,7 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
 
 @forked
 def test_patience_without_a_validation_set_is_refused(make, tmp_path):
-    run = make("blind", "task=tests.train.zoo:Regression")
+    run = make("blind", "task=tests.train.faulty_tasks:Regression")
     assert attempt(run, tmp_path / "logs") == exitcodes.BAD_INPUT
     said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
     assert "hpcrun: train.patience: Regression has no validation set; add one" in said
@@ -160,7 +160,9 @@ def test_patience_without_a_validation_set_is_refused(make, tmp_path):
 
 @forked
 def test_keys_that_need_validation_are_reported_as_idle_without_a_validation_set(make, tmp_path):
-    run = make("blind", "task=tests.train.zoo:Regression", "train.patience=null", "train.steps=2")
+    run = make(
+        "blind", "task=tests.train.faulty_tasks:Regression", "train.patience=null", "train.steps=2"
+    )
     assert attempt(run, tmp_path / "logs") == exitcodes.DONE
     said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
     for key in ("train.validate_every", "checkpoint.keep_best"):

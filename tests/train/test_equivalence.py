@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from hpcrun.train.step.trainer import AMPTrainer
 from tests.ranks import agreed, ranks
-from tests.train.sharing import BUILDERS, Net, Way, batches, flat, trainer
-from tests.train.small import loss
+from tests.train.parallelism import BUILDERS, Net, Way, batches, flat, trainer
+from tests.train.small_training import loss
 
 LOSSES = {"fp32": 1e-5, "bf16": 0.05}
 WEIGHTS = {"fp32": 5e-6, "bf16": 0.03}

@@ -21,8 +21,8 @@ from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train.data import order
 from tests.ranks import forked
+from tests.train.faulty_tasks import Noisy, Regression
 from tests.train.runs import DONE, FAILED, STOPPED_ONCE, play_run
-from tests.train.zoo import Noisy, Regression
 
 
 class RaisesOnRank1(Regression):

@@ -18,8 +18,8 @@ from hpcrun.train.parallel.gradient_compression import compression
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.ranks import agreed, gathered, ranks
-from tests.train.sharing import Net
-from tests.train.small import loss
+from tests.train.parallelism import Net
+from tests.train.small_training import loss
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=3)
 

@@ -16,8 +16,8 @@ from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.endings import stacks_path
 from hpcrun.run.events import Attempt, Cause
 from tests.ranks import forked
+from tests.train.faulty_tasks import Regression
 from tests.train.runs import DONE, FAILED, play_run
-from tests.train.zoo import Regression
 
 
 class HangsOnRank1(Regression):

@@ -21,7 +21,7 @@ from hpcrun.train.setup import task as setup_task
 from hpcrun.train.setup.deferral import build_model, covers
 from hpcrun.train.setup.task import OpenedTask
 from tests.train.deferring import Varied, require_same, weights
-from tests.train.zoo import Regression
+from tests.train.faulty_tasks import Regression
 
 
 def test_initial_weights_of_files_replace_those_of_the_build(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from hpcrun.train.parallel.memory_estimate import Need
 from hpcrun.train.parallel.strategies import DataParallelStrategy
 from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
-from tests.train.sharing import Net, adamw, flat
-from tests.train.small import config, loss
+from tests.train.parallelism import Net, adamw, flat
+from tests.train.small_training import config, loss
 
 SMALL, LARGE = Need(100, 100, 200), Need(1000, 1000, 2000)
 

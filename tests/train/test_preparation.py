@@ -22,8 +22,8 @@ from hpcrun.train.model.activation_checkpointing import Buffers
 from hpcrun.train.model.blocks import blocks, by_class, by_size, unshared
 from hpcrun.train.model.prepare import Preparation, compile_in_place, keep_costly, prepare
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
-from tests.train.sharing import Block, Net, adamw, flat
-from tests.train.small import loss
+from tests.train.parallelism import Block, Net, adamw, flat
+from tests.train.small_training import loss
 
 
 def names(module, parts):

@@ -15,7 +15,16 @@ from hpcrun.errors import UserError
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.strategies import DDPStrategy
 from tests.ranks import agreed, gathered, ranks
-from tests.train.small import batches, digest, large, loss, make_trainer, noisy, small, values
+from tests.train.small_training import (
+    batches,
+    digest,
+    large,
+    loss,
+    make_trainer,
+    noisy,
+    small,
+    values,
+)
 
 KINDS = {
     "plain": (AMPConfig(), 1e-5),

@@ -14,8 +14,8 @@ from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.events import Attempt, Cause
 from tests.ranks import forked
+from tests.train.faulty_tasks import Noisy, Regression, Validated, Wide
 from tests.train.runs import DONE, REFUSED, play_run
-from tests.train.zoo import Noisy, Regression, Validated, Wide
 
 
 class PrepareRefuses(Regression):
@@ -46,9 +46,9 @@ LAYERS = ("train.parallel=fsdp", "fsdp.wrap=classes", "fsdp.classes=[Layer]")
     [
         (PrepareRefuses, (), "data.path: there is nothing at /nowhere; download it first"),
         (
-            "tests.train.zoo:Absent",
+            "tests.train.faulty_tasks:Absent",
             (),
-            "task: tests.train.zoo:Absent: tests.train.zoo has no Absent; name one of",
+            "task: tests.train.faulty_tasks:Absent: tests.train.faulty_tasks has no Absent; name one of",
         ),
         (
             NothingToValidate,

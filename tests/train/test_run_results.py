@@ -21,8 +21,8 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.io.files import read_json, read_lines
 from tests.ranks import forked
+from tests.train.faulty_tasks import Judged, Noisy, Regression, Validated
 from tests.train.runs import DONE, STOPPED_ONCE, play_run
-from tests.train.zoo import Judged, Noisy, Regression, Validated
 
 
 @forked

@@ -14,8 +14,17 @@ from hpcrun.train import drift
 from hpcrun.train.deferred.build import Deferred
 from tests import jobs
 from tests.ranks import forked
+from tests.train.faulty_tasks import (
+    Exact,
+    Noisy,
+    Padded,
+    Ragged,
+    Regression,
+    Short,
+    Validated,
+    Wide,
+)
 from tests.train.runs import DONE, STOPPED_ONCE, play_run
-from tests.train.zoo import Exact, Noisy, Padded, Ragged, Regression, Short, Validated, Wide
 
 
 def play_both(folder, task, *overrides, stop_at=5, later=(), begin=None):

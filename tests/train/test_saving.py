@@ -29,7 +29,7 @@ from tests.checkpoint.test_quarantine import flip
 from tests.train.forks import fork_ranks
 
 COMMON = [
-    *("task=tests.train.zoo:Graded", "job.gpus=1", "job.cpu=true"),
+    *("task=tests.train.faulty_tasks:Graded", "job.gpus=1", "job.cpu=true"),
     *("train.steps=12", "train.batch_size=8", "train.validate_every=2", "optim.warmup_steps=2"),
 ]
 

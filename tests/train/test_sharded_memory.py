@@ -19,7 +19,7 @@ from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 from tests.ranks import agreed, ranks
 from tests.train.deferring import OWN, Varied
-from tests.train.small import config
+from tests.train.small_training import config
 
 RECOMPUTED = "_checkpoint_wrapped_module."
 PARAMETERS = 4 * (64 * 64 + 64)

@@ -15,7 +15,7 @@ from hpcrun.train.evaluation.validation_data import ValidationData
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.ranks import agreed, ranks
-from tests.train.small import digest, small
+from tests.train.small_training import digest, small
 from tests.train.uneven import SIZE, WORLD, Counted, Masked, Plain, Tokens, Work
 
 FP16 = AMPConfig(dtype="fp16", init_scale=64.0)

@@ -9,8 +9,8 @@ from torch import nn
 
 from hpcrun.errors import UserError
 from tests.ranks import ranks
-from tests.train.sharing import Net, Way, batches, flat, trainer
-from tests.train.small import loss
+from tests.train.parallelism import Net, Way, batches, flat, trainer
+from tests.train.small_training import loss
 
 
 def refusal(rank, ask):

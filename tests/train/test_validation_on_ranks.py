@@ -11,8 +11,8 @@ from torch import nn
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.evaluation.validation_data import ValidationData
 from tests.ranks import agreed, gathered, ranks
-from tests.train import sharing
-from tests.train.small import Pairs, batches, digest, loss, make_trainer, noisy
+from tests.train import parallelism
+from tests.train.small_training import Pairs, batches, digest, loss, make_trainer, noisy
 
 
 class Mean:
@@ -52,9 +52,9 @@ def test_validation_is_the_mean_over_all_samples_of_the_model_that_rank_0_saves(
 
 @ranks(4)
 def test_a_sharded_model_is_validated_on_all_samples_however_few_a_rank_has(rank):
-    way = sharing.Way("fsdp", 4)
-    trainer = sharing.trainer(way, rank)
-    for step in sharing.batches(way, rank, 0, 2):
+    way = parallelism.Way("fsdp", 4)
+    trainer = parallelism.trainer(way, rank)
+    for step in parallelism.batches(way, rank, 0, 2):
         trainer.training_step(step, loss)
     everyone = trainer.control_ranks()
 
@@ -83,9 +83,9 @@ def test_a_sharded_model_is_validated_on_all_samples_however_few_a_rank_has(rank
             parameter.mul_(0.5)
     assert check(50) != pytest.approx(of_fifty, rel=1e-3)
     before = trainer.whole_module()
-    trainer.training_step(sharing.batches(way, rank, 2, 3)[0], loss)
+    trainer.training_step(parallelism.batches(way, rank, 2, 3)[0], loss)
     after = trainer.whole_module()
-    assert before is None or not torch.equal(sharing.flat(before), sharing.flat(after))
+    assert before is None or not torch.equal(parallelism.flat(before), parallelism.flat(after))
 
 
 class Bank(nn.Module):

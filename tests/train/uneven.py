@@ -13,7 +13,7 @@ from hpcrun.train.data import order
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests.train.small import Pairs, loss, small
+from tests.train.small_training import Pairs, loss, small
 
 WORLD = 3
 SIZE, BATCH, SEED = 50, 16, 2

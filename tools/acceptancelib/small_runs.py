@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from acceptancelib.outcome import Job
 from acceptancelib.world import Member
 from hpcrun.config import Config, override_layer, resolve
-from hpcrun.tasks.finding import task_path
+from hpcrun.tasks.task_path import task_path
 from hpcrun.train.build import build_trainer
 from hpcrun.train.setup.deferral import build_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer

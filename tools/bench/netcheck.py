@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from tests.slurm import cluster, planted  # noqa: E402
+from tests.slurm import cluster, planted_faults  # noqa: E402
 from tests.slurm.cluster import SlurmCluster  # noqa: E402
 
 _LIMIT = 1.3
@@ -32,7 +32,7 @@ _LIMIT = 1.3
 def check(slurm: SlurmCluster, seconds: float) -> dict[str, Any]:
     """Return the report of a check over all nodes, without the all-reduce."""
     words = ["--seconds", str(seconds), "--streams", "1", "--with", "sockets", "--all-reduce", "0"]
-    return planted.check(slurm, *words)
+    return planted_faults.check(slurm, *words)
 
 
 def serial(slurm: SlurmCluster, seconds: float) -> float:
@@ -70,17 +70,17 @@ def compare(slurm: SlurmCluster, seconds: float) -> None:
 def try_faults(slurm: SlurmCluster, trials: int, seconds: float, seed: int) -> bool:
     """Print the number of trials that named exactly the fault; return True if all did."""
     perfect = True
-    for fault in planted.FAULTS if trials else ():
+    for fault in planted_faults.FAULTS if trials else ():
         right = 0
         for trial in range(trials):
-            with planted.planted(
+            with planted_faults.planted(
                 slurm, fault, random.Random(f"{fault} {seed + trial}")
             ) as is_right:
                 report = check(slurm, seconds)
             if is_right(report):
                 right += 1
             else:
-                print(f"  {fault}, seed {seed + trial}: {planted.named(report)}", flush=True)
+                print(f"  {fault}, seed {seed + trial}: {planted_faults.named(report)}", flush=True)
         perfect &= right == trials
         print(f"  {fault:<10} right in {right} of {trials} trials", flush=True)
     return perfect

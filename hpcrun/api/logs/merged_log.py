@@ -20,7 +20,7 @@ from hpcrun.run.events import Attempt, Event
 from hpcrun.run.io.files import read_lines
 
 _BLOCK = 1 << 16
-# The lines of `hpcrun.run.figures`: "step 12/100: loss …", "step 12: validation loss …".
+# The lines of `hpcrun.run.progress_lines`: "step 12/100: loss …", "step 12: validation loss …".
 _STEP = re.compile(r"step (\d+)(?:/\d+)?: ")
 # Clocks of nodes differ, and a text may name any date: only times near the attempt count.
 _EARLY, _LATE = 3600.0, 3600.0

@@ -11,7 +11,7 @@ from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import Goodput
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.recent import EVENTS_READ, RecentEvents, signature
+from hpcrun.run.last_lines import EVENTS_READ, RecentEvents, signature
 
 # Seconds. The batch step writes the result before its job ends, so Slurm may still have the job.
 _SETTLED = 600.0

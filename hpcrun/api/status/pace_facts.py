@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.recent import last_lines
+from hpcrun.run.last_lines import last_lines
 
 METRICS_READ = 1 << 13
 """Bytes of metrics.jsonl: some thirty lines, from which the pace is computed."""

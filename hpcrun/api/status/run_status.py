@@ -17,7 +17,7 @@ from hpcrun.lifecycle.history import all_histories, last_committed, of_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.io.files import read_json
-from hpcrun.run.recent import Recent
+from hpcrun.run.last_lines import Recent
 from hpcrun.run.reports import published
 
 # Bytes read from each log, because many runs are shown together. `hpcrun doctor` reads more.

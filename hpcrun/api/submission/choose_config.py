@@ -27,7 +27,7 @@ from hpcrun.config import (
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.tasks import BUILTIN, options_for
-from hpcrun.tasks.finding import task_path
+from hpcrun.tasks.task_path import task_path
 
 _QUICKSTART_TASK = "language-model"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers, with_task
 from hpcrun.config import Config, Layer, flag_layer, resolve
-from hpcrun.config.checks.idle import idle_keys
+from hpcrun.config.checks.idle_keys import idle_keys
 from hpcrun.config.engine import validator
 from hpcrun.config.resolve import contradictions
 from hpcrun.config.section import Section

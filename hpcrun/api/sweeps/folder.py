@@ -18,8 +18,8 @@ from typing import Any
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import finite, sync_directory
-from hpcrun.run.leftovers import make_staged
-from hpcrun.run.leftovers import sweep as remove_abandoned
+from hpcrun.run.leftover_folders import make_staged
+from hpcrun.run.leftover_folders import sweep as remove_abandoned
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

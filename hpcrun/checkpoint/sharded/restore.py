@@ -12,7 +12,7 @@ from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.copies import Copies
 from hpcrun.checkpoint.sharded.rank_file import own_name
 from hpcrun.checkpoint.sharded.read import StoreReader
-from hpcrun.checkpoint.sharded.second_look import require_whole
+from hpcrun.checkpoint.sharded.recheck_damaged import require_whole
 from hpcrun.checkpoint.state.tree import join, split
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,

@@ -22,8 +22,8 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.rank.stack_writer import Answering
 from hpcrun.lifecycle.script.end import ScriptEnd, note_stop, record_end
 from hpcrun.lifecycle.script.progress import ProgressWatch
+from hpcrun.lifecycle.script.py_spy import script_stacks
 from hpcrun.lifecycle.script.rendezvous import meet_rank_zero
-from hpcrun.lifecycle.script.spying import script_stacks
 from hpcrun.lifecycle.script.watching import Watch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory

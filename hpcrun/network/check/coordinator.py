@@ -13,7 +13,7 @@ from hpcrun.network.check.agent import CONNECT
 from hpcrun.network.check.allreduce.all_nodes import AllReduce
 from hpcrun.network.check.findings import THRESHOLD, Suspects, excluded, findings, suspects
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.network.check.measured import Measured, NameCheck, Node, PortCheck, Transfer
+from hpcrun.network.check.measurements import Measured, NameCheck, Node, PortCheck, Transfer
 from hpcrun.network.check.schedule import Pair, rounds_for
 
 _HELLO = 120.0

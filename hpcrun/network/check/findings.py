@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcrun.network.check.measured import Collective, Measured, NameCheck, Transfer
+from hpcrun.network.check.measurements import Collective, Measured, NameCheck, Transfer
 from hpcrun.network.check.port_findings import port_faults
 from hpcrun.network.check.statistics import (
     in_the_rounds,

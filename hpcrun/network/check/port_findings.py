@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from hpcrun.network.check.measured import PortCheck
+from hpcrun.network.check.measurements import PortCheck
 
 
 class PortFault(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcrun.network.check.allreduce.busbw import MIB
 from hpcrun.network.check.findings import Finding, excluded, rate_text
-from hpcrun.network.check.measured import Collective, Measured
+from hpcrun.network.check.measurements import Collective, Measured
 from hpcrun.network.check.statistics import node_rates, resent_share, scores, usual_rate
 
 

@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 
-from hpcrun.network.check.measured import Transfer
+from hpcrun.network.check.measurements import Transfer
 
 
 def node_rates(transfers: Iterable[Transfer]) -> dict[str, float]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
-from hpcrun.reporting.content import Content
 from hpcrun.reporting.drawings import MOST_PANELS, Figures, chosen_rows
 from hpcrun.reporting.failures import counts
 from hpcrun.reporting.figures.canvas import Drawing, as_svg
@@ -25,6 +24,7 @@ from hpcrun.reporting.page.tables import (
     runs_table,
 )
 from hpcrun.reporting.page.words import UNKNOWN, duration, moment, share
+from hpcrun.reporting.report_content import Content
 from hpcrun.reporting.sweep import several, shown
 
 # The page loads nothing: no script, no font, no picture from elsewhere.

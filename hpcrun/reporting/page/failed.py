@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hpcrun.diagnose.catalogue import RETRY_WORDS
 from hpcrun.diagnose.finding import Finding
-from hpcrun.reporting.content import Content
 from hpcrun.reporting.failures import RunFailure
 from hpcrun.reporting.page.html import Markup, element, table, text
 from hpcrun.reporting.page.tables import state_mark
+from hpcrun.reporting.report_content import Content
 
 _MOST_ARTICLES = 40
 _LONGEST_LINE = 400

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.reporting.content import Content
 from hpcrun.reporting.efficiency import Efficiency
 from hpcrun.reporting.page.html import Markup, element, table, text
 from hpcrun.reporting.page.words import UNKNOWN, duration, figure, moment, share, size
+from hpcrun.reporting.report_content import Content
 from hpcrun.reporting.runs import Run
 from hpcrun.reporting.sweep import Sensitivity, number, shown
 from hpcrun.results.statistics import Interval, describe

@@ -17,7 +17,7 @@ from hpcrun.run.code.import_path import copied_path, folders_of
 from hpcrun.run.code.work_tree import shown_files, work_tree
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import make_numbered_folder, read_json
-from hpcrun.run.leftovers import holds_only_logs
+from hpcrun.run.leftover_folders import holds_only_logs
 
 MOST_BYTES = 200 * 2**20
 MOST_FILES = 20_000

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcrun.errors import UserError
-from hpcrun.run.traces import place_of
+from hpcrun.run.tracebacks import place_of
 from hpcrun.train.deferred.generators import Generators
 from hpcrun.train.deferred.recording import Recording
 from hpcrun.train.deferred.tape import Tape, Unreplayable, View

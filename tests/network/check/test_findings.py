@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcrun.network.check.findings import Finding, excluded, findings, rate_text, suspects
-from hpcrun.network.check.measured import Measured, NameCheck, PortCheck, Transfer
+from hpcrun.network.check.measurements import Measured, NameCheck, PortCheck, Transfer
 from hpcrun.network.check.port_findings import ranges
 from hpcrun.network.check.report import as_data, finding_lines, node_lines
 from hpcrun.network.check.schedule import rounds_for

@@ -21,7 +21,7 @@ from hpcrun.network.check.coordinator import Check, Options
 from hpcrun.network.check.findings import findings
 from hpcrun.network.check.fleet import Processes, not_launched, on_this_machine, srun_command
 from hpcrun.network.check.heatmap import matrix, table, write_png
-from hpcrun.network.check.measured import Transfer
+from hpcrun.network.check.measurements import Transfer
 from hpcrun.network.check.ports import tried_ports
 from hpcrun.network.errors import NetworkError
 

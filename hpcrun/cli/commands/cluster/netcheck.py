@@ -31,7 +31,7 @@ from hpcrun.network.check import fleet
 from hpcrun.network.check.coordinator import Check, Options, Progress
 from hpcrun.network.check.findings import THRESHOLD, Finding, findings
 from hpcrun.network.check.heatmap import table, write_png
-from hpcrun.network.check.measured import Measured
+from hpcrun.network.check.measurements import Measured
 from hpcrun.network.check.ports import tried_ports
 from hpcrun.network.check.report import as_data, collective_line, finding_lines, node_lines
 from hpcrun.printing import escaped, say, show_table

@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plots, and write the file."""
     from hpcrun.reporting.errors import require_matplotlib
+    from hpcrun.reporting.open_results import open_results
     from hpcrun.reporting.plotting import default_metrics, require_place, save_plot, terminal_lines
     from hpcrun.reporting.runs import read_runs
-    from hpcrun.reporting.source import open_results
     from hpcrun.reporting.sweep import several
     from hpcrun.results.groups import known_metrics
 

@@ -17,7 +17,7 @@ from hpcrun.cli.run_arguments import add_runs_dir, find_run_instead, runs_dir
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.flight_recorder import Dumps, analyzed, laggards, read_dumps
 from hpcrun.diagnose.log_line import LogLine
-from hpcrun.diagnose.reading import read_log, read_stream
+from hpcrun.diagnose.read_log import read_log, read_stream
 from hpcrun.diagnose.run_lines import (
     LOGS,
     accounting_of,

@@ -7,7 +7,7 @@ from hpcrun.config import ConfigError
 from hpcrun.control.errors import PrintedByRankZero
 from hpcrun.errors import UserError
 from hpcrun.train.start.environment import require_fit
-from tests.train.small import config
+from tests.train.small_training import config
 
 
 def ranks(world_size, rank=0):

@@ -1,6 +1,6 @@
 """Ordering faults on an accelerator: on a simulated device, which works as late as the program allows.
 
-``late.py`` says what it can show and what it cannot.
+``late_device.py`` says what it can show and what it cannot.
 """
 
 import json
@@ -23,11 +23,11 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, dict[str, bool]]:
-    """Return the results of ``late_play.py``; the device type stays registered for a whole process."""
+    """Return the results of ``late_device_program.py``; the device type stays registered for a whole process."""
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no devices written in Python")
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.device.late_play"],
+        [sys.executable, "-m", "tests.device.late_device_program"],
         cwd=ROOT,
         capture_output=True,
         text=True,

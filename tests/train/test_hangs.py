@@ -17,8 +17,8 @@ from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import read_json
 from tests.ranks import forked
 from tests.train import runs
+from tests.train.faulty_tasks import Noisy, Regression
 from tests.train.forks import fork_ranks
-from tests.train.zoo import Noisy, Regression
 
 # Longer than a step may take when these ranks and other programs share two cores.
 QUICK = "train.hang_after=12 train.hang_start=12"
@@ -158,27 +158,27 @@ def test_the_first_cause_is_reported_with_a_remedy(tmp_path):
             f"model.leaves_out=building {QUICK}",
             "hang",
             r"no progress for .* before the first step: rank 1 on \S+ is behind, building the model and its "
-            r"data at test_crossed.py:\d+ in compare_position; ",
+            r"data at test_hangs.py:\d+ in compare_position; ",
         ),
         # This rank has begun nothing in the group in which the other ranks compare.
         "first-pass": (
             f"train.parallel=fsdp model.leaves_out=pass-1 {QUICK}",
             "hang",
             r"no progress for .* in step 0: rank 1 on \S+ is behind, training at "
-            r"test_crossed.py:\d+ in comp\w+",
+            r"test_hangs.py:\d+ in comp\w+",
         ),
         # The collectives wait for the watchdog.
         "first-step": (
             f"train.parallel=ddp model.leaves_out=pass-2 {LATE}",
             "hang",
             r"no progress for .* in step 0: rank 1 on \S+ is behind, training at "
-            r"test_crossed.py:\d+ in comp\w+",
+            r"test_hangs.py:\d+ in comp\w+",
         ),
         "validating": (
             f"train.parallel=fsdp model.leaves_out=validating train.validate_every=1 {LATE}",
             "hang",
             r"no progress for .* in step 0: rank 1 on \S+ is behind, validating at "
-            r"test_crossed.py:\d+ in comp\w+",
+            r"test_hangs.py:\d+ in comp\w+",
         ),
         "copies": (
             "train.parallel=ddp model.leaves_out=parameter checkpoint.every=0",
@@ -193,7 +193,7 @@ def test_the_first_cause_is_reported_with_a_remedy(tmp_path):
 @forked
 def test_a_rank_that_hangs_before_the_steps_or_after_them_is_named_with_its_work(tmp_path):
     def behind(rank, work):
-        return rf".*: rank {rank} on .* is behind, {work} at test_crossed.py:"
+        return rf".*: rank {rank} on .* is behind, {work} at test_hangs.py:"
 
     scenarios = {
         "importing": (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.recent import Reader
+from hpcrun.run.last_lines import Reader
 
 if TYPE_CHECKING:
     import psutil

@@ -1,6 +1,6 @@
-"""Program of ``test_late.py``: parts of hpcrun on the late device, each also with a planted fault.
+"""Program of ``test_late_device.py``: parts of hpcrun on the late device, each also with a planted fault.
 
-``python -m tests.device.late_play`` prints a JSON object. For each part: whether its numbers are
+``python -m tests.device.late_device_program`` prints a JSON object. For each part: whether its numbers are
 right as it is, and whether they are still right with the fault.
 """
 
@@ -22,7 +22,7 @@ from hpcrun.device import accelerator
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
 from hpcrun.train.step.amp_trainer import AMPTrainer
-from tests.device import late
+from tests.device import late_device
 
 STEPS = 6
 OVERFLOWS = 2
@@ -114,9 +114,9 @@ def batches(device: str, reused: bool = False) -> Any:
 
 def played(honest: Callable[[str], Any], planted: Callable[[str], Any]) -> dict[str, bool]:
     right = repr(honest("cpu"))
-    with late.plugged():
-        as_it_is = repr(honest(late.KIND)) == right
-        return {"right": as_it_is, "right with the fault": repr(planted(late.KIND)) == right}
+    with late_device.plugged():
+        as_it_is = repr(honest(late_device.KIND)) == right
+        return {"right": as_it_is, "right with the fault": repr(planted(late_device.KIND)) == right}
 
 
 def without(name: str, part: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -131,7 +131,7 @@ def without(name: str, part: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def main() -> None:
-    late.register()
+    late_device.register()
     found = {
         "readback of the decision": played(decisions, without("record", decisions)),
         "staging of a checkpoint": played(saved, without("synchronize_stream", saved)),

@@ -11,7 +11,7 @@ from hpcrun.config.training import FSDP
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optim.optimizer import build_optimizer
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests.train import small
+from tests.train import small_training
 
 BATCH = 16
 
@@ -75,7 +75,7 @@ def adamw(model):
 
 
 def muon(model):
-    return build_optimizer(model, small.config("optim.name=muon", "train.lr=0.01"))
+    return build_optimizer(model, small_training.config("optim.name=muon", "train.lr=0.01"))
 
 
 BUILDERS = {"adamw": adamw, "muon": muon}
@@ -129,6 +129,6 @@ def trainer(
 
 def batches(way, rank, first, last):
     """Return this rank's micro-batches of the steps, from 200 samples."""
-    return small.batches(
+    return small_training.batches(
         rank, way.ranks, first, last, batch_size=BATCH, accumulation=way.accumulation, size=200
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run import figures
-from hpcrun.run.figures import StepLines, facts_of, validation_line
+from hpcrun.run import progress_lines
 from hpcrun.run.io.streams import copied_to
+from hpcrun.run.progress_lines import StepLines, facts_of, validation_line
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(figures, "time", made)
+    monkeypatch.setattr(progress_lines, "time", made)
     return made
 
 

@@ -5,7 +5,7 @@ import tracemalloc
 from pathlib import Path
 
 from hpcrun.diagnose.finding import find_cause
-from hpcrun.diagnose.reading import read_log, read_stream
+from hpcrun.diagnose.read_log import read_log, read_stream
 
 
 def test_short_logs_are_read_whole(tmp_path: Path) -> None:

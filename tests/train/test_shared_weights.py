@@ -8,8 +8,8 @@ from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.errors import NotTrainable
 from tests.ranks import ranks
-from tests.train.sharing import Net, Way, batches, trainer
-from tests.train.small import loss
+from tests.train.parallelism import Net, Way, batches, trainer
+from tests.train.small_training import loss
 
 
 def bytes_loss(model, text):

@@ -15,7 +15,7 @@ from hpcrun.control.collective import Ranks
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.io.files import write_json
-from hpcrun.run.traces import headline, place_of, traceback_of
+from hpcrun.run.tracebacks import headline, place_of, traceback_of
 from hpcrun.tasks.options.language_model import __file__ as OPTIONS
 
 MODULE = """

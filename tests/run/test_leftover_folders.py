@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run import leftovers
+from hpcrun.run import leftover_folders
 from hpcrun.run.code.snapshot import take_snapshot
 from hpcrun.run.directory import RunError, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.io.files import read_lines, write_json
 from hpcrun.run.io.line_writer import LineWriter
-from hpcrun.run.leftovers import holds_only_logs
+from hpcrun.run.leftover_folders import holds_only_logs
 
 
 def names(folder: Path) -> list[str]:
@@ -23,10 +23,10 @@ def names(folder: Path) -> list[str]:
 
 
 def _killed_in_the_middle(path: Path) -> None:
-    leftovers.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    leftover_folders.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     from hpcrun.run import directory
 
-    directory.publish = leftovers.publish  # type: ignore[attr-defined]
+    directory.publish = leftover_folders.publish  # type: ignore[attr-defined]
     create(path, "x", {})
 
 
@@ -42,12 +42,15 @@ def test_folders_of_killed_submissions_are_removed_and_live_ones_stay(
     # The second submission has removed the folder of the first.
     (left,) = names(tmp_path)
     assert left.startswith(".b.")
-    mine = leftovers.make_staged(tmp_path / "mine")
+    mine = leftover_folders.make_staged(tmp_path / "mine")
     # From other hosts, and from versions without a maker file: only the age is known.
-    young, old = leftovers.make_staged(tmp_path / "y"), leftovers.make_staged(tmp_path / "o")
+    young, old = (
+        leftover_folders.make_staged(tmp_path / "y"),
+        leftover_folders.make_staged(tmp_path / "o"),
+    )
     for folder in (young, old):
         write_json(folder / ".maker", {"space": "elsewhere", "pid": 1})
-    nameless = leftovers.make_staged(tmp_path / "n")
+    nameless = leftover_folders.make_staged(tmp_path / "n")
     (nameless / ".maker").unlink()
     for folder in (old, nameless):
         os.utime(folder, (0, 0))

@@ -19,7 +19,7 @@ from hpcrun.train.optim.optimizer import (
     peak_learning_rate,
 )
 from hpcrun.train.step.trainer import AMPTrainer
-from tests.train.small import config
+from tests.train.small_training import config
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.train.entry import run_attempt
 from tests.train.forks import fork_ranks
 
-CONFIG = resolve([override_layer(["task=tests.train.zoo:Graded", "job.gpus=1", "job.cpu=true"])])
+CONFIG = resolve(
+    [override_layer(["task=tests.train.faulty_tasks:Graded", "job.gpus=1", "job.cpu=true"])]
+)
 MISSING = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/data/train.pt")
 UNFIT = NodeUnfit("n5: Slurm gave this job 4 GPU(s) here, and none is visible")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hpcrun.preflight.child import Child
-from hpcrun.preflight.measured import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, Measured
 from hpcrun.preflight.report import failures, results, unfit
 from hpcrun.preflight.start import check_twice
 from tests.preflight.nodes import told
