@@ -10,7 +10,7 @@ from hpcrun.api.logs.log_files import log_files, marked, require_log
 from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.refusals import refusing
 from hpcrun.api.status.run_status import row_of
-from hpcrun.api.submission.plan import Plan, finished_result, plan_resume
+from hpcrun.api.submission.plan import SubmissionPlan, finished_result, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs, stopping
@@ -245,7 +245,7 @@ def open_run(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | 
 
 
 def carry_out(
-    plan: Plan, after: list[str] | None, runs: Path, *, trust_owner: bool = False
+    plan: SubmissionPlan, after: list[str] | None, runs: Path, *, trust_owner: bool = False
 ) -> None:
     """Submit the run of ``plan``, or train it in this process if the executor is ``debug``.
 

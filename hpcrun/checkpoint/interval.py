@@ -18,7 +18,7 @@ FIRST_GUESS = 5.0
 _SHORTEST, _LONGEST = 30.0, 7200.0
 
 
-class Interval(Protocol):
+class SaveInterval(Protocol):
     """A rule for when to save. Every rank asks it after every step, because it may be collective."""
 
     def due(self, done: int) -> bool:
@@ -96,7 +96,7 @@ def choose_interval(
     costs: Callable[[], tuple[float, float] | None],
     ranks: Ranks,
     clock: Callable[[], float] = time.monotonic,
-) -> Interval:
+) -> SaveInterval:
     """Make an interval: by Young's formula, in minutes, or in steps; the first that is not None.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.status.sweep_rows import SWEEP_FILE, Entry, folded, sweep_entries
+from hpcrun.api.status.sweep_rows import SWEEP_FILE, StatusEntry, folded, sweep_entries
 from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find
@@ -39,7 +39,7 @@ SORTS = {
 class Selection:
     """The runs to look at. ``folders``: the folder of each sweep that is shown in one line."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[StatusEntry]
     folders: dict[str, Path]
 
 
@@ -49,7 +49,7 @@ def named(names: Sequence[str], runs_dir: Path) -> Selection:
     Raises:
         RunError: there is no such run.
     """
-    entries: list[Entry] = []
+    entries: list[StatusEntry] = []
     for name in names:
         folder = _sweep_folder(name, runs_dir)
         if folder is None:
@@ -65,7 +65,7 @@ def named(names: Sequence[str], runs_dir: Path) -> Selection:
 
 def everything(runs_dir: Path) -> Selection:
     """Return all runs below ``runs_dir`` that this user may read, newest first, with those of sweeps."""
-    found: list[tuple[float, list[Entry]]] = []
+    found: list[tuple[float, list[StatusEntry]]] = []
     folders = {}
     for record in _files(runs_dir, "*/run.json"):
         found.append((record[1], [_entry(RunDirectory(record[0].parent))]))
@@ -158,12 +158,12 @@ def _value(row: dict[str, Any], key: str) -> Any:
     return None if value != value else value
 
 
-def _entry(run: RunDirectory) -> Entry:
+def _entry(run: RunDirectory) -> StatusEntry:
     folder = run.path.parent
     if (folder / SWEEP_FILE).is_file():
         record_killed_submission(folder)
-        return Entry(f"{folder.name}/{run.path.name}", run, folder.name)
-    return Entry(run.path.name, run)
+        return StatusEntry(f"{folder.name}/{run.path.name}", run, folder.name)
+    return StatusEntry(run.path.name, run)
 
 
 def _sweep_folder(name: str, runs_dir: Path) -> Path | None:

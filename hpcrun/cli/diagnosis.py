@@ -3,14 +3,14 @@
 from typing import Any
 
 from hpcrun.diagnose.catalogue import RETRY_WORDS
-from hpcrun.diagnose.finding import Finding
+from hpcrun.diagnose.finding import FailureFinding
 from hpcrun.diagnose.log_line import LogLine
 
 _LINE = 300
 _MOST_RANKS = 12
 
 
-def report(finding: Finding, notes: list[str]) -> list[str]:
+def report(finding: FailureFinding, notes: list[str]) -> list[str]:
     """Return the diagnosis as a few lines of text; :func:`hpcrun.printing.say` escapes them."""
     lines = [
         f"cause     {finding.cause} ({finding.id}, confidence {finding.confidence})",
@@ -28,7 +28,7 @@ def report(finding: Finding, notes: list[str]) -> list[str]:
     return lines
 
 
-def as_data(finding: Finding | None, notes: list[str]) -> dict[str, Any]:
+def as_data(finding: FailureFinding | None, notes: list[str]) -> dict[str, Any]:
     """Return the diagnosis for JSON; ``found`` is false without a cause."""
     if finding is None:
         return {"found": False, "notes": notes}
@@ -62,7 +62,7 @@ def _line_as_data(line: LogLine) -> dict[str, Any]:
     }
 
 
-def _where(finding: Finding) -> str:
+def _where(finding: FailureFinding) -> str:
     parts = []
     if finding.rank is not None:
         parts.append(f"rank {finding.rank}")
@@ -73,7 +73,7 @@ def _where(finding: Finding) -> str:
     return ", ".join(parts)
 
 
-def _evidence(finding: Finding) -> list[str]:
+def _evidence(finding: FailureFinding) -> list[str]:
     lines = []
     for line in finding.evidence:
         text = " ".join(line.text.split())

@@ -14,7 +14,7 @@ from hpcrun.run.progress_lines import Pace, StepLines, in_words
 _ECHO = 3
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """A display of a run's steps."""
 
     def begin(self, step: int, when: float) -> None:
@@ -30,11 +30,11 @@ class Progress(Protocol):
         """Finish; the screen keeps its content."""
 
 
-def progress(total: int, environ: Mapping[str, str] = os.environ) -> Progress:
+def progress(total: int, environ: Mapping[str, str] = os.environ) -> ProgressDisplay:
     """Return a bar for a run of ``total`` steps if the terminal can move its cursor, else lines."""
     if sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb":
         return Bar(total, sys.stderr)
-    return Lines(total)
+    return PlainLines(total)
 
 
 class Bar:
@@ -93,7 +93,7 @@ class Bar:
             return None
 
 
-class Lines:
+class PlainLines:
     """A plain line on standard output, at the start, at the end, and at most every ten seconds."""
 
     def __init__(self, total: int) -> None:

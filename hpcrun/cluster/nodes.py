@@ -15,7 +15,7 @@ _BRACKETS = re.compile(r"\([^)]*\)")
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeResources:
     """A node's CPUs and memory (MiB) available to jobs, and its GPUs by type ("" without a type)."""
 
     name: str
@@ -33,7 +33,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Limits:
+class PartitionLimits:
     """Limits and defaults of a partition or of a whole cluster; memory in MiB, None: no limit."""
 
     max_cpus_per_node: int | None = None
@@ -50,16 +50,16 @@ class Partition:
     name: str
     default: bool
     exclusive: bool
-    limits: Limits
+    limits: PartitionLimits
 
 
 @dataclass(frozen=True)
 class Offer:
     """All resources that a job can request on one cluster."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeResources, ...]
     partitions: tuple[Partition, ...]
-    limits: Limits
+    limits: PartitionLimits
 
 
 def cluster_offer(cluster: str | None = None) -> Offer | None:
@@ -78,17 +78,17 @@ def cluster_offer(cluster: str | None = None) -> Offer | None:
     return Offer(parse_nodes(nodes), parse_partitions(partitions), parse_limits(config))
 
 
-def parse_nodes(text: str) -> tuple[Node, ...]:
+def parse_nodes(text: str) -> tuple[NodeResources, ...]:
     """Read ``scontrol --oneliner show nodes``; lines of another shape are ignored."""
     return tuple(filter(None, map(_node, text.splitlines())))
 
 
-def _node(line: str) -> Node | None:
+def _node(line: str) -> NodeResources | None:
     fields = _fields(line)
     cpus = _number(fields.get("CPUEfctv") or fields.get("CPUTot"))
     if "NodeName" not in fields or not cpus:
         return None
-    return Node(
+    return NodeResources(
         name=fields["NodeName"],
         cpus=cpus,
         threads_per_core=_number(fields.get("ThreadsPerCore")) or 1,
@@ -122,16 +122,16 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
     )
 
 
-def parse_limits(text: str) -> Limits:
+def parse_limits(text: str) -> PartitionLimits:
     """Read the limits of the whole cluster from ``scontrol show config``."""
     pairs = (line.partition("=") for line in text.splitlines())
     return _limits({name.strip(): value.strip() for name, _, value in pairs})
 
 
-def _limits(fields: dict[str, str]) -> Limits:
+def _limits(fields: dict[str, str]) -> PartitionLimits:
     words = (word.partition("=") for word in fields.get("JobDefaults", "").split(","))
     defaults = {name: value for name, _, value in words}
-    return Limits(
+    return PartitionLimits(
         max_cpus_per_node=_number(fields.get("MaxCPUsPerNode")),
         max_mem_per_cpu=_number(fields.get("MaxMemPerCPU")),
         max_mem_per_node=_number(fields.get("MaxMemPerNode")),
@@ -158,6 +158,6 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(word for word in text.split(",") if word not in ("", "(null)"))
 
 
-def gpu_types(nodes: Iterable[Node]) -> list[str]:
+def gpu_types(nodes: Iterable[NodeResources]) -> list[str]:
     """Return the types of the nodes' GPUs, sorted."""
     return sorted({kind for node in nodes for kind, _ in node.gpus if kind})

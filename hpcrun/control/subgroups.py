@@ -15,7 +15,7 @@ from hpcrun.control.hierarchy import Level, levels
 _c10d: Any = _distributed_c10d
 
 
-class Part:
+class Subgroup:
     """One small gloo group of the tree, from one member's side."""
 
     def __init__(
@@ -53,18 +53,20 @@ class Part:
         return mine
 
 
-def make_parts(store: Any, rank: int, size: int, timeout: timedelta, fan_out: int) -> list[Part]:
+def make_parts(
+    store: Any, rank: int, size: int, timeout: timedelta, fan_out: int
+) -> list[Subgroup]:
     """Make the groups of ``rank``, from its neighbors up to the group of rank 0. Collective."""
     devices = list(_devices())
     return [
-        Part(
+        Subgroup(
             _c10d.PrefixStore(f"{level.span}/{level.leader}", store), rank, level, timeout, devices
         )
         for level in levels(rank, size, fan_out)
     ]
 
 
-def reduced(parts: list[Part], value: Tensor, reduction: Callable[[Tensor], Tensor]) -> Tensor:
+def reduced(parts: list[Subgroup], value: Tensor, reduction: Callable[[Tensor], Tensor]) -> Tensor:
     """Reduce ``value`` over all ranks below this rank; rank 0 gets the result over all ranks."""
     for part in parts:
         found = part.to_leader(value)
@@ -73,7 +75,7 @@ def reduced(parts: list[Part], value: Tensor, reduction: Callable[[Tensor], Tens
     return value
 
 
-def collected(parts: list[Part], value: Tensor, size: int) -> Tensor | None:
+def collected(parts: list[Subgroup], value: Tensor, size: int) -> Tensor | None:
     """Gather every rank's bytes in rank order on rank 0; return None on the other ranks."""
     width, block = value.numel(), value
     for part in parts:
@@ -84,14 +86,14 @@ def collected(parts: list[Part], value: Tensor, size: int) -> Tensor | None:
     return block[: size * width].contiguous()
 
 
-def dealt_out(parts: list[Part], block: Tensor, width: int) -> Tensor:
+def dealt_out(parts: list[Subgroup], block: Tensor, width: int) -> Tensor:
     """Scatter rank 0's ``block``, the bytes of every rank in order; return this rank's ``width`` bytes."""
     for part in reversed(parts):
         block = part.dealt(block, part.span * width)
     return block[:width]
 
 
-def handed_down(parts: list[Part], value: Tensor) -> Tensor:
+def handed_down(parts: list[Subgroup], value: Tensor) -> Tensor:
     """Broadcast rank 0's ``value``; it is overwritten on the other ranks."""
     value = value.contiguous()
     for part in reversed(parts):

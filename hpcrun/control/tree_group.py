@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d
 
-from hpcrun.control.subgroups import Part, collected, dealt_out, handed_down, make_parts, reduced
+from hpcrun.control.subgroups import (
+    Subgroup,
+    collected,
+    dealt_out,
+    handed_down,
+    make_parts,
+    reduced,
+)
 
 # Torch's type stubs lack the reduction operators.
 _c10d: Any = _distributed_c10d
@@ -114,7 +121,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         (tensor,) = _listed(tensors)
         reduction = _reduction(opts)
 
-        def run(parts: list[Part]) -> None:
+        def run(parts: list[Subgroup]) -> None:
             total = reduced(parts, tensor.detach().reshape(-1).clone(), reduction)
             tensor.copy_(handed_down(parts, total).view_as(tensor))
 
@@ -125,7 +132,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         (tensor,) = _listed(tensors)
         root = 0 if opts is None else opts.rootRank
 
-        def run(parts: list[Part]) -> None:
+        def run(parts: list[Subgroup]) -> None:
             value = _bytes(tensor)
             if root:
                 # Send it up to rank 0 first: a maximum with zeros leaves the bytes unchanged.
@@ -139,7 +146,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         """Gather every rank's tensor on every rank, in rank order; all have the same size."""
         (tensor,), (into,) = _listed(inputs), outputs
 
-        def run(parts: list[Part]) -> None:
+        def run(parts: list[Subgroup]) -> None:
             mine = _bytes(tensor)
             found = collected(parts, mine, self._size)
             if found is None:
@@ -156,7 +163,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
             blank = [torch.empty_like(tensor) for _ in range(self._size)]
             return self.allgather([outputs[0] if self._me == root else blank], inputs)
 
-        def run(parts: list[Part]) -> None:
+        def run(parts: list[Subgroup]) -> None:
             found = collected(parts, _bytes(tensor), self._size)
             if found is not None:
                 _deal(outputs[0], found)
@@ -173,7 +180,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
             raise ValueError(f"a control group scatters from rank 0, not from {opts.rootRank}")
         (tensor,) = _listed(outputs)
 
-        def run(parts: list[Part]) -> None:
+        def run(parts: list[Subgroup]) -> None:
             blocks = [_bytes(piece) for piece in inputs[0]] if inputs else []
             block = torch.cat(blocks) if blocks else torch.empty(0, dtype=torch.uint8)
             _put(tensor, dealt_out(parts, block, tensor.numel() * tensor.element_size()))
@@ -183,7 +190,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
     def barrier(self, opts: Any = None) -> "_Pending":
         """Finish when every rank has started the barrier."""
 
-        def run(parts: list[Part]) -> None:
+        def run(parts: list[Subgroup]) -> None:
             value = torch.zeros(1, dtype=torch.uint8)
             handed_down(parts, reduced(parts, value, _REDUCTIONS[_c10d.ReduceOp.MAX]))
 
@@ -206,7 +213,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         """Return the name that torch prints."""
         return "hpcrun_tree"
 
-    def _begin(self, name: str, run: "Callable[[list[Part]], None]") -> "_Pending":
+    def _begin(self, name: str, run: "Callable[[list[Subgroup]], None]") -> "_Pending":
         self._begun.append((next(self._numbers), name))
         pending = _Pending(run)
         self._work.put(pending)
@@ -216,7 +223,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
 class _Pending:
     """A started collective: the part of torch's ``Work`` that callers use."""
 
-    def __init__(self, run: "Callable[[list[Part]], None]") -> None:
+    def __init__(self, run: "Callable[[list[Subgroup]], None]") -> None:
         self._run = run
         self._over = threading.Event()
         self._error: BaseException | None = None
@@ -233,7 +240,7 @@ class _Pending:
         """Return True if :meth:`wait` would not block."""
         return self._over.is_set()
 
-    def carry_out(self, parts: "list[Part]") -> BaseException | None:
+    def carry_out(self, parts: "list[Subgroup]") -> BaseException | None:
         """Run the collective; return its exception, or None."""
         try:
             self._run(parts)
@@ -256,7 +263,7 @@ class _Limit:
     _timeout: timedelta
 
 
-def _carry_out(work: "queue.SimpleQueue[_Pending | None]", parts: list[Part]) -> None:
+def _carry_out(work: "queue.SimpleQueue[_Pending | None]", parts: list[Subgroup]) -> None:
     """Run the collectives in ``work`` one at a time; close the connections at the end or first failure."""
     broken: BaseException | None = None
     while (pending := work.get()) is not None:

@@ -2,7 +2,7 @@
 
 An entry has: ``id``; ``pattern``, regular expressions (one must match within a line); ``kind``, the area of
 the fault (input, program, environment, resource, storage, network, hardware, scheduler, unknown);
-``role``, the place of its message in a failure (see :class:`Entry`); ``cause`` and ``remedy``, for people;
+``role``, the place of its message in a failure (see :class:`KnownMessage`); ``cause`` and ``remedy``;
 ``retry``, the effect of another start; ``source``, where the message was seen.
 """
 
@@ -48,7 +48,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownMessage:
     """A known message and its meaning.
 
     ``role``: *initiating* messages name a cause by themselves. A *symptom* names what failed, and may follow
@@ -81,7 +81,7 @@ class Entry:
 
 
 @functools.cache
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[KnownMessage, ...]:
     """Return all entries, the more specific ones first; the files are read only once."""
     return tuple(_read())
 
@@ -93,7 +93,7 @@ def may_match(line: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def match(line: str) -> Entry | None:
+def match(line: str) -> KnownMessage | None:
     """Return the strongest entry that matches within ``line``, or None."""
     if not may_match(line):
         return None
@@ -118,17 +118,17 @@ def explained(message: str, where: str = "") -> str | None:
     return f"{words}: {entry.cause}; {entry.remedy}"
 
 
-def known_cause(message: str) -> Entry | None:
+def known_cause(message: str) -> KnownMessage | None:
     """Return the initiating entry of the first line of ``message`` that has one, or None."""
     matched = (match(line[:4000]) for line in message.splitlines())
     return next((entry for entry in matched if entry and entry.role == "initiating"), None)
 
 
-def _read() -> Iterator[Entry]:
+def _read() -> Iterator[KnownMessage]:
     # The parser in C takes a tenth of the time, but some builds of PyYAML lack it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     for name in _FILES:
         text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
         entry: dict[str, Any]
         for entry in yaml.load(text, loader):
-            yield Entry(**{**entry, "pattern": tuple(entry["pattern"])})
+            yield KnownMessage(**{**entry, "pattern": tuple(entry["pattern"])})

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hpcrun.diagnose.catalogue import RETRY_WORDS, Entry, Retry, match
+from hpcrun.diagnose.catalogue import RETRY_WORDS, KnownMessage, Retry, match
 from hpcrun.diagnose.collectives import Positions
 from hpcrun.diagnose.log_line import LogLine
 
@@ -29,7 +29,7 @@ _OURS = "hpcrun: the attempt ended: "
 
 
 @dataclass(frozen=True)
-class Finding:
+class FailureFinding:
     """The initiating cause of a failure.
 
     ``id``: the entry of the catalogue; ``exception`` for an error of Python that is in no entry.
@@ -67,7 +67,7 @@ class Finding:
 @dataclass(frozen=True)
 class _Sighting:
     line: LogLine
-    entry: Entry | None
+    entry: KnownMessage | None
     order: int
 
     @property
@@ -83,7 +83,7 @@ class _Sighting:
         return self.entry is not None and self.entry.kind == _SCHEDULER
 
 
-def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> Finding | None:
+def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> FailureFinding | None:
     """Return the initiating cause that ``lines`` show; None if they show no failure.
 
     Args:
@@ -128,7 +128,7 @@ class _Seen:
             self._keep(_Sighting(line, None, self._order))
         self._follow_traceback(line, entry)
 
-    def _follow_traceback(self, line: LogLine, entry: Entry | None) -> None:
+    def _follow_traceback(self, line: LogLine, entry: KnownMessage | None) -> None:
         source = (line.file, line.rank)
         if _TRACEBACK in line.text:
             self._tracebacks.add(source)
@@ -143,7 +143,7 @@ class _Seen:
         if len(self._first) < _MOST_SIGHTINGS:
             self._first.setdefault(key, sighting)
 
-    def finding(self) -> Finding | None:
+    def finding(self) -> FailureFinding | None:
         """Choose the initiating sighting and describe it."""
         candidates = sorted(
             (one for one in self._first.values() if one.level > 0), key=lambda one: one.order
@@ -157,7 +157,7 @@ class _Seen:
             best = _before_the_end(best, candidates) or best
         return self._describe(best, candidates)
 
-    def _describe(self, best: _Sighting, candidates: list[_Sighting]) -> Finding:
+    def _describe(self, best: _Sighting, candidates: list[_Sighting]) -> FailureFinding:
         same = [one for one in self._first.values() if one.id == best.id]
         if best.entry is None:
             same = [one for one in same if one.line.text == best.line.text]
@@ -179,7 +179,7 @@ class _Seen:
         if rank is not None and node is None:
             node = self._nodes.get(rank)
         text = _shortened(best.line.text)
-        finding = Finding(
+        finding = FailureFinding(
             id=best.id,
             kind=best.entry.kind if best.entry else "program",
             cause=best.entry.cause
@@ -213,7 +213,7 @@ class _Seen:
             if one.entry
         ]
 
-    def _on_one_node(self, finding: Finding, same: list[_Sighting]) -> Finding:
+    def _on_one_node(self, finding: FailureFinding, same: list[_Sighting]) -> FailureFinding:
         """Add the node to the finding if only one of several nodes shows the cause."""
         nodes = {
             node

@@ -15,7 +15,7 @@ _INSTALLED = re.compile(r".*/(site|dist)-packages/")
 
 
 @dataclass(frozen=True)
-class Group:
+class StackGroup:
     """Processes with equal stacks. ``threads``: the equal stacks, with the original paths of the files."""
 
     stacks: tuple[Stack, ...]
@@ -29,7 +29,7 @@ class Group:
         return _line(own[-1]) if own else "an unknown place"
 
 
-def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[Group]:
+def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[StackGroup]:
     """Return the groups of processes with equal stacks, the largest first, then by rank.
 
     Args:
@@ -46,11 +46,11 @@ def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[Group]
         key = (main, tuple(sorted(others, key=str)))
         groups.setdefault(key, []).append(stack)
         shown.setdefault(key, originals)
-    found = [Group(tuple(members), shown[key]) for key, members in groups.items()]
+    found = [StackGroup(tuple(members), shown[key]) for key, members in groups.items()]
     return sorted(found, key=lambda group: (-len(group.stacks), _rank(group.stacks[0])))
 
 
-def summary(groups: Sequence[Group]) -> str:
+def summary(groups: Sequence[StackGroup]) -> str:
     """Return a line with the rank that is behind, or that no rank is behind."""
     stacks = [stack for group in groups for stack in group.stacks]
     steps = sorted({stack.step for stack in stacks if stack.step is not None})
@@ -80,7 +80,7 @@ def summary(groups: Sequence[Group]) -> str:
     return f"the ranks are at {len(groups)} different places, and none of these is the usual one"
 
 
-def group_lines(group: Group) -> list[str]:
+def group_lines(group: StackGroup) -> list[str]:
     """Return the lines that show a group: its ranks, their nodes and steps, and the stack."""
     stacks = group.stacks
     steps = sorted({stack.step for stack in stacks if stack.step is not None})

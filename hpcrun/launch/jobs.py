@@ -12,7 +12,7 @@ from hpcrun.launch import without_scheduler
 from hpcrun.launch.local import job_files
 from hpcrun.launch.packs import is_packed
 from hpcrun.launch.poll_interval import pauses
-from hpcrun.launch.slurm_jobs import PATIENCE, Answer, slurm_states
+from hpcrun.launch.slurm_jobs import PATIENCE, SlurmAnswer, slurm_states
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events, was_cancelled
 from hpcrun.run.io.files import read_json
@@ -97,7 +97,7 @@ def states(
     local = [
         pair for name, pairs in on.items() if here in (None, name) or name is None for pair in pairs
     ]
-    answers: dict[str | None, Answer] = {None: slurm_states(local, read=read)}
+    answers: dict[str | None, SlurmAnswer] = {None: slurm_states(local, read=read)}
     if here is not None:
         for name in on.keys() - {None, here}:
             answers[name] = slurm_states(on[name], name, read)
@@ -108,7 +108,7 @@ def _state_of(
     run: RunDirectory,
     job: tuple[str, str] | None,
     here: str | None,
-    answers: dict[str | None, Answer],
+    answers: dict[str | None, SlurmAnswer],
     read: Reader,
 ) -> RunState:
     """Return the state of one run, from the answer of its job's cluster."""
@@ -166,7 +166,7 @@ def wait_until_ended(run: RunDirectory, timeout: float) -> bool:
 def _state(
     run: RunDirectory,
     job: tuple[str, str] | None,
-    slurm_knows: Answer,
+    slurm_knows: SlurmAnswer,
     read: Reader,
 ) -> RunState:
     result = read_json(run.result)

@@ -21,7 +21,7 @@ _MOST_JOBS = 10_000
 
 
 @dataclass(frozen=True)
-class Answer:
+class SlurmAnswer:
     """The (state, reason for waiting) of each job that Slurm knows, and whether Slurm answered.
 
     ``starts``: the expected start of a job that waits, in Unix seconds.
@@ -36,14 +36,14 @@ def slurm_states(
     asked: Sequence[tuple[RunDirectory, str]],
     cluster: str | None = None,
     read: Reader = read_events,
-) -> Answer:
+) -> SlurmAnswer:
     """Ask this host's cluster, or ``cluster``, for the jobs of these runs.
 
     Args:
         read: returns the events of a run.
     """
     if not asked:
-        return Answer({}, True)
+        return SlurmAnswer({}, True)
     runs = {job: run for run, job in asked}
     found: dict[str, tuple[str, str]] = {}
     starts: dict[str, float] = {}
@@ -73,7 +73,7 @@ def slurm_states(
             for row in slurm.parse_sacct(recorded.stdout):
                 if (job := row.job_id.removesuffix("+0")) in runs:
                     found[job] = (row.state, "")
-    return Answer(found, answered, starts)
+    return SlurmAnswer(found, answered, starts)
 
 
 def _in_calls(jobs: Iterable[str]) -> Iterator[list[str]]:

@@ -21,7 +21,7 @@ from hpcrun.preflight.gpus import read_gpus, read_xids
 _GEMM = (sys.executable, "-m", "hpcrun.preflight.gemm")
 
 
-class Agent:
+class PreflightAgent:
     """A node: answers each order with facts, and ends each answer with ``done``."""
 
     def __init__(self, name: str) -> None:
@@ -101,7 +101,7 @@ def main() -> None:
         # Warnings for the ranks, which reach every process of the job.
         signal.signal(number, signal.SIG_IGN)
     name = os.environ.get("HPCRUN_CHECK_NAME") or os.environ["SLURMD_NODENAME"]
-    agent = Agent(name)
+    agent = PreflightAgent(name)
     agent.say(type="hello")
     try:
         for line in sys.stdin:

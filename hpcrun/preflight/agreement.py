@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hpcrun.preflight.preflight_facts import Measured, Result, Status
+from hpcrun.preflight.preflight_facts import PreflightFacts, Result, Status
 
 # The result of the check of each version, if nodes differ.
 _VERSIONS: Mapping[str, Status] = {
@@ -22,13 +22,13 @@ _APART, _FAR_APART = 0.5, 60.0
 _SLOWER = 1.25
 
 
-def shared_results(measured: Measured) -> list[Result]:
+def shared_results(measured: PreflightFacts) -> list[Result]:
     """Return the results that compare nodes or devices."""
     found = [*_versions(measured), *_config(measured), *_clocks(measured)]
     return [*found, *_mtu(measured), *_same_product(measured), *_speeds(measured)]
 
 
-def _versions(measured: Measured) -> list[Result]:
+def _versions(measured: PreflightFacts) -> list[Result]:
     found: list[Result] = []
     for what, status in _VERSIONS.items():
         values = {}
@@ -43,7 +43,7 @@ def _versions(measured: Measured) -> list[Result]:
     return found or [Result("versions", None, "pass", f"equal: {told}")] if told else found
 
 
-def _common(measured: Measured) -> list[str]:
+def _common(measured: PreflightFacts) -> list[str]:
     facts = next(iter(_told(measured).values()), {})
     sections = ("versions", "libraries", "gpus")
     told = {
@@ -55,7 +55,7 @@ def _common(measured: Measured) -> list[str]:
     return [f"{what} {value}" for what, value in told.items()]
 
 
-def _config(measured: Measured) -> list[Result]:
+def _config(measured: PreflightFacts) -> list[Result]:
     values: dict[str, str] = {}
     found: list[Result] = []
     for node, facts in _told(measured).items():
@@ -76,7 +76,7 @@ def _config(measured: Measured) -> list[Result]:
     return found
 
 
-def _clocks(measured: Measured) -> list[Result]:
+def _clocks(measured: PreflightFacts) -> list[Result]:
     if not measured.asked.apart or len(measured.offsets) < 2:
         return []
     usual = statistics.median(offset for offset, _ in measured.offsets.values())
@@ -96,7 +96,7 @@ def _clocks(measured: Measured) -> list[Result]:
     return found or [Result("clock", None, "pass", f"within {widest * 1000:.0f} ms")]
 
 
-def _mtu(measured: Measured) -> list[Result]:
+def _mtu(measured: PreflightFacts) -> list[Result]:
     values = {
         node: str(facts["mtu"]["mtu"])
         for node, facts in _told(measured).items()
@@ -109,7 +109,7 @@ def _mtu(measured: Measured) -> list[Result]:
     return found or [Result("mtu", None, "pass", next(iter(values.values())))]
 
 
-def _same_product(measured: Measured) -> list[Result]:
+def _same_product(measured: PreflightFacts) -> list[Result]:
     """Name the devices with a product that differs from that of most devices, bit for bit."""
     values = {
         (node, product["device"]): str(product["digest"]) for node, product in _products(measured)
@@ -128,7 +128,7 @@ def _same_product(measured: Measured) -> list[Result]:
     ]
 
 
-def _speeds(measured: Measured) -> list[Result]:
+def _speeds(measured: PreflightFacts) -> list[Result]:
     """Name GPUs that are slower than the best of the same model. Shared CPUs are not compared."""
     times: dict[str, list[tuple[str, Any]]] = {}
     for node, product in _products(measured):
@@ -147,7 +147,7 @@ def _speeds(measured: Measured) -> list[Result]:
     return found
 
 
-def _products(measured: Measured) -> list[tuple[str, Any]]:
+def _products(measured: PreflightFacts) -> list[tuple[str, Any]]:
     return [
         (node, product)
         for node, facts in _told(measured).items()
@@ -182,7 +182,7 @@ def _odd(values: "Mapping[Any, str]") -> tuple[str | None, list[Any]]:
     return usual, [key for key, value in values.items() if value != usual]
 
 
-def _told(measured: Measured) -> Mapping[str, Mapping[str, Any]]:
+def _told(measured: PreflightFacts) -> Mapping[str, Mapping[str, Any]]:
     """Return the facts of the nodes that gave all answers."""
     return {
         node: measured.facts[node]

@@ -6,7 +6,7 @@ A fact that could not be read gives the result ``unknown``, which does not preve
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hpcrun.preflight.preflight_facts import Facts, JobNeeds, Measured, Result, Status
+from hpcrun.preflight.preflight_facts import Facts, JobNeeds, PreflightFacts, Result, Status
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -35,7 +35,7 @@ EndedAttempt = Iterator[tuple[Status, str, str]]
 Check = Callable[[Facts, JobNeeds], EndedAttempt]
 
 
-def node_results(measured: Measured) -> list[Result]:
+def node_results(measured: PreflightFacts) -> list[Result]:
     """Return the results of all checks that concern a single node."""
     found: list[Result] = []
     for node in measured.nodes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.preflight.preflight_facts import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts
 
 # A node answers these sections several times: once per place or device.
 _LISTS = frozenset({"space", "device", "product"})
@@ -42,9 +42,9 @@ class Coordinator:
     ) -> None:
         self._fleet, self._folder = fleet, folder
         self._interface, self._patience, self._slack = interface, patience, slack
-        self._measured = Measured(list(nodes), asked)
+        self._measured = PreflightFacts(list(nodes), asked)
 
-    def run(self) -> Measured:
+    def run(self) -> PreflightFacts:
         """Gather the facts."""
         began = time.monotonic()
         measured = self._measured

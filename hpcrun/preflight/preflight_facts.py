@@ -22,7 +22,7 @@ class JobNeeds:
 
 
 @dataclass
-class Measured:
+class PreflightFacts:
     """All facts of a preflight.
 
     ``facts``: of each node, by section. ``silent``: nodes without an answer, each with the reason. ``late``:
@@ -38,7 +38,7 @@ class Measured:
     offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def add_second(self, again: "Measured") -> None:
+    def add_second(self, again: "PreflightFacts") -> None:
         """Add the facts from the second check of the nodes that did not answer the first time."""
         for node in again.nodes:
             first = self.silent.pop(node)

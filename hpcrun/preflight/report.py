@@ -5,7 +5,7 @@ from typing import Any
 
 from hpcrun.preflight.agreement import shared_results
 from hpcrun.preflight.checks import node_results
-from hpcrun.preflight.preflight_facts import Measured, Result, Status
+from hpcrun.preflight.preflight_facts import PreflightFacts, Result, Status
 
 # Checks of the node itself. A failure of any other check may come from the job or its files, so it counts
 # against a node only if another node passes.
@@ -13,7 +13,7 @@ _OF_THE_NODE = frozenset({"starts", "gpus", "ecc", "xid", "throttling", "pcie", 
 _ORDER: Sequence[Status] = ("fail", "warn", "unknown", "pass")
 
 
-def results(measured: Measured) -> list[Result]:
+def results(measured: PreflightFacts) -> list[Result]:
     """Return the results of all checks, in the order of the checks."""
     found = [*node_results(measured), *shared_results(measured)]
     first = {one.check: number for number, one in reversed(list(enumerate(found)))}
@@ -25,7 +25,7 @@ def failures(found: Sequence[Result]) -> list[Result]:
     return [one for one in found if one.status == "fail"]
 
 
-def unfit(measured: Measured, found: Sequence[Result]) -> dict[str, str]:
+def unfit(measured: PreflightFacts, found: Sequence[Result]) -> dict[str, str]:
     """Return the nodes to exclude, each with its first failure.
 
     A check that fails on all of several nodes excludes none: the job requests something that no node has.
@@ -51,7 +51,7 @@ def cause(found: Sequence[Result], bad: dict[str, str]) -> str:
     return f"preflight{where}: {first.check}: {first.words}{more}; {first.remedy}"
 
 
-def lines(measured: Measured, found: Sequence[Result]) -> list[str]:
+def lines(measured: PreflightFacts, found: Sequence[Result]) -> list[str]:
     """Return the report: a line for each check that passes everywhere, and for each other result."""
     checks = list(dict.fromkeys(one.check for one in found))
     width = max(map(len, checks), default=0)
@@ -74,7 +74,7 @@ def _said(passed: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(first))
 
 
-def _conclusion(measured: Measured, found: Sequence[Result]) -> list[str]:
+def _conclusion(measured: PreflightFacts, found: Sequence[Result]) -> list[str]:
     count = len(measured.nodes)
     nodes = f"{count} node" + ("s" if count > 1 else "")
     bad = unfit(measured, found)
@@ -85,7 +85,7 @@ def _conclusion(measured: Measured, found: Sequence[Result]) -> list[str]:
     return [f"{nodes} checked in {measured.seconds:.1f} s: fit"]
 
 
-def as_data(measured: Measured, found: Sequence[Result]) -> dict[str, Any]:
+def as_data(measured: PreflightFacts, found: Sequence[Result]) -> dict[str, Any]:
     """Return everything as plain data: sizes in bytes, times in seconds."""
     bad = unfit(measured, found)
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcrun.cluster.environment import without_rank_requests
 from hpcrun.network.check import fleet
 from hpcrun.preflight.coordinator import Coordinator
-from hpcrun.preflight.preflight_facts import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts
 
 _AGENT = ("-m", "hpcrun.preflight.agent")
 
@@ -26,7 +26,7 @@ def check_nodes(
     python: str | None = None,
     container: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
-) -> Measured:
+) -> PreflightFacts:
     """Check ``nodes`` of this allocation, in the environment of the ranks.
 
     Args:
@@ -48,7 +48,7 @@ def check_nodes(
 
 def check_here(
     count: int, asked: JobNeeds, *, folder: Path | None, environ: Mapping[str, str] = os.environ
-) -> Measured:
+) -> PreflightFacts:
     """Check this machine with ``count`` processes instead of nodes."""
     names = [f"local{index}" for index in range(count)]
     command = [sys.executable, *_AGENT]
@@ -65,7 +65,7 @@ def check_twice(
     asked: JobNeeds,
     folder: Path | None,
     interface: str | None,
-) -> Measured:
+) -> PreflightFacts:
     """Check ``nodes``; check nodes that do not answer in time a second time.
 
     A slow file system delays the start of an agent on a sound node. A node is unfit if it does not answer
@@ -101,7 +101,7 @@ def _talk(
     folder: Path | None,
     interface: str | None,
     slack: float = 1.0,
-) -> tuple[fleet.Fleet, Measured]:
+) -> tuple[fleet.Fleet, PreflightFacts]:
     started = begin(nodes)
     try:
         talk = Coordinator(started, nodes, asked, folder=folder, interface=interface, slack=slack)

@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.reporting.runs import Run
-from hpcrun.results.groups import Group
+from hpcrun.reporting.runs import ReportedRun
+from hpcrun.results.groups import RunGroup
 from hpcrun.results.statistics import CONFIDENCE, t_quantile
 
 Item = TypeVar("Item")
@@ -78,7 +78,9 @@ def wants_log(values: Sequence[Line]) -> bool:
     return bool(len(whole) and whole.min() > 0 and float(whole.max()) > 30 * float(whole.min()))
 
 
-def members(group: Group, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+def members(
+    group: RunGroup, runs: Sequence[ReportedRun]
+) -> tuple[list[ReportedRun], list[ReportedRun]]:
     """Return the runs of ``group`` that count, and those that do not."""
     counting = {value.run for value in group.values}
     others = {key for key, _, _ in group.left_out}

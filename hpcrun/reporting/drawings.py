@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from hpcrun.reporting.bands import sampled
 from hpcrun.reporting.figures.canvas import Drawing
-from hpcrun.reporting.figures.curves import Entry, curve_figure, entries_of, single_entries
+from hpcrun.reporting.figures.curves import LegendEntry, curve_figure, entries_of, single_entries
 from hpcrun.reporting.figures.sweeps import parallel_figure, sensitivity_figure
 from hpcrun.reporting.figures.times import goodput_figures, timeline_figures
 from hpcrun.reporting.report_content import Content
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 
 FINISHED = "finished"
 MOST_PANELS = 12
@@ -62,7 +62,7 @@ def draw(content: Content) -> Figures:
     )
 
 
-def chosen_rows(runs: Sequence[Run]) -> Sequence[Run]:
+def chosen_rows(runs: Sequence[ReportedRun]) -> Sequence[ReportedRun]:
     """Return at most :data:`MOST_ROWS` runs: even samples of the finished runs and of the other runs."""
     if len(runs) <= MOST_ROWS:
         return runs
@@ -74,12 +74,12 @@ def chosen_rows(runs: Sequence[Run]) -> Sequence[Run]:
     return [run for run in runs if run.key in chosen]
 
 
-def throughputs(runs: Sequence[Run]) -> list[str]:
+def throughputs(runs: Sequence[ReportedRun]) -> list[str]:
     """Return the names of the metrics that count units per second."""
     return sorted({run.throughput for run in runs if run.throughput})
 
 
-def _curves(metrics: Sequence[str], entries: Sequence[Entry]) -> list[Drawing]:
+def _curves(metrics: Sequence[str], entries: Sequence[LegendEntry]) -> list[Drawing]:
     found = []
     names: set[str] = set()
     for number, metric in enumerate(metrics, 1):

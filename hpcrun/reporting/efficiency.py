@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.slurm import Usage
+from hpcrun.cluster.slurm import AttemptUsage
 from hpcrun.config.fields import time_seconds
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 from hpcrun.reporting.sweep import number
 
 GIB = 1 << 30
@@ -52,7 +52,7 @@ class Efficiency:
         sources: where the uses come from.
     """
 
-    run: Run
+    run: ReportedRun
     gpus: int | None = None
     gpu_busy: float | None = None
     mfu: float | None = None
@@ -69,7 +69,9 @@ class Efficiency:
     sources: Sequence[str] = field(default_factory=tuple)
 
 
-def efficiencies(runs: Sequence[Run], usage: Mapping[str, Sequence[Usage]]) -> list[Efficiency]:
+def efficiencies(
+    runs: Sequence[ReportedRun], usage: Mapping[str, Sequence[AttemptUsage]]
+) -> list[Efficiency]:
     """Return the efficiency of each run that began.
 
     Args:
@@ -78,7 +80,7 @@ def efficiencies(runs: Sequence[Run], usage: Mapping[str, Sequence[Usage]]) -> l
     return [efficiency(run, usage) for run in runs if run.attempts]
 
 
-def efficiency(run: Run, usage: Mapping[str, Sequence[Usage]]) -> Efficiency:
+def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) -> Efficiency:
     """Return the request, the use and the advice of one run."""
     records = [one for job in jobs_of(run) for one in usage.get(job, ()) if _is_of(one, run)]
     gpus = _gpus(run, records)
@@ -107,7 +109,7 @@ def efficiency(run: Run, usage: Mapping[str, Sequence[Usage]]) -> Efficiency:
     return Efficiency(**{**found.__dict__, "advice": tuple(_advice(found))})
 
 
-def jobs_of(run: Run) -> list[str]:
+def jobs_of(run: ReportedRun) -> list[str]:
     """Return the ids of the Slurm jobs of a run, each once."""
     if run.executor != "slurm":
         return []
@@ -115,14 +117,14 @@ def jobs_of(run: Run) -> list[str]:
     return [job for job in dict.fromkeys(jobs) if re.fullmatch(r"\d+(_\d+)?", job)]
 
 
-def ask_sacct(runs: Iterable[Run]) -> tuple[dict[str, list[Usage]], str]:
+def ask_sacct(runs: Iterable[ReportedRun]) -> tuple[dict[str, list[AttemptUsage]], str]:
     """Return sacct's records by job id, and the reason if sacct gave none (else empty)."""
     jobs = list(dict.fromkeys(job for run in runs for job in jobs_of(run)))
     if not jobs:
         return {}, ""
     if shutil.which("sacct") is None:
         return {}, "sacct is not on this machine"
-    found: dict[str, list[Usage]] = {}
+    found: dict[str, list[AttemptUsage]] = {}
     for at in range(0, len(jobs), _JOBS_IN_A_QUERY):
         command = slurm.sacct_usage_command(jobs[at : at + _JOBS_IN_A_QUERY])
         answer = slurm.run(command, timeout=_PATIENCE)
@@ -143,7 +145,7 @@ def memory_bytes(text: object) -> float | None:
     return float(found[1]) * _FACTORS[found[2].upper()] or None if found else None
 
 
-def _is_of(record: Usage, run: Run) -> bool:
+def _is_of(record: AttemptUsage, run: ReportedRun) -> bool:
     """Return whether the job ran when the run did: another cluster has other jobs with the same ids."""
     times = [event.time for event in run.events]
     if record.start is None:
@@ -151,7 +153,7 @@ def _is_of(record: Usage, run: Run) -> bool:
     return min(times) - _CLOCKS <= record.start <= max(times) + _CLOCKS
 
 
-def _gpus(run: Run, records: Sequence[Usage]) -> int | None:
+def _gpus(run: ReportedRun, records: Sequence[AttemptUsage]) -> int | None:
     if run.config.get("job.cpu") is True:
         return 0
     known = [one.gpus for one in records if one.gpus is not None]
@@ -163,7 +165,7 @@ def _gpus(run: Run, records: Sequence[Usage]) -> int | None:
     return int(nodes * each) if asks and nodes is not None and each is not None else None
 
 
-def _cpus(run: Run, records: Sequence[Usage]) -> tuple[int | None, float | None]:
+def _cpus(run: ReportedRun, records: Sequence[AttemptUsage]) -> tuple[int | None, float | None]:
     known = [one for one in records if one.cpus is not None]
     timed = [one for one in known if one.cpu_seconds is not None and one.elapsed >= _SHORT_RUN]
     used = max((one.cpu_seconds / one.elapsed for one in timed if one.cpu_seconds), default=None)
@@ -178,7 +180,7 @@ def _cpus(run: Run, records: Sequence[Usage]) -> tuple[int | None, float | None]
 
 
 def _memory(
-    run: Run, records: Sequence[Usage], peak_gb: float | None, ranks: float
+    run: ReportedRun, records: Sequence[AttemptUsage], peak_gb: float | None, ranks: float
 ) -> tuple[float | None, float | None, bool]:
     """Return the memory requested and used per node, in bytes, and whether the use is an upper bound."""
     requests = [one.memory_asked / one.nodes for one in records if one.memory_asked and one.nodes]
@@ -194,7 +196,7 @@ def _memory(
     return asked, None, False
 
 
-def _limit(run: Run, records: Sequence[Usage]) -> float | None:
+def _limit(run: ReportedRun, records: Sequence[AttemptUsage]) -> float | None:
     known = [one.time_limit for one in records if one.time_limit is not None]
     if known:
         return float(max(known))
@@ -206,7 +208,7 @@ def _limit(run: Run, records: Sequence[Usage]) -> float | None:
         return None
 
 
-def _longest(run: Run) -> float | None:
+def _longest(run: ReportedRun) -> float | None:
     """Return the seconds of the longest attempt that ended."""
     opened: dict[object, float] = {}
     found: list[float] = []
@@ -220,17 +222,17 @@ def _longest(run: Run) -> float | None:
     return max(found, default=None)
 
 
-def _data_share(run: Run) -> float | None:
+def _data_share(run: ReportedRun) -> float | None:
     wait, step = run.median("data_wait"), run.median("step_time")
     return wait / step if wait is not None and step else None
 
 
-def _highest(run: Run, metric: str) -> float | None:
+def _highest(run: ReportedRun, metric: str) -> float | None:
     _, values = run.series(metric)
     return float(values.max()) if len(values) else None
 
 
-def _mean(run: Run, *metrics: str) -> float | None:
+def _mean(run: ReportedRun, *metrics: str) -> float | None:
     for metric in metrics:
         _, values = run.series(metric)
         if len(values):
@@ -238,7 +240,7 @@ def _mean(run: Run, *metrics: str) -> float | None:
     return None
 
 
-def _sources(run: Run, records: Sequence[Usage]) -> tuple[str, ...]:
+def _sources(run: ReportedRun, records: Sequence[AttemptUsage]) -> tuple[str, ...]:
     found = ["metrics"] if "memory_gb" in run.columns else []
     if "gpu_utilization" in run.columns or "gpu_util" in run.columns:
         found.append("NVML")

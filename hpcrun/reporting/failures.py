@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.finding import Finding, find_cause
+from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 
@@ -27,17 +27,17 @@ class RunFailure:
         note: the reason for a missing finding; otherwise empty.
     """
 
-    run: Run
-    finding: Finding | None
+    run: ReportedRun
+    finding: FailureFinding | None
     note: str
 
 
-def run_failures(runs: Iterable[Run]) -> list[RunFailure]:
+def run_failures(runs: Iterable[ReportedRun]) -> list[RunFailure]:
     """Return the cause for each run that failed or has no result."""
     return [_run_failure(run) for run in runs if run.state in ("failed", "unfinished")]
 
 
-def interruptions(runs: Iterable[Run]) -> Mapping[str, int]:
+def interruptions(runs: Iterable[ReportedRun]) -> Mapping[str, int]:
     """Return how many attempts ended by each cause, the most frequent first."""
     found = Counter(
         event.cause or "unknown" for run in runs for event in run.events if event.what == "ended"
@@ -45,7 +45,7 @@ def interruptions(runs: Iterable[Run]) -> Mapping[str, int]:
     return dict(found.most_common())
 
 
-def _run_failure(run: Run) -> RunFailure:
+def _run_failure(run: ReportedRun) -> RunFailure:
     attempt = attempt_to_diagnose(run.events)
     directory = RunDirectory(Path(run.path))
     if attempt is None:
@@ -59,20 +59,20 @@ def _run_failure(run: Run) -> RunFailure:
     return RunFailure(run, finding, "" if finding else _without_finding(run))
 
 
-def _find(directory: RunDirectory, attempt: Attempt, run: Run) -> Finding | None:
+def _find(directory: RunDirectory, attempt: Attempt, run: ReportedRun) -> FailureFinding | None:
     lines = lines_of_attempt(
         directory, attempt, run.events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
     )
     return find_cause(lines, nodes_of(run.events, attempt))
 
 
-def _without_finding(run: Run) -> str:
+def _without_finding(run: ReportedRun) -> str:
     if run.state == "unfinished":
         return "no result yet: the run trains or waits, or it was ended without a trace"
     return "the logs show no failure"
 
 
-def counts(runs: Sequence[Run]) -> Mapping[str, int]:
+def counts(runs: Sequence[ReportedRun]) -> Mapping[str, int]:
     """Return the number of runs in each state, in a fixed order."""
     found = Counter(run.state for run in runs)
     order = ("finished", "stopped", "failed", "unfinished", "new")

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpcrun.reporting.errors import ReportError
-from hpcrun.results.collect.aggregate import Source, aggregate
+from hpcrun.results.collect.aggregate import RunSource, aggregate
 from hpcrun.results.collect.find import find_runs
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 
 _FILES = (".h5", ".hdf5")
 
 
 @contextmanager
-def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[Store]:
+def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[ResultsFile]:
     """Yield the results of ``named``: one results file, or run directories and folders of them.
 
     Directories are first collected into a temporary results file, so that both sources give the same figures.
@@ -32,14 +32,14 @@ def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[Store]:
             "with `hpcrun aggregate`"
         )
     if files:
-        with Store(Path(files[0])) as store:
+        with ResultsFile(Path(files[0])) as store:
             yield store
         return
-    found = Source(find_runs(named or [str(runs_dir)], runs_dir))
+    found = RunSource(find_runs(named or [str(runs_dir)], runs_dir))
     with tempfile.TemporaryDirectory(prefix="hpcrun-report-") as folder:
         path = Path(folder) / "results.h5"
         aggregate(found, path, processes=0)
-        with Store(path) as store:
+        with ResultsFile(path) as store:
             yield store
 
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from hpcrun.reporting.errors import ReportError
 from hpcrun.reporting.figures.canvas import label, save_as
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 from hpcrun.reporting.terminal import LETTERS, Curve, bar, plot
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -26,7 +26,7 @@ _PARTS = (
 )
 
 
-def default_metrics(runs: Sequence[Run]) -> list[str]:
+def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
     """Return loss, validation loss, learning rate and throughput, as far as a run has them."""
     rates = sorted({run.throughput for run in runs if run.throughput})
     wanted = ["loss", "validation_loss", "lr", *rates]
@@ -34,7 +34,7 @@ def default_metrics(runs: Sequence[Run]) -> list[str]:
 
 
 def terminal_lines(
-    runs: Sequence[Run], metrics: Sequence[str], width: int, height: int
+    runs: Sequence[ReportedRun], metrics: Sequence[str], width: int, height: int
 ) -> list[str]:
     """Return the plots of ``metrics`` and the goodput of each run as lines of text."""
     from hpcrun.reporting.figures.curves import metric_label
@@ -53,7 +53,7 @@ def terminal_lines(
     return [*lines, *_goodput_lines(runs)]
 
 
-def save_plot(runs: Sequence[Run], metrics: Sequence[str], path: Path) -> None:
+def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -> None:
     """Write curves of ``metrics`` and the goodput as one PNG, PDF or SVG, atomically.
 
     Raises:
@@ -90,7 +90,7 @@ def _without(metric: str, curves: Sequence[Curve]) -> list[str]:
     return [f"  without {metric}: {', '.join(names)}"] if names and len(names) < len(curves) else []
 
 
-def _goodput_lines(runs: Sequence[Run]) -> list[str]:
+def _goodput_lines(runs: Sequence[ReportedRun]) -> list[str]:
     timed = [run for run in runs if run.events]
     if not timed:
         return ["goodput: no run has an event log"]

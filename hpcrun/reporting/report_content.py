@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from hpcrun.reporting.efficiency import Efficiency, ask_sacct, efficiencies
 from hpcrun.reporting.errors import ReportError
 from hpcrun.reporting.failures import RunFailure, interruptions, run_failures
-from hpcrun.reporting.runs import Run, read_runs
+from hpcrun.reporting.runs import ReportedRun, read_runs
 from hpcrun.reporting.sweep import Sensitivity, sensitivities, several, swept_keys
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.groups import (
-    Group,
     Question,
+    RunGroup,
     default_metric,
     grouped,
     known_metrics,
     lower_is_better,
 )
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 
 # Metrics about the progress of a run, not about its result.
 _OF_THE_MACHINE = re.compile(
@@ -45,11 +45,11 @@ class Content:
     """
 
     title: str
-    runs: Sequence[Run]
+    runs: Sequence[ReportedRun]
     metric: str | None
     lower: bool
     at: str
-    groups: Sequence[Group]
+    groups: Sequence[RunGroup]
     values: Mapping[str, float]
     swept: Sequence[str]
     relations: Sequence[Sensitivity]
@@ -75,7 +75,7 @@ class ReportRequest:
     sacct: bool = True
 
 
-def collect(store: Store, request: ReportRequest) -> Content:
+def collect(store: ResultsFile, request: ReportRequest) -> Content:
     """Return the content of a report.
 
     Raises:
@@ -113,7 +113,7 @@ def collect(store: Store, request: ReportRequest) -> Content:
     )
 
 
-def _metric(store: Store) -> str | None:
+def _metric(store: ResultsFile) -> str | None:
     """Return the metric to compare by; None if no run has logged a number."""
     try:
         return default_metric(store)
@@ -123,13 +123,15 @@ def _metric(store: Store) -> str | None:
         return next(iter(results or known), None)
 
 
-def _groups(store: Store, metric: str | None, lower: bool, request: ReportRequest) -> list[Group]:
+def _groups(
+    store: ResultsFile, metric: str | None, lower: bool, request: ReportRequest
+) -> list[RunGroup]:
     if metric is None:
         return []
     question = Question(metric, request.at, lower, request.seed_key, (), request.by)
     return grouped(store, question)
 
 
-def _problems(store: Store) -> list[tuple[str, str, str]]:
+def _problems(store: ResultsFile) -> list[tuple[str, str, str]]:
     rows = store.table("problems")
     return [(row["run"].decode(), row["file"].decode(), row["problem"].decode()) for row in rows]

@@ -17,7 +17,7 @@ from hpcrun.results.collect.summary import counted
 from hpcrun.results.config_text import flat
 from hpcrun.results.frames import config_of, fields
 from hpcrun.results.labels import labels
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 from hpcrun.run.events import Attempt, Event
 
 # The columns that figures and tables read, in addition to the requested metric.
@@ -29,7 +29,7 @@ _WORDS = {"True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run of a results file.
 
     Args:
@@ -99,19 +99,19 @@ class Run:
         return names[0] if names else None
 
 
-def read_runs(store: Store, *metrics: str) -> list[Run]:
+def read_runs(store: ResultsFile, *metrics: str) -> list[ReportedRun]:
     """Return all runs of ``store`` in the order of their names, with the columns ``metrics``."""
     table = store.table("runs")
     known = labels(store)
     return [_run(store, row, known[row["run"].decode()], metrics) for row in table]
 
 
-def _run(store: Store, row: Any, label: str, metrics: Sequence[str]) -> Run:
+def _run(store: ResultsFile, row: Any, label: str, metrics: Sequence[str]) -> ReportedRun:
     key = row["run"].decode()
     columns = _columns(store, key, metrics)
     events = _events(store, key)
     config = _with_options(flat(config_of(store, key)))
-    return Run(
+    return ReportedRun(
         key=key,
         label=label,
         name=row["name"].decode(),
@@ -134,7 +134,7 @@ def _run(store: Store, row: Any, label: str, metrics: Sequence[str]) -> Run:
     )
 
 
-def _columns(store: Store, key: str, metrics: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _columns(store: ResultsFile, key: str, metrics: Sequence[str]) -> dict[str, NDArray[Any]]:
     records = store.metrics(key)
     if records is None:
         return {}
@@ -147,7 +147,7 @@ def _columns(store: Store, key: str, metrics: Sequence[str]) -> dict[str, NDArra
     }
 
 
-def _events(store: Store, key: str) -> list[Event]:
+def _events(store: ResultsFile, key: str) -> list[Event]:
     records = store.events(key)
     return [] if records is None else [_event(row) for row in records]
 
@@ -173,7 +173,7 @@ def _typed(word: str) -> Any:
     return word
 
 
-def _document(store: Store, key: str, name: str) -> dict[str, Any]:
+def _document(store: ResultsFile, key: str, name: str) -> dict[str, Any]:
     raw = store.document(key, name)
     found = json.loads(raw) if raw else {}
     return found if isinstance(found, dict) else {}

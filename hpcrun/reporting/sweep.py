@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 from hpcrun.results.config_text import SAME_TRAINING
 from hpcrun.results.groups import seed_keys
-from hpcrun.results.statistics import Interval, mean_interval
+from hpcrun.results.statistics import ConfidenceInterval, mean_interval
 
 _NOT_SWEPT = ("name", "command")
 # A mean at each value needs runs that share the value.
@@ -41,7 +41,7 @@ class Sensitivity:
     y: NDArray[np.float64]
     rho: float | None
     eta: float | None
-    means: Sequence[tuple[float, Interval]]
+    means: Sequence[tuple[float, ConfidenceInterval]]
 
     @property
     def strength(self) -> float:
@@ -49,7 +49,7 @@ class Sensitivity:
         return max(self.eta or 0.0, (self.rho or 0.0) ** 2)
 
 
-def swept_keys(runs: Sequence[Run], seed_key: str = "seed") -> list[str]:
+def swept_keys(runs: Sequence[ReportedRun], seed_key: str = "seed") -> list[str]:
     """Return the keys of the config in which runs with a config differ, without the seed."""
     known = [run for run in runs if run.config]
     found = dict.fromkeys(key for run in known for key in run.config)
@@ -86,7 +86,7 @@ def number(value: Any) -> float | None:
 
 
 def sensitivities(
-    runs: Sequence[Run], values: Mapping[str, float], keys: Sequence[str]
+    runs: Sequence[ReportedRun], values: Mapping[str, float], keys: Sequence[str]
 ) -> list[Sensitivity]:
     """Return the sensitivity to each of ``keys``, the strongest first.
 
@@ -98,7 +98,9 @@ def sensitivities(
     return sorted((one for one in found if one is not None), key=lambda one: -one.strength)
 
 
-def _sensitivity(key: str, runs: Sequence[Run], values: Mapping[str, float]) -> Sensitivity | None:
+def _sensitivity(
+    key: str, runs: Sequence[ReportedRun], values: Mapping[str, float]
+) -> Sensitivity | None:
     y = np.array([values[run.key] for run in runs])
     numbers = [number(run.config.get(key)) for run in runs]
     texts = [shown(run.config.get(key)) for run in runs]
@@ -149,7 +151,9 @@ def _eta(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
     return float(between / total)
 
 
-def _means(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[tuple[float, Interval]]:
+def _means(
+    x: NDArray[np.float64], y: NDArray[np.float64]
+) -> list[tuple[float, ConfidenceInterval]]:
     groups = _by_value(x, y)
     if len(groups) > _MOST_MEANS or len(groups) == len(y):
         return []

@@ -16,7 +16,7 @@ from hpcrun.reporting.figures.canvas import Drawing, save
 from hpcrun.reporting.page.document import document
 from hpcrun.reporting.report_content import ReportRequest, collect
 from hpcrun.reporting.sweep import several
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 from hpcrun.run.io.files import write_atomic
 
 # Mark of a report of hpcrun, so that no other file is replaced by mistake.
@@ -31,7 +31,7 @@ class WrittenReport:
     words: str
 
 
-def write_report(store: Store, request: ReportRequest, output: Path) -> WrittenReport:
+def write_report(store: ResultsFile, request: ReportRequest, output: Path) -> WrittenReport:
     """Write the report of ``store`` to ``output``, atomically.
 
     Raises:

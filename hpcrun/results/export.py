@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpcrun.results.config_text import flat
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.frames import beside_run, config_of, fields
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 from hpcrun.run.io.files import sync_directory
 
 # Rows of a table in memory, and of a row group.
@@ -24,12 +24,12 @@ _ROWS = 200_000
 Records = dict[str, NDArray[Any]]
 
 
-def write_csv(store: Store, folder: Path) -> list[Path]:
+def write_csv(store: ResultsFile, folder: Path) -> list[Path]:
     """Write ``runs.csv``, ``metrics.csv`` and ``events.csv``; returns their paths. Raises OSError."""
     return [_atomic(folder / f"{name}.csv", _csv_writer(name, store)) for name in _TABLES]
 
 
-def write_parquet(store: Store, folder: Path) -> list[Path]:
+def write_parquet(store: ResultsFile, folder: Path) -> list[Path]:
     """Write ``runs.parquet``, ``metrics.parquet`` and ``events.parquet``; returns their paths.
 
     Raises:
@@ -68,7 +68,7 @@ def _atomic(path: Path, write: Callable[[Path], None]) -> Path:
     return path
 
 
-def _csv_writer(name: str, store: Store) -> Callable[[Path], None]:
+def _csv_writer(name: str, store: ResultsFile) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         kinds = _kinds(name, store)
         with path.open("x", encoding="utf-8", newline="") as stream:
@@ -97,7 +97,7 @@ def _csv_column(column: NDArray[Any] | None, rows: int) -> list[Any]:
     return list(column.tolist())
 
 
-def _parquet_writer(name: str, store: Store) -> Callable[[Path], None]:
+def _parquet_writer(name: str, store: ResultsFile) -> Callable[[Path], None]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -163,7 +163,7 @@ def _batches(parts: Iterator[Records]) -> Iterator[list[Records]]:
         yield group
 
 
-def _kinds(name: str, store: Store) -> dict[str, str]:
+def _kinds(name: str, store: ResultsFile) -> dict[str, str]:
     """Return the columns of a table over all runs, and the kind that holds the values of all."""
     found: dict[str, str] = {}
     for part in _TABLES[name](store, True):
@@ -175,11 +175,11 @@ def _kinds(name: str, store: Store) -> dict[str, str]:
     return found
 
 
-def _parts(name: str, store: Store) -> Iterator[Records]:
+def _parts(name: str, store: ResultsFile) -> Iterator[Records]:
     return _TABLES[name](store, False)
 
 
-def _runs(store: Store, _types_only: bool) -> Iterator[Records]:
+def _runs(store: ResultsFile, _types_only: bool) -> Iterator[Records]:
     table = fields(store.table("runs"))
     configs = [flat(config_of(store, key)) for key in store.keys()]  # noqa: SIM118
     keys = dict.fromkeys(key for config in configs for key in config)
@@ -202,15 +202,15 @@ def _config_column(values: list[Any]) -> NDArray[Any]:
     return np.array([text.encode() for text in texts] or [b""])
 
 
-def _metrics(store: Store, types_only: bool) -> Iterator[Records]:
+def _metrics(store: ResultsFile, types_only: bool) -> Iterator[Records]:
     return _of_runs(store, "metrics", types_only)
 
 
-def _events(store: Store, types_only: bool) -> Iterator[Records]:
+def _events(store: ResultsFile, types_only: bool) -> Iterator[Records]:
     return _of_runs(store, "events", types_only)
 
 
-def _of_runs(store: Store, name: str, types_only: bool) -> Iterator[Records]:
+def _of_runs(store: ResultsFile, name: str, types_only: bool) -> Iterator[Records]:
     for key in store.keys():  # noqa: SIM118
         group = store.file["run"][key]
         if name not in group:

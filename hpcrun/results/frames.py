@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hpcrun.results.collect.summary import counted
 from hpcrun.results.config_text import flat
 from hpcrun.results.errors import ResultsError
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ class Results:
             ResultsError: the file is missing, damaged or of another layout.
         """
         self._path = path
-        with Store(path) as store:
+        with ResultsFile(path) as store:
             self.units = store.units()
 
     def runs(self, *, config: bool = True) -> pd.DataFrame:
@@ -66,7 +66,7 @@ class Results:
         """
         import pandas as pd
 
-        with Store(self._path) as store:
+        with ResultsFile(self._path) as store:
             frame = _frame(store.table("runs"))
             if not config:
                 return frame
@@ -99,7 +99,7 @@ class Results:
 
         wanted = None if columns is None else {"step", *columns}
         parts = []
-        with Store(self._path) as store:
+        with ResultsFile(self._path) as store:
             for key in store.keys() if runs is None else runs:
                 records = store.metrics(key)
                 if records is None:
@@ -129,7 +129,7 @@ class Results:
         import pandas as pd
 
         parts = []
-        with Store(self._path) as store:
+        with ResultsFile(self._path) as store:
             for key in store.keys() if runs is None else runs:
                 records = store.events(key)
                 if records is not None:
@@ -144,7 +144,7 @@ class Results:
         Raises:
             ResultsError: the file cannot be read.
         """
-        with Store(self._path) as store:
+        with ResultsFile(self._path) as store:
             return _frame(store.table("summary"))
 
     def problems(self) -> pd.DataFrame:
@@ -153,7 +153,7 @@ class Results:
         Raises:
             ResultsError: the file cannot be read.
         """
-        with Store(self._path) as store:
+        with ResultsFile(self._path) as store:
             return _frame(store.table("problems"))
 
     def result(self, run: str) -> dict[str, Any]:
@@ -163,12 +163,12 @@ class Results:
             KeyError: the file has no such run.
             ResultsError: the file cannot be read.
         """
-        with Store(self._path) as store:
+        with ResultsFile(self._path) as store:
             raw = store.document(run, "result")
         return json.loads(raw) if raw else {}
 
 
-def config_of(store: Store, key: str) -> dict[str, Any]:
+def config_of(store: ResultsFile, key: str) -> dict[str, Any]:
     """Return the config of a run as nested values.
 
     A run of a sweep of a command also has the values of the placeholders, and its command has the
@@ -177,14 +177,14 @@ def config_of(store: Store, key: str) -> dict[str, Any]:
     return with_parameters(store, key, own_config(store, key))
 
 
-def own_config(store: Store, key: str) -> dict[str, Any]:
+def own_config(store: ResultsFile, key: str) -> dict[str, Any]:
     """Return the config of a run as nested values, with the command as it ran."""
     raw = store.document(key, "config")
     values: dict[str, Any] = json.loads(raw) if raw else {}
     return values
 
 
-def with_parameters(store: Store, key: str, values: dict[str, Any]) -> dict[str, Any]:
+def with_parameters(store: ResultsFile, key: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the config ``values`` of a run as :func:`config_of` does."""
     if not values.get("command"):
         return values

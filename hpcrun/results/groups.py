@@ -16,7 +16,7 @@ from hpcrun.results.collect.summary import NO_STEP, counted
 from hpcrun.results.config_text import SAME_TRAINING, flat
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.frames import fields, own_config, with_parameters
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 
 _MORE_IS_BETTER = re.compile(
     r"acc|auc|bleu|rouge|reward|return|score|precision|recall|_per_second|mfu|reached"
@@ -50,7 +50,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Value:
+class RunValue:
     """The metric of one run: ``value`` at ``step``, and the best one with its step."""
 
     run: str
@@ -62,7 +62,7 @@ class Value:
 
 
 @dataclass
-class Group:
+class RunGroup:
     """The runs of one config. ``left_out``: runs that do not count, with the reason.
 
     Args:
@@ -72,7 +72,7 @@ class Group:
     label: str
     keys: dict[str, Any]
     known: bool
-    values: list[Value] = field(default_factory=list)
+    values: list[RunValue] = field(default_factory=list)
     left_out: list[tuple[str, Any, str]] = field(default_factory=list)
     missing: list[Any] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ def lower_is_better(metric: str) -> bool:
     return bool(_LESS_IS_BETTER.search(name)) or not _MORE_IS_BETTER.search(name)
 
 
-def default_metric(store: Store) -> str:
+def default_metric(store: ResultsFile) -> str:
     """Return ``validation_loss`` if a run has it, else ``loss``.
 
     Raises:
@@ -103,12 +103,12 @@ def default_metric(store: Store) -> str:
     )
 
 
-def known_metrics(store: Store) -> list[str]:
+def known_metrics(store: ResultsFile) -> list[str]:
     """Return the names of all metrics."""
     return sorted({name.decode() for name in np.unique(store.table("summary")["metric"])})
 
 
-def grouped(store: Store, question: Question) -> list[Group]:
+def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
     """Return the groups, in the order of their labels.
 
     Raises:
@@ -116,7 +116,7 @@ def grouped(store: Store, question: Question) -> list[Group]:
     """
     runs = store.table("runs")
     found = _Values(store, question)
-    groups: dict[str, Group] = {}
+    groups: dict[str, RunGroup] = {}
     order = np.argsort(runs["created"], kind="stable")[::-1]
     for row in runs[order]:
         key = row["run"].decode()
@@ -127,7 +127,7 @@ def grouped(store: Store, question: Question) -> list[Group]:
         group_keys = _group_keys(values, question)
         has_keys = question.by is not None or store.document(key, "config") is not None
         identity = json.dumps([has_keys, group_keys], sort_keys=True, default=str)
-        group = groups.setdefault(identity, Group("", group_keys, has_keys))
+        group = groups.setdefault(identity, RunGroup("", group_keys, has_keys))
         _add_run(group, key, seed, row["state"].decode(), found, question)
     if not found.seen:
         known = ", ".join(known_metrics(store)) or "none"
@@ -141,7 +141,7 @@ def grouped(store: Store, question: Question) -> list[Group]:
 
 
 def _add_run(
-    group: Group, key: str, seed: Any, state: str, found: _Values, question: Question
+    group: RunGroup, key: str, seed: Any, state: str, found: _Values, question: Question
 ) -> None:
     value = found.of(key)
     if state != _FINISHED and state not in question.include:
@@ -154,13 +154,13 @@ def _add_run(
             # Two runs of one seed are not independent. The newest run comes first.
             group.left_out.append((key, seed, f"has the seed of {twin.run}, which is newer"))
         else:
-            group.values.append(Value(key, seed, *value))
+            group.values.append(RunValue(key, seed, *value))
 
 
 class _Values:
     """The metric of each run, or the reason for its absence."""
 
-    def __init__(self, store: Store, question: Question) -> None:
+    def __init__(self, store: ResultsFile, question: Question) -> None:
         self._store, self._question = store, question
         self.seen = False
         table = store.table("summary")
@@ -276,7 +276,7 @@ def _without_seed(command: list[Any], option: str) -> list[Any]:
     return kept
 
 
-def _label(groups: list[Group], question: Question) -> None:
+def _label(groups: list[RunGroup], question: Question) -> None:
     """Name each group by the keys in which the groups differ."""
     # A run without a readable config differs from the others in every key.
     known = [group for group in groups if group.known]
@@ -308,7 +308,7 @@ def _shown(value: Any, whole: bool) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _note_missing(groups: list[Group]) -> None:
+def _note_missing(groups: list[RunGroup]) -> None:
     """List the seeds that other groups have and this group has not even started."""
     seeds = {one.seed for group in groups for one in group.values}
     seeds |= {seed for group in groups for _, seed, _ in group.left_out}

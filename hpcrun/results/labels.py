@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 from hpcrun.run.sweep_file import is_sweep
 
 
-def labels(store: Store) -> dict[str, str]:
+def labels(store: ResultsFile) -> dict[str, str]:
     """Return a different name for each run of ``store``, by the run's key.
 
     A run of a sweep is ``SWEEP/000`` if the sweep folder is still there. Every other name is the key.

@@ -19,7 +19,7 @@ _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """An estimate with the ends of its confidence interval; ``low`` and ``high`` are None for n = 1."""
 
     value: float
@@ -32,10 +32,10 @@ class Spread:
     """The values of one config over its seeds. ``std`` has n - 1 in its denominator."""
 
     n: int
-    mean: Interval
+    mean: ConfidenceInterval
     std: float | None
     median: float
-    iqm: Interval
+    iqm: ConfidenceInterval
     low: float
     high: float
 
@@ -49,7 +49,7 @@ class Paired:
     """
 
     n: int
-    difference: Interval
+    difference: ConfidenceInterval
     effect: float | None
     p: float | None
     wins: int
@@ -70,13 +70,15 @@ def describe(values: Sequence[float], *, confidence: float = CONFIDENCE, seed: i
     )
 
 
-def mean_interval(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval:
+def mean_interval(
+    values: NDArray[np.float64], confidence: float = CONFIDENCE
+) -> ConfidenceInterval:
     """Return the mean and its t-interval."""
     n, mean = len(values), float(values.mean())
     if n < 2:
-        return Interval(mean, None, None)
+        return ConfidenceInterval(mean, None, None)
     half = t_quantile(0.5 + confidence / 2, n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half)
+    return ConfidenceInterval(mean, mean - half, mean + half)
 
 
 def iqm(values: NDArray[np.float64]) -> float:
@@ -101,12 +103,12 @@ def iqm_interval(
     *,
     confidence: float = CONFIDENCE,
     seed: int = 0,
-) -> Interval:
+) -> ConfidenceInterval:
     """Return the interquartile mean and its percentile bootstrap interval, the same for equal ``seed``."""
     value = iqm(values)
     n = len(values)
     if n < 2:
-        return Interval(value, None, None)
+        return ConfidenceInterval(value, None, None)
     draw = np.random.default_rng(seed)
     found: list[NDArray[np.float64]] = []
     left = RESAMPLES
@@ -117,7 +119,7 @@ def iqm_interval(
         left -= size
     tail = (1 - confidence) / 2
     low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
-    return Interval(value, float(low), float(high))
+    return ConfidenceInterval(value, float(low), float(high))
 
 
 def compare_paired(

@@ -27,7 +27,7 @@ _LIBVER = ("v108", "v110")
 _OVERHEAD = 4000
 
 
-class Store:
+class ResultsFile:
     """A results.h5 opened for reading. The file is never changed in place, so it needs no lock."""
 
     def __init__(self, path: Path, *, any_layout: bool = False) -> None:
@@ -71,7 +71,7 @@ class Store:
                 "make the file again with `hpcrun aggregate --fresh`"
             )
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> ResultsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -191,7 +191,7 @@ class Draft:
         """Add the units of a file from which runs are copied."""
         self._units |= units
 
-    def copy(self, source: Store, key: str) -> None:
+    def copy(self, source: ResultsFile, key: str) -> None:
         """Copy a run from another file unchanged."""
         h5o.copy(source.file["run"].id, key.encode(), self._runs, key.encode())
 

@@ -22,7 +22,7 @@ VARIABLE = "HPCRUN_REPORTS"
 
 
 @dataclass(frozen=True)
-class Progress:
+class ScriptProgress:
     """Progress of a script: newest reported ``step``, newest ``saved`` step.
 
     ``saved_at``: time of the report of ``saved``, in Unix seconds.
@@ -32,15 +32,15 @@ class Progress:
     saved: int | None = None
     saved_at: float | None = None
 
-    def covers(self, other: "Progress") -> bool:
+    def covers(self, other: "ScriptProgress") -> bool:
         """Return True if ``other`` has no newer value."""
         return _at_least(self.step, other.step) and _at_least(self.saved, other.saved)
 
-    def with_news(self, other: "Progress") -> "Progress":
+    def with_news(self, other: "ScriptProgress") -> "ScriptProgress":
         """Return the newer of both values, for each field."""
         newer = self if _at_least(self.saved, other.saved) else other
         step = self.step if _at_least(self.step, other.step) else other.step
-        return Progress(step, newer.saved, newer.saved_at)
+        return ScriptProgress(step, newer.saved, newer.saved_at)
 
 
 def report(step: int | None = None, *, saved: int | bool | None = None) -> None:
@@ -64,7 +64,9 @@ def report(step: int | None = None, *, saved: int | bool | None = None) -> None:
         raise ValueError("hpcrun.report(saved=True) needs step=, the step that was saved")
     kept = done if saved is True else None if saved is None or saved is False else _step(saved)
     if folder:
-        _REPORTER.write(Path(folder), Progress(done, kept, None if kept is None else time.time()))
+        _REPORTER.write(
+            Path(folder), ScriptProgress(done, kept, None if kept is None else time.time())
+        )
 
 
 class _Reporter:
@@ -73,13 +75,13 @@ class _Reporter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._folder: Path | None = None
-        self._newest = Progress()
+        self._newest = ScriptProgress()
         self._complained = False
 
-    def write(self, folder: Path, news: Progress) -> None:
+    def write(self, folder: Path, news: ScriptProgress) -> None:
         """Replace the report of this process by a report with ``news``."""
         with self._lock:
-            before = self._newest if folder == self._folder else Progress()
+            before = self._newest if folder == self._folder else ScriptProgress()
             self._folder, self._newest = folder, before.with_news(news)
             name = f"report-{os.getpid()}.json"
             temporary = folder / f".{name}"
@@ -96,29 +98,29 @@ class _Reporter:
 _REPORTER = _Reporter()
 
 
-def newest_report(folder: Path) -> Progress:
+def newest_report(folder: Path) -> ScriptProgress:
     """Return the newest progress that a rank's processes have reported into ``folder``."""
-    found = Progress()
+    found = ScriptProgress()
     for path in folder.glob("report-*.json"):
         with contextlib.suppress(OSError):
             found = found.with_news(_progress(read_json(path)))
     return found
 
 
-def publish(attempt_logs: Path, progress: Progress) -> None:
+def publish(attempt_logs: Path, progress: ScriptProgress) -> None:
     """Replace the attempt's ``progress.json``; raises OSError when the disk refuses."""
     write_json(attempt_logs / "progress.json", asdict(progress))
 
 
-def published(attempt_logs: Path) -> Progress:
+def published(attempt_logs: Path) -> ScriptProgress:
     """Return the progress that an attempt's ranks have published; raises OSError as ``read_json`` does."""
     return _progress(read_json(attempt_logs / "progress.json"))
 
 
-def _progress(value: dict[str, object] | None) -> Progress:
+def _progress(value: dict[str, object] | None) -> ScriptProgress:
     """Return the progress in a file; a value that is not a number counts as missing."""
     step, saved, saved_at = ((value or {}).get(key) for key in ("step", "saved", "saved_at"))
-    return Progress(
+    return ScriptProgress(
         step if isinstance(step, int) else None,
         saved if isinstance(saved, int) else None,
         saved_at if isinstance(saved_at, int | float) else None,

@@ -43,7 +43,7 @@ class SweepSubmission:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepFile:
     """The content of ``sweep.json``. ``axes``: each dotted key with its values, in the user's order."""
 
     folder: Path
@@ -69,7 +69,7 @@ def is_element(run: RunDirectory) -> bool:
     return is_sweep(run.path.parent)
 
 
-def read_sweep(folder: Path) -> Sweep | None:
+def read_sweep(folder: Path) -> SweepFile | None:
     """Return the sweep of ``folder``, or None without a ``sweep.json``.
 
     Raises:
@@ -88,7 +88,7 @@ def read_sweep(folder: Path) -> Sweep | None:
             "use the hpcrun that made the sweep"
         )
     try:
-        return Sweep(
+        return SweepFile(
             folder,
             str(content["name"]),
             {str(key): list(values) for key, values in content["axes"].items()},
@@ -101,7 +101,7 @@ def read_sweep(folder: Path) -> Sweep | None:
         ) from error
 
 
-def write_sweep(sweep: Sweep) -> None:
+def write_sweep(sweep: SweepFile) -> None:
     """Replace ``sweep.json`` in the folder of ``sweep``; raises OSError if the disk refuses."""
     write_json(
         sweep.folder / NAME,

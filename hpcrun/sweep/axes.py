@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcrun.config import ConfigError, Problem, override_layer
 from hpcrun.config.shape import kind_at
-from hpcrun.sweep.rows import Block, Row, Value, refusal
+from hpcrun.sweep.rows import Row, RowBlock, SweepValue, refusal
 
 OPTION = "--sweep"
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
@@ -14,7 +14,7 @@ _MOST = 100_000
 _OPENING, _CLOSING = "[{(", "]})"
 
 
-def read_axes(options: Sequence[str]) -> list[Block]:
+def read_axes(options: Sequence[str]) -> list[RowBlock]:
     """Return a block for each ``KEY=VALUES``.
 
     ``VALUES`` are values separated by commas, or ranges of whole numbers ``first:end`` or ``first:end:step``;
@@ -31,7 +31,7 @@ def read_axes(options: Sequence[str]) -> list[Block]:
     return blocks
 
 
-def _read_axis(option: str) -> Block:
+def _read_axis(option: str) -> RowBlock:
     key, equals, text = option.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -43,7 +43,7 @@ def _read_axis(option: str) -> Block:
         raise refusal(
             OPTION, key, f"{text} is an empty range; the end is excluded: 0:3 means 0, 1, 2"
         )
-    return Block(rows, OPTION)
+    return RowBlock(rows, OPTION)
 
 
 def _split(text: str) -> Iterator[str]:
@@ -62,13 +62,13 @@ def _split(text: str) -> Iterator[str]:
     yield word
 
 
-def _values(key: str, word: str) -> Iterator[Value]:
+def _values(key: str, word: str) -> Iterator[SweepValue]:
     span = _RANGE.fullmatch(word.strip())
     if span is None or kind_at(key.split(".")) == "text":
-        yield Value(read_value(key, word), word)
+        yield SweepValue(read_value(key, word), word)
         return
     numbers = range_of(key, word, [int(part) for part in span.groups() if part is not None])
-    yield from (Value(number, str(number)) for number in numbers)
+    yield from (SweepValue(number, str(number)) for number in numbers)
 
 
 def range_of(key: str, shown: str, parts: Sequence[int]) -> range:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcrun.config import file_layer
 from hpcrun.sweep.axes import range_of
-from hpcrun.sweep.rows import Block, Condition, Row, SweepRequest, plain, refusal
+from hpcrun.sweep.rows import Condition, Row, RowBlock, SweepRequest, plain, refusal
 
 _PARTS = ("grid", "zip", "list", "random", "where")
 _DIGITS = 6
@@ -33,7 +33,7 @@ def read_sweep_file(path: Path) -> SweepRequest:
     for part in layer.values:
         if part not in _PARTS:
             raise refusal(place(part), part, f"unknown; a sweep file has {', '.join(_PARTS)}")
-    blocks: list[Block] = []
+    blocks: list[RowBlock] = []
     for part in ("grid", "zip", "list", "random"):
         content = layer.values.get(part)
         if content:
@@ -83,15 +83,15 @@ def _whole(parts: Sequence[Any]) -> bool:
     return all(isinstance(part, int) and not isinstance(part, bool) for part in parts)
 
 
-def _grid(content: Any, part: str, place: Place) -> list[Block]:
+def _grid(content: Any, part: str, place: Place) -> list[RowBlock]:
     blocks = []
     for key, values in _section(content, part, place(part)).items():
         line = place(f"{part}.{key}")
-        blocks.append(Block([{key: plain(value)} for value in _listed(key, values, line)], line))
+        blocks.append(RowBlock([{key: plain(value)} for value in _listed(key, values, line)], line))
     return blocks
 
 
-def _zip(content: Any, part: str, place: Place) -> list[Block]:
+def _zip(content: Any, part: str, place: Place) -> list[RowBlock]:
     axes = {
         key: _listed(key, values, place(f"{part}.{key}"))
         for key, values in _section(content, part, place(part)).items()
@@ -104,10 +104,10 @@ def _zip(content: Any, part: str, place: Place) -> list[Block]:
         {key: plain(value) for key, value in zip(axes, values, strict=True)}
         for values in zip(*axes.values(), strict=True)
     ]
-    return [Block(rows, place(part))]
+    return [RowBlock(rows, place(part))]
 
 
-def _list(content: Any, part: str, place: Place) -> list[Block]:
+def _list(content: Any, part: str, place: Place) -> list[RowBlock]:
     if not isinstance(content, list) or not all(isinstance(row, dict) and row for row in content):
         raise refusal(
             place(part), part, "should be a list of runs such as {train.lr: 1e-4, seed: 0}"
@@ -118,10 +118,10 @@ def _list(content: Any, part: str, place: Place) -> list[Block]:
             missing = ", ".join(sorted(row.keys() ^ rows[0].keys()))
             told = f"run {number + 1} and run 1 differ in their keys: {missing}"
             raise refusal(place(f"{part}.{number}"), part, told)
-    return [Block(rows, place(part))]
+    return [RowBlock(rows, place(part))]
 
 
-def _random(content: Any, part: str, place: Place) -> list[Block]:
+def _random(content: Any, part: str, place: Place) -> list[RowBlock]:
     axes = _section(content, part, place(part))
     seed, count = axes.pop("seed", None), axes.pop("count", None)
     if not _whole([seed, count]) or not 1 <= count <= _MOST_DRAWS:
@@ -134,7 +134,7 @@ def _random(content: Any, part: str, place: Place) -> list[Block]:
     source = random.Random(seed)
     # Draw row by row, so that a larger count only adds rows.
     return [
-        Block(
+        RowBlock(
             [{key: plain(draw(source)) for key, draw in draws.items()} for _ in range(count)],
             place(part),
         )
@@ -179,7 +179,7 @@ def _rounded(number: float) -> float:
 
 _DRAWS = {"choice", "uniform", "log_uniform", "integer"}
 _KINDS = _DRAWS | {"range"}
-_READERS: dict[str, Callable[[Any, str, Place], list[Block]]] = {
+_READERS: dict[str, Callable[[Any, str, Place], list[RowBlock]]] = {
     "grid": _grid,
     "zip": _zip,
     "list": _list,

@@ -9,19 +9,19 @@ from hpcrun.config import ConfigError, Problem
 
 
 @dataclass(frozen=True)
-class Value:
+class SweepValue:
     """One value of a key: as the config has it, and as the user wrote it (for a command)."""
 
     value: Any
     text: str
 
 
-Row = Mapping[str, Value]
+Row = Mapping[str, SweepValue]
 """The values of one element by dotted key."""
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Rows with the same keys; ``place``: the option, or the line of the file, that contains them."""
 
     rows: Sequence[Row]
@@ -45,7 +45,7 @@ class Condition:
 class SweepRequest:
     """The requested sweep: the product of ``blocks``, without the rows that a condition excludes."""
 
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[RowBlock] = ()
     conditions: Sequence[Condition] = field(default=())
 
     def place_of(self, key: str) -> str:
@@ -58,9 +58,9 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def plain(value: Any) -> Value:
-    """Return a :class:`Value` for ``value``, with a text made from it."""
-    return Value(value, text_of(value))
+def plain(value: Any) -> SweepValue:
+    """Return a :class:`SweepValue` for ``value``, with a text made from it."""
+    return SweepValue(value, text_of(value))
 
 
 def canonical(values: Mapping[str, Any]) -> str:

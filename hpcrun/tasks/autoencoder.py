@@ -48,7 +48,7 @@ class Autoencoder(DigitsTask):
         self.options: AutoencoderData = AutoencoderData.model_validate(config.data.own)
 
     def build_model(self) -> nn.Module:
-        return Network(self.shape)
+        return AutoencoderNetwork(self.shape)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the negative bound in nats per image, with one random draw of each image's code.
@@ -93,7 +93,7 @@ class Autoencoder(DigitsTask):
         return self._noise[numbers.cpu()].to(numbers.device)
 
 
-class Network(nn.Module):
+class AutoencoderNetwork(nn.Module):
     """Encoder and decoder: images [B, 1, 8, 8] and noise [B, latent] -> logits of ink [B, 64], mean and
     log variance of the code, each [B, latent]."""
 
@@ -116,7 +116,7 @@ class Network(nn.Module):
 
 
 def bound(images: Tensor, logits: Tensor, mean: Tensor, log_variance: Tensor) -> Bound:
-    """Return both parts of the bound: images float [B, 1, 8, 8] of k / 16, the rest from `Network`."""
+    """Return both parts of the bound: images [B, 1, 8, 8] of k / 16, the rest from `AutoencoderNetwork`."""
     share = images.flatten(1)
     ink = share * digits.INK
     ways = (
@@ -140,7 +140,7 @@ def independent_pixels(train: Tensor, test: Tensor) -> float:
 
 @torch.no_grad()
 def reconstructed(model: nn.Module, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output of `Network` for the images in evaluation mode, on the CPU."""
+    """Return the output of `AutoencoderNetwork` for the images in evaluation mode, on the CPU."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()

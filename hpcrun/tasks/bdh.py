@@ -39,7 +39,7 @@ class BDH(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, shape.width)
         # A list of one element, so that it counts as a block for activation checkpointing, which helps
         # here: a layer has many more activations than its weights suggest.
-        self.blocks = nn.ModuleList([Layer(shape)])
+        self.blocks = nn.ModuleList([BDHLayer(shape)])
         self.head = nn.Linear(shape.width, VOCABULARY, bias=False)
         self.head_length = shape.neurons_or_default // shape.heads
         generator = torch.Generator().manual_seed(seed)
@@ -55,7 +55,7 @@ class BDH(nn.Module):
         return logits
 
 
-class Layer(nn.Module):
+class BDHLayer(nn.Module):
     """One pass through the neurons: float [B, T, width] -> float [B, T, width]."""
 
     def __init__(self, shape: LanguageModelShape) -> None:

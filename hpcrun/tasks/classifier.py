@@ -27,7 +27,7 @@ class Classifier(DigitsTask):
         self.options = DigitsData.model_validate(config.data.own)
 
     def build_model(self) -> nn.Module:
-        return Network(self.shape)
+        return ClassifierNetwork(self.shape)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy in nats per image."""
@@ -50,13 +50,13 @@ class Classifier(DigitsTask):
         }
 
 
-class Network(nn.Module):
+class ClassifierNetwork(nn.Module):
     """Logits of ten classes from images: float [B, 1, 8, 8] -> float [B, 10]."""
 
     def __init__(self, shape: ClassifierShape) -> None:
         super().__init__()
         self.look = nn.Conv2d(1, shape.channels, 3, padding=1)
-        self.blocks = nn.ModuleList(Block(shape.channels) for _ in range(shape.blocks))
+        self.blocks = nn.ModuleList(ResidualBlock(shape.channels) for _ in range(shape.blocks))
         self.dropout = nn.Dropout(shape.dropout)
         self.answer = nn.Linear(shape.channels * (digits.SIDE // 2) ** 2, digits.CLASSES)
 
@@ -68,7 +68,7 @@ class Network(nn.Module):
         return logits
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Convolution with a residual connection, normalized over each image separately."""
 
     def __init__(self, channels: int) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from hpcrun.config import Config
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.token_model import TokenData, TokenModelShape
-from hpcrun.tasks.tokens.shards import Source, TokenError, has_split, open_source
+from hpcrun.tasks.tokens.shards import TokenError, TokenSource, has_split, open_source
 from hpcrun.tasks.tokens.windows import TokenWindows
 from hpcrun.train.data.mixture import Mixture
 from hpcrun.train.task import Task
@@ -108,13 +108,13 @@ class TokenModel(Task):
         return wanted or max(known)
 
     @cached_property
-    def _sources(self) -> list[Source]:
+    def _sources(self) -> list[TokenSource]:
         sources = [open_source(path, "train", self.options.dtype) for path in self._paths]
         _require_same_tokenizer([*sources, *self._held_out])
         return sources
 
     @cached_property
-    def _held_out(self) -> list[Source]:
+    def _held_out(self) -> list[TokenSource]:
         """The validation tokens: those of ``data.validation``, or of the folders that have some."""
         if self.options.validation is None:
             paths = [path for path in self._paths if has_split(path, "validation")]
@@ -126,7 +126,7 @@ class TokenModel(Task):
     def _paths(self) -> list[Path]:
         return [Path(path) for path in self.options.paths]
 
-    def _windows(self, source: Source) -> TokenWindows:
+    def _windows(self, source: TokenSource) -> TokenWindows:
         return TokenWindows(
             source,
             self.shape.context,
@@ -141,7 +141,7 @@ def _counted(documents: Tensor) -> Tensor:
     return torch.eq(documents[:, 1:], documents[:, :-1])
 
 
-def _require_same_tokenizer(sources: list[Source]) -> None:
+def _require_same_tokenizer(sources: list[TokenSource]) -> None:
     named = [source for source in sources if source.tokenizer is not None]
     other = next((it for it in named if it.tokenizer != named[0].tokenizer), None)
     if other is not None:

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from hpcrun.checkpoint.interval import Interval, choose_interval
+from hpcrun.checkpoint.interval import SaveInterval, choose_interval
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
@@ -97,7 +97,7 @@ def build_interval(
     ranks: Ranks,
     costs: Callable[[], tuple[float, float] | None],
     clock: Callable[[], float] = time.monotonic,
-) -> Interval:
+) -> SaveInterval:
     """Make the save interval: steps, minutes or Young's formula.
 
     ``costs``: (seconds that training waits, seconds until the commit) of the last save; None before the

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from hpcrun.checkpoint.interval import Interval
+from hpcrun.checkpoint.interval import SaveInterval
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.run.directory import RunDirectory
@@ -30,7 +30,7 @@ class Saver:
         trainer: AMPTrainer,
         engine: CheckpointEngine,
         *,
-        interval: Interval,
+        interval: SaveInterval,
         batches: Steps,
         early: EarlyStopping,
         metrics: MetricsLog,

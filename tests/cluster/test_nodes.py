@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hpcrun.cluster.nodes import (
-    Limits,
+    PartitionLimits,
     gpu_types,
     parse_gres,
     parse_limits,
@@ -43,14 +43,16 @@ def test_partitions_tell_limits_and_defaults(recorded: Recorded) -> None:
     found = {one.name: one for one in parse_partitions(recorded("22.05/show-partitions.txt"))}
     assert [name for name, one in found.items() if one.default] == ["cpu"]
     assert [name for name, one in found.items() if one.exclusive] == ["whole"]
-    assert found["cpu"].limits == Limits()
-    assert found["gpu"].limits == Limits(max_mem_per_cpu=4000)
-    assert found["given"].limits == Limits(def_cpu_per_gpu=3, def_mem_per_gpu=5000)
-    assert found["whole"].limits == Limits(max_cpus_per_node=32)
+    assert found["cpu"].limits == PartitionLimits()
+    assert found["gpu"].limits == PartitionLimits(max_mem_per_cpu=4000)
+    assert found["given"].limits == PartitionLimits(def_cpu_per_gpu=3, def_mem_per_gpu=5000)
+    assert found["whole"].limits == PartitionLimits(max_cpus_per_node=32)
 
 
 def test_the_cluster_has_its_own_limits(recorded: Recorded) -> None:
-    assert parse_limits(recorded("22.05/show-config-limits.txt")) == Limits(max_mem_per_node=500000)
+    assert parse_limits(recorded("22.05/show-config-limits.txt")) == PartitionLimits(
+        max_mem_per_node=500000
+    )
 
 
 @pytest.mark.parametrize(

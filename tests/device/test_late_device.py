@@ -23,7 +23,7 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, dict[str, bool]]:
-    """Return the results of ``late_device_program.py``; the device type stays registered for a whole process."""
+    """Return the results of ``late_device_program.py``, run in a process of its own."""
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no devices written in Python")
     ended = subprocess.run(

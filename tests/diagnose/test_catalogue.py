@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hpcrun.diagnose.catalogue import entries, explained, match, may_match
-from hpcrun.diagnose.finding import Finding, find_cause
+from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.log_line import labelled
 
 _LOGS = Path(__file__).with_name("logs")
@@ -23,7 +23,7 @@ for part in _read("catalogue", "catalogue-2"):
 UNSEEN: list[dict[str, Any]] = [item for part in _read("unseen", "unseen-2") for item in part]
 
 
-def diagnosis(log: str) -> Finding | None:
+def diagnosis(log: str) -> FailureFinding | None:
     """Return the cause in ``log``."""
     return find_cause(labelled(text, "job.log", at) for at, text in enumerate(log.splitlines(), 1))
 

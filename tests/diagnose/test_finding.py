@@ -1,6 +1,6 @@
 """The initiating error is found among its consequences and the teardown, on any rank and node."""
 
-from hpcrun.diagnose.finding import Finding, find_cause
+from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.log_line import LogLine, labelled
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.20 GiB"
@@ -20,7 +20,7 @@ LIMIT = (
 )
 
 
-def cause(*texts: str) -> Finding:
+def cause(*texts: str) -> FailureFinding:
     """Return the finding in a log of ``texts``."""
     found = find_cause(labelled(text, "job.log", at) for at, text in enumerate(texts, 1))
     assert found is not None

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster.nodes import Limits, Node, Offer, parse_limits, parse_nodes, parse_partitions
+from hpcrun.cluster.nodes import (
+    NodeResources,
+    Offer,
+    PartitionLimits,
+    parse_limits,
+    parse_nodes,
+    parse_partitions,
+)
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.slurm.resources import Share, fitted, gpu_request, node_share
+from hpcrun.launch.slurm.resources import CpuAndMemory, fitted, gpu_request, node_share
 from hpcrun.launch.slurm.sbatch_options import sbatch_lines
 
 RECORDED = Path(__file__).parents[1] / "cluster" / "recorded"
@@ -89,12 +96,12 @@ def test_a_type_that_no_node_has_is_refused_with_those_there_are() -> None:
     ("job", "share"),
     [
         # Memory: 64 CPUs for 8 GPUs are 8 per rank, at 4000 MB each; the limit of the partition.
-        ({"partition": "gpu", "gpus": 4}, Share(8, 128000)),
-        ({"partition": "gpu", "gpus": 2, "gpu_type": "a100"}, Share(16, 128000)),
+        ({"partition": "gpu", "gpus": 4}, CpuAndMemory(8, 128000)),
+        ({"partition": "gpu", "gpus": 2, "gpu_type": "a100"}, CpuAndMemory(16, 128000)),
         # Only the node with eight GPUs can run this job.
-        ({"partition": "gpu", "gpus": 8}, Share(8, 256000)),
+        ({"partition": "gpu", "gpus": 8}, CpuAndMemory(8, 256000)),
         ({"partition": "given"}, None),
-        ({"partition": "whole", "gpus": 4}, Share(4, None)),
+        ({"partition": "whole", "gpus": 4}, CpuAndMemory(4, None)),
         # The default partition has no GPUs.
         ({}, None),
         ({"partition": "gpu", "gpus": 9}, None),
@@ -104,35 +111,37 @@ def test_a_type_that_no_node_has_is_refused_with_those_there_are() -> None:
         ({"partition": "gpu", "exclusive": True}, None),
         ({"partition": "gpu", "sbatch_args": ["-c4"]}, None),
         ({"partition": "gpu", "sbatch_args": ["--mem-per-gpu=4G"]}, None),
-        ({"partition": "gpu", "sbatch_args": ["--comment=--mem"]}, Share(8, 32000)),
-        ({"sbatch_args": ["-pgpu"]}, Share(8, 32000)),
+        ({"partition": "gpu", "sbatch_args": ["--comment=--mem"]}, CpuAndMemory(8, 32000)),
+        ({"sbatch_args": ["-pgpu"]}, CpuAndMemory(8, 32000)),
         ({"partition": "gpu", "constraint": "infiniband"}, None),
     ],
 )
 def test_a_job_gets_its_gpus_share_of_the_smallest_node(
-    job: dict[str, object], share: Share | None
+    job: dict[str, object], share: CpuAndMemory | None
 ) -> None:
     assert node_share(Job.model_validate(job), OFFER) == share
 
 
-def node(**changes: object) -> Node:
-    whole = Node("n", 128, 2, 1000, (("", 4),), frozenset({"a"}), frozenset({"gpu"}))
+def node(**changes: object) -> NodeResources:
+    whole = NodeResources("n", 128, 2, 1000, (("", 4),), frozenset({"a"}), frozenset({"gpu"}))
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def share_of(*nodes: Node, **job: object) -> Share | None:
+def share_of(*nodes: NodeResources, **job: object) -> CpuAndMemory | None:
     """Return the share on a cluster of ``nodes`` in a partition without limits."""
-    plain = replace(OFFER.partitions[1], limits=Limits())
+    plain = replace(OFFER.partitions[1], limits=PartitionLimits())
     asked = Job.model_validate({"partition": "gpu", **job})
-    return node_share(asked, Offer(nodes, (plain,), Limits()))
+    return node_share(asked, Offer(nodes, (plain,), PartitionLimits()))
 
 
 def test_shares_are_whole_cores_of_what_every_node_has() -> None:
-    assert share_of(node(), gpus=4) == Share(32, 1000)
+    assert share_of(node(), gpus=4) == CpuAndMemory(32, 1000)
     # 62 threads of 31 cores: 15 each would need 8 cores per rank, and 32 in all.
-    assert share_of(node(cpus=62), gpus=4) == Share(14, 1000)
-    assert share_of(node(), node(cpus=16, memory=2000), gpus=2) == Share(4, 500)
-    assert share_of(node(), node(features=frozenset(), cpus=16), constraint="a") == Share(32, 250)
+    assert share_of(node(cpus=62), gpus=4) == CpuAndMemory(14, 1000)
+    assert share_of(node(), node(cpus=16, memory=2000), gpus=2) == CpuAndMemory(4, 500)
+    assert share_of(node(), node(features=frozenset(), cpus=16), constraint="a") == CpuAndMemory(
+        32, 250
+    )
     assert share_of(node(cpus=2, memory=1)) is None
 
 

@@ -20,7 +20,7 @@ from hpcrun.lifecycle.script.end import ScriptEnd, note_stop
 from hpcrun.lifecycle.script.orphans import code_of_all
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.lifecycle.script.running import ScriptTerms, rank_code, run_script
-from hpcrun.lifecycle.script.watching import Watch
+from hpcrun.lifecycle.script.watching import ScriptWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run import owner
 from hpcrun.run.directory import RunDirectory, create
@@ -38,10 +38,10 @@ def watch(
     flag: StopFlag,
     rank: int = 0,
     **limits: float,
-) -> Watch:
+) -> ScriptWatch:
     """Watch ``child`` as the script of one of two ranks."""
     progress, config = ProgressWatch(run, FIRST, 0), DistributedConfig(rank=rank, world_size=2)
-    return Watch(child, run, FIRST, flag, config, signal.SIGUSR2, progress, **limits)
+    return ScriptWatch(child, run, FIRST, flag, config, signal.SIGUSR2, progress, **limits)
 
 
 def test_a_script_that_ends_well_on_a_late_signal_was_stopped(
@@ -152,7 +152,7 @@ import signal, subprocess
 from pathlib import Path
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.lifecycle.script.progress import ProgressWatch
-from hpcrun.lifecycle.script.watching import Watch
+from hpcrun.lifecycle.script.watching import ScriptWatch
 from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -160,7 +160,7 @@ child = subprocess.Popen(["cat"])
 run = RunDirectory(Path("{path}"))
 attempt, config = Attempt("7", 0), DistributedConfig()
 progress = ProgressWatch(run, attempt, 0)
-watch = Watch(child, run, attempt, StopFlag(), config, signal.SIGUSR2, progress)
+watch = ScriptWatch(child, run, attempt, StopFlag(), config, signal.SIGUSR2, progress)
 print("waits", flush=True)
 watch.wait(0.0)
 """
@@ -221,15 +221,15 @@ def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
     run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=FIRST, script=True)
 
-    def hear_and_watch(*given: Any) -> Watch:
+    def hear_and_watch(*given: Any) -> ScriptWatch:
         """Receive the signal after the script has started."""
         signal.raise_signal(signal.SIGUSR2)
-        return Watch(*given)
+        return ScriptWatch(*given)
 
     # The local cluster itself has sent the signal to the script.
     config = DistributedConfig(rank=rank, world_size=2, launch_method="local")
     monkeypatch.setattr(running, "meet_rank_zero", lambda *_: config)
-    monkeypatch.setattr(running, "Watch", hear_and_watch)
+    monkeypatch.setattr(running, "ScriptWatch", hear_and_watch)
     assert run_script(["true"], run, FIRST, config, flag, ScriptTerms(5.0)) == 0
     classification = finalize(run, FIRST, 0, of_script(Budgets()))
     assert (classification.cause, classification.decision.restart) == (Cause.PREEMPTION, True)

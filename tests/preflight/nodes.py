@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hpcrun.preflight.preflight_facts import JobNeeds, Measured, Result
+from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts, Result
 from hpcrun.preflight.report import results
 
 GIB = 1 << 30
@@ -41,15 +41,15 @@ SOUND: dict[str, Any] = {
 }
 
 
-def sound(count: int = 3) -> Measured:
+def sound(count: int = 3) -> PreflightFacts:
     """Return a measurement of ``count`` nodes in which nothing is wrong."""
     nodes = [f"n{index}" for index in range(1, count + 1)]
-    measured = Measured(nodes, JobNeeds(gpus=1, run="/runs/a"))
+    measured = PreflightFacts(nodes, JobNeeds(gpus=1, run="/runs/a"))
     measured.facts = {node: copy.deepcopy(SOUND) for node in nodes}
     measured.offsets = dict.fromkeys(nodes, (0.001, 0.0005))
     return measured
 
 
-def told(measured: Measured, check: str) -> list[Result]:
+def told(measured: PreflightFacts, check: str) -> list[Result]:
     """Return the results of one check that are not passes."""
     return [one for one in results(measured) if one.check == check and one.status != "pass"]

@@ -18,7 +18,7 @@ from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.bad_nodes import record_bad_nodes
 from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.preflight.preflight_facts import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.io.files import read_json
@@ -146,9 +146,9 @@ def test_a_job_that_is_cancelled_during_its_preflight_starts_no_rank(
         for what, job in events:
             record_event(run, what, attempt=Attempt(job, 0))
 
-    def check(*_: object, **__: object) -> Measured:
+    def check(*_: object, **__: object) -> PreflightFacts:
         record(during)
-        return Measured(["n1"], JobNeeds(), silent={"n1": "srun: error: step killed"})
+        return PreflightFacts(["n1"], JobNeeds(), silent={"n1": "srun: error: step killed"})
 
     record(before)
     monkeypatch.setenv("SLURM_JOB_ID", "7")

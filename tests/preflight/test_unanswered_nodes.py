@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hpcrun.preflight.child import Child
-from hpcrun.preflight.preflight_facts import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts
 from hpcrun.preflight.report import failures, results, unfit
 from hpcrun.preflight.start import check_twice
 from tests.preflight.nodes import told
@@ -70,7 +70,7 @@ def starts(*rounds: tuple[Sequence[str], str]) -> tuple[list[Agents], Callable[.
     return begun, begin
 
 
-def check(begin: Callable[..., Agents], count: int = 3) -> Measured:
+def check(begin: Callable[..., Agents], count: int = 3) -> PreflightFacts:
     nodes = [f"n{index}" for index in range(1, count + 1)]
     return check_twice(begin, nodes, JobNeeds(gpus=0), None, None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpcrun.config import Config, to_yaml
 from hpcrun.reporting.open_results import open_results
-from hpcrun.reporting.runs import Run, read_runs
+from hpcrun.reporting.runs import ReportedRun, read_runs
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.io.files import append_line, write_json
 
@@ -73,7 +73,7 @@ def make_run(tmp_path: Path) -> MakeRun:
     return make
 
 
-def read(folder: Path) -> list[Run]:
+def read(folder: Path) -> list[ReportedRun]:
     """Return the runs below ``folder``."""
     with open_results([str(folder)], folder) as store:
         return read_runs(store)

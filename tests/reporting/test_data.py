@@ -12,7 +12,7 @@ from hpcrun.reporting.bands import band, thinned
 from hpcrun.reporting.drawings import MOST_ROWS, chosen_rows
 from hpcrun.reporting.efficiency import efficiency, memory_bytes
 from hpcrun.reporting.failures import run_failures
-from hpcrun.reporting.figures.curves import Entry, curve_figure
+from hpcrun.reporting.figures.curves import LegendEntry, curve_figure
 from hpcrun.reporting.plotting import terminal_lines
 from hpcrun.reporting.sweep import rank_correlation, sensitivities, swept_keys
 from hpcrun.reporting.terminal import Curve, bar, plot
@@ -208,16 +208,16 @@ def test_figures_of_many_runs_show_a_sample_and_say_so(make_run: MakeRun, tmp_pa
     assert rows == sorted(rows, key=runs.index)
     few = [replace(one, state="failed") for one in runs[:190]] + runs[191:]
     assert sum(row.state == "finished" for row in chosen_rows(few)) == 9
-    drawn = curve_figure("x", "loss", [Entry(one.key, [one]) for one in runs])
+    drawn = curve_figure("x", "loss", [LegendEntry(one.key, [one]) for one in runs])
     assert drawn is not None
     assert "an even sample of 60 of 194 more configs" in drawn.caption
     assert sum(gid.startswith("gray") for gid in drawn.titles) == 60
-    dashed = curve_figure("x", "loss", [Entry("a", [run], runs)])
+    dashed = curve_figure("x", "loss", [LegendEntry("a", [run], runs)])
     assert dashed is not None
     assert "an even sample of 60 of 200" in dashed.caption
     assert len(dashed.figure.axes[0].lines) == 61
     # Each config in the legend has a line, also before the end of its run.
-    unfinished = curve_figure("x", "loss", [Entry(one.key, [], [one]) for one in runs])
+    unfinished = curve_figure("x", "loss", [LegendEntry(one.key, [], [one]) for one in runs])
     assert unfinished is not None
     assert len({line.get_color() for line in unfinished.figure.axes[0].lines}) == 7
     assert len(unfinished.figure.axes[0].lines) == 66

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster.slurm import Usage, parse_sacct_usage
+from hpcrun.cluster.slurm import AttemptUsage, parse_sacct_usage
 from hpcrun.reporting.efficiency import Efficiency, efficiency
 from hpcrun.reporting.open_results import open_results
 from hpcrun.reporting.page.tables import efficiency_table
-from hpcrun.reporting.runs import Run, read_runs
+from hpcrun.reporting.runs import ReportedRun, read_runs
 from hpcrun.run.events import Attempt
 
 from .conftest import MakeRun
@@ -26,11 +26,11 @@ class Recorded:
     def __init__(self, version: str) -> None:
         folder = RECORDED / version
         self.jobs: Mapping[str, str] = json.loads((folder / "sacct-usage.json").read_text())
-        self.usage: dict[str, list[Usage]] = {}
+        self.usage: dict[str, list[AttemptUsage]] = {}
         for one in parse_sacct_usage((folder / "sacct-usage.txt").read_text()):
             self.usage.setdefault(one.job_id, []).append(one)
 
-    def used(self, run: Run, job: str) -> Efficiency:
+    def used(self, run: ReportedRun, job: str) -> Efficiency:
         """Return the efficiency of ``run`` as if it had been ``job``."""
         begin = min(record.start or 0 for record in self.usage[job])
         shift = begin - min(event.time for event in run.events)
@@ -48,7 +48,7 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
 
 
 @pytest.fixture
-def run(make_run: MakeRun, tmp_path: Path) -> Run:
+def run(make_run: MakeRun, tmp_path: Path) -> ReportedRun:
     """Return a finished run on Slurm that asked for what the recorded jobs asked for."""
     make_run("a", config={"job": {"nodes": 2, "cpus_per_task": 2, "mem": "512M", "time": "10"}})
     with open_results([str(tmp_path / "runs")], tmp_path) as store:
@@ -82,7 +82,7 @@ def test_a_finished_job_used_what_it_computed(recorded: Recorded) -> None:
     assert recorded.usage[recorded.jobs["failed"]][0].memory_used is None
 
 
-def test_the_table_has_the_use_of_a_finished_job(run: Run, recorded: Recorded) -> None:
+def test_the_table_has_the_use_of_a_finished_job(run: ReportedRun, recorded: Recorded) -> None:
     found = recorded.used(run, recorded.jobs["finished"])
     assert found.advice == ("job.cpus_per_task=1 (used 0.2 of 4 CPUs)",)
     cells = re.findall(r"<td[^>]*>(.*?)</td>", efficiency_table([found]))
@@ -92,7 +92,7 @@ def test_the_table_has_the_use_of_a_finished_job(run: Run, recorded: Recorded) -
     assert "sacct" in cells[12]
 
 
-def test_a_requeued_job_has_its_longer_attempts_use(run: Run, recorded: Recorded) -> None:
+def test_a_requeued_job_has_its_longer_attempts_use(run: ReportedRun, recorded: Recorded) -> None:
     found = recorded.used(run, recorded.jobs["requeued"])
     first, second = recorded.usage[recorded.jobs["requeued"]]
     assert first.elapsed > 60 > second.elapsed
@@ -100,6 +100,6 @@ def test_a_requeued_job_has_its_longer_attempts_use(run: Run, recorded: Recorded
     assert found.memory_used == (first.memory_used or 0) / 2
 
 
-def test_an_element_has_its_own_record(run: Run, recorded: Recorded) -> None:
+def test_an_element_has_its_own_record(run: ReportedRun, recorded: Recorded) -> None:
     assert recorded.used(run, f"{recorded.jobs['array']}_1").cpus == 1
     assert recorded.used(run, recorded.jobs["cancelled"]).cpus_used is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcrun.config import Config, to_yaml
-from hpcrun.results.collect.aggregate import Source, Summary, aggregate
+from hpcrun.results.collect.aggregate import RunSource, Summary, aggregate
 from hpcrun.results.collect.find import find_runs
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
@@ -19,7 +19,7 @@ MakeRun = Callable[..., RunDirectory]
 def collect(folder: Path, output: str = "results.h5", **options: Any) -> Summary:
     """Collect the runs below ``folder / "runs"`` in this process."""
     runs = find_runs([str(folder / "runs")], folder)
-    return aggregate(Source(runs), folder / output, processes=0, **options)
+    return aggregate(RunSource(runs), folder / output, processes=0, **options)
 
 
 @pytest.fixture

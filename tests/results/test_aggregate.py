@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.results.collect.aggregate import Source, aggregate
+from hpcrun.results.collect.aggregate import RunSource, aggregate
 from hpcrun.results.collect.find import find_runs
 from hpcrun.results.collect.pool import each
 from hpcrun.results.config_text import parse_config
 from hpcrun.results.errors import ResultsError
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 from hpcrun.run.directory import RunError
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.io.files import append_line
@@ -71,7 +71,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path, make_run: MakeRun) -> N
     changed = collect(tmp_path)
     assert (changed.read, changed.unchanged, changed.rows) == (2, 3, 11)
     assert changed.states == {"finished": 4, "unfinished": 1}
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         metrics = store.metrics("r2")
         assert metrics is not None
         assert metrics["new"].tolist() == [b"", b"", b"x"]
@@ -95,13 +95,13 @@ def test_a_config_is_parsed_again_only_if_it_changed(
     append_line(run.metrics, {"step": 20, "loss": 0.5})
     collect(tmp_path)
     assert len(parsed) == 1
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         assert json.loads(store.document("a", "config") or b"")["seed"] == 7
         assert store.table("runs")["seed"].tolist() == [7]
         assert store.table("runs")["rows"].tolist() == [2]
     run.config.write_text(run.config.read_text().replace("seed: 7", "seed: 8"))
     collect(tmp_path)
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         assert store.table("runs")["seed"].tolist() == [8]
     assert collect(tmp_path).read == 0
 
@@ -126,7 +126,7 @@ def test_runs_read_during_the_copy_are_written_after_it(
 
     monkeypatch.setattr(os, "copy_file_range", slow)
     assert collect(tmp_path, progress=count).rows == 10
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         found = [store.metrics(f"r{number}") for number in range(5)]
     assert [one is not None and one["loss"].tolist() for one in found] == [
         [number, 0.5] for number in range(5)
@@ -175,7 +175,7 @@ def test_an_update_is_the_same_as_a_new_file(tmp_path: Path, make_run: MakeRun) 
     make_run("new", [5.0])
     collect(tmp_path)
     collect(tmp_path, "fresh.h5")
-    with Store(tmp_path / "results.h5") as one, Store(tmp_path / "fresh.h5") as other:
+    with ResultsFile(tmp_path / "results.h5") as one, ResultsFile(tmp_path / "fresh.h5") as other:
         for name in ("runs", "summary", "files", "problems"):
             assert same(one.table(name), other.table(name))
         assert one.units() == other.units()
@@ -190,7 +190,7 @@ def test_equal_names_in_two_folders_are_two_runs(tmp_path: Path, make_run: MakeR
     make_run("same", [1.0, 2.0], folder="runs/b")
     collect(tmp_path)
     collect(tmp_path, fresh=True)
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         assert store.keys() == ["same", "same~2"]
 
 
@@ -224,7 +224,7 @@ def test_holes_are_removed_when_they_are_many(tmp_path: Path, make_run: MakeRun)
         append_line(runs[0].metrics, {"step": 6000 + number, "loss": 1.0})
         assert collect(tmp_path, spare=0).rows == 1502 + number
     assert (tmp_path / "results.h5").stat().st_size < 1.5 * largest
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         # Of a column that only a run has which was not read again.
         assert store.units()["memory_gb"] == "GB"
 
@@ -275,9 +275,9 @@ def test_processes_read_the_same(tmp_path: Path, make_run: MakeRun) -> None:
     for number in range(9):
         make_run(f"r{number}", [float(number)])
     runs = find_runs([str(tmp_path / "runs")], tmp_path)
-    aggregate(Source(runs), tmp_path / "many.h5", processes=2)
+    aggregate(RunSource(runs), tmp_path / "many.h5", processes=2)
     collect(tmp_path, "one.h5")
-    with Store(tmp_path / "many.h5") as many, Store(tmp_path / "one.h5") as one:
+    with ResultsFile(tmp_path / "many.h5") as many, ResultsFile(tmp_path / "one.h5") as one:
         np.testing.assert_array_equal(many.table("runs"), one.table("runs"))
         np.testing.assert_array_equal(many.metrics("r7"), one.metrics("r7"))
 

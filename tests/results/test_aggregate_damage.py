@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 from hpcrun.run.io.files import append_line
 from tests.results.conftest import MakeRun, collect
 
@@ -75,7 +75,7 @@ def test_many_long_names_of_metrics_cost_columns_of_one_run(
     make_run("good", [1.0])
     found = collect(tmp_path)
     assert [what for _, _, what in found.problems] == ["columns beyond 332 are dropped"]
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         wide = store.metrics("wide")
         assert wide is not None
         assert wide.dtype.names == ("step", *names[:331])
@@ -85,7 +85,7 @@ def test_many_long_names_of_metrics_cost_columns_of_one_run(
 def test_lines_without_a_metric_are_no_table(tmp_path: Path, make_run: MakeRun) -> None:
     append_line(make_run("empty").metrics, {})
     assert collect(tmp_path).problems == []
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         assert store.metrics("empty") is None
 
 
@@ -99,7 +99,7 @@ def test_a_name_that_hdf5_refuses_costs_the_metrics_of_one_run(
     ((path, _, what),) = found.problems
     assert path.endswith("bad")
     assert what.startswith("metrics cannot be written: ")
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         assert store.metrics("bad") is None
         assert store.events("bad") is not None
         assert store.metrics("good") is not None

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.results.collect.aggregate import Source, aggregate
+from hpcrun.results.collect.aggregate import RunSource, aggregate
 from hpcrun.results.collect.find import find_runs
 from hpcrun.results.collect.mapping import RunMapping, mapped_source
 from hpcrun.results.collect.summary import counted
-from hpcrun.results.groups import Group, Question, grouped, lower_is_better
-from hpcrun.results.store import Store
+from hpcrun.results.groups import Question, RunGroup, grouped, lower_is_better
+from hpcrun.results.store import ResultsFile
 from hpcrun.run.io.files import append_line, write_json
 from tests.results.conftest import MakeRun
 
 
 def collected(folder: Path) -> Path:
     output = folder / "results.h5"
-    aggregate(Source(find_runs([str(folder / "runs")], folder)), output, processes=0)
+    aggregate(RunSource(find_runs([str(folder / "runs")], folder)), output, processes=0)
     return output
 
 
-def groups_of(folder: Path, **question: Any) -> list[Group]:
-    with Store(collected(folder)) as store:
+def groups_of(folder: Path, **question: Any) -> list[RunGroup]:
+    with ResultsFile(collected(folder)) as store:
         return grouped(store, Question(**{"metric": "loss", **question}))
 
 
@@ -183,12 +183,12 @@ def test_a_config_with_only_a_seed_is_known(tmp_path: Path) -> None:
     mapping = RunMapping(metrics=["log.csv"], config="args.json")
     output = tmp_path / "results.h5"
     aggregate(mapped_source(mapping, [str(tmp_path / "runs")]), output, processes=0)
-    with Store(output) as store:
+    with ResultsFile(output) as store:
         (group,) = grouped(store, Question("loss"))
     assert (group.label, group.known) == ("all runs", True)
     (folder / "args.json").unlink()
     aggregate(mapped_source(mapping, [str(tmp_path / "runs")]), output, processes=0)
-    with Store(output) as store:
+    with ResultsFile(output) as store:
         labels = [group.label for group in grouped(store, Question("loss"))]
     assert labels == ["all runs", "config unknown"]
 

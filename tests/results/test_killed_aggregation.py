@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.results.collect.aggregate import Source, aggregate
+from hpcrun.results.collect.aggregate import RunSource, aggregate
 from hpcrun.results.collect.find import find_runs
-from hpcrun.results.store import Draft, Store
+from hpcrun.results.store import Draft, ResultsFile
 from hpcrun.run.io.files import append_line
 from tests.results.conftest import MakeRun
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def rows_of(path: Path) -> int:
     """Read the whole file and return its rows."""
-    with Store(path) as store:
+    with ResultsFile(path) as store:
         found = [store.metrics(key) for key in store.keys()]  # noqa: SIM118
         total = sum(len(one) for one in found if one is not None)
         assert total == store.table("runs")["rows"].sum()
@@ -32,7 +32,7 @@ def rows_of(path: Path) -> int:
 def test_killed_at_any_time(tmp_path: Path, make_run: MakeRun, processes: int) -> None:
     runs = [make_run(f"r{number}", [1.0] * 20) for number in range(30)]
     output = tmp_path / "results.h5"
-    sources = Source(find_runs([str(tmp_path / "runs")], tmp_path))
+    sources = RunSource(find_runs([str(tmp_path / "runs")], tmp_path))
     began = time.monotonic()
     aggregate(sources, output, processes=0)
     took = time.monotonic() - began
@@ -76,7 +76,7 @@ def test_killed_at_each_step(
     run = make_run("r", [1.0, 2.0])
     make_run("s", [1.0])
     output = tmp_path / "results.h5"
-    sources = Source(find_runs([str(tmp_path / "runs")], tmp_path))
+    sources = RunSource(find_runs([str(tmp_path / "runs")], tmp_path))
     aggregate(sources, output, processes=0)
     before = output.read_bytes()
     append_line(run.metrics, {"step": 30, "loss": 1.0})
@@ -101,7 +101,7 @@ def test_a_full_disk_is_one_error_and_the_old_file_stays(
 ) -> None:
     run = make_run("r", [1.0])
     output = tmp_path / "results.h5"
-    sources = Source(find_runs([str(tmp_path / "runs")], tmp_path))
+    sources = RunSource(find_runs([str(tmp_path / "runs")], tmp_path))
     aggregate(sources, output, processes=0)
     before = output.read_bytes()
     append_line(run.metrics, {"step": 30, "loss": 1.0})

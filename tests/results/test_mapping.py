@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.results.store import Store
+from hpcrun.results.store import ResultsFile
 
 MAPPING = """
 metrics: [progress.csv, "*.jsonl", log.json]
@@ -61,7 +61,7 @@ def test_csv_json_and_jsonl_are_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out
     assert "3 runs (2 finished, 1 unfinished), 7 rows" in told
     assert "problem" not in told
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         a = store.metrics("a")
         assert a is not None
         assert a.dtype.names == ("step", "loss", "note")
@@ -96,7 +96,7 @@ def test_logs_of_training_and_validation_do_not_overwrite_each_other(tmp_path: P
         val_dot_csv="step,restart,accuracy\n1,0,0.1\n3,0,0.3\n",
     )
     assert mapped(tmp_path, "metrics: [train.csv, val.csv]") == 0
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         found = store.metrics("a")
         assert found is not None
         assert found.dtype.names == ("step", "loss", "accuracy")
@@ -110,7 +110,7 @@ def test_files_with_the_same_columns_are_parts_of_one_log(tmp_path: Path) -> Non
     write(tmp_path, "a", p1_dot_csv="step,loss\n1,4\n2,9\n", p2_dot_csv="step,loss\n2,3\n3,2\n")
     write(tmp_path, "b", p1_dot_csv="step,loss\n1,4\n2,8\n3,9\n", p2_dot_csv="step,loss\n2,3\n")
     assert mapped(tmp_path, "metrics: 'p*.csv'") == 0
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         found = store.metrics("b")
         assert found is not None
         assert found["step"].tolist() == [1, 2, 3, 2]
@@ -122,7 +122,7 @@ def test_rows_without_a_step_are_kept(tmp_path: Path) -> None:
     lines = '{"step":2,"loss":1}\n{"note":"x"}\n{"step":3,"loss":2}\n'
     write(tmp_path, "a", x_dot_jsonl=lines, y_dot_csv="epoch,accuracy\n1,0.5\n")
     assert mapped(tmp_path, "metrics: ['*.jsonl', y.csv]") == 0
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         counts = {row["metric"]: row["rows"] for row in store.table("summary")}
         assert counts == {b"loss": 2, b"epoch": 1, b"accuracy": 1}
 
@@ -150,7 +150,7 @@ def test_tensorboard_files(tmp_path: Path) -> None:
         writer.add_scalar("accuracy", 0.5, 2)
         writer.close()
     assert mapped(tmp_path, "metrics: events.out.tfevents.*\nrename: {train/loss: loss}") == 0
-    with Store(tmp_path / "results.h5") as store:
+    with ResultsFile(tmp_path / "results.h5") as store:
         found = store.metrics("s1")
         assert found is not None
         assert found["loss"].tolist() == [3.0, 2.0, 1.0]

@@ -12,7 +12,7 @@ import hpcrun
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.reports import VARIABLE, Progress, newest_report, published
+from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, published
 
 FIRST = Attempt("7", 0)
 
@@ -163,7 +163,7 @@ def test_an_attempt_begins_at_the_newest_reported_save(run: RunDirectory) -> Non
 def test_a_damaged_report_counts_as_none(tmp_path: Path) -> None:
     (tmp_path / "report-1.json").write_text('{"step": "many", "saved": 3}')
     (tmp_path / "report-2.json").write_text("{")
-    assert newest_report(tmp_path) == Progress(None, 3, None)
+    assert newest_report(tmp_path) == ScriptProgress(None, 3, None)
 
 
 def shown(run: RunDirectory) -> tuple[int | None, int | None]:

@@ -7,7 +7,7 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import (
-    Sweep,
+    SweepFile,
     SweepRun,
     SweepSubmission,
     is_element,
@@ -17,10 +17,10 @@ from hpcrun.run.sweep_file import (
 )
 
 
-def _sweep(folder: Path) -> Sweep:
+def _sweep(folder: Path) -> SweepFile:
     runs = [SweepRun("000", {"optim.lr": 1e-4, "seed": 0}), SweepRun("001", {"optim.lr": 1e-4})]
     sent = [SweepSubmission(12.5, "slurm", ["123"], ["000", "001"])]
-    return Sweep(folder, "lr", {"optim.lr": [1e-4], "seed": [0]}, runs, sent)
+    return SweepFile(folder, "lr", {"optim.lr": [1e-4], "seed": [0]}, runs, sent)
 
 
 def test_a_sweep_is_read_as_written(tmp_path: Path) -> None:

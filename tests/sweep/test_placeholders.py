@@ -4,9 +4,9 @@ import pytest
 
 from hpcrun.errors import UserError
 from hpcrun.sweep.placeholders import filled, keys_of, names_in
-from hpcrun.sweep.rows import Value
+from hpcrun.sweep.rows import SweepValue
 
-ROW = {"train.lr": Value(1e-4, "1e-4"), "seed": Value(3, "3")}
+ROW = {"train.lr": SweepValue(1e-4, "1e-4"), "seed": SweepValue(3, "3")}
 
 
 def fill(*command: str) -> list[str]:

@@ -15,7 +15,7 @@ from hpcrun.run.io.files import read_lines
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.loop import Loop
-from hpcrun.train.metrics.log import Measured, MetricsLog
+from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.mfu import FlopCounter
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
 from hpcrun.train.metrics.timing import Stopwatch
@@ -51,7 +51,7 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
     watch = Stopwatch(trainer.device)
     sinks, saver, position = Sinks([JsonLines(run, pause=3600.0)]), Saving(run), Position()
     task = SimpleNamespace(unit="samples", units_per_sample=1)
-    measured = Measured(watch, FlopCounter(None, None), loss, None)
+    measured = StepMeasurements(watch, FlopCounter(None, None), loss, None)
     batching = Batching(3, ranks=1)
     loop = Loop(
         config=config,

@@ -15,8 +15,8 @@ from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.health.out_of_memory import (
+    MemorySettings,
     OutOfMemory,
-    Usage,
     advice,
     explaining,
     is_out_of_memory,
@@ -26,7 +26,7 @@ from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.phase import Position
 from hpcrun.train.setup.context import Context
 
-USAGE = Usage(
+USAGE = MemorySettings(
     batch_size=64,
     micro_batch=16,
     ranks=4,
@@ -39,7 +39,7 @@ USAGE = Usage(
 
 
 def told(**changes: object) -> str:
-    return "\n".join(advice(Usage(**(vars(USAGE) | changes))))  # type: ignore[arg-type]
+    return "\n".join(advice(MemorySettings(**(vars(USAGE) | changes))))  # type: ignore[arg-type]
 
 
 def test_the_micro_batch_is_halved_and_the_batch_kept() -> None:

@@ -20,7 +20,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_lines, write_json
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics import mfu
-from hpcrun.train.metrics.log import Measured, MetricsLog, measure
+from hpcrun.train.metrics.log import MetricsLog, StepMeasurements, measure
 from hpcrun.train.metrics.mfu import FlopCounter, peak_here, peak_of, samples_in, twin
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
 from hpcrun.train.metrics.stragglers import StragglerWatch, straggler
@@ -110,7 +110,7 @@ class Training:
         line = nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(line.parameters(), 0.0, momentum=0.9, fused=True)
         self.trainer = AMPTrainer(line, optimizer, device="cpu")
-        measured = Measured(self.watch, FlopCounter(None, 10.0), self.loss, 1e6)
+        measured = StepMeasurements(self.watch, FlopCounter(None, 10.0), self.loss, 1e6)
         sinks = SimpleNamespace(write=self.lines.append)
         batching = batching or Batching(1, ranks=1)
         self.log = MetricsLog(

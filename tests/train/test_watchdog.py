@@ -14,8 +14,8 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.collective import Ranks
 from hpcrun.train.health import compilation
-from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
-from hpcrun.train.health.limits import Limits
+from hpcrun.train.health.hang_diagnosis import RankPosition, judge_hang
+from hpcrun.train.health.limits import StallLimits
 from hpcrun.train.health.peers import PeerFailure, Peers
 from hpcrun.train.health.watchdog import Watchdog
 from hpcrun.train.parallel import process_group
@@ -31,14 +31,14 @@ from hpcrun.train.phase import (
 HOSTS = ["n0", "n0", "n1", "n1"]
 
 
-def answer(step: int | None = 7, at: str = "a.py:1 in f", **begun: int) -> Answer:
+def answer(step: int | None = 7, at: str = "a.py:1 in f", **begun: int) -> RankPosition:
     told = {group: [(number, "all_reduce of 8")] for group, number in begun.items()}
-    return Answer("n0", step, "training", 300.0, at, told)
+    return RankPosition("n0", step, "training", 300.0, at, told)
 
 
-def came_to(*collectives: str, first: int = 20) -> Answer:
+def came_to(*collectives: str, first: int = 20) -> RankPosition:
     told = list(enumerate(collectives, first))
-    return Answer("n0", 7, "training", 300.0, "a.py:1 in f", {"gloo/0": told})
+    return RankPosition("n0", 7, "training", 300.0, "a.py:1 in f", {"gloo/0": told})
 
 
 def test_a_rank_that_has_begun_fewer_steps_is_behind() -> None:
@@ -59,7 +59,7 @@ def test_within_one_step_the_rank_with_fewer_collectives_is_behind() -> None:
 
 
 def test_a_member_of_a_group_that_has_begun_nothing_in_it_is_behind() -> None:
-    nothing = Answer(
+    nothing = RankPosition(
         "n0", 7, "training", 300.0, "a.py:1 in f", {"world": [(9, "barrier")], "pair": []}
     )
     answers = {0: answer(world=9, pair=1), 1: nothing, 2: answer(world=9), 3: answer(world=9)}
@@ -138,7 +138,7 @@ def test_work_outside_steps_is_named_with_the_key_for_its_timeout() -> None:
 
 
 def test_a_first_step_a_save_and_a_validation_may_take_longer() -> None:
-    limits = Limits.of(300.0, 1800.0, 1e6)
+    limits = StallLimits.of(300.0, 1800.0, 1e6)
     position = Position(start=40)
     assert limits.allowed(position) == 1800
     with position.at(TRAINING):
@@ -153,7 +153,7 @@ def test_a_first_step_a_save_and_a_validation_may_take_longer() -> None:
 
 
 def test_a_step_in_which_some_rank_compiles_may_take_longer() -> None:
-    store, limits = dist.HashStore(), Limits.of(300.0, 1800.0, 1e6)
+    store, limits = dist.HashStore(), StallLimits.of(300.0, 1800.0, 1e6)
     position, peers = Position(step=41, doing=TRAINING, start=40), Peers(store)
 
     def stuck(idle: float) -> bool:
@@ -174,7 +174,7 @@ def test_a_step_in_which_some_rank_compiles_may_take_longer() -> None:
 def test_a_rank_shows_the_others_the_work_for_which_they_wait(tmp_path: Path, work: str) -> None:
     # The others may be in a step while this rank compiles, or writes a trace to a slow disk.
     store, position = dist.HashStore(), Position(step=41, doing=TRAINING, start=40)
-    limits = Limits.of(1.0, 1800.0, 1e6)
+    limits = StallLimits.of(1.0, 1800.0, 1e6)
 
     def awaited(number: int) -> bool:
         until = time.monotonic() + 20
@@ -203,7 +203,7 @@ def test_a_completed_part_of_long_work_is_progress() -> None:
     [(TRAINING, 10), (VALIDATING, 10), ("saving", 60), (PROFILING, 60), ("restoring", 60)],
 )
 def test_a_rank_that_may_wait_on_its_gpu_for_a_failed_rank_ends(doing: str, seconds: float) -> None:
-    store, limits = dist.HashStore(), Limits.of(300.0, 1800.0, 1e6)
+    store, limits = dist.HashStore(), StallLimits.of(300.0, 1800.0, 1e6)
     failure = PeerFailure(Peers(store), limits)
     assert not failure.outlived(doing, 50.0)
     store.set("failed", "1")
@@ -226,7 +226,7 @@ class LosesRequests:
 def test_a_rank_that_has_lost_the_store_does_not_take_a_peer_s_compilation_for_a_hang(
     request_: str,
 ) -> None:
-    limits = Limits.of(300.0, 1800.0, 1e6)
+    limits = StallLimits.of(300.0, 1800.0, 1e6)
     position = Position(step=41, doing=TRAINING, start=40)
     lost: Any = LosesRequests()
     peers, alone = Peers(lost), Peers(None)
@@ -259,7 +259,7 @@ def test_torch_shows_when_it_compiles() -> None:
 
 
 def test_preparing_may_take_a_day_and_collectives_wait_for_it() -> None:
-    limits = Limits.of(300.0, 1800.0, 600.0)
+    limits = StallLimits.of(300.0, 1800.0, 600.0)
     with (position := Position()).at(PREPARING):
         assert limits.allowed(position) == 86400
     assert limits.end("saving") < 2000 < 86400 < limits.end(PREPARING)
@@ -267,7 +267,7 @@ def test_preparing_may_take_a_day_and_collectives_wait_for_it() -> None:
 
 def test_the_watchdog_finishes_before_a_collective_times_out() -> None:
     for timeout in (2.0, 30.0, 600.0):
-        limits = Limits.of(300.0, 1800.0, timeout)
+        limits = StallLimits.of(300.0, 1800.0, timeout)
         # Fired, answered, judged, and the silent ranks' stacks waited for.
         assert limits.step + limits.tick + 2 * limits.answer < timeout
 

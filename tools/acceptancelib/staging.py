@@ -10,7 +10,7 @@ from torch import Tensor
 from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
 from hpcrun.checkpoint.sharded.host_staging import Staging, copy_in
-from hpcrun.checkpoint.sharded.plan import Part
+from hpcrun.checkpoint.sharded.plan import TensorChunk
 from hpcrun.device import accelerator, vendor
 
 _TENSORS, _ROUNDS = 16, 5
@@ -83,9 +83,9 @@ def _locked(figures: dict[str, Any]) -> Outcome:
     )
 
 
-def _part(number: int, count: int) -> Part:
+def _part(number: int, count: int) -> TensorChunk:
     size = 4 * count
-    return Part(f"tensor{number}", "float32", (count,), (0,), (count,), number * size, size)
+    return TensorChunk(f"tensor{number}", "float32", (count,), (0,), (count,), number * size, size)
 
 
 def _copy(host: list[Tensor], values: list[Tensor]) -> None:

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpcrun.checkpoint.sharded.plan import Part, Plan
-from hpcrun.checkpoint.sharded.rank_file import Share, Written, own_name, write
+from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
+from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, own_name, write
 from hpcrun.checkpoint.sharded.save import CommitProtocol, SaveJob
 from hpcrun.checkpoint.storage.index import INDEX, covered, decode
 from hpcrun.checkpoint.storage.manifest import MANIFEST
@@ -76,17 +76,19 @@ class Clock:
         return f"{wall:.2f} / {used:.2f}"
 
 
-def parts_of(rank: int, world_size: int, tensors: int) -> tuple[Part, ...]:
+def parts_of(rank: int, world_size: int, tensors: int) -> tuple[TensorChunk, ...]:
     """Return the shard of one rank: a row of each tensor."""
     length = 4 * _COLUMNS
     shape = (world_size, _COLUMNS)
     return tuple(
-        Part(f"layer.{i}.weight", "float32", shape, (rank, 0), (1, _COLUMNS), i * length, length)
+        TensorChunk(
+            f"layer.{i}.weight", "float32", shape, (rank, 0), (1, _COLUMNS), i * length, length
+        )
         for i in range(tensors)
     )
 
 
-def share_of(rank: int, parts: tuple[Part, ...]) -> Share:
+def share_of(rank: int, parts: tuple[TensorChunk, ...]) -> RankShard:
     """Return the bytes of one rank's file."""
     spans = tuple((part.position, part.length) for part in parts)
     size = sum(part.length for part in parts)
@@ -96,10 +98,10 @@ def share_of(rank: int, parts: tuple[Part, ...]) -> Share:
     def views() -> Iterator[memoryview]:
         return (image[position : position + length] for position, length in spans)
 
-    return Share(spans, (own_name(rank),), views, image)
+    return RankShard(spans, (own_name(rank),), views, image)
 
 
-def save(store: CheckpointStore, step: int, everyone: tuple[tuple[Part, ...], ...]) -> Clock:
+def save(store: CheckpointStore, step: int, everyone: tuple[tuple[TensorChunk, ...], ...]) -> Clock:
     """Save one checkpoint of all virtual ranks; record the seconds of its parts."""
     clock, world_size = Clock(), len(everyone)
     draft = store.root / f"step-{step:09d}.tmp-{store.owner}"
@@ -112,7 +114,7 @@ def save(store: CheckpointStore, step: int, everyone: tuple[tuple[Part, ...], ..
             ]
 
     size = sum(part.length for part in everyone[0])
-    plan = Plan((), everyone[0], size, size * world_size, everyone)
+    plan = WritePlan((), everyone[0], size, size * world_size, everyone)
     protocol = CommitProtocol(
         store,
         Virtual(0, world_size, others=others),

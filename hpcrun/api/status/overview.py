@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.status.run_status import diagnosis_of, row_of
-from hpcrun.api.status.sweep_rows import Entry
+from hpcrun.api.status.sweep_rows import StatusEntry
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import Goodput
@@ -28,7 +28,7 @@ class Overview:
         whole: read whole event logs, for a few runs that a person has named.
     """
 
-    def __init__(self, entries: Sequence[Entry], *, whole: bool = False) -> None:
+    def __init__(self, entries: Sequence[StatusEntry], *, whole: bool = False) -> None:
         self.entries = entries
         self._size = None if whole else EVENTS_READ
         self._recent: RecentEvents | None = None
@@ -90,7 +90,7 @@ class Overview:
             row["diagnosis"] = known[1]
 
 
-def _identity(entry: Entry) -> dict[str, Any]:
+def _identity(entry: StatusEntry) -> dict[str, Any]:
     values = None if entry.values is None else dict(entry.values)
     return {"name": entry.name, "kind": "run", "sweep": entry.sweep, "values": values}
 

@@ -22,7 +22,7 @@ _LEADING = ("running", "suspended", "pending", "failed", "lost", "unreadable", "
 
 
 @dataclass(frozen=True)
-class Entry:
+class StatusEntry:
     """A run of the table. ``name``: the shown name; ``sweep`` and ``values``: only for a run of a sweep."""
 
     name: str
@@ -31,7 +31,7 @@ class Entry:
     values: Mapping[str, Any] | None = None
 
 
-def sweep_entries(folder: Path) -> list[Entry]:
+def sweep_entries(folder: Path) -> list[StatusEntry]:
     """Return the runs of the sweep in ``folder``, in the order of the file; none if the file is damaged.
 
     Arrays of a killed submission are recorded first.
@@ -51,7 +51,7 @@ def sweep_entries(folder: Path) -> list[Entry]:
         values = item.get("values")
         known = values if isinstance(values, dict) else {}
         run = RunDirectory(folder / name)
-        entries.append(Entry(f"{folder.name}/{name}", run, folder.name, known))
+        entries.append(StatusEntry(f"{folder.name}/{name}", run, folder.name, known))
     return entries
 
 

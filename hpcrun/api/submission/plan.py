@@ -28,7 +28,7 @@ Admit = Callable[[], AbstractContextManager[Sequence[str]]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SubmissionPlan:
     """A checked submission that has not begun: nothing is written yet.
 
     ``finished``: the result of a finished run, for which nothing is submitted. ``replaced``: the differences
@@ -100,7 +100,7 @@ class Plan:
 
 def plan_submission(
     request: SubmitRequest, *, scratch: bool = False, prepare: bool = False, snapshot: bool = True
-) -> Plan:
+) -> SubmissionPlan:
     """Return the plan for ``request``.
 
     Args:
@@ -142,7 +142,7 @@ def plan_submission(
 
         return from_scratch(run, config) if scratch else renewed(run, config, identity)
 
-    return Plan(
+    return SubmissionPlan(
         run,
         config,
         executor,
@@ -160,7 +160,9 @@ def finished_result(run: RunDirectory) -> dict[str, Any] | None:
     return result if result is not None and result.get("state") == "finished" else None
 
 
-def plan_resume(run: RunDirectory, *, scratch: bool = False, snapshot: bool | None = None) -> Plan:
+def plan_resume(
+    run: RunDirectory, *, scratch: bool = False, snapshot: bool | None = None
+) -> SubmissionPlan:
     """Return the plan to continue ``run`` as it was submitted.
 
     Args:
@@ -175,10 +177,10 @@ def plan_resume(run: RunDirectory, *, scratch: bool = False, snapshot: bool | No
     config = load_resolved(run.config)
     executor = submission.choose_executor(config)
     admit = from_scratch if scratch else unchanged
-    return Plan(run, config, executor, lambda: admit(run, config), snapshot=snapshot)
+    return SubmissionPlan(run, config, executor, lambda: admit(run, config), snapshot=snapshot)
 
 
-def refuse_live_if_replaced(plan: Plan) -> None:
+def refuse_live_if_replaced(plan: SubmissionPlan) -> None:
     """Raise RunError if a job has the run that the plan replaces."""
     if plan.replaced:
         from hpcrun.api.submission.handover import refuse_live

@@ -23,7 +23,7 @@ from hpcrun.run import directory, record
 from hpcrun.run.code.snapshot import Snapshot, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import read_json, write_atomic, write_json
-from hpcrun.run.sweep_file import NAME, Sweep, write_sweep
+from hpcrun.run.sweep_file import NAME, SweepFile, write_sweep
 
 
 def fitted_configs(
@@ -49,7 +49,7 @@ def job_key(config: Config) -> str:
 
 
 @contextmanager
-def written_sweep_file(sweep: Sweep) -> Iterator[None]:
+def written_sweep_file(sweep: SweepFile) -> Iterator[None]:
     """Write the new elements to ``sweep.json`` first: after a crash, the missing elements are known."""
     path = sweep.folder / NAME
     before = path.read_bytes() if path.exists() else None

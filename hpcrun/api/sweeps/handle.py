@@ -179,12 +179,12 @@ class Sweep:
         Raises:
             UserError: pandas is not installed, or the sweep folder cannot be written.
         """
-        from hpcrun.results.collect.aggregate import Source, aggregate
+        from hpcrun.results.collect.aggregate import RunSource, aggregate
         from hpcrun.results.collect.find import find_runs
         from hpcrun.results.frames import load_results
 
         output = self.path / "results.h5"
-        aggregate(Source(find_runs([str(self.path)], self.path.parent)), output, processes=0)
+        aggregate(RunSource(find_runs([str(self.path)], self.path.parent)), output, processes=0)
         return load_results(output)
 
     def _made(self) -> list[RunDirectory]:

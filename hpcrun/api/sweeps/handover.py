@@ -39,7 +39,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import append_line
 from hpcrun.run.owner import SubmissionLock
-from hpcrun.run.sweep_file import Sweep, SweepSubmission, write_sweep
+from hpcrun.run.sweep_file import SweepFile, SweepSubmission, write_sweep
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def submit_sweep(
 
 def _submit(
     plan: SweepPlan,
-    sweep: Sweep,
+    sweep: SweepFile,
     wanted: Sequence[Planned],
     after: Sequence[RunDirectory],
     trust_owner: bool,
@@ -286,7 +286,7 @@ def _to_this_machine(
 
 def _record(
     plan: SweepPlan,
-    sweep: Sweep,
+    sweep: SweepFile,
     given: Sequence[_Given],
     after: Sequence[RunDirectory],
     here: str | None,

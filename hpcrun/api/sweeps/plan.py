@@ -24,7 +24,7 @@ from hpcrun.launch.submitted import ExecutorName
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.sweep_file import Sweep, SweepRun, read_sweep
+from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep
 from hpcrun.sweep.expand import expand
 from hpcrun.sweep.rows import SweepRequest, canonical
 
@@ -93,7 +93,7 @@ class SweepPlan:
         found = [directory.find(name, runs) for name in named]
         return unfinished_runs(found, self.executor, wanted_cluster(self.config.job))
 
-    def decided(self) -> tuple[Sweep, list[Planned]]:
+    def decided(self) -> tuple[SweepFile, list[Planned]]:
         """Return the sweep with its new elements, and the action for each element of this plan.
 
         An element that exists in the folder keeps its name; new elements get the next numbers.
@@ -101,7 +101,7 @@ class SweepPlan:
         Raises:
             RunError: ``sweep.json`` is damaged, or the folder is not a sweep folder.
         """
-        before = read_sweep(self.folder) or Sweep(self.folder, self.folder.name, {}, [])
+        before = read_sweep(self.folder) or SweepFile(self.folder, self.folder.name, {}, [])
         known = {canonical(run.values): run.name for run in before.runs}
         number = max((int(run.name) for run in before.runs), default=-1)
         named: list[tuple[str, Element]] = []
@@ -114,7 +114,7 @@ class SweepPlan:
                 runs.append(SweepRun(name, element.values))
             named.append((name, element))
         axes = _axes(before, self.elements)
-        sweep = Sweep(self.folder, before.name, axes, runs, before.submissions)
+        sweep = SweepFile(self.folder, before.name, axes, runs, before.submissions)
         return sweep, self._planned(named)
 
     def _planned(self, named: Sequence[tuple[str, Element]]) -> list[Planned]:
@@ -180,7 +180,7 @@ def plan_sweep(
     return SweepPlan(folder, executor, elements, at_once, snapshot, pack)
 
 
-def _axes(before: Sweep, elements: Sequence[Element]) -> dict[str, list[Any]]:
+def _axes(before: SweepFile, elements: Sequence[Element]) -> dict[str, list[Any]]:
     """Return each key with all its values, in the order in which the sweep got them."""
     axes = {key: list(values) for key, values in before.axes.items()}
     seen = {(key, canonical({"": value})) for key, values in axes.items() for value in values}

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcrun.errors import UserError
 from hpcrun.sweep.file import read_sweep_file
-from hpcrun.sweep.rows import Block, SweepRequest, plain
+from hpcrun.sweep.rows import RowBlock, SweepRequest, plain
 
 _PLACE = "sweep="
 
@@ -29,7 +29,7 @@ def sweep_request(
     return SweepRequest(blocks, request.conditions)
 
 
-def _block(key: object, values: object) -> Block:
+def _block(key: object, values: object) -> RowBlock:
     if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
         raise UserError(f"{_PLACE}: {key!r} is not a key; write it as 'section.key'")
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -37,7 +37,7 @@ def _block(key: object, values: object) -> Block:
     found = [_plain(key, value) for value in values]
     if not found:
         raise UserError(f"{_PLACE}: {key}: has no values; give at least one")
-    return Block([{key: plain(value)} for value in found], _PLACE)
+    return RowBlock([{key: plain(value)} for value in found], _PLACE)
 
 
 def _plain(key: str, value: Any) -> Any:

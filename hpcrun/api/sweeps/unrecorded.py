@@ -24,7 +24,7 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import append_line, read_json
 from hpcrun.run.owner import SubmissionLock
-from hpcrun.run.sweep_file import NAME, Sweep, SweepSubmission, read_sweep, write_sweep
+from hpcrun.run.sweep_file import NAME, SweepFile, SweepSubmission, read_sweep, write_sweep
 
 _PATIENCE = 6.0
 # Seconds after which a request that sbatch has sent no longer reaches the controller.
@@ -109,7 +109,7 @@ def _submitters(scripts: Path) -> list[int]:
     return sorted(owners | {os.getuid()})
 
 
-def _record(sweep: Sweep, one: SweepSubmission, job: str, cluster: str | None) -> None:
+def _record(sweep: SweepFile, one: SweepSubmission, job: str, cluster: str | None) -> None:
     """Log the submission in each element that does not have it."""
     here = cluster or slurm.cluster_name()
     now = round(time.time(), 3)
@@ -136,7 +136,7 @@ def _record(sweep: Sweep, one: SweepSubmission, job: str, cluster: str | None) -
         append_line(run.events, line)
 
 
-def _tasks(sweep: Sweep, one: SweepSubmission) -> Iterator[tuple[RunDirectory, int]]:
+def _tasks(sweep: SweepFile, one: SweepSubmission) -> Iterator[tuple[RunDirectory, int]]:
     for name, number in zip(one.elements, one.tasks, strict=False):
         yield RunDirectory(sweep.folder / name), number
 

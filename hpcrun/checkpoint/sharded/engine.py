@@ -21,8 +21,8 @@ import torch.distributed as dist
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded import restore
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.sharded.plan import Plan, make_plan, signature
-from hpcrun.checkpoint.sharded.rank_file import Share, own_name, pack, stage
+from hpcrun.checkpoint.sharded.plan import WritePlan, make_plan, signature
+from hpcrun.checkpoint.sharded.rank_file import RankShard, own_name, pack, stage
 from hpcrun.checkpoint.sharded.restore import SHARED, Template
 from hpcrun.checkpoint.sharded.save import CommitProtocol, SaveJob
 from hpcrun.checkpoint.state.capture import require_plain
@@ -70,7 +70,7 @@ class CheckpointEngine:
             writers = replace(writers, group=group)
         self._protocol = CommitProtocol(store, writers, still_mine, after_commit)
         self._key: Any = None
-        self._plan: Plan | None = None
+        self._plan: WritePlan | None = None
         self._thread: threading.Thread | None = None
         self._ended: list[SaveOutcome] = []
         self._unreported: list[SaveOutcome] = []
@@ -103,7 +103,7 @@ class CheckpointEngine:
         self._unreported += [ended] if ended else []
         waited = time.perf_counter() - began
         job = self._snapshot(step, shared, own, meta, alike, trouble)
-        straight = isinstance(job.share, Share) and not job.share.safe
+        straight = isinstance(job.share, RankShard) and not job.share.safe
         stalled = time.perf_counter() - began
 
         def work() -> None:
@@ -235,7 +235,7 @@ class CheckpointEngine:
         except Exception as error:  # of any type: the other ranks wait for this rank's report
             trouble, key, state = error, None, _FAILED
         state = self._agree(state)
-        share: Share | str | None = None
+        share: RankShard | str | None = None
         try:
             if state == _CHANGED:
                 self._key, self._plan = None, None
@@ -258,4 +258,4 @@ class CheckpointEngine:
 
 
 def _size(job: SaveJob) -> int:
-    return job.share.size if isinstance(job.share, Share) else 0
+    return job.share.size if isinstance(job.share, RankShard) else 0

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hpcrun.checkpoint.host_memory import available_memory
-from hpcrun.checkpoint.sharded.plan import Part
+from hpcrun.checkpoint.sharded.plan import TensorChunk
 from hpcrun.device import accelerator, vendor
 from hpcrun.printing import say_aside
 
@@ -101,7 +101,9 @@ class Staging:
         return buffer
 
 
-def copy_in(buffer: torch.Tensor, parts: Iterable[Part], values: Iterable[torch.Tensor]) -> None:
+def copy_in(
+    buffer: torch.Tensor, parts: Iterable[TensorChunk], values: Iterable[torch.Tensor]
+) -> None:
     """Copy each value to the position of its part in ``buffer``; return when all copies are complete."""
     devices = set()
     for part, value in zip(parts, values, strict=True):

@@ -20,7 +20,7 @@ from hpcrun.control.collective import Ranks
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorChunk:
     """A chunk of a tensor, and its position and length in the rank's file, in bytes."""
 
     name: str
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WritePlan:
     """The parts that this rank writes; on rank 0 also the parts of every rank.
 
     Attributes:
@@ -45,10 +45,10 @@ class Plan:
     """
 
     items: tuple[WriteItem, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[TensorChunk, ...]
     size: int
     total: int
-    everyone: tuple[tuple[Part, ...], ...]
+    everyone: tuple[tuple[TensorChunk, ...], ...]
 
 
 def signature(tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
@@ -60,7 +60,7 @@ def signature(tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
 
 def make_plan(
     tensors: Mapping[str, torch.Tensor], alike: Callable[[str], bool], ranks: Ranks
-) -> Plan:
+) -> WritePlan:
     """Distribute the writing of ``tensors``, which have the same names on every rank. Collective.
 
     Args:
@@ -84,7 +84,7 @@ def make_plan(
         local = ranks.named(error)
     locals_ = ranks.to_rank_0(local)
 
-    def deal() -> list[Plan]:
+    def deal() -> list[WritePlan]:
         troubles = [text for text in locals_ if isinstance(text, str)]
         if troubles:
             raise CheckpointError(troubles[0])
@@ -95,16 +95,16 @@ def make_plan(
         total = sum(sizes)
         everyone.extend(parts)
         return [
-            Plan(tuple(plan.items), mine, size, total, ())
+            WritePlan(tuple(plan.items), mine, size, total, ())
             for plan, mine, size in zip(plans, parts, sizes, strict=True)
         ]
 
     # Each rank gets only its part: the whole plan grows with the product of ranks and tensors.
-    everyone: list[tuple[Part, ...]] = []
+    everyone: list[tuple[TensorChunk, ...]] = []
     return replace(ranks.scatter_from_rank_0(deal), everyone=tuple(everyone))
 
 
-def resolve(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Iterable[torch.Tensor]:
+def resolve(plan: WritePlan, tensors: Mapping[str, torch.Tensor]) -> Iterable[torch.Tensor]:
     """Yield the local tensor of each item of the plan, in order, with the shapes of ``parts``."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     state: Any = dict(tensors)
@@ -141,7 +141,7 @@ def _data(item: WriteItem) -> TensorWriteData:
     return item.tensor_data
 
 
-def _lay_out(items: Iterable[WriteItem]) -> Iterable[Part]:
+def _lay_out(items: Iterable[WriteItem]) -> Iterable[TensorChunk]:
     # Wide element types come first: every part is then aligned for its type, without padding (which no
     # reader would verify).
     position = 0
@@ -149,7 +149,7 @@ def _lay_out(items: Iterable[WriteItem]) -> Iterable[Part]:
         data = _data(item)
         dtype = data.properties.dtype
         length = math.prod(data.chunk.sizes) * dtype.itemsize
-        yield Part(
+        yield TensorChunk(
             item.index.fqn,
             str(dtype).removeprefix("torch."),
             tuple(data.size),

@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from hpcrun.checkpoint.sharded.host_staging import Staging, bytes_of, copy_in
-from hpcrun.checkpoint.sharded.plan import Part, Plan, resolve
+from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan, resolve
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShard:
     """A rank's shard: the content of its file, first the planned tensors, then the blobs.
 
     Attributes:
@@ -75,11 +75,11 @@ def pack(data: Any) -> bytes:
 
 
 def stage(
-    plan: Plan,
+    plan: WritePlan,
     tensors: Mapping[str, torch.Tensor],
     blobs: Mapping[str, bytes],
     staging: Staging,
-) -> Share:
+) -> RankShard:
     """Copy this rank's shard to host memory, so that training can continue and change the tensors.
 
     If the memory budget does not allow the copy, the shard refers to the tensors and must be written before
@@ -88,7 +88,7 @@ def stage(
     spans = _spans(plan.parts, blobs)
     size = sum(length for _, length in spans)
     if not staging.fits(size):
-        return Share(spans, tuple(blobs), lambda: _straight(plan, tensors, blobs), None)
+        return RankShard(spans, tuple(blobs), lambda: _straight(plan, tensors, blobs), None)
     buffer = staging.reserve(size)
     copy_in(buffer, plan.parts, resolve(plan, tensors))
     image = bytes_of(buffer)[:size]
@@ -98,10 +98,10 @@ def stage(
     def views() -> Iterable[memoryview]:
         return (image[position : position + length] for position, length in spans)
 
-    return Share(spans, tuple(blobs), views, image)
+    return RankShard(spans, tuple(blobs), views, image)
 
 
-def write(share: Share, store: CheckpointStore, draft: Path, rank: int) -> Written:
+def write(share: RankShard, store: CheckpointStore, draft: Path, rank: int) -> Written:
     """Write, hash and fsync the file of ``rank``; raises CheckpointError."""
     image = share.image
     hashes: list[str] = []
@@ -119,7 +119,7 @@ def write(share: Share, store: CheckpointStore, draft: Path, rank: int) -> Writt
     return Written(stream.record, share.spans, share.blobs, tuple(hashes))
 
 
-def _spans(parts: Iterable[Part], blobs: Mapping[str, bytes]) -> tuple[Span, ...]:
+def _spans(parts: Iterable[TensorChunk], blobs: Mapping[str, bytes]) -> tuple[Span, ...]:
     spans = [(part.position, part.length) for part in parts]
     position = sum(length for _, length in spans)
     for content in blobs.values():
@@ -129,7 +129,7 @@ def _spans(parts: Iterable[Part], blobs: Mapping[str, bytes]) -> tuple[Span, ...
 
 
 def _straight(
-    plan: Plan, tensors: Mapping[str, torch.Tensor], blobs: Mapping[str, bytes]
+    plan: WritePlan, tensors: Mapping[str, torch.Tensor], blobs: Mapping[str, bytes]
 ) -> Iterable[memoryview]:
     for value in resolve(plan, tensors):
         yield bytes_of(value.detach().cpu().contiguous())

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.sharded.plan import Part, Plan
-from hpcrun.checkpoint.sharded.rank_file import Share, Written, write
+from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
+from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, write
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
 from hpcrun.checkpoint.storage.lustre import stripe
@@ -27,8 +27,8 @@ class SaveJob:
     """
 
     step: int
-    plan: Plan | None
-    share: Share | str | None
+    plan: WritePlan | None
+    share: RankShard | str | None
     meta: Mapping[str, Any]
 
 
@@ -73,7 +73,7 @@ class CommitProtocol:
         try:
             self._still_mine()
             self._sweep()
-            if job.plan is not None and isinstance(job.share, Share):
+            if job.plan is not None and isinstance(job.share, RankShard):
                 # An estimate: the plain data of other ranks is about as large as this rank's.
                 blobs = (job.share.size - job.plan.size) * self._ranks.world_size
                 what = f"{amount(job.plan.total)} of tensors, {amount(blobs)} of other state"
@@ -98,7 +98,7 @@ class CommitProtocol:
                 self._left = [self._ranks.named(error)]
 
     def _write(self, job: SaveJob, draft: Path) -> Written | str | None:
-        if not isinstance(job.share, Share):
+        if not isinstance(job.share, RankShard):
             return job.share
         try:
             return write(job.share, self._store, draft, self._ranks.rank)
@@ -150,7 +150,7 @@ class CommitProtocol:
         return stream.record
 
 
-def make_index(everyone: tuple[tuple[Part, ...], ...], written: list[Written]) -> Index:
+def make_index(everyone: tuple[tuple[TensorChunk, ...], ...], written: list[Written]) -> Index:
     """Return the index, from the planned parts of each rank and its report."""
     # Lists: growing a tuple per rank would take quadratic time in the number of ranks.
     pieces: dict[str, list[Piece]] = {}

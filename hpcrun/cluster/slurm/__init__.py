@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     )
     from hpcrun.cluster.slurm.reasons import reason_in_words
     from hpcrun.cluster.slurm.refusals import RequeueError, classify_requeue_error, is_unknown_job
-    from hpcrun.cluster.slurm.usage import Usage, parse_sacct_usage
+    from hpcrun.cluster.slurm.usage import AttemptUsage, parse_sacct_usage
     from hpcrun.cluster.slurm.values import seconds, unix_time
 
 __all__ = [
     "NOT_FOUND",
     "TIMED_OUT",
+    "AttemptUsage",
     "Completed",
     "Dependent",
     "JobInfo",
     "JobRecord",
     "RequeueError",
-    "Usage",
     "classify_requeue_error",
     "cluster_name",
     "configured",
@@ -104,7 +104,7 @@ _HOMES = {
     "NOT_FOUND": "programs",
     "RequeueError": "refusals",
     "TIMED_OUT": "programs",
-    "Usage": "usage",
+    "AttemptUsage": "usage",
     "classify_requeue_error": "refusals",
     "cluster_name": "programs",
     "configured": "programs",

@@ -15,7 +15,7 @@ _CPU_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.(\d+))?")
 
 
 @dataclass(frozen=True)
-class Usage:
+class AttemptUsage:
     """One attempt of a job; None if accounting has no value.
 
     Args:
@@ -43,7 +43,7 @@ class Usage:
     start: int | None = None
 
 
-def parse_sacct_usage(text: str) -> list[Usage]:
+def parse_sacct_usage(text: str) -> list[AttemptUsage]:
     """Return a record for each attempt, in sacct's order. Lines of another shape are ignored."""
     attempts: list[tuple[list[str], list[list[str]]]] = []
     for line in text.splitlines():
@@ -57,12 +57,12 @@ def parse_sacct_usage(text: str) -> list[Usage]:
     return [_usage(job, steps) for job, steps in attempts]
 
 
-def _usage(job: Sequence[str], steps: Sequence[Sequence[str]]) -> Usage:
+def _usage(job: Sequence[str], steps: Sequence[Sequence[str]]) -> AttemptUsage:
     job_id, state, elapsed, limit, cpus, cpu_time, nodes, asked, *_ = job
     allocated = _tres(asked)
     used = [size for step in steps if (size := _step_memory(step)) is not None]
     gpus = allocated.get("gres/gpu")
-    return Usage(
+    return AttemptUsage(
         job_id=job_id,
         state=state.partition(" ")[0].rstrip("+"),
         elapsed=_whole(elapsed) or 0,

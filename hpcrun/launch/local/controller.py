@@ -53,7 +53,7 @@ class _Task:
                 process.send_signal(number)
 
 
-class Attempt:
+class LocalAttempt:
     """One attempt of the job: its tasks, from start to the last exit.
 
     ``warned``: the tasks have received the signal that announces the time limit.
@@ -239,7 +239,7 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
     while True:
         # A waiting job cannot be preempted: earlier requests do not apply to the next attempt.
         orders.preempt = orders.warn = False
-        attempt = Attempt(request, restart, orders)
+        attempt = LocalAttempt(request, restart, orders)
         try:
             code, word = _ran(request, attempt, restart)
         finally:
@@ -258,8 +258,8 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         restart += 1
 
 
-def _ran(request: JobRequest, attempt: Attempt, restart: int) -> tuple[int, str | None]:
-    """Set up the nodes, check them, and run the tasks; return the result of the last :meth:`Attempt.wait`."""
+def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int, str | None]:
+    """Set up the nodes, check them, and run the tasks; return the result of :meth:`LocalAttempt.wait`."""
     if attempt.start_node_setup():
         tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
         say(f"restart {restart}: node_setup on {request.nodes} nodes")
@@ -279,7 +279,7 @@ def _ran(request: JobRequest, attempt: Attempt, restart: int) -> tuple[int, str 
     return attempt.wait()
 
 
-def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -> bool:
+def _after(request: JobRequest, attempt: LocalAttempt, code: int, word: str | None) -> bool:
     """Run the request's ``after`` command; return whether another attempt follows."""
     if not request.after:
         return word == "preemption"

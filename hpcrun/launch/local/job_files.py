@@ -83,7 +83,7 @@ class JobRequest:
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueueLimits:
     """The limits for the jobs of a queue.
 
     ``at_once``: jobs at the same time. ``share``: jobs on one of the GPUs ``devices``.

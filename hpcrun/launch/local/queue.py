@@ -26,7 +26,7 @@ from hpcrun.launch.local.job_files import (
     BEGIN,
     LOOK,
     JobRequest,
-    Limits,
+    QueueLimits,
     is_withdrawn,
     own_status,
     read_status,
@@ -44,7 +44,7 @@ class Queue:
     cancelled a waiting job.
     """
 
-    def __init__(self, waiting: Sequence[JobRequest], limits: Limits) -> None:
+    def __init__(self, waiting: Sequence[JobRequest], limits: QueueLimits) -> None:
         self._waiting = deque(waiting)
         self._limits = limits
         self._running: list[tuple[JobRequest, subprocess.Popen[bytes]]] = []
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str]) -> None:
     if content is None:
         raise LaunchError(f"{arguments[0]}: is not a list of jobs; submit the sweep again")
     jobs = [JobRequest(**job) for job in content["jobs"]]
-    queue = Queue(jobs, Limits(**content["limits"]))
+    queue = Queue(jobs, QueueLimits(**content["limits"]))
 
     def stop(_number: int, _frame: object) -> None:
         queue.stopping = True

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcrun.cluster.environment import scrub
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
-from hpcrun.launch.local.job_files import BEGIN, JobRequest, Limits
+from hpcrun.launch.local.job_files import BEGIN, JobRequest, QueueLimits
 from hpcrun.run.io.files import make_numbered_folder, write_json
 
 _START_TIMEOUT = 20.0
@@ -40,7 +40,9 @@ def start_job(request: JobRequest) -> None:
     _start(words, log, [request])
 
 
-def start_queue(folder: Path, requests: Sequence[JobRequest], limits: Limits) -> Callable[[], None]:
+def start_queue(
+    folder: Path, requests: Sequence[JobRequest], limits: QueueLimits
+) -> Callable[[], None]:
     """Start the process that runs the jobs one after the other, as many at a time as ``limits`` allow.
 
     The process waits for the call of the returned function before its first job. If the calling process

@@ -145,14 +145,14 @@ def submit_local_sweep(
         LaunchError: the process of the queue does not start.
         OSError: the disk refuses.
     """
-    from hpcrun.launch.local.job_files import JobRequest, Limits
+    from hpcrun.launch.local.job_files import JobRequest, QueueLimits
     from hpcrun.launch.local.start import start_queue
 
     requests: list[JobRequest] = []
     for run, config in runs:
         submit_local(run, config, after, start=requests.append)
     devices = visible_devices() if any(request.devices for request in requests) else []
-    limits = Limits(at_once or _sane_limit(requests) * pack, devices, pack)
+    limits = QueueLimits(at_once or _sane_limit(requests) * pack, devices, pack)
     begin = start_queue(folder, requests, limits)
     return [request.job_id for request in requests], begin
 

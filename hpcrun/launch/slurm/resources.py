@@ -8,7 +8,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcrun.cluster.nodes import Limits, Node, Offer, Partition, cluster_offer, gpu_types
+from hpcrun.cluster.nodes import (
+    NodeResources,
+    Offer,
+    Partition,
+    PartitionLimits,
+    cluster_offer,
+    gpu_types,
+)
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
@@ -25,7 +32,7 @@ _FEATURES = re.compile(r"[\w.-]+(?:[&,][\w.-]+)*")
 
 
 @dataclass(frozen=True)
-class Share:
+class CpuAndMemory:
     """CPUs for each rank and memory of each node (MiB); None: left to Slurm."""
 
     cpus_per_task: int | None
@@ -97,7 +104,7 @@ def gpu_request(job: Job, offer: Offer | None) -> str:
     return "none" if without else "gpus-per-node"
 
 
-def node_share(job: Job, offer: Offer) -> Share | None:
+def node_share(job: Job, offer: Offer) -> CpuAndMemory | None:
     """Return the part of a node's CPUs and memory for the job's GPUs; None: nothing is requested.
 
     It is the smallest part among all nodes on which the job can run, because it may run on any of them.
@@ -122,27 +129,27 @@ def node_share(job: Job, offer: Offer) -> Share | None:
     if whole or _set(limits, "def_mem_per_gpu"):
         memory = None
     # A node with fewer cores than GPUs, or without a configured memory, has nothing to share.
-    share = Share(cpus or None, memory if memory is not None and memory > 1 else None)
-    return None if share == Share(None, None) else share
+    share = CpuAndMemory(cpus or None, memory if memory is not None and memory > 1 else None)
+    return None if share == CpuAndMemory(None, None) else share
 
 
-def _cpus(node: Node, limits: Sequence[Limits]) -> int:
+def _cpus(node: NodeResources, limits: Sequence[PartitionLimits]) -> int:
     most = min(filter(None, (node.cpus, _least(limits, "max_cpus_per_node"))))
     each = most // node.gpu_count()
     # Slurm assigns whole cores: an odd number of threads would need one core too many.
     return each - each % node.threads_per_core
 
 
-def _memory(node: Node, gpus: int, limits: Sequence[Limits]) -> int:
+def _memory(node: NodeResources, gpus: int, limits: Sequence[PartitionLimits]) -> int:
     most = min(filter(None, (node.memory, _least(limits, "max_mem_per_node"))), default=0)
     return most * gpus // node.gpu_count()
 
 
-def _least(limits: Sequence[Limits], name: str) -> int | None:
+def _least(limits: Sequence[PartitionLimits], name: str) -> int | None:
     return min((value for one in limits if (value := getattr(one, name))), default=None)
 
 
-def _set(limits: Sequence[Limits], name: str) -> bool:
+def _set(limits: Sequence[PartitionLimits], name: str) -> bool:
     return _least(limits, name) is not None
 
 
@@ -171,7 +178,9 @@ def _partitions_for(job: Job, offer: Offer) -> list[Partition]:
     return [partition for partition in offer.partitions if partition.name in named.split(",")]
 
 
-def _nodes_for(job: Job, offer: Offer, partitions: Sequence[Partition] | None = None) -> list[Node]:
+def _nodes_for(
+    job: Job, offer: Offer, partitions: Sequence[Partition] | None = None
+) -> list[NodeResources]:
     """Return the nodes of the named partitions, or of ``partitions``; all nodes if none is named."""
     if partitions is None:
         named = job.partition or given_option(job.sbatch_args, "partition", "p")
@@ -180,14 +189,14 @@ def _nodes_for(job: Job, offer: Offer, partitions: Sequence[Partition] | None = 
     return [node for node in offer.nodes if names & node.partitions]
 
 
-def _has_features(node: Node, constraint: str | None) -> bool:
+def _has_features(node: NodeResources, constraint: str | None) -> bool:
     """Return True if the node has all features of a simple constraint. Any other constraint counts as met."""
     if constraint is None or not _FEATURES.fullmatch(constraint):
         return True
     return node.features.issuperset(re.split("[&,]", constraint))
 
 
-def _type_as_spelled(job: Job, wanted: str, nodes: Sequence[Node]) -> str:
+def _type_as_spelled(job: Job, wanted: str, nodes: Sequence[NodeResources]) -> str:
     """Return the type as this cluster writes it; raises LaunchError if no node has it."""
     types = gpu_types(nodes)
     found = next((kind for kind in types if kind.lower() == wanted.lower()), None)
@@ -205,7 +214,7 @@ def _type_as_spelled(job: Job, wanted: str, nodes: Sequence[Node]) -> str:
     )
 
 
-def _in_words(share: Share) -> str:
+def _in_words(share: CpuAndMemory) -> str:
     parts = []
     if share.cpus_per_task is not None:
         parts.append(f"{share.cpus_per_task} CPUs per rank")

@@ -12,7 +12,7 @@ from hpcrun.lifecycle.history import histories
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import memory_folder
-from hpcrun.run.reports import VARIABLE, Progress, newest_report, publish, published
+from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, publish, published
 
 # Seconds between two published steps.
 _PUBLISH = 5.0
@@ -20,7 +20,7 @@ _PUBLISH = 5.0
 
 @dataclass(frozen=True)
 class _Unpublished:
-    progress: Progress
+    progress: ScriptProgress
     since: float
 
 
@@ -54,8 +54,8 @@ class ProgressWatch:
         # All ranks together read the published progress at most a hundred times a second.
         self._longest = ranks // 100
         self._folder: Path | None = None
-        self._newest = Progress()
-        self._known = Progress()
+        self._newest = ScriptProgress()
+        self._known = ScriptProgress()
         self._waiting: _Unpublished | None = None
         self._looked = self._published_at = float("-inf")
         self._stop_at: float | None = None
@@ -125,7 +125,7 @@ class ProgressWatch:
             print(f"hpcrun: the progress is not published: {error}", file=sys.stderr, flush=True)
 
     def _publish(self, now: float, last: bool) -> None:
-        new_save = not self._known.covers(Progress(saved=self._newest.saved))
+        new_save = not self._known.covers(ScriptProgress(saved=self._newest.saved))
         if self._rank != 0 and not last:
             if self._waiting is None:
                 self._waiting = _Unpublished(self._newest, now)

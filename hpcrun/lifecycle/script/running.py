@@ -24,7 +24,7 @@ from hpcrun.lifecycle.script.end import ScriptEnd, note_stop, record_end
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.lifecycle.script.py_spy import script_stacks
 from hpcrun.lifecycle.script.rendezvous import meet_rank_zero
-from hpcrun.lifecycle.script.watching import Watch
+from hpcrun.lifecycle.script.watching import ScriptWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import record_heard_stop, record_unfinished
@@ -106,7 +106,7 @@ def run_script(
         child = _start(command, environ, launcher)
         if config.rank == 0:
             progress.note_start()
-        watch = Watch(child, run, attempt, flag, config, terms.warning, progress)
+        watch = ScriptWatch(child, run, attempt, flag, config, terms.warning, progress)
         mail = Mailbox(folder, config.world_size)
         with Answering(
             mail, config.rank, lambda: (progress.step, None), lambda: script_stacks(child.pid)

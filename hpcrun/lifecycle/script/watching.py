@@ -22,7 +22,7 @@ from hpcrun.run.owner import INCARNATION, OwnerPolling, described
 _TICK = 0.2
 
 
-class Watch:
+class ScriptWatch:
     """Waits for the script of one rank."""
 
     def __init__(

@@ -27,7 +27,7 @@ _ANSWER = 5.0
 _NAMES_AT_ONCE = 16
 
 
-class Agent:
+class NetcheckAgent:
     """One node: it listens for the other nodes, and answers each order."""
 
     def __init__(self, name: str, index: int, out: TextIO) -> None:
@@ -262,7 +262,7 @@ def main() -> None:
     """Carry out orders until the last order, or the end of standard input."""
     environ = os.environ
     name = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    agent = Agent(
+    agent = NetcheckAgent(
         environ.get("HPCRUN_CHECK_NAME", name), int(environ.get("SLURM_PROCID", "0")), sys.stdout
     )
     agent.hello()

@@ -13,7 +13,13 @@ from hpcrun.network.check.agent import CONNECT
 from hpcrun.network.check.allreduce.all_nodes import AllReduce
 from hpcrun.network.check.findings import THRESHOLD, Suspects, excluded, findings, suspects
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.network.check.measurements import Measured, NameCheck, Node, PortCheck, Transfer
+from hpcrun.network.check.measurements import (
+    MeasuredNode,
+    NameCheck,
+    NetworkMeasurements,
+    PortCheck,
+    Transfer,
+)
 from hpcrun.network.check.schedule import Pair, rounds_for
 
 _HELLO = 120.0
@@ -61,12 +67,12 @@ class Check:
         self._tool = options.tool
         # A listener answers no other connection.
         self._token = secrets.token_hex(16)
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, MeasuredNode] = {}
         self._addresses: dict[str, str] = {}
         self._doors: dict[int, dict[str, Any]] = {}
-        self.measured = Measured(list(names))
+        self.measured = NetworkMeasurements(list(names))
 
-    def run(self) -> Measured:
+    def run(self) -> NetworkMeasurements:
         """Measure everything. A node that stops answering is recorded, and skipped from then on."""
         self._meet()
         if len(self._nodes) > 1:
@@ -93,7 +99,7 @@ class Check:
             if answer is None:
                 break
             if answer.get("type") == "hello":
-                node = Node(
+                node = MeasuredNode(
                     answer["node"], answer["index"], answer["port"], tuple(answer["addresses"])
                 )
                 self._nodes[node.index] = node
@@ -170,7 +176,7 @@ class Check:
         self._lose(self._wait("reach", set(self._nodes), seconds, take_reached), why)
         self._fleet.tell({"type": "hold", "ports": []})
 
-    def _address(self, node: Node) -> str:
+    def _address(self, node: MeasuredNode) -> str:
         """Return the address at which most nodes reached this node, else its first own address."""
         met = Counter(
             check.address

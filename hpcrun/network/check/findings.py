@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcrun.network.check.measurements import Collective, Measured, NameCheck, Transfer
+from hpcrun.network.check.measurements import Collective, NameCheck, NetworkMeasurements, Transfer
 from hpcrun.network.check.port_findings import port_faults
 from hpcrun.network.check.statistics import (
     in_the_rounds,
@@ -29,7 +29,7 @@ _FIREWALL = "look for a firewall (iptables, nftables) that closes the ephemeral 
 
 
 @dataclass(frozen=True)
-class Finding:
+class NetworkFinding:
     """A finding: one name for a bad node, two for a bad link, none for a fault of all nodes.
 
     ``text``: the fault and what to check.
@@ -52,10 +52,10 @@ class Suspects:
     links: tuple[tuple[str, str], ...]
 
 
-def findings(measured: Measured, threshold: float = THRESHOLD) -> list[Finding]:
+def findings(measured: NetworkMeasurements, threshold: float = THRESHOLD) -> list[NetworkFinding]:
     """Return the findings, nodes before links; only the most severe finding about a node."""
     found = [
-        Finding("silent", (node,), f"does not answer: {why}")
+        NetworkFinding("silent", (node,), f"does not answer: {why}")
         for node, why in measured.silent.items()
     ]
     known = set(measured.silent)
@@ -73,7 +73,9 @@ def findings(measured: Measured, threshold: float = THRESHOLD) -> list[Finding]:
     return sorted(found, key=lambda one: len(one.nodes))
 
 
-def _with_ports(found: Sequence[Finding], measured: Measured) -> list[Finding]:
+def _with_ports(
+    found: Sequence[NetworkFinding], measured: NetworkMeasurements
+) -> list[NetworkFinding]:
     """Add the findings about ports. A closed range explains refused connections better than a bad node."""
     closed: tuple[Kind, ...] = ("refuses", "unreachable")
     bad = [frozenset(one.nodes) for one in found if one.kind not in closed]
@@ -84,7 +86,7 @@ def _with_ports(found: Sequence[Finding], measured: Measured) -> list[Finding]:
     if not all(one.nodes for one in left):
         return left
     fresh = [fault for fault in faults if not known.intersection(fault.nodes)]
-    return [*left, *(Finding("ports", fault.nodes, fault.text) for fault in fresh)]
+    return [*left, *(NetworkFinding("ports", fault.nodes, fault.text) for fault in fresh)]
 
 
 def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
@@ -101,7 +103,7 @@ def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Sus
     return Suspects(tuple(sorted(slow)), tuple(sorted(links)) if len(marks) > 2 else ())
 
 
-def excluded(found: Iterable[Finding]) -> list[str]:
+def excluded(found: Iterable[NetworkFinding]) -> list[str]:
     """Return the nodes to exclude: each bad node, and one node of each bad link."""
     nodes = [one.nodes[0] for one in found if len(one.nodes) == 1]
     links = [one.nodes for one in found if len(one.nodes) == 2]
@@ -111,7 +113,7 @@ def excluded(found: Iterable[Finding]) -> list[str]:
     return sorted(dict.fromkeys(nodes))
 
 
-def _of_names(checks: Sequence[NameCheck], count: int) -> list[Finding]:
+def _of_names(checks: Sequence[NameCheck], count: int) -> list[NetworkFinding]:
     """Return findings about names. If most nodes see a name wrong, the named node is at fault."""
     bad = [check for check in checks if check.problem in ("wrong", "unresolved")]
     by_target = defaultdict(list)
@@ -123,7 +125,7 @@ def _of_names(checks: Sequence[NameCheck], count: int) -> list[Finding]:
         if len(seen) > max(1, (count - 1) // 2):
             blamed.add(target)
             text = f"its name {_seen_as(seen[0])} on {len(seen)} nodes; correct the name service"
-            found.append(Finding("name", (target,), text))
+            found.append(NetworkFinding("name", (target,), text))
     by_resolver = defaultdict(list)
     for check in bad:
         if check.target not in blamed:
@@ -131,7 +133,7 @@ def _of_names(checks: Sequence[NameCheck], count: int) -> list[Finding]:
     for resolver, seen in by_resolver.items():
         names = ", ".join(sorted(check.target for check in seen))
         text = f"there, the name {names} {_seen_as(seen[0])}; correct its /etc/hosts or resolver"
-        found.append(Finding("name", (resolver,), text))
+        found.append(NetworkFinding("name", (resolver,), text))
     return found
 
 
@@ -141,7 +143,7 @@ def _seen_as(check: NameCheck) -> str:
     return f"resolves to {check.address}, which is not that node"
 
 
-def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
+def _of_connections(transfers: Sequence[Transfer]) -> list[NetworkFinding]:
     """Return findings about nodes to which most connections fail, while other connections succeed."""
     inbound, outbound = defaultdict(list), defaultdict(list)
     for transfer in in_the_rounds(transfers):
@@ -154,7 +156,7 @@ def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
         if sum(one.refused for one in every) * 2 > len(every):
             kind = "refuses"
         words = {"refuses": "are refused", "unreachable": "fail"}[kind]
-        return [Finding(kind, (), f"most connections between them {words}; {_FIREWALL}")]
+        return [NetworkFinding(kind, (), f"most connections between them {words}; {_FIREWALL}")]
     for node, seen in inbound.items():
         failed = [one for one in seen if one.rate is None]
         refused = [one for one in failed if one.refused]
@@ -165,10 +167,10 @@ def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
             continue
         if len(refused) * 2 > len(failed):
             text = "refuses connections of other nodes; look at its firewall (iptables, nftables)"
-            found.append(Finding("refuses", (node,), text))
+            found.append(NetworkFinding("refuses", (node,), text))
         else:
             text = "connections to it fail; look at its cable, its switch port and its firewall"
-            found.append(Finding("unreachable", (node,), text))
+            found.append(NetworkFinding("unreachable", (node,), text))
     return found
 
 
@@ -178,7 +180,7 @@ def _fails_to_most(node: str, outbound: dict[str, list[Transfer]]) -> bool:
     return sum(one.rate is None for one in seen) * 2 > len(seen)
 
 
-def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
+def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[NetworkFinding]:
     marks = scores(transfers)
     rates = node_rates(transfers)
     usual = usual_rate(rates) or 0.0
@@ -191,21 +193,21 @@ def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
         speed = f"{rate_text(rates[node])}, {marks[node]:.0%} of the usual {rate_text(usual)}"
         if share > _LOSSY:
             text = f"drops packets ({share:.0%} sent again): {speed}; look at its cable and optics"
-            found.append(Finding("lossy", (node,), text))
+            found.append(NetworkFinding("lossy", (node,), text))
         else:
             text = f"all its links are slow: {speed}; look at its cable, port speed and duplex"
-            found.append(Finding("slow", (node,), text))
+            found.append(NetworkFinding("slow", (node,), text))
     lowest = link_rates(transfers)
     for pair in low.links:
         if _was_fast_again(transfers, pair, threshold * usual):
             continue
         speed = f"{rate_text(lowest[pair])}, the usual rate is {rate_text(usual)}"
         text = f"the link is slow, but not its nodes: {speed}; check the switches between them"
-        found.append(Finding("link", pair, text))
+        found.append(NetworkFinding("link", pair, text))
     return found
 
 
-def _of_collective(seen: Collective) -> list[Finding]:
+def _of_collective(seen: Collective) -> list[NetworkFinding]:
     if seen.busbw is not None:
         return []
     backend = seen.backend.upper()
@@ -216,11 +218,11 @@ def _of_collective(seen: Collective) -> list[Finding]:
     )
     if seen.isolated and len(seen.isolated) < len(seen.nodes):
         text = f"an all-reduce ({seen.backend}) fails with it and works without it: {seen.problem}; {look}"
-        return [Finding("collective", (node,), text) for node in seen.isolated]
+        return [NetworkFinding("collective", (node,), text) for node in seen.isolated]
     text = (
         f"an all-reduce ({seen.backend}) over {len(seen.nodes)} nodes fails: {seen.problem}; {look}"
     )
-    return [Finding("collective", (), text)]
+    return [NetworkFinding("collective", (), text)]
 
 
 def _was_fast_again(transfers: Sequence[Transfer], subject: tuple[str, ...], enough: float) -> bool:

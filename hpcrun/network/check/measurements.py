@@ -8,7 +8,7 @@ NameProblem = Literal["unresolved", "wrong", "refused", "unreachable"]
 
 
 @dataclass(frozen=True)
-class Node:
+class MeasuredNode:
     """A node that answered: its name in Slurm, its place, its listener, and its own addresses."""
 
     name: str
@@ -121,7 +121,7 @@ class Collective:
 
 
 @dataclass
-class Measured:
+class NetworkMeasurements:
     """All measurements of a check.
 
     ``silent``: nodes that did not answer, and when they stopped. ``interface``: the interface on which all

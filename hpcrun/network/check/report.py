@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.network.check.allreduce.busbw import MIB
-from hpcrun.network.check.findings import Finding, excluded, rate_text
-from hpcrun.network.check.measurements import Collective, Measured
+from hpcrun.network.check.findings import NetworkFinding, excluded, rate_text
+from hpcrun.network.check.measurements import Collective, NetworkMeasurements
 from hpcrun.network.check.statistics import node_rates, resent_share, scores, usual_rate
 
 
-def as_data(measured: Measured, found: Sequence[Finding]) -> dict[str, Any]:
+def as_data(measured: NetworkMeasurements, found: Sequence[NetworkFinding]) -> dict[str, Any]:
     """Return everything as plain data: rates in bit/s, times in seconds."""
     rates, marks = node_rates(measured.transfers), scores(measured.transfers)
     return {
@@ -37,7 +37,7 @@ def as_data(measured: Measured, found: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def latency(measured: Measured, node: str) -> float | None:
+def latency(measured: NetworkMeasurements, node: str) -> float | None:
     """Return the median round trip between ``node`` and the others, in seconds."""
     seconds = [
         check.seconds
@@ -47,7 +47,7 @@ def latency(measured: Measured, node: str) -> float | None:
     return statistics.median(seconds) if seconds else None
 
 
-def node_lines(measured: Measured) -> list[str]:
+def node_lines(measured: NetworkMeasurements) -> list[str]:
     """Return one line per node: its usual rate, its score and its latency."""
     rates, marks = node_rates(measured.transfers), scores(measured.transfers)
     width = max(map(len, measured.nodes))
@@ -70,7 +70,7 @@ def collective_line(seen: Collective) -> str:
     return f"{what}: {size} MiB in {seen.seconds * 1e3:.3g} ms, busbw {bandwidth:.3g} GB/s"
 
 
-def finding_lines(found: Sequence[Finding]) -> list[str]:
+def finding_lines(found: Sequence[NetworkFinding]) -> list[str]:
     """Return one line per finding, and the option that excludes the bad nodes, if any."""
     if not found:
         return ["nothing is wrong"]

@@ -26,7 +26,7 @@ _CONFIRMED_AT_MOST = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """The rules of a search. ``screen``: first trials of each option. ``seed``: of the order of the trials.
 
     ``alpha``: the probability of a wrong change, for the whole search.
@@ -73,7 +73,7 @@ class Found:
     default: list[Trial] = field(default_factory=list)
 
 
-def search(measure: Measure, knobs: Sequence[Knob], plan: Plan, progress: Progress) -> Found:
+def search(measure: Measure, knobs: Sequence[Knob], plan: SearchPlan, progress: Progress) -> Found:
     """Find a better setting, or none.
 
     Args:
@@ -111,7 +111,7 @@ def _best_of(
     knob: Knob,
     env: Env,
     trials: Callable[[Mapping[str, Env], int], dict[str, list[Trial]]],
-    plan: Plan,
+    plan: SearchPlan,
     knobs: int,
     found: Found,
 ) -> Env | None:

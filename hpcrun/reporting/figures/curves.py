@@ -19,8 +19,8 @@ from hpcrun.reporting.figures.canvas import (
     new_figure,
     style,
 )
-from hpcrun.reporting.runs import Run
-from hpcrun.results.groups import Group
+from hpcrun.reporting.runs import ReportedRun
+from hpcrun.results.groups import RunGroup
 
 _MOST_LINES = 24
 """Thin lines of single runs; more of them hide the bands."""
@@ -38,7 +38,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class LegendEntry:
     """Runs that share one color.
 
     Args:
@@ -47,14 +47,16 @@ class Entry:
     """
 
     name: str
-    counting: Sequence[Run]
-    others: Sequence[Run] = field(default_factory=tuple)
+    counting: Sequence[ReportedRun]
+    others: Sequence[ReportedRun] = field(default_factory=tuple)
 
 
-def entries_of(groups: Sequence[Group], runs: Sequence[Run], *, lower: bool = True) -> list[Entry]:
+def entries_of(
+    groups: Sequence[RunGroup], runs: Sequence[ReportedRun], *, lower: bool = True
+) -> list[LegendEntry]:
     """Return an entry for each group, the best group first; groups without a value come last."""
 
-    def rank(group: Group) -> float:
+    def rank(group: RunGroup) -> float:
         numbers = group.numbers()
         if not numbers:
             return float("inf")
@@ -62,12 +64,12 @@ def entries_of(groups: Sequence[Group], runs: Sequence[Run], *, lower: bool = Tr
         return mean if lower else -mean
 
     ordered = sorted(groups, key=rank)
-    return [Entry(group.label, *members(group, runs)) for group in ordered]
+    return [LegendEntry(group.label, *members(group, runs)) for group in ordered]
 
 
-def single_entries(runs: Sequence[Run]) -> list[Entry]:
+def single_entries(runs: Sequence[ReportedRun]) -> list[LegendEntry]:
     """Return an entry for each run."""
-    return [Entry(run.label, [run]) for run in runs]
+    return [LegendEntry(run.label, [run]) for run in runs]
 
 
 def metric_label(metric: str) -> str:
@@ -83,7 +85,7 @@ def capitalized(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def curve_figure(name: str, metric: str, entries: Sequence[Entry]) -> Drawing | None:
+def curve_figure(name: str, metric: str, entries: Sequence[LegendEntry]) -> Drawing | None:
     """Return the curves of ``metric``; None if no run has a value.
 
     More configs than colors: the first ones have colors, and the others are thin gray lines.
@@ -95,7 +97,7 @@ def curve_figure(name: str, metric: str, entries: Sequence[Entry]) -> Drawing | 
         return _drawn(name, metric, found)
 
 
-def _drawn(name: str, metric: str, entries: Sequence[Entry]) -> Drawing:
+def _drawn(name: str, metric: str, entries: Sequence[LegendEntry]) -> Drawing:
     colored, gray = entries[: len(SERIES)], entries[len(SERIES) :]
     rows = len(colored) + bool(gray)
     figure, (axes,) = new_figure(height=2.5 + 0.155 * rows if rows > 1 else 2.5)
@@ -130,7 +132,7 @@ def _drawn(name: str, metric: str, entries: Sequence[Entry]) -> Drawing:
 def _draw(
     axes: Any,
     metric: str,
-    entry: Entry,
+    entry: LegendEntry,
     color: str,
     gid: str,
     titles: dict[str, str],
@@ -161,7 +163,9 @@ def _draw(
         axes.fill_between(found.x, low, found.high, color=color, alpha=0.18, lw=0)
 
 
-def _legend(figure: Any, colored: Sequence[Entry], gray: Sequence[Entry], metric: str) -> None:
+def _legend(
+    figure: Any, colored: Sequence[LegendEntry], gray: Sequence[LegendEntry], metric: str
+) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
@@ -174,14 +178,16 @@ def _legend(figure: Any, colored: Sequence[Entry], gray: Sequence[Entry], metric
     figure.legend(handles=handles, loc="outside lower left", ncols=1, labelspacing=0.25)
 
 
-def _count(entry: Entry, metric: str) -> str:
+def _count(entry: LegendEntry, metric: str) -> str:
     n = sum(bool(len(_series(run, metric)[0])) for run in entry.counting)
     rest = sum(bool(len(_series(run, metric)[0])) for run in entry.others)
     words = [f"n={n}" if n else "", f"{rest} not finished" if rest else ""]
     return f"({', '.join(word for word in words if word)})"
 
 
-def _caption(metric: str, entries: Sequence[Entry], gray: Sequence[Entry], dashed: int) -> str:
+def _caption(
+    metric: str, entries: Sequence[LegendEntry], gray: Sequence[LegendEntry], dashed: int
+) -> str:
     sizes = [sum(bool(len(_series(run, metric)[0])) for run in entry.counting) for entry in entries]
     parts = [f"{capitalized(metric_label(metric).partition(' (')[0])} over steps."]
     if max(sizes) > 1:
@@ -203,7 +209,7 @@ def _caption(metric: str, entries: Sequence[Entry], gray: Sequence[Entry], dashe
     return " ".join(parts)
 
 
-def _shown_others(entries: Sequence[Entry], metric: str) -> set[str]:
+def _shown_others(entries: Sequence[LegendEntry], metric: str) -> set[str]:
     """Return the keys of the runs to draw among those that do not count: at least one of each entry."""
     others = [found for entry in entries if (found := _with_values(entry.others, metric))]
     if sum(map(len, others)) > _MOST_GRAY:
@@ -212,15 +218,15 @@ def _shown_others(entries: Sequence[Entry], metric: str) -> set[str]:
     return {run.key for found in others for run in found}
 
 
-def _with_values(runs: Sequence[Run], metric: str) -> list[Run]:
+def _with_values(runs: Sequence[ReportedRun], metric: str) -> list[ReportedRun]:
     return [run for run in runs if len(_series(run, metric)[0])]
 
 
-def _series(run: Run, metric: str) -> Any:
+def _series(run: ReportedRun, metric: str) -> Any:
     return run.series(metric)
 
 
-def _all(entry: Entry) -> list[Run]:
+def _all(entry: LegendEntry) -> list[ReportedRun]:
     return [*entry.counting, *entry.others]
 
 

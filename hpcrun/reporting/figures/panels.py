@@ -10,7 +10,7 @@ from hpcrun.reporting.bands import thinned, wants_log
 from hpcrun.reporting.figures.canvas import OTHERS, SERIES, count_axis, label, log_axis, style
 from hpcrun.reporting.figures.curves import metric_label
 from hpcrun.reporting.figures.times import PARTS
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ _STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 _MOST_NAMES = len(SERIES) * len(_STYLES)
 
 
-def panels_figure(runs: Sequence[Run], metrics: Sequence[str]) -> Figure | None:
+def panels_figure(runs: Sequence[ReportedRun], metrics: Sequence[str]) -> Figure | None:
     """Return a panel for each metric and one for goodput; None if there is nothing to draw."""
     from matplotlib.figure import Figure
 
@@ -43,7 +43,7 @@ def panels_figure(runs: Sequence[Run], metrics: Sequence[str]) -> Figure | None:
     return figure
 
 
-def _curves(axes: Any, runs: Sequence[Run], metric: str) -> None:
+def _curves(axes: Any, runs: Sequence[ReportedRun], metric: str) -> None:
     for at, run in enumerate(runs):
         x, y = thinned(*run.series(metric))
         color, dash = _look(at)
@@ -62,7 +62,7 @@ def _curves(axes: Any, runs: Sequence[Run], metric: str) -> None:
     axes.set_ylabel(label(metric_label(metric)))
 
 
-def _goodput(axes: Any, runs: Sequence[Run]) -> None:
+def _goodput(axes: Any, runs: Sequence[ReportedRun]) -> None:
     for at, run in enumerate(runs):
         parts, left = asdict(run.goodput), 0.0
         for part, (color, words) in PARTS.items():
@@ -80,7 +80,7 @@ def _goodput(axes: Any, runs: Sequence[Run]) -> None:
     axes.legend(ncols=2, fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
-def _names(figure: Any, runs: Sequence[Run]) -> None:
+def _names(figure: Any, runs: Sequence[ReportedRun]) -> None:
     from matplotlib.lines import Line2D
 
     handles = []

@@ -24,7 +24,7 @@ from hpcrun.reporting.figures.canvas import (
     style,
 )
 from hpcrun.reporting.figures.curves import metric_label
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 from hpcrun.reporting.sweep import Sensitivity, number, several, shown
 
 _MOST_AXES = 8
@@ -90,7 +90,7 @@ def _caption(one: Sensitivity, *, alone: bool) -> str:
 
 def parallel_figure(
     metric: str,
-    runs: Sequence[Run],
+    runs: Sequence[ReportedRun],
     values: Mapping[str, float],
     keys: Sequence[str],
     *,
@@ -131,7 +131,7 @@ def parallel_figure(
 
 def _draw_lines(
     axes: Any,
-    runs: Sequence[Run],
+    runs: Sequence[ReportedRun],
     values: Mapping[str, float],
     lines: NDArray[np.float64],
     heights: Sequence[float],
@@ -189,7 +189,7 @@ def _scaled(
 
 
 def _metric_places(
-    runs: Sequence[Run], values: Mapping[str, float]
+    runs: Sequence[ReportedRun], values: Mapping[str, float]
 ) -> tuple[list[float], list[tuple[float, str]]]:
     found = np.array(list(values.values()))
     log = wants_log([found])

@@ -21,7 +21,7 @@ from hpcrun.reporting.figures.canvas import (
     label,
     style,
 )
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 from hpcrun.reporting.sweep import several
 from hpcrun.reporting.timeline import Timeline, timeline
 
@@ -58,7 +58,7 @@ PARTS = {
 _UNITS = ((86400.0 * 3, 86400.0, "days"), (7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"))
 
 
-def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
+def timeline_figures(runs: Sequence[ReportedRun]) -> list[Drawing]:
     """Return timelines of the runs that have events; a figure has up to :data:`ROWS` runs."""
     found = [(run, timeline(run.events, run.ended or run.seen)) for run in runs if run.events]
     found = [(run, one) for run, one in found if one.start is not None]
@@ -79,7 +79,7 @@ def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def _timeline(
-    rows: Sequence[tuple[Run, Timeline]],
+    rows: Sequence[tuple[ReportedRun, Timeline]],
     zero: float,
     span: float,
     number: int,
@@ -115,7 +115,13 @@ def _timeline(
 
 
 def _draw_marks(
-    axes: Any, at: int, run: Run, one: Timeline, base: float, scale: float, titles: dict[str, str]
+    axes: Any,
+    at: int,
+    run: ReportedRun,
+    one: Timeline,
+    base: float,
+    scale: float,
+    titles: dict[str, str],
 ) -> None:
     saves = [(mark.time - base) / scale for mark in one.marks if mark.kind == history.SAVED]
     if saves:
@@ -134,7 +140,7 @@ def _draw_marks(
         axes.plot([x], [at], shape, color=color, ms=5.5, clip_on=False, zorder=4, gid=gid, **edge)
 
 
-def goodput_figures(runs: Sequence[Run]) -> list[Drawing]:
+def goodput_figures(runs: Sequence[ReportedRun]) -> list[Drawing]:
     """Return bar charts of the parts of each run's time (goodput); a figure has up to :data:`ROWS` runs."""
     found = [(run, asdict(run.goodput)) for run in runs if run.events]
     found = [(run, parts) for run, parts in found if sum(parts.values()) > 0]
@@ -143,7 +149,9 @@ def goodput_figures(runs: Sequence[Run]) -> list[Drawing]:
         return [_goodput(page, number, len(pages)) for number, page in enumerate(pages, 1)]
 
 
-def _goodput(rows: Sequence[tuple[Run, dict[str, float]]], number: int, total: int) -> Drawing:
+def _goodput(
+    rows: Sequence[tuple[ReportedRun, dict[str, float]]], number: int, total: int
+) -> Drawing:
     figure, axes = _bars(len(rows))
     titles: dict[str, str] = {}
     for at, (run, parts) in enumerate(rows):

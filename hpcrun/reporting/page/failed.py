@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcrun.diagnose.catalogue import RETRY_WORDS
-from hpcrun.diagnose.finding import Finding
+from hpcrun.diagnose.finding import FailureFinding
 from hpcrun.reporting.failures import RunFailure
 from hpcrun.reporting.page.html import Markup, element, table, text
 from hpcrun.reporting.page.tables import state_mark
@@ -49,7 +49,7 @@ def _article(one: RunFailure) -> Markup:
     return element("article", title, recorded, body)
 
 
-def _finding(found: Finding) -> Markup:
+def _finding(found: FailureFinding) -> Markup:
     where = [] if found.rank is None else [f"rank {found.rank}"]
     where += [f"node {found.node}"] if found.node else []
     lines = [f"{line.place}: {_shortened(line.text)}" for line in found.evidence]

@@ -9,9 +9,9 @@ from hpcrun.reporting.efficiency import Efficiency
 from hpcrun.reporting.page.html import Markup, element, table, text
 from hpcrun.reporting.page.words import UNKNOWN, duration, figure, moment, share, size
 from hpcrun.reporting.report_content import Content
-from hpcrun.reporting.runs import Run
+from hpcrun.reporting.runs import ReportedRun
 from hpcrun.reporting.sweep import Sensitivity, number, shown
-from hpcrun.results.statistics import Interval, describe
+from hpcrun.results.statistics import ConfidenceInterval, describe
 
 _MOST_KEYS = 6
 _MOST_SEEDS = 12
@@ -94,7 +94,7 @@ def runs_table(content: Content) -> Markup:
     return table(head, rows, numeric=(2, *numbers, *range(first, first + 6)))
 
 
-def _run_row(content: Content, run: Run, keys: Sequence[str]) -> tuple[object, ...]:
+def _run_row(content: Content, run: ReportedRun, keys: Sequence[str]) -> tuple[object, ...]:
     value = _value(run, content)
     return (
         run.key,
@@ -110,7 +110,7 @@ def _run_row(content: Content, run: Run, keys: Sequence[str]) -> tuple[object, .
     )
 
 
-def _value(run: Run, content: Content) -> float | None:
+def _value(run: ReportedRun, content: Content) -> float | None:
     """Return the metric of a run, whether or not it counts."""
     if run.key in content.values:
         return content.values[run.key]
@@ -183,7 +183,7 @@ def config_table(run_config: dict[str, str]) -> Markup:
     return table(("key", "value"), rows, wide=(1,))
 
 
-def _interval(interval: Interval) -> str | Markup:
+def _interval(interval: ConfidenceInterval) -> str | Markup:
     if interval.low is None or interval.high is None:
         return "–"
     return text(figure(interval.low), " … ", figure(interval.high))

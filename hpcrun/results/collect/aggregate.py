@@ -19,15 +19,15 @@ from hpcrun.results.collect.layout import TABLES, table
 from hpcrun.results.collect.pool import each, processes_for
 from hpcrun.results.collect.run_reader import (
     CONFIG,
-    Job,
     RunData,
+    RunToRead,
     Signature,
     files_of,
     read_run,
     signature,
 )
 from hpcrun.results.errors import ResultsError
-from hpcrun.results.store import Draft, Store, sweep
+from hpcrun.results.store import Draft, ResultsFile, sweep
 from hpcrun.run.io.lock_file import LockFile
 
 # Of the file: dropped runs leave holes, which a new file does not have.
@@ -40,12 +40,12 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Source:
+class RunSource:
     """Runs of one kind: their paths, the files of each, and the function that reads one."""
 
     paths: Sequence[str]
     files: Callable[[str], list[tuple[str, str]]] = files_of
-    read: Callable[[Job], RunData] = read_run
+    read: Callable[[RunToRead], RunData] = read_run
     units: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -65,7 +65,7 @@ class Summary:
 
 
 def aggregate(
-    source: Source,
+    source: RunSource,
     output: Path,
     *,
     fresh: bool = False,
@@ -133,7 +133,7 @@ class _Known:
 def _known(output: Path, *, fresh: bool) -> _Known:
     if not os.path.lexists(output):
         return _Known()
-    with Store(output, any_layout=fresh) as store:
+    with ResultsFile(output, any_layout=fresh) as store:
         if fresh:
             return _Known()
         tables = {name: store.table(name) for name in TABLES}
@@ -153,7 +153,7 @@ def _known(output: Path, *, fresh: bool) -> _Known:
 
 class _Update:
     def __init__(
-        self, source: Source, output: Path, known: _Known, *, prune: bool, spare: int
+        self, source: RunSource, output: Path, known: _Known, *, prune: bool, spare: int
     ) -> None:
         self._source, self._output, self._known = source, output, known
         self._prune, self._spare = prune, spare
@@ -238,7 +238,7 @@ class _Update:
         return self._known.size > (1 + _MOST_WASTE) * live + self._spare
 
     def _take_over(self, draft: Draft, without: set[str]) -> None:
-        with Store(self._output) as store:
+        with ResultsFile(self._output) as store:
             draft.keep_units(store.units())
             for key in store.keys():  # noqa: SIM118  (not a dict)
                 if key not in without:
@@ -248,24 +248,26 @@ class _Update:
         self, paths: list[str], processes: int | None, progress: Progress | None
     ) -> Iterator[RunData]:
         count = processes_for(len(paths)) if processes is None else processes
-        jobs = [Job(path) for path in paths] if count else self._jobs(paths)
+        jobs = [RunToRead(path) for path in paths] if count else self._jobs(paths)
         for done, data in enumerate(each(self._source.read, jobs, count), 1):
             yield data
             if progress is not None:
                 progress(done, len(paths))
 
-    def _jobs(self, paths: list[str]) -> list[Job]:
+    def _jobs(self, paths: list[str]) -> list[RunToRead]:
         """Return the runs to read; for a run in the file, with its config from there."""
         if not self._known.tables:
-            return [Job(path) for path in paths]
+            return [RunToRead(path) for path in paths]
         jobs = []
-        with Store(self._output) as store:
+        with ResultsFile(self._output) as store:
             for path in paths:
                 key = self._known.keys.get(escaped_path(path), "")
                 config = store.document(key, "config") if key else None
                 before = self._known.signatures.get(key.encode(), ())
                 same = [one for one in before if one[0] == CONFIG]
-                jobs.append(Job(path, (same[0], config) if config is not None and same else None))
+                jobs.append(
+                    RunToRead(path, (same[0], config) if config is not None and same else None)
+                )
         return jobs
 
     def _note(self, draft: Draft, data: RunData) -> None:

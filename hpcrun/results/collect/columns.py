@@ -32,7 +32,7 @@ _Part = tuple[NDArray[np.int64], NDArray[Any], "NDArray[np.bool_] | None"]
 
 
 @dataclass
-class Lines:
+class ParsedLines:
     """The content of a file of JSON lines.
 
     Args:
@@ -80,7 +80,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_lines(stream: BinaryIO, size: int = _BLOCK, *, block_size: int = _BLOCK) -> Lines:
+def read_lines(stream: BinaryIO, size: int = _BLOCK, *, block_size: int = _BLOCK) -> ParsedLines:
     """Return all whole lines of ``stream`` as columns, in bounded memory; raises OSError.
 
     Args:
@@ -109,7 +109,7 @@ def read_lines(stream: BinaryIO, size: int = _BLOCK, *, block_size: int = _BLOCK
     return blocks.joined()
 
 
-def columns_of(rows: Sequence[dict[str, Any]], *, most_sets: int = _MOST_SETS) -> Lines:
+def columns_of(rows: Sequence[dict[str, Any]], *, most_sets: int = _MOST_SETS) -> ParsedLines:
     """Return ``rows`` as columns; ``most_sets``: with more sets of keys, the rows are read one by one."""
     blocks = _Blocks(most_sets)
     blocks.add(rows)
@@ -203,9 +203,11 @@ class _Blocks:
                 self._cut.add(f"texts of {key} are cut to {_LONGEST_TEXT} bytes")
         return typed, present
 
-    def joined(self) -> Lines:
+    def joined(self) -> ParsedLines:
         """Return the whole columns."""
-        lines = Lines(rows=self._rows, damaged=self.damaged, torn=self.torn, cut=sorted(self._cut))
+        lines = ParsedLines(
+            rows=self._rows, damaged=self.damaged, torn=self.torn, cut=sorted(self._cut)
+        )
         for key, parts in self._parts.items():
             if len(parts) == 1 and len(parts[0][1]) == self._rows:
                 lines.columns[key] = parts[0][1]

@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcrun.config import ConfigError
 from hpcrun.config.sources.reader import read_yaml
-from hpcrun.results.collect.aggregate import Source
+from hpcrun.results.collect.aggregate import RunSource
 from hpcrun.results.collect.columns import columns_of, parse_rows
 from hpcrun.results.collect.layout import structured
 from hpcrun.results.collect.run_reader import (
     STATES,
     TORN,
-    Job,
     RunData,
+    RunToRead,
     damaged_lines,
     facts_of,
     signature,
@@ -98,7 +98,7 @@ def read_mapping(path: Path) -> RunMapping:
     return mapping
 
 
-def mapped_source(mapping: RunMapping, folders: Iterable[str]) -> Source:
+def mapped_source(mapping: RunMapping, folders: Iterable[str]) -> RunSource:
     """Return the runs below ``folders`` that have a file of metrics.
 
     Raises:
@@ -119,7 +119,9 @@ def mapped_source(mapping: RunMapping, folders: Iterable[str]) -> Source:
                 "change `runs` or `metrics` in the mapping"
             )
         found |= dict.fromkeys(here)
-    return Source(sorted(found), partial(_files, mapping), partial(_read, mapping), mapping.units)
+    return RunSource(
+        sorted(found), partial(_files, mapping), partial(_read, mapping), mapping.units
+    )
 
 
 def _matches(folder: Path, patterns: Iterable[str]) -> list[str]:
@@ -133,7 +135,7 @@ def _files(mapping: RunMapping, path: str) -> list[tuple[str, str]]:
     return [(name, os.path.join(path, name)) for name in names]  # noqa: PTH118
 
 
-def _read(mapping: RunMapping, job: Job) -> RunData:
+def _read(mapping: RunMapping, job: RunToRead) -> RunData:
     path = job.path
     data = RunData(path, os.path.basename(path))  # noqa: PTH119
     data.signatures = [signature(*file) for file in _files(mapping, path)]

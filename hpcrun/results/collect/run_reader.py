@@ -14,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 
 from hpcrun.config import masked_values
-from hpcrun.results.collect.columns import Lines, parse_rows, read_lines
+from hpcrun.results.collect.columns import ParsedLines, parse_rows, read_lines
 from hpcrun.results.collect.layout import structured, texts
 from hpcrun.results.collect.summary import NO_STEP, summary_of
 from hpcrun.results.config_text import parse_config
@@ -73,14 +73,14 @@ def signature(name: str, path: str) -> Signature:
 
 
 @dataclass(frozen=True)
-class Job:
+class RunToRead:
     """A run directory to read. ``config``: the config as results.h5 has it, and the signature of its file."""
 
     path: str
     config: tuple[Signature, bytes] | None = None
 
 
-def read_run(job: Job) -> RunData:
+def read_run(job: RunToRead) -> RunData:
     """Return the content of a run directory; unreadable parts are recorded as problems."""
     path = job.path
     reader = _Reader(path)
@@ -91,12 +91,12 @@ def read_run(job: Job) -> RunData:
         what = f"cannot be understood: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         empty = RunData(path, reader.data.name, problems=[("", what)])
         empty.signatures = [signature(*file) for file in files_of(path)]
-        empty.facts = facts_of({}, {}, (), Lines(), {})
+        empty.facts = facts_of({}, {}, (), ParsedLines(), {})
         return empty
     return reader.data
 
 
-def _read_all(reader: _Reader, job: Job) -> None:
+def _read_all(reader: _Reader, job: RunToRead) -> None:
     run = RunDirectory(Path(job.path))
     config = reader.config(run.config, job.config)
     identity = reader.document("identity", run.record)
@@ -163,7 +163,7 @@ class _Reader:
         self.data.documents[name] = orjson.dumps(rows[0], option=orjson.OPT_NON_STR_KEYS)
         return rows[0]
 
-    def metrics(self, path: Path) -> Lines:
+    def metrics(self, path: Path) -> ParsedLines:
         try:
             with path.open("rb") as stream:
                 found = os.fstat(stream.fileno())
@@ -171,7 +171,7 @@ class _Reader:
                 lines = read_lines(stream, found.st_size)
         except OSError as error:
             self._unreadable(path, error, needed=False)
-            return Lines()
+            return ParsedLines()
         self._line_problems(path, lines.damaged, lines.torn)
         for what in lines.cut:
             self._problem(path, what)
@@ -260,7 +260,7 @@ def facts_of(
     config: dict[str, Any],
     identity: dict[str, Any],
     events: Sequence[Event],
-    lines: Lines,
+    lines: ParsedLines,
     result: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the cells of the table ``runs`` that come from the files."""
@@ -284,7 +284,7 @@ def facts_of(
     }
 
 
-def _last_step(lines: Lines, result: dict[str, Any]) -> int:
+def _last_step(lines: ParsedLines, result: dict[str, Any]) -> int:
     steps = lines.columns.get("step")
     if steps is not None and steps.dtype.kind in "iuf" and np.isfinite(steps[-1]):
         return int(steps[-1])

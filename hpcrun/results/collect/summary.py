@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.results.collect.columns import Lines
+from hpcrun.results.collect.columns import ParsedLines
 
 NO_STEP = -1
 _NO_METRICS = ("step", "time", "restart")
@@ -44,7 +44,7 @@ def _without_gaps(restart: NDArray[Any]) -> NDArray[Any]:
     return filled
 
 
-def summary_of(lines: Lines) -> list[tuple[Any, ...]]:
+def summary_of(lines: ParsedLines) -> list[tuple[Any, ...]]:
     """Return a row of the table ``summary`` for each metric, without the run."""
     names = [
         name
@@ -72,7 +72,7 @@ def summary_of(lines: Lines) -> list[tuple[Any, ...]]:
     return found
 
 
-def _steps(lines: Lines) -> NDArray[Any]:
+def _steps(lines: ParsedLines) -> NDArray[Any]:
     """Return the step of each row, or the number of the row if it has none."""
     steps = lines.columns.get("step")
     if steps is None or steps.dtype.kind not in "iuf":

@@ -92,7 +92,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Source:
+class TokenSource:
     """The shards of a folder's split, or of a flat file. A flat file names no vocabulary and no tokenizer."""
 
     path: Path
@@ -112,7 +112,7 @@ def ends_path(shard: Path) -> Path:
     return shard.with_suffix(".ends.npy")
 
 
-def open_source(path: Path, split: str, dtype: str) -> Source:
+def open_source(path: Path, split: str, dtype: str) -> TokenSource:
     """Check the sizes of all files at ``path``, and return the shards of ``split``.
 
     A flat file has no splits: all of it is returned. Reads no tokens, so every rank may call it.
@@ -126,7 +126,7 @@ def open_source(path: Path, split: str, dtype: str) -> Source:
     try:
         if path.is_dir():
             return _open_folder(path, split)
-        return Source(path, [_flat(path, dtype)])
+        return TokenSource(path, [_flat(path, dtype)])
     except OSError as error:
         raise TokenError(
             f"{path}: cannot be read: {_one_line(error)}; name a folder of token shards or a flat file "
@@ -142,7 +142,7 @@ def has_split(path: Path, split: str) -> bool:
         raise TokenError(f"{path}: cannot be read: {_one_line(error)}") from error
 
 
-def _open_folder(folder: Path, split: str) -> Source:
+def _open_folder(folder: Path, split: str) -> TokenSource:
     described = _description(folder)
     if not described["splits"].get(split):
         raise TokenError(f"{folder}: has no {split} tokens; {_AGAIN}, or name another folder")
@@ -164,7 +164,7 @@ def _open_folder(folder: Path, split: str) -> Source:
             )
         _ = shard.ends
         shards.append(shard)
-    return Source(
+    return TokenSource(
         folder, shards, described["vocabulary"], described["tokenizer"], described["end_token"]
     )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hpcrun.tasks.tokens.shards import Shard, Source, TokenError, ends_path
+from hpcrun.tasks.tokens.shards import Shard, TokenError, TokenSource, ends_path
 
 
 class TokenWindows(Dataset[dict[str, Tensor]]):
@@ -28,7 +28,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
 
     def __init__(
         self,
-        source: Source,
+        source: TokenSource,
         context: int,
         vocabulary: int,
         *,

@@ -12,7 +12,7 @@ _NAMED_AT_MOST = 4
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankPosition:
     """Position of a rank at the alarm.
 
     ``idle``: seconds since its last progress. ``at``: the innermost line of its main thread outside torch.
@@ -28,12 +28,12 @@ class Answer:
     begun: Mapping[str, Sequence[tuple[int, str]]] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
-        """Return plain data; ``Answer(**data)`` restores the object."""
+        """Return plain data; ``RankPosition(**data)`` restores the object."""
         return asdict(self)
 
 
 def judge_hang(
-    answers: Mapping[int, Answer], hosts: Sequence[str | None], now: float, idle: float
+    answers: Mapping[int, RankPosition], hosts: Sequence[str | None], now: float, idle: float
 ) -> Hang:
     """Name the ranks for which the other ranks wait.
 
@@ -88,7 +88,7 @@ def judge_hang(
     )
 
 
-def _late(answers: Mapping[int, Answer]) -> list[int]:
+def _late(answers: Mapping[int, RankPosition]) -> list[int]:
     """Return the ranks that are last by steps, or else by the collectives of any group; may be empty.
 
     A rank that is late in one group because it waits in another group is excluded, unless all late ranks
@@ -108,7 +108,7 @@ def _late(answers: Mapping[int, Answer]) -> list[int]:
     return sorted(late - waiting or late)
 
 
-def _crossed(answers: Mapping[int, Answer]) -> dict[int, str]:
+def _crossed(answers: Mapping[int, RankPosition]) -> dict[int, str]:
     """Return each rank's collective at the first number at which they differ; empty if they never do."""
     for group in sorted({group for answer in answers.values() for group in answer.begun}):
         begun = {rank: dict(it.begun.get(group, ())) for rank, it in answers.items()}
@@ -145,7 +145,7 @@ def _last(reached: Mapping[int, int]) -> list[int]:
     return sorted(rank for rank, number in reached.items() if number == least)
 
 
-def _place(answer: Answer, newest: int | None) -> str:
+def _place(answer: RankPosition, newest: int | None) -> str:
     step = "" if answer.step in (None, newest) else f" step {answer.step}"
     return f"{answer.doing}{step} at {answer.at}"
 

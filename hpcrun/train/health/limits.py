@@ -13,7 +13,7 @@ _TOGETHER = frozenset({TRAINING, VALIDATING})
 
 
 @dataclass(frozen=True)
-class Limits:
+class StallLimits:
     """Maximum seconds without progress: in a step, in work outside steps, and in ``Task.prepare``."""
 
     step: float
@@ -21,7 +21,7 @@ class Limits:
     prepare: float
 
     @classmethod
-    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "Limits":
+    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "StallLimits":
         """Make the limits; a step gets at most half of the collectives' ``timeout``."""
         step = min(hang_after, timeout / 2)
         other = max(step, hang_start)

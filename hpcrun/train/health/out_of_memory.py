@@ -26,7 +26,7 @@ class OutOfMemory(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Usage:
+class MemorySettings:
     """Settings that decide how much memory a step takes.
 
     ``micro_batch``: samples that a rank computes at a time; 0 before the first step, while the model moves
@@ -59,7 +59,7 @@ def usage(
     parallel: str,
     gpu: bool,
     recomputable: bool = True,
-) -> Usage:
+) -> MemorySettings:
     """Collect the settings.
 
     Args:
@@ -67,7 +67,7 @@ def usage(
         parallel: as resolved.
         recomputable: the model can be trained with activation checkpointing.
     """
-    return Usage(
+    return MemorySettings(
         batch_size=config.train.batch_size,
         micro_batch=0 if batching is None else batching.micro_batch,
         ranks=ranks,
@@ -85,7 +85,7 @@ def usage(
     )
 
 
-def advice(now: Usage) -> Iterator[str]:
+def advice(now: MemorySettings) -> Iterator[str]:
     """Yield advice, the cheapest first: each line names keys, their values, and their cost.
 
     Use all keys of a line together; the config rejects a part of them.
@@ -110,7 +110,7 @@ def advice(now: Usage) -> Iterator[str]:
         yield f"{least}: use more GPUs with train.parallel=fsdp, or a smaller model"
 
 
-def _smaller_activations(now: Usage) -> Iterator[str]:
+def _smaller_activations(now: MemorySettings) -> Iterator[str]:
     # Between micro-batches FSDP holds the gradients of all parameters, unless it reduces them each time.
     each = "fsdp.reduce_each_micro_batch=true"
     holds = now.parallel == "fsdp" and not now.reduces_each
@@ -146,7 +146,7 @@ def is_out_of_memory(error: BaseException) -> TypeGuard[Exception]:
 
 
 @contextlib.contextmanager
-def explaining(now: Usage, folder: Path, rank: int) -> Iterator[None]:
+def explaining(now: MemorySettings, folder: Path, rank: int) -> Iterator[None]:
     """Turn a lack of memory in the block into :class:`OutOfMemory` with advice."""
     try:
         yield
@@ -157,7 +157,7 @@ def explaining(now: Usage, folder: Path, rank: int) -> Iterator[None]:
         raise explained(error, now, folder, rank) from None
 
 
-def explained(error: Exception, now: Usage, folder: Path, rank: int) -> OutOfMemory:
+def explained(error: Exception, now: MemorySettings, folder: Path, rank: int) -> OutOfMemory:
     """Return the error to raise instead of ``error``; writes the GPU allocator's state to ``folder``."""
     first, *_ = str(error).strip().splitlines() or [type(error).__name__]
     lines = [*advice(now), _HOW, *_snapshot(folder, rank)]

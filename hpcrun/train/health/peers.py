@@ -4,7 +4,7 @@ import contextlib
 import time
 from typing import Protocol
 
-from hpcrun.train.health.limits import Limits
+from hpcrun.train.health.limits import StallLimits
 
 
 class Store(Protocol):
@@ -84,7 +84,7 @@ class Peers:
 class PeerFailure:
     """The failure of a peer, and how long this rank has outlived the peer."""
 
-    def __init__(self, peers: Peers, limits: Limits) -> None:
+    def __init__(self, peers: Peers, limits: StallLimits) -> None:
         self._peers, self._limits = peers, limits
         self._since: float | None = None
 

@@ -36,8 +36,8 @@ from hpcrun.run.events import Attempt, note
 from hpcrun.run.io.files import make_log_folder
 from hpcrun.run.stacks import Mailbox
 from hpcrun.train.health import flight_recorder
-from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
-from hpcrun.train.health.limits import Limits
+from hpcrun.train.health.hang_diagnosis import RankPosition, judge_hang
+from hpcrun.train.health.limits import StallLimits
 from hpcrun.train.health.peers import PeerFailure, Peers, Store
 from hpcrun.train.parallel import process_group
 from hpcrun.train.phase import COMPILING, PROFILING, Position
@@ -58,7 +58,7 @@ class Watchdog:
     def __init__(
         self,
         position: Position,
-        limits: Limits,
+        limits: StallLimits,
         folder: Path,
         ranks: Ranks,
         *,
@@ -184,7 +184,7 @@ class Watchdog:
             flush=True,
         )
         faulthandler.dump_traceback(file=self._stacks)
-        mine = Answer(
+        mine = RankPosition(
             self._host,
             step,
             doing,
@@ -215,7 +215,7 @@ class Watchdog:
         """Raise the alarm; return True if this rank is the first, or has no store."""
         return self._peers.count("alarm", 1) in (1, None)
 
-    def _judge(self, mine: Answer, idle: float) -> None:
+    def _judge(self, mine: RankPosition, idle: float) -> None:
         ranks = range(self._world_size)
         notes = [f"answer/{rank}" for rank in ranks]
         self._peers.wait_for(notes, self._limits.answer, self._limits.tick / 2)
@@ -224,7 +224,7 @@ class Watchdog:
         for rank in ranks:
             answer = self._peers.read(f"answer/{rank}")
             if answer is not None:
-                answers[rank] = Answer(**json.loads(answer))
+                answers[rank] = RankPosition(**json.loads(answer))
             hosts.append(self._peers.read(f"host/{rank}"))
         hosts[self._rank] = self._host
         hang = judge_hang(answers, hosts, time.time(), idle)
@@ -278,7 +278,7 @@ def watching(
             print(f"hpcrun: the job was suspended for {seconds:.0f} s; continuing", flush=True)
             note(run, "suspended", attempt, step=position.step, seconds=round(seconds, 3))
 
-    limits = Limits.of(train.hang_after, train.hang_start, train.timeout)
+    limits = StallLimits.of(train.hang_after, train.hang_start, train.timeout)
     watchdog = Watchdog(
         position,
         limits,

@@ -38,7 +38,7 @@ def mean_over_ranks(total: float, count: float, ranks: Ranks) -> float:
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepMeasurements:
     """Measurements of each step. ``loss`` is the task's loss with timing and FLOP counting around it.
 
     ``peak``: FLOP/s of all devices of a rank; None: log no MFU.
@@ -50,14 +50,14 @@ class Measured:
     peak: float | None
 
 
-def measure(config: Config, task: Task, model: nn.Module, device: torch.device) -> Measured:
+def measure(config: Config, task: Task, model: nn.Module, device: torch.device) -> StepMeasurements:
     """Wrap the task's loss with measurements; call before ``model`` is moved, prepared or wrapped."""
     watch = Stopwatch(device)
     peak = peak_here(device, config.amp.dtype, config.watch.peak_flops)
     if peak is not None and accelerator.is_accelerator(device) and config.train.parallel == "dp":
         peak *= accelerator.count()
     flops = FlopCounter(None if peak is None else twin(model), task.flops_per_sample)
-    return Measured(watch, flops, watch.timed(flops.counting(task.loss)), peak)
+    return StepMeasurements(watch, flops, watch.timed(flops.counting(task.loss)), peak)
 
 
 class MetricsLog:
@@ -69,7 +69,7 @@ class MetricsLog:
         task: Task,
         trainer: AMPTrainer,
         batching: Batching,
-        measured: Measured,
+        measured: StepMeasurements,
         sinks: Sinks | None,
         *,
         ranks: Ranks,

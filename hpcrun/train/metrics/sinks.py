@@ -49,7 +49,7 @@ class JsonLines:
         self._lines.close()
 
 
-class RankLog:
+class RankZeroLog:
     """Log lines of rank 0: loss, speed and remaining time, now and then."""
 
     def __init__(self, total: int, start: int) -> None:
@@ -181,7 +181,7 @@ class Sinks:
 
 def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
     """Make the configured sinks; ``start``: the restored step. Raises UserError if a package is missing."""
-    sinks: list[Sink] = [JsonLines(run), RankLog(config.train.steps, start)]
+    sinks: list[Sink] = [JsonLines(run), RankZeroLog(config.train.steps, start)]
     if config.watch.tensorboard:
         sinks.append(TensorBoard(run, start))
     if config.watch.wandb is not None:

@@ -10,7 +10,7 @@ from hpcrun.train.data.batches import Steps
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
-from hpcrun.train.metrics.log import Measured, MetricsLog
+from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.profiling import Profile
 from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
@@ -74,7 +74,11 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
 
 
 def build_metrics(
-    context: Context, opened: OpenedTask, resumed: Resumed, batching: Batching, measured: Measured
+    context: Context,
+    opened: OpenedTask,
+    resumed: Resumed,
+    batching: Batching,
+    measured: StepMeasurements,
 ) -> MetricsLog:
     """Make the log of metrics with its sinks, and restore its unlogged steps. Collective.
 
@@ -163,7 +167,7 @@ def open_compile_cache(context: Context, device: torch.device) -> CompileCache:
 
 
 def build_profile(
-    context: Context, resumed: Resumed, measured: Measured, position: Position
+    context: Context, resumed: Resumed, measured: StepMeasurements, position: Position
 ) -> Profile:
     """Make the profiler of the configured window of steps."""
     return Profile(

@@ -14,7 +14,7 @@ from hpcrun.network.check.allreduce import node_ranks
 from hpcrun.network.check.allreduce.busbw import MIB, bus_bandwidth
 from hpcrun.network.check.coordinator import Check, Options
 from hpcrun.network.check.findings import findings
-from hpcrun.network.check.measurements import Collective, Measured
+from hpcrun.network.check.measurements import Collective, NetworkMeasurements
 from hpcrun.network.check.report import as_data, collective_line
 
 FIGURES = {"bytes": 4 * MIB, "seconds": 0.01, "busbw": 6e8}
@@ -102,7 +102,7 @@ def silence(step: int, steps: int, text: str) -> None:
     """Show nothing."""
 
 
-def measured(fleet: Played, **options: Any) -> Measured:
+def measured(fleet: Played, **options: Any) -> NetworkMeasurements:
     """Return the measurements of a check of the fleet."""
     return Check(fleet, fleet.nodes, Options(**{"all_reduce": 30.0, **options}), silence).run()
 

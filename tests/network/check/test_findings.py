@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.check.findings import Finding, excluded, findings, rate_text, suspects
-from hpcrun.network.check.measurements import Measured, NameCheck, PortCheck, Transfer
+from hpcrun.network.check.findings import NetworkFinding, excluded, findings, rate_text, suspects
+from hpcrun.network.check.measurements import NameCheck, NetworkMeasurements, PortCheck, Transfer
 from hpcrun.network.check.port_findings import ranges
 from hpcrun.network.check.report import as_data, finding_lines, node_lines
 from hpcrun.network.check.schedule import rounds_for
@@ -30,10 +30,10 @@ def usual(sender: str, receiver: str, dice: random.Random) -> float:
     return 10e9 * dice.uniform(0.66, 1.1)
 
 
-def fleet(count: int, seed: int, rate: Rate, **facts: Any) -> Measured:
+def fleet(count: int, seed: int, rate: Rate, **facts: Any) -> NetworkMeasurements:
     """Return the measurements of ``count`` nodes; ``rate`` gives None for a failed connection."""
     dice, nodes = random.Random(seed), names(count)
-    measured = Measured(nodes, **facts)
+    measured = NetworkMeasurements(nodes, **facts)
     for pairs in rounds_for(count, seed):
         for a, b in pairs:
             for sender, receiver in ((nodes[a], nodes[b]), (nodes[b], nodes[a])):
@@ -43,7 +43,7 @@ def fleet(count: int, seed: int, rate: Rate, **facts: Any) -> Measured:
     return measured
 
 
-def kinds(found: list[Finding]) -> list[tuple[str, tuple[str, ...]]]:
+def kinds(found: list[NetworkFinding]) -> list[tuple[str, tuple[str, ...]]]:
     """Return kind and nodes of each finding."""
     return [(one.kind, one.nodes) for one in found]
 
@@ -214,7 +214,7 @@ def test_nodes_that_all_close_their_ports_are_one_finding(
 ) -> None:
     nodes = names(count)
     failed = [Transfer(a, b, None, refused=refused) for a in nodes for b in nodes if a != b]
-    found = findings(Measured(nodes, transfers=failed))
+    found = findings(NetworkMeasurements(nodes, transfers=failed))
     assert kinds(found) == [(kind, ())]
     assert excluded(found) == []
     assert finding_lines(found) == [f"all nodes: {found[0].text}"]
@@ -312,15 +312,15 @@ def test_ranges_run_to_the_next_open_port_that_was_tried() -> None:
 
 
 def test_of_each_bad_link_one_node_is_left_out_the_common_one_first() -> None:
-    links = [Finding("link", pair, "") for pair in (("a", "b"), ("b", "c"), ("d", "e"))]
+    links = [NetworkFinding("link", pair, "") for pair in (("a", "b"), ("b", "c"), ("d", "e"))]
     assert len(excluded(links)) == 2
     assert "b" in excluded(links)
-    assert excluded([*links, Finding("slow", ("d",), "")]) == ["b", "d"]
+    assert excluded([*links, NetworkFinding("slow", ("d",), "")]) == ["b", "d"]
 
 
 def test_figures_of_no_transfers_are_empty() -> None:
     assert (node_rates([]), usual_rate({}), scores([])) == ({}, None, {})
-    assert findings(Measured(["a"])) == []
+    assert findings(NetworkMeasurements(["a"])) == []
 
 
 def test_the_report_is_json_and_lines() -> None:

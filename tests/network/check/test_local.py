@@ -16,7 +16,7 @@ import pytest
 
 from hpcrun.cluster.network.ports import FIRST_PORT, ephemeral_range
 from hpcrun.network.check import wire
-from hpcrun.network.check.agent import Agent, targets
+from hpcrun.network.check.agent import NetcheckAgent, targets
 from hpcrun.network.check.coordinator import Check, Options
 from hpcrun.network.check.findings import findings
 from hpcrun.network.check.fleet import Processes, not_launched, on_this_machine, srun_command
@@ -80,7 +80,10 @@ def test_the_ports_of_a_run_are_tried_and_are_free_afterwards() -> None:
 
 def test_ports_that_refuse_differ_from_ports_with_another_program() -> None:
     told = io.StringIO()
-    first, second = Agent("127.0.0.1", 0, io.StringIO()), Agent("127.0.0.2", 1, told)
+    first, second = (
+        NetcheckAgent("127.0.0.1", 0, io.StringIO()),
+        NetcheckAgent("127.0.0.2", 1, told),
+    )
     free, unused = free_ports(2)
     peer = {"index": 0, "name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": []}
     with socket.create_server(("", 0)) as stranger:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcrun.network.nccl.lint.findings import Finding
+from hpcrun.network.nccl.lint.findings import NcclFinding
 from hpcrun.network.nccl.lint.lint import lint
 from hpcrun.network.nccl.rules import rules
 from hpcrun.network.nccl.settings import settings_of
@@ -20,12 +20,12 @@ GUIDES: list[dict[str, Any]] = yaml.safe_load(
 KINDS = {"system", "debugging", "internal", "removed", "renamed"}
 
 
-def found(nccl: str | None = None, **env: str) -> list[Finding]:
+def found(nccl: str | None = None, **env: str) -> list[NcclFinding]:
     """Return the findings about these variables."""
     return lint(settings_of(env, "test"), nccl)
 
 
-def names(findings: list[Finding], level: str) -> set[str]:
+def names(findings: list[NcclFinding], level: str) -> set[str]:
     """Return the names of the findings of one level."""
     return {finding.setting.name for finding in findings if finding.level == level}
 

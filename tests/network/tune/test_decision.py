@@ -10,7 +10,7 @@ import pytest
 from hpcrun.network.tune.cells import Cell, Timing, Trial
 from hpcrun.network.tune.decision import compare, holm, rank_test, repeats_for
 from hpcrun.network.tune.knobs import Knob
-from hpcrun.network.tune.search import Plan, search
+from hpcrun.network.tune.search import SearchPlan, search
 
 CELLS = [Cell("all_reduce", 8), Cell("all_reduce", 1 << 20), Cell("alltoall", 1 << 20)]
 KNOBS = [
@@ -43,7 +43,7 @@ class Network:
 
 
 def found_env(seed: int, factors: Mapping[str, float]) -> dict[str, str]:
-    return search(Network(seed, factors).trial, KNOBS, Plan(seed=seed), lambda _: None).env
+    return search(Network(seed, factors).trial, KNOBS, SearchPlan(seed=seed), lambda _: None).env
 
 
 def test_on_an_even_field_the_default_stays() -> None:
@@ -74,7 +74,7 @@ def test_a_setting_that_fails_once_is_not_chosen() -> None:
             return Trial(problem="wrong results of all_reduce with 8 bytes")
         return network.trial(env)
 
-    found = search(measure, KNOBS, Plan(), lambda _: None)
+    found = search(measure, KNOBS, SearchPlan(), lambda _: None)
     assert found.env == {}
     (two,) = [one for one in found.tried if one.option == {"A": "2"}]
     assert two.confirmed is not None
@@ -87,7 +87,7 @@ def test_where_the_default_does_not_work_a_setting_that_works_is_found() -> None
     def measure(env: Mapping[str, str]) -> Trial:
         return network.trial(env) if env.get("A") == "1" else Trial(problem="no route to host")
 
-    assert search(measure, KNOBS, Plan(), lambda _: None).env == {"A": "1"}
+    assert search(measure, KNOBS, SearchPlan(), lambda _: None).env == {"A": "1"}
 
 
 def test_cells_that_a_slow_trial_has_left_out_do_not_count() -> None:

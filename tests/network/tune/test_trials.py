@@ -8,7 +8,7 @@ import pytest
 from hpcrun.network.errors import NetworkError
 from hpcrun.network.tune.cells import Cell
 from hpcrun.network.tune.knobs import knobs_for
-from hpcrun.network.tune.search import Found, Plan, search
+from hpcrun.network.tune.search import Found, SearchPlan, search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, srun_command
 from tests import jobs
 
@@ -24,7 +24,7 @@ def tuned(rates: tuple[str | None, str | None], seed: int = 0) -> Found:
         return search(
             lambda env: crew.trial(env, SHORT),
             knobs_for("gloo", crew.site, {}),
-            Plan(seed=seed),
+            SearchPlan(seed=seed),
             lambda _: None,
         )
 

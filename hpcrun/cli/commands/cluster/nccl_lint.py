@@ -10,7 +10,7 @@ from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import find_run_instead, runs_dir
 from hpcrun.config.sources.layers import file_layer
 from hpcrun.errors import UserError
-from hpcrun.network.nccl.lint.findings import Finding, by_severity
+from hpcrun.network.nccl.lint.findings import NcclFinding, by_severity
 from hpcrun.network.nccl.lint.lint import lint
 from hpcrun.network.nccl.lint.scripts import export_findings, settings_of_script
 from hpcrun.network.nccl.rules import rules
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(errors > 0)
 
 
-def _settings(arguments: argparse.Namespace) -> tuple[list[Setting], list[Finding], str]:
+def _settings(arguments: argparse.Namespace) -> tuple[list[Setting], list[NcclFinding], str]:
     """Return the settings, the findings about ``--export`` lists, and the name of the checked source."""
     target: str | None = arguments.target
     if target is None:
@@ -64,12 +64,14 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _of_run(directory: RunDirectory) -> tuple[list[Setting], list[Finding]]:
+def _of_run(directory: RunDirectory) -> tuple[list[Setting], list[NcclFinding]]:
     layer = file_layer(directory.config)
     return _of_job(layer.values.get("job"), layer.where, directory.config.name)
 
 
-def _of_job(job: Any, where: Mapping[str, str], name: str) -> tuple[list[Setting], list[Finding]]:
+def _of_job(
+    job: Any, where: Mapping[str, str], name: str
+) -> tuple[list[Setting], list[NcclFinding]]:
     """Return the settings of a config's ``job:`` section: first the lines of ``setup``, then ``env``."""
     if not isinstance(job, Mapping):
         return [], []
@@ -88,7 +90,7 @@ def _texts(values: Any) -> list[str]:
     return [str(value) for value in values] if isinstance(values, list) else []
 
 
-def _print(findings: Iterable[Finding], name: str, version: str | None) -> None:
+def _print(findings: Iterable[NcclFinding], name: str, version: str | None) -> None:
     findings = list(findings)
     for finding in findings:
         shown = finding.setting

@@ -20,7 +20,7 @@ from hpcrun.network.tune import plot
 from hpcrun.network.tune.cells import Trial, collectives_of, sizes_of
 from hpcrun.network.tune.knobs import Env, knobs_for
 from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
-from hpcrun.network.tune.search import Found, Plan, search
+from hpcrun.network.tune.search import Found, SearchPlan, search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.run.io.files import write_atomic
@@ -55,9 +55,9 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--effect",
         type=float,
-        default=Plan.effect,
+        default=SearchPlan.effect,
         metavar="SHARE",
-        help=f"smallest gain that counts (default {Plan.effect:g})",
+        help=f"smallest gain that counts (default {SearchPlan.effect:g})",
     )
     group.add_argument(
         "--seconds",
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         longest=arguments.longest,
     )
-    plan = Plan(effect=arguments.effect, seed=arguments.seed)
+    plan = SearchPlan(effect=arguments.effect, seed=arguments.seed)
     start, ranks, where = _ranks(arguments)
     with (
         TrialRanks(start(), ranks) as crew,

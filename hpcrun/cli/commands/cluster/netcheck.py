@@ -29,9 +29,9 @@ from hpcrun.cluster.network.ports import port_candidates
 from hpcrun.errors import UserError
 from hpcrun.network.check import fleet
 from hpcrun.network.check.coordinator import Check, Options, Progress
-from hpcrun.network.check.findings import THRESHOLD, Finding, findings
+from hpcrun.network.check.findings import THRESHOLD, NetworkFinding, findings
 from hpcrun.network.check.heatmap import table, write_png
-from hpcrun.network.check.measurements import Measured
+from hpcrun.network.check.measurements import NetworkMeasurements
 from hpcrun.network.check.ports import tried_ports
 from hpcrun.network.check.report import as_data, collective_line, finding_lines, node_lines
 from hpcrun.printing import escaped, say, show_table
@@ -120,7 +120,7 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         raise UserError(f"--nodes {arguments.nodes}: a check of links needs at least 2")
 
 
-def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> Measured:
+def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeasurements:
     if arguments.local is not None:
         names = [f"127.0.0.{index + 1}" for index in range(arguments.local)]
     elif len(hosts) < 2:
@@ -156,7 +156,7 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> Measured:
     return measured
 
 
-def _on_slurm(names: list[str], options: Options, progress: Progress) -> Measured:
+def _on_slurm(names: list[str], options: Options, progress: Progress) -> NetworkMeasurements:
     """Check the nodes on which a task starts: if one node does not answer, srun starts no task at all."""
     lost: dict[str, str] = {}
     while True:
@@ -176,7 +176,7 @@ def _on_slurm(names: list[str], options: Options, progress: Progress) -> Measure
 
 def _check(
     started: fleet.Processes, names: list[str], options: Options, progress: Progress
-) -> Measured:
+) -> NetworkMeasurements:
     try:
         return Check(started, names, options, progress).run()
     finally:
@@ -189,7 +189,7 @@ def _show(bar: "tqdm[Any]", step: int, steps: int, text: str) -> None:
     bar.refresh()
 
 
-def _print(measured: Measured, found: list[Finding]) -> None:
+def _print(measured: NetworkMeasurements, found: list[NetworkFinding]) -> None:
     say(*node_lines(measured))
     if len(measured.nodes) <= _WIDE_TABLE and measured.transfers:
         say("", "Gbit/s, from row to column")

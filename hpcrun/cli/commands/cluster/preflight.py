@@ -25,7 +25,7 @@ from hpcrun.cli.output import print_json
 from hpcrun.cluster.hardware.devices import given_gpus
 from hpcrun.cluster.launchers import in_local_cluster, job_id, step_hosts
 from hpcrun.errors import UserError
-from hpcrun.preflight.preflight_facts import JobNeeds, Measured
+from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts
 from hpcrun.preflight.report import as_data, failures, lines, results
 from hpcrun.preflight.start import check_here, check_nodes
 from hpcrun.printing import say, say_aside
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measure(
     arguments: argparse.Namespace, directory: RunDirectory | None, folder: Path
-) -> Measured:
+) -> PreflightFacts:
     hosts = step_hosts(os.environ)
     run = str(directory.path) if directory else None
     job = _job(directory)

@@ -25,7 +25,7 @@ from hpcrun.printing import say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpcrun.results.collect.aggregate import Progress, Source, Summary
+    from hpcrun.results.collect.aggregate import Progress, RunSource, Summary
 
 _MOST_PROBLEMS = 100
 
@@ -134,8 +134,8 @@ def _bar() -> "Iterator[Progress | None]":
         yield progress
 
 
-def _source(arguments: argparse.Namespace) -> "Source":
-    from hpcrun.results.collect.aggregate import Source
+def _source(arguments: argparse.Namespace) -> "RunSource":
+    from hpcrun.results.collect.aggregate import RunSource
     from hpcrun.results.collect.find import find_runs
     from hpcrun.results.collect.mapping import mapped_source, read_mapping
 
@@ -145,7 +145,7 @@ def _source(arguments: argparse.Namespace) -> "Source":
         from hpcrun.results.collect.mapping import mapped_source, read_mapping
 
         return mapped_source(read_mapping(arguments.map), named)
-    return Source(find_runs(named, folder))
+    return RunSource(find_runs(named, folder))
 
 
 def _export(arguments: argparse.Namespace) -> list[str]:
@@ -153,10 +153,10 @@ def _export(arguments: argparse.Namespace) -> list[str]:
     if arguments.csv is None and arguments.parquet is None:
         return []
     from hpcrun.results.export import write_csv, write_parquet
-    from hpcrun.results.store import Store
+    from hpcrun.results.store import ResultsFile
 
     written = []
-    with Store(arguments.output) as store:
+    with ResultsFile(arguments.output) as store:
         if arguments.csv is not None:
             written += write_csv(store, arguments.csv)
         if arguments.parquet is not None:

@@ -21,8 +21,8 @@ from hpcrun.errors import UserError
 from hpcrun.printing import say
 
 if TYPE_CHECKING:
-    from hpcrun.results.groups import Group
-    from hpcrun.results.statistics import Interval, Paired, Spread
+    from hpcrun.results.groups import RunGroup
+    from hpcrun.results.statistics import ConfidenceInterval, Paired, Spread
 
 _STATES = ("stopped", "failed", "unfinished")
 _MOST_LISTED = 20
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     from hpcrun.results.groups import Question, default_metric, grouped, lower_is_better
     from hpcrun.results.labels import labels
     from hpcrun.results.statistics import describe
-    from hpcrun.results.store import Store
+    from hpcrun.results.store import ResultsFile
 
     _require_sense(arguments)
-    with Store(arguments.file) as store:
+    with ResultsFile(arguments.file) as store:
         metric = arguments.metric or default_metric(store)
         goal = arguments.goal or ("min" if lower_is_better(metric) else "max")
         question = Question(
@@ -109,7 +109,7 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         raise UserError(f"--confidence {arguments.confidence}: should be 0.5 to less than 1")
 
 
-def _paired(base: "Group", group: "Group", lower: bool, confidence: float) -> "Paired | None":
+def _paired(base: "RunGroup", group: "RunGroup", lower: bool, confidence: float) -> "Paired | None":
     from hpcrun.results.statistics import compare_paired
 
     first = {one.seed: one.value for one in base.values if one.seed is not None}
@@ -126,7 +126,7 @@ def _paired(base: "Group", group: "Group", lower: bool, confidence: float) -> "P
 
 
 def _group_rows(
-    groups: Sequence["Group"],
+    groups: Sequence["RunGroup"],
     spreads: Sequence["Spread | None"],
     lower: bool,
     known: Mapping[str, str],
@@ -163,7 +163,7 @@ def _group_rows(
     return rows
 
 
-def _pair_rows(groups: Sequence["Group"], pairs: Sequence["Paired | None"]) -> list[list[str]]:
+def _pair_rows(groups: Sequence["RunGroup"], pairs: Sequence["Paired | None"]) -> list[list[str]]:
     rows = [["row", "n", "difference", "interval", "effect", "p", "better", "group"]]
     for number, (group, pair) in enumerate(zip(groups, pairs, strict=True), 1):
         if pair is not None:
@@ -177,7 +177,7 @@ def _pair_rows(groups: Sequence["Group"], pairs: Sequence["Paired | None"]) -> l
     return rows if len(rows) > 1 else [["no seed is in both"]]
 
 
-def _left_out(groups: Sequence["Group"], known: Mapping[str, str]) -> list[str]:
+def _left_out(groups: Sequence["RunGroup"], known: Mapping[str, str]) -> list[str]:
     """Return a line for each run that does not count, and for the missing seeds."""
     found = [
         f"  row {number}: {known[run]}{'' if seed is None else f' (seed {seed})'}: {why}"
@@ -200,7 +200,7 @@ def _left_out(groups: Sequence["Group"], known: Mapping[str, str]) -> list[str]:
 
 def _as_data(
     question: Any,
-    groups: Sequence["Group"],
+    groups: Sequence["RunGroup"],
     spreads: Sequence["Spread | None"],
     pairs: Sequence["Paired | None"],
     against: int,
@@ -225,7 +225,7 @@ def _as_data(
     }
 
 
-def _ends(interval: "Interval") -> str:
+def _ends(interval: "ConfidenceInterval") -> str:
     if interval.low is None:
         return "-"
     return f"{_number(interval.low)} … {_number(interval.high)}"

@@ -35,7 +35,7 @@ from hpcrun.api.logs.merged_log import (
 from hpcrun.cli.run_arguments import add_run, find_run
 from hpcrun.cli.tail import Tail
 from hpcrun.config import load_resolved
-from hpcrun.diagnose.finding import Finding, find_cause
+from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
@@ -232,7 +232,7 @@ def _print_errors(run: RunDirectory) -> int:
     return 0
 
 
-def _error_lines(finding: Finding, attempt: Attempt) -> Iterator[str]:
+def _error_lines(finding: FailureFinding, attempt: Attempt) -> Iterator[str]:
     for line in finding.evidence:
         told = MergedLine(line.time, attempt.restart, line.rank, None, f"{line.place}: {line.text}")
         yield told.shown()

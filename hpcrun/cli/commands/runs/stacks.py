@@ -17,7 +17,7 @@ from hpcrun.api.logs.log_files import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_run, find_run
 from hpcrun.config import load_resolved
-from hpcrun.diagnose.stacks import Group, folded, group_lines, ranges, summary
+from hpcrun.diagnose.stacks import StackGroup, folded, group_lines, ranges, summary
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import say
@@ -114,7 +114,7 @@ def _why_silent(mail: Mailbox, task: int) -> str:
     return "does not answer: its process is stopped, or its node cannot reach the run directory"
 
 
-def _print(groups: Sequence[Group], replies: dict[int, Reply], silent: dict[int, str]) -> None:
+def _print(groups: Sequence[StackGroup], replies: dict[int, Reply], silent: dict[int, str]) -> None:
     for why in sorted(set(silent.values())):
         tasks = [task for task in sorted(silent) if silent[task] == why]
         say(f"{'rank' if len(tasks) == 1 else 'ranks'} {ranges(tasks)}: {why}")

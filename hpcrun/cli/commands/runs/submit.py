@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import handle
-from hpcrun.api.submission.plan import Plan, plan_submission, refuse_live_if_replaced
+from hpcrun.api.submission.plan import SubmissionPlan, plan_submission, refuse_live_if_replaced
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
 from hpcrun.cli.submit_arguments import add_sweep, request_of
@@ -152,7 +152,7 @@ def require_one_way(arguments: argparse.Namespace) -> None:
         raise UserError("--follow and --detach (or --json) exclude each other; choose one")
 
 
-def start(plan: Plan, arguments: argparse.Namespace) -> int:
+def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
     """Carry out ``plan``, and follow the run with --follow or on this machine.
 
     Raises:
@@ -217,7 +217,7 @@ def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> in
     return 0
 
 
-def _show(plan: Plan, config: Config, as_json: bool) -> int:
+def _show(plan: SubmissionPlan, config: Config, as_json: bool) -> int:
     run, executor = plan.run, plan.executor
     script, text = submission.preview(run, config, executor), to_yaml(config, mask=True)
     if as_json:

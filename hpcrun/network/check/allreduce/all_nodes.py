@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from hpcrun.network.check.allreduce.bisection import isolate
 from hpcrun.network.check.allreduce.node_ranks import IMPORT
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.network.check.measurements import Collective, Node
+from hpcrun.network.check.measurements import Collective, MeasuredNode
 
 _GRACE = 20.0
 # Each gloo rank connects to every other rank.
@@ -40,7 +40,7 @@ class AllReduce:
         self,
         fleet: Fleet,
         wait: Wait,
-        nodes: Mapping[int, Node],
+        nodes: Mapping[int, MeasuredNode],
         addresses: Mapping[str, str],
         *,
         limit: float,

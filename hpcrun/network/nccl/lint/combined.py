@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 
-from hpcrun.network.nccl.lint.findings import Finding
+from hpcrun.network.nccl.lint.findings import NcclFinding
 from hpcrun.network.nccl.rules import Combination, rules
 from hpcrun.network.nccl.settings import Setting
 from hpcrun.network.nccl.values import number
 
 
-def combined_findings(settings: Mapping[str, Setting]) -> list[Finding]:
+def combined_findings(settings: Mapping[str, Setting]) -> list[NcclFinding]:
     """Return a finding for each combination of the rules that occurs in ``settings``."""
-    findings: list[Finding] = []
+    findings: list[NcclFinding] = []
     for rule in rules().combinations:
         if _holds(rule, settings):
             findings += [
-                Finding(rule.level, settings[name], rule.advice, rule.source)
+                NcclFinding(rule.level, settings[name], rule.advice, rule.source)
                 for name in _about(rule, settings)
             ]
     return findings

@@ -9,7 +9,7 @@ ORDER: dict[Level, int] = {"error": 0, "warning": 1, "note": 2}
 
 
 @dataclass(frozen=True)
-class Finding:
+class NcclFinding:
     """A statement about one setting. ``source`` is a key of the rules' sources."""
 
     level: Level
@@ -29,7 +29,7 @@ class Finding:
         }
 
 
-def by_severity(findings: list[Finding]) -> list[Finding]:
+def by_severity(findings: list[NcclFinding]) -> list[NcclFinding]:
     """Return the findings without repetitions, errors first, then in the order of the names."""
     unique = {(one.setting.name, one.setting.where, one.message): one for one in findings}
     return sorted(unique.values(), key=lambda one: (ORDER[one.level], one.setting.name))

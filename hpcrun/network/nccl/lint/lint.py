@@ -4,14 +4,14 @@ import difflib
 from collections.abc import Iterable
 
 from hpcrun.network.nccl.lint.combined import combined_findings
-from hpcrun.network.nccl.lint.findings import Finding, by_severity
+from hpcrun.network.nccl.lint.findings import NcclFinding, by_severity
 from hpcrun.network.nccl.rules import Level, Variable, rules
 from hpcrun.network.nccl.settings import Setting, concerns_nccl, effective
 from hpcrun.network.nccl.values import is_old_distance, prefix_trap, shared_file, wrong_value
 from hpcrun.network.nccl.versions import version_key
 
 
-def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[Finding]:
+def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[NcclFinding]:
     """Return the findings about ``settings``, errors first.
 
     Args:
@@ -20,7 +20,7 @@ def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[Finding]:
     """
     version = nccl or rules().newest
     last = effective(settings)
-    findings: list[Finding] = []
+    findings: list[NcclFinding] = []
     for setting in last.values():
         variable = rules().variables.get(setting.name)
         if variable is None:
@@ -30,7 +30,7 @@ def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[Finding]:
     return by_severity(findings + combined_findings(last))
 
 
-def _unknown(setting: Setting) -> list[Finding]:
+def _unknown(setting: Setting) -> list[NcclFinding]:
     """Return the finding for a name that no library reads: an error if a similar name exists, else a warning.
 
     A network plugin may read further names.
@@ -40,11 +40,11 @@ def _unknown(setting: Setting) -> list[Finding]:
     near = difflib.get_close_matches(setting.name, rules().variables, n=1, cutoff=0.86)
     if near and rules().variables[near[0]].kind != "removed":
         message = f"no library reads this name; did you mean {near[0]}?"
-        return [Finding("error", setting, message, "env")]
-    return [Finding("warning", setting, "neither NCCL nor PyTorch reads this name", "env")]
+        return [NcclFinding("error", setting, message, "env")]
+    return [NcclFinding("warning", setting, "neither NCCL nor PyTorch reads this name", "env")]
 
 
-def _known(setting: Setting, variable: Variable, version: str) -> list[Finding]:
+def _known(setting: Setting, variable: Variable, version: str) -> list[NcclFinding]:
     unread = _not_read(setting, variable, version)
     if unread:
         return [unread]
@@ -54,7 +54,7 @@ def _known(setting: Setting, variable: Variable, version: str) -> list[Finding]:
     return [finding for finding in findings if finding]
 
 
-def _not_read(setting: Setting, variable: Variable, version: str) -> Finding | None:
+def _not_read(setting: Setting, variable: Variable, version: str) -> NcclFinding | None:
     """Return the finding that the job's version of the library does not read the variable, or None."""
     if variable.library == "unread":
         return _finding("error", setting, variable, "no library reads this name")
@@ -68,7 +68,7 @@ def _not_read(setting: Setting, variable: Variable, version: str) -> Finding | N
     return None
 
 
-def _renamed(setting: Setting, variable: Variable, version: str) -> Finding | None:
+def _renamed(setting: Setting, variable: Variable, version: str) -> NcclFinding | None:
     if variable.deprecated is None:
         return None
     old = variable.library != "nccl" or version_key(version) >= version_key(variable.deprecated)
@@ -81,7 +81,7 @@ def _renamed(setting: Setting, variable: Variable, version: str) -> Finding | No
     return _finding("warning", setting, variable, message)
 
 
-def _in_production(setting: Setting, variable: Variable) -> Finding | None:
+def _in_production(setting: Setting, variable: Variable) -> NcclFinding | None:
     """Return the finding that a debugging variable is set; at its default value it has no effect."""
     if setting.value == "":
         return None
@@ -93,7 +93,7 @@ def _in_production(setting: Setting, variable: Variable) -> Finding | None:
     return _finding("warning", setting, variable, message)
 
 
-def _about_value(setting: Setting, variable: Variable, value: str) -> list[Finding]:
+def _about_value(setting: Setting, variable: Variable, value: str) -> list[NcclFinding]:
     findings = []
     wrong = wrong_value(variable, value)
     if wrong:
@@ -112,17 +112,17 @@ def _about_value(setting: Setting, variable: Variable, value: str) -> list[Findi
     return findings
 
 
-def _remarks(setting: Setting, variable: Variable, value: str) -> list[Finding]:
+def _remarks(setting: Setting, variable: Variable, value: str) -> list[NcclFinding]:
     return [
-        Finding(remark.level, setting, remark.advice, remark.source)
+        NcclFinding(remark.level, setting, remark.advice, remark.source)
         for remark in variable.remarks
         if "*" in remark.values or value.upper() in map(str.upper, remark.values)
     ]
 
 
-def _finding(level: Level, setting: Setting, variable: Variable, message: str) -> Finding:
+def _finding(level: Level, setting: Setting, variable: Variable, message: str) -> NcclFinding:
     parts = [message]
     if variable.kind in ("removed", "renamed") or variable.deprecated:
         parts += [f"use {variable.instead}"] if variable.instead else []
         parts += [variable.advice] if variable.advice else []
-    return Finding(level, setting, "; ".join(parts), variable.source)
+    return NcclFinding(level, setting, "; ".join(parts), variable.source)

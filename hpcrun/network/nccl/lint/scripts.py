@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from hpcrun.network.nccl.lint.findings import Finding
+from hpcrun.network.nccl.lint.findings import NcclFinding
 from hpcrun.network.nccl.lint.shellwords import shell_words
 from hpcrun.network.nccl.settings import Setting
 
@@ -45,7 +45,7 @@ def settings_of_script(text: str, name: str) -> list[Setting]:
     return found
 
 
-def export_findings(text: str, name: str) -> list[Finding]:
+def export_findings(text: str, name: str) -> list[NcclFinding]:
     """Return a finding for each ``--export=A=b,c``: Slurm cuts the value at its comma."""
     findings = []
     for number, line in _lines(text):
@@ -54,8 +54,8 @@ def export_findings(text: str, name: str) -> list[Finding]:
     return findings
 
 
-def _cut(words: list[tuple[str, str | None]], where: str) -> list[Finding]:
-    findings: list[Finding] = []
+def _cut(words: list[tuple[str, str | None]], where: str) -> list[NcclFinding]:
+    findings: list[NcclFinding] = []
     last: tuple[str, str] | None = None
     for word, value in words:
         if value is not None:
@@ -65,7 +65,7 @@ def _cut(words: list[tuple[str, str | None]], where: str) -> list[Finding]:
                 f"--export cuts the value at its comma: the job gets {last[1]!r} and not {word!r}; "
                 "write `export` lines in the script"
             )
-            findings.append(Finding("error", Setting(*last, where), message, "srun"))
+            findings.append(NcclFinding("error", Setting(*last, where), message, "srun"))
             last = None
     return findings
 
