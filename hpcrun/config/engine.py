@@ -22,7 +22,7 @@ _PLAIN: dict[type, core.CoreSchema] = {
 }
 
 
-class Mark:
+class SchemaMark:
     """Mark for ``Annotated`` that changes the schema of a value; pydantic's models understand it too.
 
     Args:
@@ -41,24 +41,24 @@ class Mark:
         return self._json or handler(schema)
 
 
-def limits(**named: float) -> Mark:
+def limits(**named: float) -> SchemaMark:
     """Return a mark for limits, named as in ``pydantic_core.core_schema``: ge, gt, le, lt, min_length."""
-    return Mark(lambda schema: {**schema, **named})
+    return SchemaMark(lambda schema: {**schema, **named})
 
 
-def before(check: Callable[[Any], Any]) -> Mark:
+def before(check: Callable[[Any], Any]) -> SchemaMark:
     """Return a mark for a check that gets the value as given, and returns the value to use."""
-    return Mark(lambda schema: core.no_info_before_validator_function(check, schema))
+    return SchemaMark(lambda schema: core.no_info_before_validator_function(check, schema))
 
 
-def after(check: Callable[[Any], Any]) -> Mark:
+def after(check: Callable[[Any], Any]) -> SchemaMark:
     """Return a mark for a check that gets the value in its type, and returns the value to use."""
-    return Mark(lambda schema: core.no_info_after_validator_function(check, schema))
+    return SchemaMark(lambda schema: core.no_info_after_validator_function(check, schema))
 
 
-def after_others(check: Callable[[Any, Mapping[str, Any]], Any]) -> Mark:
+def after_others(check: Callable[[Any, Mapping[str, Any]], Any]) -> SchemaMark:
     """Return a mark as of `after`, for a check that also gets the valid values of the keys above."""
-    return Mark(
+    return SchemaMark(
         lambda schema: core.with_info_after_validator_function(
             lambda value, info: check(value, info.data), schema
         )

@@ -11,7 +11,7 @@ import unicodedata
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from hpcrun.config.engine import Mark, after, before, limits
+from hpcrun.config.engine import SchemaMark, after, before, limits
 from hpcrun.config.problems import value_text
 from hpcrun.config.secrets import MASK
 
@@ -225,7 +225,7 @@ GpuCount = Annotated[
     limits(ge=1),
     _NUMBER,
     # The merge of layers moves the type to its own key, but an editor sees the file before the merge.
-    Mark(
+    SchemaMark(
         lambda schema: schema,
         {
             "anyOf": [

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from hpcrun.cluster.network.interfaces import own_interfaces
 from hpcrun.cluster.network.reachable import AnswerServer, Listener, reached
 from hpcrun.network.check import iperf, ports, wire
-from hpcrun.network.check.allreduce.node_ranks import Ranks
+from hpcrun.network.check.allreduce.node_ranks import NodeRanks
 
 CONNECT = 8.0
 """Seconds for a connection: three consecutive lost segments take seven."""
@@ -37,7 +37,7 @@ class NetcheckAgent:
         self._arrived = threading.Condition()
         self._peers: list[dict[str, Any]] = []
         self._token = ""
-        self._ranks = Ranks()
+        self._ranks = NodeRanks()
         self._doorkeeper = AnswerServer(own_interfaces())
         self._held: list[socket.socket] = []
         self._listener = ports.listener()

@@ -23,7 +23,7 @@ _LARGE = 1 << 20
 _VALUE = 2.0
 
 
-class Ranks:
+class TrialGroup:
     """The process group of a trial and the buffers for its calls."""
 
     def __init__(self, rank: int, world: int, device: torch.device) -> None:
@@ -93,36 +93,36 @@ def _wrong(tensor: torch.Tensor, expected: float) -> int:
     return int((tensor != expected).sum().item())
 
 
-def measure(ranks: Ranks, collective: str, size: int, seconds: float) -> dict[str, Any]:
+def measure(group: TrialGroup, collective: str, size: int, seconds: float) -> dict[str, Any]:
     """Time a collective: the lower quartile of the calls, each call as long as on the slowest rank.
 
     Args:
         seconds: approximate duration; at least a few calls are made.
     """
-    real, call, wrong = ranks.prepare(collective, size)
+    real, call, wrong = group.prepare(collective, size)
     begun = time.perf_counter()
     call()
-    ranks.finish()
+    group.finish()
     # All ranks make the same number of calls.
-    first = ranks.agreed(time.perf_counter() - begun)
+    first = group.agreed(time.perf_counter() - begun)
     warm = _WARM if first < seconds else 1
-    errors = ranks.agreed(wrong())
+    errors = group.agreed(wrong())
     begun = time.perf_counter()
     for _ in range(warm):
         call()
-    ranks.finish()
-    usual = ranks.agreed(time.perf_counter() - begun) / warm
+    group.finish()
+    usual = group.agreed(time.perf_counter() - begun) / warm
     calls = int(min(_MOST_CALLS, max(_FEWEST_CALLS, seconds / max(usual, 1e-7))))
-    calls = int(ranks.agreed(calls))
+    calls = int(group.agreed(calls))
     times = []
     for _ in range(calls):
         dist.barrier()
-        ranks.finish()
+        group.finish()
         begun = time.perf_counter()
         call()
-        ranks.finish()
+        group.finish()
         times.append(time.perf_counter() - begun)
-    slowest = torch.tensor(times, dtype=torch.float64, device=ranks.device)
+    slowest = torch.tensor(times, dtype=torch.float64, device=group.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return {
         "type": "cell",
@@ -136,14 +136,14 @@ def measure(ranks: Ranks, collective: str, size: int, seconds: float) -> dict[st
 
 
 def measure_all(
-    ranks: Ranks, order: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
+    group: TrialGroup, order: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
 ) -> None:
     """Measure each collective over the sizes, up to the size that takes too long."""
     for collective in order["collectives"]:
         sizes: Sequence[int] = order["sizes"]
         for size, following in zip(sizes, [*sizes[1:], sizes[-1]], strict=True):
             try:
-                found = measure(ranks, collective, size, order["seconds"])
+                found = measure(group, collective, size, order["seconds"])
             except RuntimeError as error:
                 # Where no rank has begun the call, all ranks come here.
                 if "not support" not in str(error).lower():
@@ -204,7 +204,7 @@ def run_trial(
             world_size=world,
             timeout=timedelta(seconds=order["patience"]),
         )
-        measure_all(Ranks(rank, world, device), order, say if rank == 0 else lambda _: None)
+        measure_all(TrialGroup(rank, world, device), order, say if rank == 0 else lambda _: None)
         dist.barrier()
     except Exception as error:
         say(

@@ -172,8 +172,8 @@ def test_a_failure_of_two_nodes_is_that_of_both() -> None:
 
 
 def test_a_rank_that_ends_silently_differs_from_a_rank_that_hangs(tmp_path: Path) -> None:
-    def node_of(code: str) -> node_ranks.Ranks:
-        return node_ranks.Ranks((sys.executable, "-c", code))
+    def node_of(code: str) -> node_ranks.NodeRanks:
+        return node_ranks.NodeRanks((sys.executable, "-c", code))
 
     node = node_of("import sys; sys.exit('no module named torch')")
     assert node.prepare() == {"stage": "failed", "problem": "no module named torch", "after": None}

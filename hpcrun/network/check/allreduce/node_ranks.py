@@ -82,7 +82,7 @@ class _Rank:
             self._words = (self._words + line)[-2000:]
 
 
-class Ranks:
+class NodeRanks:
     """The ranks of this node, for one all-reduce at a time."""
 
     def __init__(self, program: Sequence[str] = _PROGRAM) -> None:
