@@ -272,3 +272,12 @@ def test_tests_use_no_private_name_of_hpcrun() -> None:
     }
     # Both directions: a line of the list that no test needs is removed.
     assert used == set().union(*PRIVATE.values())
+
+
+def test_each_class_name_is_used_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "hpcrun").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

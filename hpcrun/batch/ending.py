@@ -261,7 +261,9 @@ def _start_again(
     if became == "cancelled":
         return cancelled_after_all(run, attempt, ended)
     if became == "by-slurm":
-        _say("Slurm requeues it by itself, because it ends within the grace time of its preemption")
+        _say(
+            "Slurm requeues this job, because the job ends within the grace time of its preemption"
+        )
         return exitcodes.UNFINISHED
     if became == "forbidden":
         return continue_in_another_job(run, attempt, ended, own_script, until, clock)

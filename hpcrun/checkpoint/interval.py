@@ -19,7 +19,7 @@ _SHORTEST, _LONGEST = 30.0, 7200.0
 
 
 class SaveInterval(Protocol):
-    """A rule for when to save. Every rank asks it after every step, because it may be collective."""
+    """A rule for when to save. Every rank calls it after every step, because it may be collective."""
 
     def due(self, done: int) -> bool:
         """Return True if a save is due after ``done`` steps; the same on all ranks."""

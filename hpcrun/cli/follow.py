@@ -107,13 +107,13 @@ class _Watcher:
 
     @property
     def stopping(self) -> str:
-        """Return the words for what the run does when it is asked to stop."""
+        """Describe what the run does after a request to stop."""
         if self._config.command:
             return "the script gets SIGTERM, and is given time to save"
         return "saving a checkpoint, then stopping"
 
     def step(self) -> bool:
-        """Show new lines; return whether the run has ended."""
+        """Show new lines; return True if the run has ended."""
         ended = False
         if time.monotonic() - self._asked >= self._ask_every:
             ended = self._ask()

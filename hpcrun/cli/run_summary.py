@@ -57,7 +57,7 @@ def print_end(run: RunDirectory) -> int:
 
 
 def _where(result: dict[str, Any]) -> str:
-    """Return an empty string for a script, because its steps are unknown."""
+    """Return `` at step N``, or an empty string for a script, whose steps are unknown."""
     step = result.get("step")
     return "" if step is None else f" at step {step}"
 

@@ -15,5 +15,5 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends; call it in a new process, before its program."""
+    """Let the kernel kill this process when its parent ends; for a child process, before its exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

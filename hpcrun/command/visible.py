@@ -61,7 +61,7 @@ class Program:
 
     @property
     def is_shell(self) -> bool:
-        """Return True if it is a shell."""
+        """Return True if the program is a shell."""
         return self.name in _SHELLS
 
 

@@ -73,7 +73,7 @@ def training_differences(old: Config, new: Config, steps_done: int | None = None
 
 
 def lengths_left(old: Config, new: Config, steps_done: int) -> str | None:
-    """Describe the ``train.steps`` that a run may still have; None if the change is allowed.
+    """Describe the values of ``train.steps`` that a started run accepts; None if the change is allowed.
 
     Args:
         old: the config of the run so far.

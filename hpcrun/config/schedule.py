@@ -1,4 +1,4 @@
-"""The start of the learning rate's decay: before it, the steps do not depend on the run's length."""
+"""The first step of the learning-rate decay. Earlier steps do not depend on ``train.steps``."""
 
 import math
 

@@ -293,7 +293,7 @@ def _put(tensor: Tensor, found: Tensor) -> None:
 
 
 def _listed(tensors: Any) -> list[Tensor]:
-    """Return a list of tensors; torch passes a list of one tensor, since a GPU group may take several."""
+    """Return the tensors as a list: torch passes a list to a collective, or one tensor."""
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 

@@ -97,7 +97,7 @@ def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> FailureFinding | Non
 
 
 class _Seen:
-    """The messages found so far; its size is bounded."""
+    """Known messages found so far, up to a maximum number."""
 
     def __init__(self, nodes: int) -> None:
         self._all_nodes = nodes
@@ -257,7 +257,7 @@ def _before_the_end(end: _Sighting, candidates: list[_Sighting]) -> _Sighting | 
 
 
 def _evidence(best: _Sighting, same: list[_Sighting]) -> list[_Sighting]:
-    """Return the line itself, and the same message of other ranks or in other files."""
+    """Return the line, and lines of other ranks or files with the same message."""
     others = sorted(
         (one for one in same if one is not best and not one.line.text.startswith(_OURS)),
         key=lambda one: one.order,

@@ -17,7 +17,7 @@ from typing import Any
 _NAME = re.compile(r"^(?P<prefix>.*?)(?P<rank>\d+)$")
 _PATIENCE = 120.0
 _LARGEST = 256 << 20
-"""Bytes: a dump of the default size has some 2 MB."""
+"""Maximum bytes of a dump; a dump of the default size has about 2 MB."""
 _MOST_LINES = 14
 _ANALYSER = "from torch.distributed.flight_recorder.fr_trace import main; main()"
 

@@ -77,7 +77,7 @@ def summary(groups: Sequence[StackGroup]) -> str:
             f"{ranks_of(smallest)} {'differs' if len(smallest) == 1 else 'differ'} from the others: at "
             f"{groups[-1].place}, the others at {groups[0].place}"
         )
-    return f"the ranks are at {len(groups)} different places, and none of these is the usual one"
+    return f"the ranks are at {len(groups)} different places; no place has most of the ranks"
 
 
 def group_lines(group: StackGroup) -> list[str]:

@@ -150,7 +150,7 @@ class FakeRun:
         *,
         offloads: bool,
     ) -> Parts:
-        """Take a step like a later step: the optimizer state exists.
+        """Take a step in the state after the first step: the optimizer state exists.
 
         ``offloads``: FSDP keeps the shards and their optimizer on the host, and moves gradients there.
         """

@@ -44,7 +44,7 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
     )
     if done.returncode not in (0, REFUSED):
         raise UserError(
-            f"estimate: the fake run ended with exit code {done.returncode}; the lines above say why"
+            f"estimate: the fake run ended with exit code {done.returncode}; the lines above have the reason"
         )
     answer: dict[str, Any] = json.loads(done.stdout)
     if done.returncode == REFUSED:

@@ -19,7 +19,7 @@ from hpcrun.train.step import trainer as trainer_module
 
 
 class FakeSingle(Strategy):
-    """One rank. The model has no data to move."""
+    """A single rank on fake tensors, which have no data to move to a device."""
 
     def place(self, module: nn.Module, device: torch.device) -> nn.Module:
         return module

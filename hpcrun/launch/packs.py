@@ -14,7 +14,7 @@ class SignalUnanswered(LaunchError):
 
 
 def is_packed(run: RunDirectory, job: str, read: Reader = read_events) -> bool:
-    """Return whether other runs share the job of ``run``."""
+    """Return True if other runs share the job of ``run``."""
     return any(
         event.what == "submitted"
         and event.attempt is not None

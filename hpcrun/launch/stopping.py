@@ -36,7 +36,7 @@ def cancel(run: RunDirectory, *, whole: bool = False) -> str:
         return f"job {job}: cancelled while it waited"
     if load_resolved(run.config).command:
         return f"job {job}: SIGTERM to the script"
-    return f"job {job}: asked to save and stop after its current step"
+    return f"job {job}: will save and stop after its current step"
 
 
 def kill(run: RunDirectory, *, whole: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Decision whether a run starts again: a pure function of its history and its budgets.
+"""Decision about a restart of a run: a pure function of its history and its budgets.
 
 Slurm's restart count mixes all causes, so preemptions would use the budget for crashes;
 here every cause is counted separately (invariant 8).
@@ -37,7 +37,7 @@ def of_script(budgets: Budgets) -> Budgets:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision whether to start again, with the reason for the log and the screen."""
+    """The decision about a restart, with the reason for the log and the screen."""
 
     restart: bool
     reason: str

@@ -21,7 +21,7 @@ _IMPORT = 300.0
 
 
 class Coordinator:
-    """Asks all agents the same questions; a node that stops answering is skipped.
+    """Sends the same orders to all agents; skips a node that stops answering.
 
     Args:
         folder: a shared folder, in which each node writes a file; None: no such check.

@@ -81,7 +81,9 @@ def _conclusion(measured: PreflightFacts, found: Sequence[Result]) -> list[str]:
     if bad:
         return [f"not fit: {', '.join(bad)}", f"--exclude={','.join(bad)}"]
     if failures(found):
-        return [f"{nodes} checked in {measured.seconds:.1f} s: the job as a whole is not fit"]
+        return [
+            f"{nodes} checked in {measured.seconds:.1f} s: not fit, and no single node is the cause"
+        ]
     return [f"{nodes} checked in {measured.seconds:.1f} s: fit"]
 
 

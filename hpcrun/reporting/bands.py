@@ -72,7 +72,7 @@ def thinned(x: Line, y: Line) -> tuple[Line, Line]:
 
 
 def wants_log(values: Sequence[Line]) -> bool:
-    """Return whether all values are positive and span more than a factor of 30."""
+    """Return True if all values are positive and span more than a factor of 30."""
     whole = np.concatenate([one for one in values if len(one)] or [np.empty(0)])
     # A quotient of floats may overflow; a product of Python's floats becomes infinite without a warning.
     return bool(len(whole) and whole.min() > 0 and float(whole.max()) > 30 * float(whole.min()))

@@ -96,7 +96,7 @@ def _goodput_lines(runs: Sequence[ReportedRun]) -> list[str]:
         return ["goodput: no run has an event log"]
     names = {run.key: label(run.label, 40) for run in timed}
     width = max(map(cell_len, names.values()))
-    lines = ["goodput: productive share of the time in which the run was wanted"]
+    lines = ["goodput: productive share of all time except idle"]
     for run in timed:
         parts = run.goodput
         seconds = asdict(parts)

@@ -92,7 +92,7 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
     keys = list(request.by) if request.by else swept_keys(runs, request.seed_key)
     relations = sensitivities(runs, values, keys)
     strongest = [one.key for one in relations]
-    usage, note = ask_sacct(runs) if request.sacct else ({}, "sacct was not asked (--no-sacct)")
+    usage, note = ask_sacct(runs) if request.sacct else ({}, "sacct was not called (--no-sacct)")
     return Content(
         title=request.title or f"Report of {several(len(runs), 'run')}",
         runs=runs,

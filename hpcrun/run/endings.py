@@ -157,13 +157,13 @@ def first_log(folder: Path) -> str:
 
 
 def record_unfinished(folder: Path) -> None:
-    """Record that a script asked for another start; raises OSError when the disk refuses."""
+    """Record that a script requested another start; raises OSError if the write fails."""
     make_log_folder(folder)
     (folder / _UNFINISHED).touch()
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Return True if a rank's script asked for another start."""
+    """Return True if a rank's script requested another start."""
     return (folder / _UNFINISHED).exists()
 
 

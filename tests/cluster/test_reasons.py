@@ -33,7 +33,7 @@ from hpcrun.cluster.slurm.reasons import reason_in_words
         ("Constraints", "waiting: no free node fits the request"),
         ("MaxPoweredUpNodes", "waiting: the site's limit of powered-up nodes"),
         ("MpiPortsBusy", "waiting: for free ports for MPI"),
-        ("ReservationInvalid", "stuck: the reservation it asked for is not valid"),
+        ("ReservationInvalid", "stuck: the requested reservation is not valid"),
         ("AssocGrpJobsLimit", "waiting: a limit of the account or QOS is reached"),
         ("MaxCpuRunMinsPerUser", "waiting: a limit of the account or QOS is reached"),
         ("MaxGRESRunMinsPerAccount", "waiting: a limit of the account or QOS is reached"),

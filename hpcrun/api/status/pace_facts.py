@@ -11,7 +11,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.last_lines import last_lines
 
 METRICS_READ = 1 << 13
-"""Bytes of metrics.jsonl: some thirty lines, from which the pace is computed."""
+"""Bytes to read from the end of metrics.jsonl, about 30 lines, to compute the pace."""
 
 _CONFIG_READ = 1 << 16
 # The resolved config has one key a line, and sections begin in the first column.

@@ -33,7 +33,7 @@ def run_here(run: RunDirectory) -> int:
 def _same_handlers() -> Iterator[None]:
     """Restore the signal handlers that the block has changed.
 
-    Python sets handlers in the main thread only, so another thread changes none.
+    Python sets handlers in the main thread only; in other threads this function does nothing.
     """
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     try:

@@ -55,7 +55,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _without_noise(number: float) -> float:
-    """Return the number that a computed value was meant to be: 0.02 for 0.020000000000000004."""
+    """Remove the rounding error of a computed value: return 0.02 for 0.020000000000000004."""
     near = float(f"{number:.15g}")
     # A number such as 1/3 needs all its digits, and stays unchanged.
     return near if len(repr(near)) < len(repr(number)) - 3 else number

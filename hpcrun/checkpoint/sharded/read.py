@@ -249,7 +249,7 @@ class _Want:
 
 
 def _runs(wants: list[_Want]) -> Iterator[list[_Want]]:
-    """Yield ``wants`` in file order, in groups large enough for an open file and a thread."""
+    """Yield ``wants`` in file order, in groups of one file that a thread reads together."""
     run: list[_Want] = []
     size = 0
     for want in sorted(wants, key=lambda each: (each.piece.place.file, each.piece.place.position)):

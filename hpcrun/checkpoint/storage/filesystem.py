@@ -60,7 +60,7 @@ class FileSystem:
         return os.preadv(descriptor, [view], position)
 
     def drop_cache(self, descriptor: int) -> None:
-        """Drop a file from the page cache (posix_fadvise(2)), so that the next read asks the disk.
+        """Drop a file from the page cache (posix_fadvise(2)), so that the next read comes from the disk.
 
         The kernel may ignore the request.
         """

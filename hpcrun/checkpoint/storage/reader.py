@@ -179,7 +179,7 @@ class CommittedSteps:
         return manifest
 
     def drop_cache(self, step: int, name: str) -> None:
-        """Drop a file from this node's page cache, so that the next read asks the disk."""
+        """Drop a file from this node's page cache, so that the next read comes from the disk."""
         # An error is ignored here: the next read reports it.
         with suppress(OSError):
             descriptor = self._fs.open(self.path(step) / name)

@@ -9,7 +9,7 @@ from typing import Any
 from hpcrun.cluster.hardware import amd
 
 Sample = Callable[[], tuple[float, float] | None]
-"""Returns utilization in percent and used bytes; None if there will be no further answer."""
+"""Returns utilization in percent and used bytes; None ends the sampling."""
 
 SAMPLE_S = 2.0
 """Seconds between two samples. NVML itself averages utilization over at most one second."""

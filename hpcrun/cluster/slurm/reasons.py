@@ -8,7 +8,7 @@ import re
 
 _WAITING = {
     "BeginTime": "Slurm delays a requeued job by about two minutes "
-    "(or the job asked for a later start)",
+    "(or the job requested a later start)",
     "BurstBufferResources": "for space in the burst buffer",
     "BurstBufferStageIn": "the burst buffer is being filled",
     "Constraints": "no free node fits the request (its constraint, gpus or mem)",
@@ -53,7 +53,7 @@ _STUCK = {
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved "
     "(often a maintenance that a shorter job.time would fit before)",
     "RaisedSignal": "a signal ended it; see its log",
-    "ReservationInvalid": "the reservation it asked for is not valid; correct job.reservation and resubmit",
+    "ReservationInvalid": "the requested reservation is not valid; correct job.reservation and resubmit",
     "ReservationDeleted": "its reservation is gone; correct job.reservation and resubmit",
     "launch failed requeued held": "its launch failed and Slurm holds it; check the nodes, then: "
     "scontrol release JOB",

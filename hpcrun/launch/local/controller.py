@@ -28,7 +28,7 @@ from hpcrun.launch.local.task_environment import host_name, job_environment, ste
 from hpcrun.run.endings import Exit, record_exit, record_failure
 
 REQUEUE = 75
-"""The exit code by which the ``after`` command asks for another attempt."""
+"""The exit code with which the ``after`` command requests another attempt."""
 
 _TICK = 0.05
 # After the first failure the other tasks get this long to log their errors, then SIGKILL. The node with the
@@ -73,7 +73,7 @@ class LocalAttempt:
         self.tasks: list[_Task] = []
 
     def start_node_setup(self) -> bool:
-        """Start the set-up of each node; return whether there is any. Raises OSError like :meth:`start`."""
+        """Start the set-up of each node; return False without one. Raises OSError like :meth:`start`."""
         request = self._request
         if not request.node_setup:
             return False
@@ -87,7 +87,7 @@ class LocalAttempt:
         return True
 
     def start_preflight(self) -> bool:
-        """Start the check of this machine; return whether there is any. Raises OSError like :meth:`start`."""
+        """Start the preflight; return False if the job has none. Raises OSError like :meth:`start`."""
         if not self._request.preflight:
             return False
         self._setting_up = True
@@ -280,7 +280,7 @@ def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int,
 
 
 def _after(request: JobRequest, attempt: LocalAttempt, code: int, word: str | None) -> bool:
-    """Run the request's ``after`` command; return whether another attempt follows."""
+    """Run the request's ``after`` command; return True if another attempt follows."""
     if not request.after:
         return word == "preemption"
     if not Path(request.folder).is_dir():

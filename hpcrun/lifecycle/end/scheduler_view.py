@@ -127,7 +127,7 @@ def view_of(facts: dict[str, str], base: frozenset[str] = frozenset()) -> JobVie
 
 
 def ending_of(run: RunDirectory, attempt: Attempt, *, patience: float = _PATIENCE) -> Ending:
-    """Find out whether Slurm ends the job of ``attempt``, and why.
+    """Find Slurm's reason for ending the job of ``attempt``, if Slurm ends it.
 
     Args:
         patience: seconds to wait for slurmstepd's messages, if only these have the reason.

@@ -39,7 +39,7 @@ class ScriptEnd:
 
 
 def died_of_stop(code: int) -> bool:
-    """Return True if a program with this exit code died of a signal that asks it to stop."""
+    """Return True if this exit code means that a stop signal killed the program."""
     return code in _DIED_OF_STOP
 
 

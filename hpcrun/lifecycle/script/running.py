@@ -226,6 +226,6 @@ def launcher_variables(config: DistributedConfig, attempt: Attempt) -> dict[str,
 
 
 def _program(name: str) -> str:
-    """Return ``name``, or this interpreter for a `python` that is on no PATH (Debian, a job's shell)."""
+    """Return ``name``, or the path of this interpreter if PATH has no `python` (Debian, a job's shell)."""
     unnamed = name in ("python", "python3") and shutil.which(name) is None
     return sys.executable if unnamed else name

@@ -173,7 +173,7 @@ def _goodput(
     title = "Goodput of each run" + (f" ({number} of {total})" if total > 1 else "")
     caption = (
         "Shares of each run's time. At the right: effective training time ratio (ETTR), the productive share "
-        "of the time in which the run was wanted."
+        "of all time except idle."
     )
     name = "goodput" if total == 1 else f"goodput-{number}"
     return Drawing(name, title, caption, figure, titles, wide=True)

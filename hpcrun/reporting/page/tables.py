@@ -18,7 +18,7 @@ _MOST_SEEDS = 12
 
 
 def state_mark(state: str) -> Markup:
-    """Return a state in its color."""
+    """Return an HTML element with the state, in the color of the state."""
     kind = state if state in ("finished", "failed") else "other"
     return element("span", state, class_=f"mark {kind}")
 

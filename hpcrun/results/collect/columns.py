@@ -117,7 +117,7 @@ def columns_of(rows: Sequence[dict[str, Any]], *, most_sets: int = _MOST_SETS) -
 
 
 class _Blocks:
-    """The columns of a file, block by block."""
+    """Collects the columns of a file from blocks of lines."""
 
     def __init__(self, most_sets: int = _MOST_SETS) -> None:
         self._most_sets = most_sets
@@ -204,7 +204,7 @@ class _Blocks:
         return typed, present
 
     def joined(self) -> ParsedLines:
-        """Return the whole columns."""
+        """Return the columns, each joined from its blocks."""
         lines = ParsedLines(
             rows=self._rows, damaged=self.damaged, torn=self.torn, cut=sorted(self._cut)
         )

@@ -1,4 +1,4 @@
-"""Make the function with which the loop asks for this rank's reason to stop."""
+"""Make the function that gives the loop this rank's reason to stop."""
 
 import os
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from hpcrun.config import AMPConfig
 from hpcrun.device import accelerator
 
 SCALES_KEPT = 1000
-"""Number of loss-scale changes to remember: some million steps at the usual growth interval."""
+"""Number of loss-scale changes to remember, enough for about a million steps."""
 
 _NEVER = 2**31 - 1
 

@@ -15,7 +15,7 @@ def autocast_dtype(amp: AMPConfig) -> torch.dtype | None:
 
 
 def choose_matmul(amp: AMPConfig, device: torch.device) -> None:
-    """Allow or forbid TensorFloat-32 in the whole process, as ``amp`` asks for tf32 or fp32."""
+    """Allow TensorFloat-32 in the whole process if ``amp`` is tf32, and forbid it if ``amp`` is fp32."""
     if amp.dtype == "tf32":
         vendor.allow_tf32(device)
     elif amp.dtype == "fp32":

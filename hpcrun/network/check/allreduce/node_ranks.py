@@ -54,7 +54,7 @@ class _Rank:
             return {"stage": "hangs", "after": said.get("stage")}
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Write the order; a child that has ended is ignored."""
+        """Send the order to the child; do nothing if the child has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(order) + "\n")
