@@ -56,6 +56,8 @@ def test_every_public_name_is_there_and_listed():
         assert getattr(hpcrun, name).__name__ == name
     assert isinstance(hpcrun.STOP, StopFlag)
     assert hpcrun.open.__name__ == "open_run"
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8").partition("## Names")[2]
+    assert {name for name in NAMES if f"`{name}`" not in page} == set()
 
 
 def test_importing_the_submit_module_keeps_the_submit_function() -> None:

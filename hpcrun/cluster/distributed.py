@@ -27,7 +27,8 @@ class DistributedConfig(BaseModel):
     ``from_env`` fills it from the launcher's variables; a program without a launcher may fill it by
     hand. It only contains values: it opens nothing, and ``validate`` checks the values. It unpacks into rank,
     world size and local rank: ``rank, world_size, local_rank = setup_distributed()``. ``device_ids=None``
-    means no device, and ``launch_method="torch.distributed.launch"`` is torchrun, which it starts.
+    means no device. ``launch_method="torch.distributed.launch"`` is stored as ``torchrun``, which that
+    launcher starts.
 
     Raises:
         pydantic.ValidationError: a field is unknown, has the wrong type, or is out of its range.

@@ -144,7 +144,7 @@ class _Seen:
             self._first.setdefault(key, sighting)
 
     def finding(self) -> FailureFinding | None:
-        """Choose the initiating sighting and describe it."""
+        """Choose the log line of the first error, and describe it."""
         candidates = sorted(
             (one for one in self._first.values() if one.level > 0), key=lambda one: one.order
         )

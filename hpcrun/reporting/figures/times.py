@@ -1,4 +1,4 @@
-"""Where time went: the timeline of each run, and the shares of goodput."""
+"""Figures of time: the timeline of each run, and the shares of goodput."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Mixture(Dataset[Any]):
             IndexError: ``index`` is not in ``range(len(self))``.
         """
         if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
+            raise IndexError(f"no sample {index}: the mixture has {len(self)}, from 0")
         number = bisect_right(self._starts, index) - 1
         return self.datasets[number][index - self._starts[number]]
 

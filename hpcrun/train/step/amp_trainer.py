@@ -329,7 +329,7 @@ class AMPTrainer:
         return loss_factors(weights, total, ranks=self._ranks, device=self.device)
 
     def _before_step(self, batch: Any, loss: LossFunction) -> None:
-        """Prepare for the first step; called before every step."""
+        """Do what the first step needs, such as DDP's order of buckets; called before every step."""
 
     def _clear(self) -> None:
         # optimizer.zero_grad() also records a profiler event, which costs more than the work itself.

@@ -12,6 +12,7 @@ from hpcrun.cli.output import print_json
 from hpcrun.cluster import slurm
 from hpcrun.cluster.launchers import step_hosts
 from hpcrun.errors import UserError
+from hpcrun.network.errors import NetworkError
 from hpcrun.network.nccl.advice.advise import Advice, advise
 from hpcrun.network.nccl.advice.differences import Difference, differences
 from hpcrun.network.nccl.advice.formats import as_data, as_shell, as_table, as_yaml
@@ -62,7 +63,10 @@ def _recorded(path: Path) -> NodeFacts:
         raise UserError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(record, dict):
         raise UserError(f"{path}: should contain one JSON object, as --record prints it")
-    return facts_from(record)
+    try:
+        return facts_from(record)
+    except NetworkError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _on_every_node(hosts: Sequence[str]) -> list[NodeFacts]:

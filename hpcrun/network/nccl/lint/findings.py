@@ -10,7 +10,7 @@ ORDER: dict[Level, int] = {"error": 0, "warning": 1, "note": 2}
 
 @dataclass(frozen=True)
 class NcclFinding:
-    """A statement about one setting. ``source`` is a key of the rules' sources."""
+    """A statement about one setting. ``source``: key of the source in ``rules().sources``."""
 
     level: Level
     setting: Setting
