@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hpcrun.diagnose.catalogue import RETRY_WORDS
+from hpcrun.diagnose.catalog import RETRY_WORDS
 from hpcrun.diagnose.finding import FailureFinding
 from hpcrun.diagnose.log_line import LogLine
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.catalogue import explained, known_cause
+from hpcrun.diagnose.catalog import explained, known_cause
 from hpcrun.diagnose.rank_logs import words_at_exit
 from hpcrun.diagnose.slurm_log import before_termination
 from hpcrun.run.endings import Exit, Failure, Hang, last_words, node_name
@@ -275,7 +275,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     own = first.kind in CERTAIN
     unread = first.kind == _READ_FAILURE
     if unread:
-        # The text has the remedy. The catalogue knows only the file system's words.
+        # The text has the remedy. The catalog knows only the file system's words.
         told = headline(first.message)
     return Diagnosis(
         f"rank {first.rank} on {first.host}: {told if own or unread else f'{kind}: {told}'}",
@@ -293,7 +293,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
 
 
 def _hopeless(message: str) -> bool:
-    """Return True if the catalogue is certain that no other start would help."""
+    """Return True if the catalog is certain that no other start would help."""
     known = known_cause(message)
     return known is not None and known.retry == "never"
 

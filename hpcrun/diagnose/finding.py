@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hpcrun.diagnose.catalogue import RETRY_WORDS, KnownMessage, Retry, match
+from hpcrun.diagnose.catalog import RETRY_WORDS, KnownMessage, Retry, match
 from hpcrun.diagnose.collectives import Positions
 from hpcrun.diagnose.log_line import LogLine
 
@@ -32,7 +32,7 @@ _OURS = "hpcrun: the attempt ended: "
 class FailureFinding:
     """The initiating cause of a failure.
 
-    ``id``: the entry of the catalogue; ``exception`` for an error of Python that is in no entry.
+    ``id``: the entry of the catalog; ``exception`` for an error of Python that is in no entry.
     ``confidence``: high for a message that names the cause by itself, medium for one that may follow from
     another failure, low for the first trace of an unknown failure. ``ranks``: all with the same message.
     ``cascade``: the other ranks with errors. ``folded``: the number of resulting lines, for each
@@ -184,7 +184,7 @@ class _Seen:
             kind=best.entry.kind if best.entry else "program",
             cause=best.entry.cause
             if best.entry
-            else f"an error that the catalogue does not know: {text}",
+            else f"an error that the catalog does not know: {text}",
             remedy=best.entry.remedy if best.entry else "read the log around this line",
             retry=best.entry.retry if best.entry else "unlikely",
             confidence=_CONFIDENCE.get(best.level, "low") if best.entry else "low",

@@ -45,7 +45,7 @@ class LogLine:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-def labelled(text: str, file: str, line: int, rank: int | None = None) -> LogLine:
+def labeled(text: str, file: str, line: int, rank: int | None = None) -> LogLine:
     """Read rank, node and time from ``text``; ``rank``, the rank of the file, takes precedence."""
     found = _RANK.match(text)
     if found:

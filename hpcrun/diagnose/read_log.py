@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcrun.diagnose.log_line import LogLine, labelled
+from hpcrun.diagnose.log_line import LogLine, labeled
 
 HEAD, TAIL = 4 << 20, 32 << 20
 """Bytes: a log begins with the errors of a start, and ends with the errors of an end."""
@@ -83,4 +83,4 @@ def _line(raw: bytes, name: str, number: int, rank: int | None) -> LogLine:
     text = raw.decode(errors="replace").rstrip("\r").replace("\r", " ")
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
-    return labelled(text, name, number, rank)
+    return labeled(text, name, number, rank)

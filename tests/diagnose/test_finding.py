@@ -1,7 +1,7 @@
 """The initiating error is found among its consequences and the teardown, on any rank and node."""
 
 from hpcrun.diagnose.finding import FailureFinding, find_cause
-from hpcrun.diagnose.log_line import LogLine, labelled
+from hpcrun.diagnose.log_line import LogLine, labeled
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.20 GiB"
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:60045"
@@ -22,7 +22,7 @@ LIMIT = (
 
 def cause(*texts: str) -> FailureFinding:
     """Return the finding in a log of ``texts``."""
-    found = find_cause(labelled(text, "job.log", at) for at, text in enumerate(texts, 1))
+    found = find_cause(labeled(text, "job.log", at) for at, text in enumerate(texts, 1))
     assert found is not None
     return found
 
@@ -132,8 +132,8 @@ def test_labels_of_launchers_name_rank_and_node() -> None:
         ("slurmstepd-node9: error: boom", None, "node9"),
         ("  rank      : 3 (local_rank: 3)", 3, None),
     ]:
-        line = labelled(text, "x", 1)
+        line = labeled(text, "x", 1)
         assert (line.rank, line.node) == (rank, node), text
-    assert labelled("[rank3]: boom", "rank-00009.log", 1, rank=9).rank == 9
-    assert labelled("2024-04-18 10:46:28,089 boom", "x", 1).time is not None
-    assert labelled("[2024-99-99 10:46:28] boom", "x", 1).time is None
+    assert labeled("[rank3]: boom", "rank-00009.log", 1, rank=9).rank == 9
+    assert labeled("2024-04-18 10:46:28,089 boom", "x", 1).time is not None
+    assert labeled("[2024-99-99 10:46:28] boom", "x", 1).time is None

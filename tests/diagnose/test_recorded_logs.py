@@ -8,7 +8,7 @@ import pytest
 
 from hpcrun.diagnose.causes import blames_node, first_cause
 from hpcrun.diagnose.finding import FailureFinding, find_cause
-from hpcrun.diagnose.log_line import labelled
+from hpcrun.diagnose.log_line import labeled
 from hpcrun.diagnose.slurm_log import before_termination, scheduler_word
 from hpcrun.run.endings import Failure
 
@@ -44,7 +44,7 @@ def test_the_killed_rank_is_named_before_srun_kills_the_other(version: str) -> N
 
 def found_in(log: str) -> FailureFinding:
     """Return the finding of `hpcrun doctor` in a log."""
-    lines = (labelled(text, "log", line) for line, text in enumerate(log.splitlines(), 1))
+    lines = (labeled(text, "log", line) for line, text in enumerate(log.splitlines(), 1))
     found = find_cause(lines)
     assert found is not None
     return found

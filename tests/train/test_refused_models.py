@@ -40,7 +40,7 @@ class Given(Task):
         return self.given(model(batch))
 
 
-class Optimised(Given):
+class Optimized(Given):
     def build_optimizer(self, model):
         return torch.optim.SparseAdam(model.parameters())
 
@@ -104,7 +104,7 @@ def test_sparse_gradients_are_refused_with_a_remedy_that_trains():
     assert line.startswith("optim.name: the gradients of 0.weight are sparse, which needs optim")
     assert " ".join(SPARSE_KEYS) in line
     assert refusal(model, *SPARSE_KEYS[:3]).startswith("train.clip_norm: the gradients of 0.weigh")
-    assert "needs train.clip_norm=null;" in refusal(model, task=Optimised)
+    assert "needs train.clip_norm=null;" in refusal(model, task=Optimized)
     joined = refusal(model, *SPARSE_KEYS, "train.uneven=join")
     assert joined.startswith("train.uneven: the gradients of 0.weight are sparse, ")
     config = resolve([override_layer(SPARSE_KEYS)])

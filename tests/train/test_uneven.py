@@ -157,11 +157,11 @@ def test_averages_are_saved_in_shards_and_load_whole(rank, tmp_path):
 
 
 def test_a_model_that_waits_for_all_ranks_in_its_forward_pass_cannot_be_joined():
-    class Synchronised(Plain):
+    class Synchronized(Plain):
         def build_model(self):
             return nn.Sequential(nn.Linear(6, 3), nn.SyncBatchNorm(3), nn.Linear(3, 1))
 
-    task = Synchronised()
+    task = Synchronized()
     trainer = DistributedAMPTrainer(
         task.build_model(),
         lambda model: torch.optim.SGD(model.parameters(), lr=0.1),

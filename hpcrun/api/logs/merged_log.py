@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.log_line import labelled
+from hpcrun.diagnose.log_line import labeled
 from hpcrun.diagnose.run_lines import names_another_run
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
@@ -107,7 +107,7 @@ class RankLog:
         """
         for raw in lines:
             # A launcher's file has lines of several ranks; torch's label names the rank of a line.
-            line = labelled(logged(raw), self.path.name, 0)
+            line = labeled(logged(raw), self.path.name, 0)
             own = self._time(line.text, line.time)
             if own is not None or read_at is not None:
                 own = own if own is not None else read_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcrun.diagnose.catalogue import RETRY_WORDS
+from hpcrun.diagnose.catalog import RETRY_WORDS
 from hpcrun.diagnose.finding import FailureFinding
 from hpcrun.reporting.failures import RunFailure
 from hpcrun.reporting.page.html import Markup, element, table, text

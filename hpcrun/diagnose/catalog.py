@@ -18,7 +18,7 @@ import yaml
 Role = Literal["initiating", "symptom", "consequence", "teardown"]
 Retry = Literal["helps", "elsewhere", "unlikely", "never"]
 
-_FOLDER = Path(__file__).with_name("catalogue")
+_FOLDER = Path(__file__).with_name("catalog")
 _FILES = ("slurm", "containers", "nccl", "gpu", "memory", "files", "python", "torch")
 _LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
 _SHORT = 120
@@ -31,7 +31,7 @@ RETRY_WORDS: dict[Retry, str] = {
     "never": "a retry cannot help before this is changed",
 }
 
-# Every message of the catalogue contains one of these words: other lines are not searched.
+# Every message of the catalog contains one of these words: other lines are not searched.
 _WORDS = (
     "error", "fail", "warn", "cannot", "can't", "could not", "couldn't", "unable", "not found", "no such",
     "not available", "denied", "kill", "abort", "fatal", "timed out", "timeout", "time limit", "exceed",

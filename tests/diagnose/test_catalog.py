@@ -1,4 +1,4 @@
-"""Every entry of the catalogue matches its own excerpt; unseen excerpts get the right cause or none."""
+"""Every entry of the catalog matches its own excerpt; unseen excerpts get the right cause or none."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcrun.diagnose.catalogue import entries, explained, match, may_match
+from hpcrun.diagnose.catalog import entries, explained, match, may_match
 from hpcrun.diagnose.finding import FailureFinding, find_cause
-from hpcrun.diagnose.log_line import labelled
+from hpcrun.diagnose.log_line import labeled
 
 _LOGS = Path(__file__).with_name("logs")
 
@@ -18,17 +18,17 @@ def _read(*names: str) -> list[Any]:
 
 
 EXCERPTS: dict[str, str] = {}
-for part in _read("catalogue", "catalogue-2"):
+for part in _read("catalog", "catalog-2"):
     EXCERPTS |= part
 UNSEEN: list[dict[str, Any]] = [item for part in _read("unseen", "unseen-2") for item in part]
 
 
 def diagnosis(log: str) -> FailureFinding | None:
     """Return the cause in ``log``."""
-    return find_cause(labelled(text, "job.log", at) for at, text in enumerate(log.splitlines(), 1))
+    return find_cause(labeled(text, "job.log", at) for at, text in enumerate(log.splitlines(), 1))
 
 
-def test_the_catalogue_has_at_least_80_entries_with_an_excerpt_each() -> None:
+def test_the_catalog_has_at_least_80_entries_with_an_excerpt_each() -> None:
     assert len(entries()) >= 80
     assert {entry.id for entry in entries()} == set(EXCERPTS)
     assert len({entry.id for entry in entries()}) == len(entries())
