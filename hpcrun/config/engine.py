@@ -100,7 +100,12 @@ def _schema(annotation: Any) -> core.CoreSchema:
         return core.tuple_schema([_schema(part) for part in parts])
     if origin is dict:
         return core.dict_schema(*map(_schema, parts))
-    return _PLAIN[annotation] if annotation in _PLAIN else _section_schema(annotation)
+    return _PLAIN[annotation] if annotation in _PLAIN else section_schema(annotation)
+
+
+def section_schema(section: Any) -> core.CoreSchema:
+    """Return the schema of a section, for the engine and for a pydantic model with the section as a key."""
+    return _section_schema(section)
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 from pydantic_core import PydanticUndefined, ValidationError
 from typing_extensions import dataclass_transform
 
-from hpcrun.config.engine import serializer, validator
+from hpcrun.config.engine import section_schema, serializer, validator
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -100,9 +100,9 @@ class Section:
         }
         return _filled(cls, fields, values)
 
-    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """Return a copy with the values of ``update``, which are known to be right."""
-        return self.model_construct(**{**dict(self), **update})
+        return self.model_construct(**{**dict(self), **(update or {})})
 
     def model_dump(
         self, *, mode: Literal["python", "json"] = "python", exclude: set[str] | None = None
@@ -116,14 +116,19 @@ class Section:
         values: dict[str, Any] = serializer(type(self)).to_python(self, mode=mode, exclude=exclude)
         return values
 
-    def model_dump_json(self) -> str:
-        """Return the values as JSON text."""
-        return serializer(type(self)).to_json(self).decode()
+    def model_dump_json(self, *, indent: int | None = None) -> str:
+        """Return the values as JSON text, indented by ``indent`` spaces if given."""
+        return serializer(type(self)).to_json(self, indent=indent).decode()
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
         """Return the JSON schema of the section, as pydantic writes it."""
         return _as_pydantic(cls).model_json_schema()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        # For a user's pydantic model that has a section as a key.
+        return section_schema(cls)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Iterate over keys and values."""
@@ -161,6 +166,13 @@ class TaskSection(Section):
     def own(self) -> dict[str, Any]:
         """Values of the keys that belong to the task, without those of the section itself."""
         return dict(self.__pydantic_extra__ or {})
+
+    if not TYPE_CHECKING:  # type checkers know the keys
+
+        def __getattr__(self, name: str) -> Any:
+            own = object.__getattribute__(self, "__pydantic_extra__") or {}
+            remedy = f"; a key of the task is in own[{name!r}]" if name in own else ""
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{remedy}")
 
 
 def _filled(

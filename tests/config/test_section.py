@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from hpcrun.config import Config, ModelOptions
 from hpcrun.config.fields import Count, RunName
+from hpcrun.config.schema import Job
 from hpcrun.config.section import Section, field
 from hpcrun.config.shape import known_keys
 from hpcrun.tasks import OPTIONS, options_for
@@ -93,3 +94,19 @@ def test_a_subclass_has_the_keys_of_its_base_first() -> None:
     assert dict(More(second=3)) == {"first": 1, "second": 3}
     with pytest.raises(ValidationError, match="Field required"):
         More.model_validate({})
+
+
+def test_a_users_model_may_have_a_section_as_a_key() -> None:
+    class Options(BaseModel):
+        job: Job = Job()
+
+    assert Options.model_validate({"job": {"nodes": 2}}).job.nodes == 2
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        Options.model_validate({"job": {"nodes": 0}})
+
+
+def test_a_key_of_the_task_as_an_attribute_is_refused_with_the_remedy() -> None:
+    model: Any = ModelOptions.model_validate({"width": 3})
+    with pytest.raises(AttributeError, match=r"own\['width'\]"):
+        _ = model.width
+    assert not hasattr(model, "depth")

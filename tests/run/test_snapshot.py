@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.code import snapshot
+from hpcrun.run.code import snapshot, work_tree
 from hpcrun.run.code.snapshot import Snapshot, snapshot_command, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.io.files import write_json
@@ -90,13 +90,15 @@ def test_the_files_of_a_submodule_are_copied_from_the_working_tree(
     assert (found.root / "src" / "lib" / "core.py").read_text() == "changed"
 
 
-def test_links_lead_to_copies_in_the_work_tree_and_else_to_the_original(
+def test_links_lead_to_copies_of_code_and_to_the_original_data(
     project: Path, run: RunDirectory, tmp_path: Path
 ) -> None:
     outside = tmp_path / "common"
-    outside.mkdir()
+    (outside / "inner").mkdir(parents=True)
     (outside / "tool.py").write_text("tool")
+    (outside / "inner" / "more.py").write_text("more")
     (tmp_path / "set").mkdir()
+    (tmp_path / "setup.py").write_text("around it all")
     (project / "package").symlink_to("src")
     (project / "absolute").symlink_to(project / "src")
     (project / "tool.py").symlink_to("../common/tool.py")
@@ -108,17 +110,19 @@ def test_links_lead_to_copies_in_the_work_tree_and_else_to_the_original(
     git(project, "add", "-A")
     found = taken(run, project)
     (project / "src" / "task.py").write_text("edited")
+    (outside / "tool.py").write_text("edited")
+    (outside / "inner" / "more.py").write_text("edited")
     for name, text in (
         ("package/task.py", "old"),
         ("absolute/task.py", "old"),
         ("tool.py", "tool"),
         ("common/tool.py", "tool"),
+        ("common/inner/more.py", "more"),
         ("big", "big"),
     ):
         assert (found.root / name).read_text() == text, name
     for name in ("package", "absolute"):
         assert (found.root / name).resolve() == found.root / "src"
-    assert (found.root / "common").resolve() == outside
     assert (found.root / "set").resolve() == tmp_path / "set"
     assert (found.root / "all").resolve() == tmp_path
     (project / "not there").write_text("by now")
@@ -166,6 +170,18 @@ def test_an_error_of_git_is_reported_in_its_words(project: Path, run: RunDirecto
     assert not run.code.exists()
 
 
+def test_a_git_that_does_not_answer_is_an_error(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(slow.parent), prepend=os.pathsep)
+    with pytest.raises(RunError, match=r"has not answered.* --no-snapshot"):
+        work_tree.work_tree(project, patience=0.1)
+
+
 def test_a_work_tree_of_another_user_is_reported_with_the_command_to_trust_it(
     project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +213,7 @@ def test_an_unreadable_file_is_omitted_and_named() -> None:
                     os.setuid(65534)
                 os.environ["HOME"] = folder
                 found, words = take_snapshot(create(project / "runs" / "a", "x", {}), project)
-                assert f"does not contain {project / 'secret.txt'} (Permission denied)" in words
+                assert f"does not contain {project / 'secret.txt'}: no permission" in words
                 assert found is not None
                 code = 0 if names(found) == {"train.py"} else 2
             finally:

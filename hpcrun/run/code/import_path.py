@@ -17,16 +17,16 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _PATIENCE = 60.0
 
 
-def folders(path: Iterable[str] | None = None) -> list[str]:
-    """Return ``path`` (None: ``sys.path``), and then the folders of setuptools' editable installs."""
-    found = list(sys.path if path is None else path)
+def folders() -> list[str]:
+    """Return ``sys.path`` of this process, and then the folders of setuptools' editable installs."""
+    return _with_mapped(sys.path)
+
+
+def _with_mapped(path: Iterable[str]) -> list[str]:
+    found = list(path)
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__") and name.endswith("_finder"):
-            for package, place in getattr(module, "MAPPING", {}).items():
-                names, parts = tuple(package.split(".")), Path(place).with_suffix("").parts
-                # A renamed package is not found by its own name in any folder.
-                if parts[-len(names) :] == names:
-                    found.append(str(Path(*parts[: -len(names)])))
+            found += _mapped(getattr(module, "MAPPING", {}))
     return list(dict.fromkeys(found))
 
 
@@ -34,21 +34,25 @@ def folders_of(program: str) -> list[str]:
     """Return the folders of the Python ``program``; for another program, those of this process."""
     path = shutil.which(program) if _PYTHON.fullmatch(Path(program).name) else None
     # Compare paths, not files: environments of the same Python share the file.
-    if path is not None and os.path.abspath(path) != os.path.abspath(sys.executable):  # noqa: PTH100
-        try:
-            asked = subprocess.run(
-                [path, str(Path(__file__))],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_PATIENCE,
-                check=True,
-            )
-            return [str(folder) for folder in json.loads(asked.stdout.splitlines()[-1])]
-        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-            # A Python that does not start reports the error itself when it runs the command.
-            return folders(sys.path[1:])
+    if path is None or os.path.abspath(path) == os.path.abspath(sys.executable):  # noqa: PTH100
+        return _inherited()
+    try:
+        asked = subprocess.run(
+            [path, str(Path(__file__))],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=True,
+        )
+        return [str(folder) for folder in json.loads(asked.stdout.splitlines()[-1])]
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        # A Python that does not start reports the error itself when it runs the command.
+        return _inherited()
+
+
+def _inherited() -> list[str]:
     # Omit the first entry, which belongs to this program (`python -m`: the working folder).
-    return folders(sys.path[1:])
+    return _with_mapped(sys.path[1:])
 
 
 def copied_path(
@@ -58,16 +62,26 @@ def copied_path(
 
     The folders of ``more`` follow if they have a copy; other modules are found without them.
     """
-    own, found = list(path), []
-    for folder in [*own, *more]:
+    found = []
+    for folder in path:
         copied = copy_of(Path(folder))
-        if copied:
-            found.append(str(copied))
-        if copied or folder in own:
-            found.append(folder)
+        found += [str(copied), folder] if copied else [folder]
+    for folder in more:
+        if copied := copy_of(Path(folder)):
+            found += [str(copied), folder]
     return list(dict.fromkeys(found))
 
 
+def _mapped(packages: dict[str, str]) -> list[str]:
+    """Return the folders that contain packages under their own names; a renamed package has none."""
+    found = []
+    for package, place in packages.items():
+        parts, path = tuple(package.split(".")), Path(place)
+        if (*path.parts[:-1], path.stem)[-len(parts) :] == parts:
+            found.append(str(path.parents[len(parts) - 1]))
+    return found
+
+
 if __name__ == "__main__":
-    here = str(Path(__file__).parent)
-    print(json.dumps([folder for folder in folders() if folder != here]))
+    own = str(Path(__file__).parent)
+    print(json.dumps([folder for folder in folders() if folder != own]))

@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcrun.run.code.import_path import copied_path, folders_of
@@ -21,6 +21,9 @@ from hpcrun.run.leftover_folders import holds_only_logs
 
 MOST_BYTES = 200 * 2**20
 MOST_FILES = 20_000
+# Larger link targets and ignored files may be data.
+_MOST_LINKED = 2**20
+_NO_PROBLEM = "accept this with --no-snapshot"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,14 @@ class Snapshot:
                 if copied.exists():
                     return copied
         return None
+
+
+@dataclass
+class _Plan:
+    """Content of a copy: for files, destination and source; for links, destination and target."""
+
+    files: dict[Path, Path] = field(default_factory=dict)
+    links: dict[Path, Path] = field(default_factory=dict)
 
 
 def recorded_snapshot(run: RunDirectory) -> Snapshot | None:
@@ -91,67 +102,131 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
         RunError: git cannot list the files.
         OSError: the run directory cannot be written.
     """
-    paths: list[Path] = []
     source, why_not = work_tree(folder)
-    if source is not None:
-        shown = _not_of_runs(shown_files(source), source, folder, run.path)
-        # A whole home folder may be a work tree.
-        paths = list(itertools.islice(shown, MOST_FILES + 1))
-        paths += _ignored_modules(paths)
-        if too_much := _too_much(paths):
-            why_not = f"{source} has {too_much}, more than the limit of a snapshot"
-    if source is None or why_not:
-        words = f"no snapshot of the code: {why_not}; accept this with --no-snapshot"
-        return None, why_not and words
-    # Each submission has a folder: the previous folder may belong to a running job.
-    snapshot = Snapshot(make_numbered_folder(run.code, 1, digits=3), source)
+    if source is None:
+        return None, why_not and f"no snapshot of the code: {why_not}; {_NO_PROBLEM}"
+    shown = _not_of_runs(shown_files(source), source, folder, run.path)
+    # A whole home folder may be a work tree.
+    plan = _plan(source, itertools.islice(shown, MOST_FILES + 1))
+    if too_much := _too_much(plan):
+        return None, (
+            f"no snapshot of the code: {source} has {too_much}, more than the limit of a snapshot; "
+            f"{_NO_PROBLEM}"
+        )
+    # A new folder for each submission: the previous folder may belong to a running job.
+    root = make_numbered_folder(run.code, 1, digits=3)
     try:
-        unreadable = _copy(paths, snapshot)
+        unreadable = _copy(plan, root)
     except BaseException:
-        shutil.rmtree(snapshot.root, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
         raise
-    return snapshot, unreadable and (
-        f"the snapshot of the code does not contain {unreadable}; change the permission, or let git ignore it"
-    )
+    return Snapshot(root, source), _without(unreadable)
 
 
-def _copy(paths: Iterable[Path], snapshot: Snapshot) -> str:
-    """Copy ``paths``; return the first that cannot be read, with the reason, or ""."""
-    unreadable = ""
-    links = []
-    for path in paths:
-        if path.is_symlink():
-            links.append(path)
-            continue
-        copy = snapshot.root / path.relative_to(snapshot.source)
+def _copy(plan: _Plan, root: Path) -> list[Path]:
+    """Fill ``root``, and return the files that cannot be read."""
+    unreadable = []
+    for place, path in plan.files.items():
+        copy = root / place
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copy2(path, copy)
             # An edit in the copy would have no effect on the next submission.
             copy.chmod(stat.S_IMODE(copy.stat().st_mode) & ~0o222)
-        except (PermissionError, FileNotFoundError) as error:
+        except PermissionError as error:
             if error.filename != str(path):
                 raise
-            # A temporary file of an editor may have vanished since the listing.
+            unreadable.append(path)
+        except FileNotFoundError:
+            # A temporary file of an editor has vanished since the listing.
             if path.exists():
-                unreadable = unreadable or f"{path} ({error.strerror})"
-    for path in links:
-        copy = snapshot.root / path.relative_to(snapshot.source)
-        target = Path(os.path.realpath(path))
-        copied = snapshot.copy_of(target)
+                raise
+    for place, target in plan.links.items():
+        copy = root / place
         copy.parent.mkdir(parents=True, exist_ok=True)
-        # Git still lists files of a folder that has become a link.
-        if not os.path.lexists(copy):
-            copy.symlink_to(os.path.relpath(copied, copy.parent) if copied else target)
+        copy.symlink_to(target)
     return unreadable
 
 
-def _ignored_modules(paths: Sequence[Path]) -> list[Path]:
-    """Return ignored modules next to modules in ``paths``: built extensions, a generated version file."""
-    known = set(paths)
-    folders = {path.parent for path in paths if path.suffix == ".py"}
-    found = (path for folder in folders for path in folder.iterdir() if path not in known)
-    return [path for path in found if path.suffix in (".py", ".so") and path.is_file()]
+def _without(unreadable: Sequence[Path]) -> str:
+    if not unreadable:
+        return ""
+    more = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
+    return (
+        f"the snapshot of the code does not contain {unreadable[0]}{more}: no permission to read;  "
+        "change the permission, or let git ignore it"
+    )
+
+
+def _plan(source: Path, shown: Iterable[Path]) -> _Plan:
+    plan = _Plan()
+    inner = {}
+    for path in shown:
+        place = path.relative_to(source)
+        if not path.is_symlink():
+            plan.files[place] = path
+            continue
+        target = Path(os.path.realpath(path))
+        if target.is_relative_to(source):
+            inner[place] = target
+        else:
+            _follow(plan, place, target, source)
+    _take_ignored_modules(plan, source)
+    folders = {folder for place in plan.files for folder in place.parents}
+    for place, target in inner.items():
+        there = target.relative_to(source)
+        if there in plan.files or there in folders:
+            plan.links[place] = Path(os.path.relpath(there, place.parent))
+        else:
+            _follow(plan, place, target, source)
+    # Git still lists files of a folder that has become a link.
+    folders = {folder for place in plan.files for folder in place.parents}
+    for place in [place for place in plan.links if place in plan.files or place in folders]:
+        del plan.links[place]
+    return plan
+
+
+def _follow(plan: _Plan, place: Path, target: Path, source: Path) -> None:
+    """Copy the target of a link at ``place`` if it is code; otherwise link to the target.
+
+    The target may exist only on the nodes, or may not be readable by this user.
+    """
+    if not os.access(target, os.R_OK):
+        plan.links[place] = target
+    elif target.is_dir() and _is_code(target) and not source.is_relative_to(target):
+        for path in itertools.islice(_below(target), MOST_FILES + 1):
+            _take(plan, place / path.relative_to(target), path)
+    else:
+        _take(plan, place, target)
+
+
+def _take(plan: _Plan, place: Path, path: Path) -> None:
+    small = path.is_file() and _size(path) <= _MOST_LINKED
+    (plan.files if small else plan.links)[place] = path
+
+
+def _is_code(folder: Path) -> bool:
+    # A folder of data may have a million files.
+    with os.scandir(folder) as entries:
+        return any(entry.name.endswith(".py") for entry in itertools.islice(entries, 1000))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("__pycache__", ".git")]
+        yield from (path for name in names if (path := Path(parent, name)).is_file())
+
+
+def _take_ignored_modules(plan: _Plan, source: Path) -> None:
+    """Copy ignored modules in the folders of copied modules: built extensions, a generated version file."""
+    for folder in {place.parent for place in plan.files if place.suffix == ".py"}:
+        if not (source / folder).is_dir():
+            continue  # The folder is the target of a link.
+        for path in (source / folder).iterdir():
+            place = folder / path.name
+            known = place in plan.files or place in plan.links
+            if path.suffix in (".py", ".so") and not known and path.is_file():
+                _take(plan, place, path)
 
 
 def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -> Iterator[Path]:
@@ -185,8 +260,15 @@ def _is_environment(folder: Path) -> bool:
     return (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
 
 
-def _too_much(paths: Sequence[Path]) -> str:
-    if len(paths) > MOST_FILES:
+def _too_much(plan: _Plan) -> str:
+    if len(plan.files) + len(plan.links) > MOST_FILES:
         return f"more than {MOST_FILES} files"
-    size = sum(path.lstat().st_size for path in paths if os.path.lexists(path))
+    size = sum(_size(path) for path in plan.files.values())
     return f"{size / 2**20:.0f} MiB" if size > MOST_BYTES else ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

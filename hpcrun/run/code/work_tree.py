@@ -1,6 +1,10 @@
-"""The git work tree around a folder: its top, and the files that git shows."""
+"""The git work tree around a folder: its top, and the files that git shows.
+
+If git gives no answer, its error is reported: an empty list would look like missing code.
+"""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -9,21 +13,35 @@ from pathlib import Path
 
 from hpcrun.run.directory import RunError
 
+# Seconds: git asks a cold network file system for every file.
+_PATIENCE = 300.0
+_NOT_TRUSTED = "dubious ownership"
 
-def work_tree(folder: Path) -> tuple[Path | None, str]:
-    """Return the top folder of the work tree around ``folder``, or None with the reason.
 
-    The reason is empty if there is no work tree.
+def work_tree(folder: Path, *, patience: float = _PATIENCE) -> tuple[Path | None, str]:
+    """Return the top folder of the work tree around ``folder``; ``patience``: seconds for git's answer.
+
+    Returns:
+        The folder, or None with the reason (empty: there is no work tree).
+
+    Raises:
+        RunError: git cannot read the work tree.
     """
     if shutil.which("git") is None:
         inside = any((parent / ".git").exists() for parent in (folder, *folder.parents))
         return None, "git is not on PATH" if inside else ""
-    done = _git(folder, "rev-parse", "--show-toplevel")
+    if not folder.is_dir():
+        # Nothing can be copied, and the command itself gives the best error.
+        return None, f"{folder} is gone"
+    done = _git(folder, "rev-parse", "--show-toplevel", patience=patience)
     if done.returncode == 0:
         return Path(os.fsdecode(done.stdout.removesuffix(b"\n"))), ""
     words = _words(done)
-    none = "not a git repository (or any" in words or "must be run in a work tree" in words
-    return None, "" if none else f"git says: {words}"
+    if "not a git repository (or any" in words or "must be run in a work tree" in words:
+        return None, ""
+    if _NOT_TRUSTED in words:
+        return None, f"git says: {words}"
+    raise _refusal(folder, words)
 
 
 def shown_files(top: Path) -> Iterator[Path]:
@@ -32,14 +50,11 @@ def shown_files(top: Path) -> Iterator[Path]:
     The files of submodules and of other nested repositories are included.
 
     Raises:
-        RunError: git cannot list the files: an empty list would look like missing code.
+        RunError: git cannot list the files.
     """
     done = _git(top, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if done.returncode != 0:
-        raise RunError(
-            f"{top}: git cannot list the code for the snapshot: {_words(done)}; correct this, or use the "
-            "working tree with --no-snapshot"
-        )
+        raise _refusal(top, _words(done))
     # In a merge, a file is listed once for each side.
     for name in dict.fromkeys(filter(None, done.stdout.split(b"\0"))):
         path = top / os.fsdecode(name)
@@ -50,14 +65,23 @@ def shown_files(top: Path) -> Iterator[Path]:
             yield from shown_files(path)
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={**os.environ, "LC_ALL": "C"},
-        check=False,
-    )
+def _git(
+    folder: Path, *arguments: str, patience: float = _PATIENCE
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience,
+            env={**os.environ, "LC_ALL": "C"},
+            check=False,
+        )
+    except OSError as error:
+        raise _refusal(folder, f"{error.filename}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        words = f"`git {arguments[0]}` has not answered for {patience:.0f} s"
+        raise _refusal(folder, words) from error
     if done.returncode in (-signal.SIGINT, -signal.SIGTERM):
         # Ctrl-C in a terminal also reaches git.
         raise KeyboardInterrupt("nothing was submitted")
@@ -65,5 +89,18 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _words(done: subprocess.CompletedProcess[bytes]) -> str:
-    words = " ".join(done.stderr.decode(errors="replace").split())
-    return words or f"git ended with code {done.returncode}"
+    lines = done.stderr.decode(errors="replace").splitlines()
+    first = next((line for line in lines if line.startswith(("fatal: ", "error: "))), "")
+    words = first.partition(": ")[2] or f"git ended with code {done.returncode}"
+    if _NOT_TRUSTED in words:
+        named = words.partition("'")[2].partition("'")[0]
+        trust = f"git config --global --add safe.directory {shlex.quote(named)}"
+        return f"{words}; if you trust its owner: `{trust}`"
+    return words
+
+
+def _refusal(folder: Path, words: str) -> RunError:
+    return RunError(
+        f"{folder}: git cannot list the code for the snapshot: {words}; correct this, or use the working "
+        "tree with --no-snapshot"
+    )
