@@ -24,6 +24,7 @@ from hpcrun.checkpoint.state.capture import (
 )
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control.collective import Ranks
 from hpcrun.train.data.batches import training_steps
 from tests.ranks import gathered, ranks
 
@@ -120,9 +121,7 @@ def part(folder, kind, rank, world, until):
     store = CheckpointStore(folder, f"7-{until}")
     engine = CheckpointEngine(
         store,
-        rank=rank,
-        world_size=world,
-        group=dist.new_group(backend="gloo") if world > 1 else None,
+        Ranks(rank, world, dist.new_group(backend="gloo") if world > 1 else None),
         still_mine=lambda: None,
         after_commit=pruning(store, Retention(keep=2)),
     )

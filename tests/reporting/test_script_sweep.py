@@ -8,7 +8,7 @@ from hpcrun.launch import jobs as run_jobs
 from hpcrun.reporting.open_results import open_results
 from hpcrun.reporting.runs import read_runs
 from hpcrun.reporting.sweep import swept_keys
-from hpcrun.results.frames import load
+from hpcrun.results.frames import load_results
 from hpcrun.results.groups import Question, grouped
 from hpcrun.run.io.files import append_line
 from hpcrun.run.sweep_file import read_sweep
@@ -40,5 +40,5 @@ def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
     assert swept == ["lr"]
     # The command as it ran is in the file as well.
     assert kept[-2:] == ["0.1", "--seed=4"]
-    frame = load(tmp_path / "all.h5").runs()
+    frame = load_results(tmp_path / "all.h5").runs()
     assert frame["lr"].tolist() == [0.1, 0.1, 0.2, 0.2]
