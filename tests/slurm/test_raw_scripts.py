@@ -79,7 +79,8 @@ def test_a_second_sbatch_of_a_run_with_a_live_job_is_refused(bench: Bench) -> No
     assert f"taken: job {job} already has this run; job {second} does not start" in told
 
 
-@pytest.mark.parametrize("warned", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("warned", [False, True])
 def test_under_torchrun_a_warned_or_preempted_job_ends_with_the_same_state(
     bench: Bench, undisturbed: dict[str, bytes | str], warned: bool
 ) -> None:
