@@ -163,9 +163,8 @@ class RankServer:
         if self._request.group:
             self._join(rank, folder)
         else:
-            # The test may start processes with the exact collectives of a user's run.
+            # This process has no ranks to compare with. Its forks begin their own records.
             self._rules.off = True
-            self._until_the_process_ends.close()
         item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
         for report in self._reports:
             if report.outcome != "passed":

@@ -7,11 +7,13 @@ shows as wrong numbers in every run, not in one of a thousand.
 
 - A copy to the host with ``non_blocking=True`` leaves the old content on the host until the program waits.
 - A copy from the host with ``non_blocking=True`` reads the host's memory when it runs, not when it is called.
-- An event waits for the work queued before its record, and for nothing else.
+- An event waits for the work queued before its record, and for nothing else. A time between two events can be
+  read only after both.
+- Each wait of the host is noted, with its cause and the work that is still queued after it.
 
 It cannot show faults between streams (there is one), of memory that is freed too early (the queue holds every
-tensor), of page-locked memory (every host tensor counts as page-locked), or of a vendor's kernels (the CPU
-computes). Random numbers are drawn when the work runs.
+tensor), of page-locked memory (a copy from pageable memory is asynchronous too, and only counted), or of a
+vendor's kernels (the CPU computes). Random numbers are drawn when the work runs.
 
 The device is a tensor subclass with torch's device type for other vendors (PrivateUse1). The seam
 (``hpcrun/device/accelerator.py``) asks torch for events and page-locked memory, which a device written in
@@ -40,11 +42,17 @@ _READ_BY_HOST = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.i
 
 
 class Queue:
-    """The stream of the device: work in order, not yet done."""
+    """The stream of the device: work in order, not yet done.
+
+    ``waits``: cause of each wait of the host, and if it left no work in the queue. ``pageable``: number of
+    asynchronous copies from memory that is not page-locked, for which a GPU's driver makes the host wait.
+    """
 
     def __init__(self) -> None:
         self._work: deque[Callable[[], object]] = deque()
         self._queued = self._done = 0
+        self.waits: list[tuple[str, bool]] = []
+        self.pageable = 0
 
     def put(self, work: Callable[[], object]) -> None:
         """Queue ``work``."""
@@ -55,6 +63,16 @@ class Queue:
     def end(self) -> int:
         """Number of all operations so far."""
         return self._queued
+
+    @property
+    def left(self) -> int:
+        """Number of operations that are not done."""
+        return self._queued - self._done
+
+    def wait(self, cause: str, until: int | None = None) -> None:
+        """Do the work up to operation ``until``, for which the host waits; None: all of it."""
+        self.finish(until)
+        self.waits.append((cause, not self.left))
 
     def finish(self, until: int | None = None) -> None:
         """Do the work up to operation ``until``; None: all of it."""
@@ -80,7 +98,13 @@ class Event:
 
     def synchronize(self) -> None:
         """Do the work up to the record."""
-        QUEUE.finish(self._until)
+        QUEUE.wait("event", self._until)
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Return a time; raises RuntimeError if the work before an event is not done, as CUDA does."""
+        if max(self._until, end._until) > QUEUE.end - QUEUE.left:
+            raise RuntimeError("both events must be completed before calculating elapsed time")
+        return 1.0
 
 
 class Late(torch.Tensor):
@@ -103,7 +127,7 @@ class Late(torch.Tensor):
 
     def tolist(self) -> Any:
         """Wait, and return the values; torch refuses it for subclasses."""
-        QUEUE.finish()
+        QUEUE.wait("read")
         return self.host.tolist()
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -140,7 +164,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     stays.pop("pin_memory", None)
     host_args, host_kwargs = pytree.tree_map_only(Late, lambda one: one.host, (args, stays))
     if func in _READ_BY_HOST or torch.Tag.data_dependent_output in func.tags:
-        QUEUE.finish()
+        QUEUE.wait("read")
         return func(*host_args, **host_kwargs)
     written = _written(func, args, kwargs)
     if written:
@@ -186,12 +210,14 @@ def _to_copy(value: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
     QUEUE.put(lambda: into.copy_(source))
     if not isinstance(value, Late):
         if not kwargs.get("non_blocking"):
-            QUEUE.finish()
+            QUEUE.wait("copy")
+        elif not hasattr(value, "page_locked"):
+            QUEUE.pageable += 1
         return Late(into)
     if device.type == KIND:
         return Late(into)
     if not kwargs.get("non_blocking"):
-        QUEUE.finish()
+        QUEUE.wait("copy")
     return into
 
 
@@ -200,7 +226,7 @@ def _copy(into: torch.Tensor, value: torch.Tensor, non_blocking: bool = False) -
     source = value.host if isinstance(value, Late) else value
     QUEUE.put(lambda: target.copy_(source))
     if not non_blocking and not (isinstance(into, Late) and isinstance(value, Late)):
-        QUEUE.finish()
+        QUEUE.wait("copy")
     return into
 
 
@@ -215,6 +241,11 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
 def _returned(func: Any, written: list[Any]) -> Any:
     count = len(func._schema.returns)
     return (None, written[0])[count] if count < 2 else tuple(written[:count])
+
+
+def _locked(value: torch.Tensor, *_: object) -> torch.Tensor:
+    value.page_locked = True  # type: ignore[attr-defined]
+    return value
 
 
 class _Module:
@@ -233,6 +264,9 @@ class _Module:
 
     def device_count(self) -> int:
         return 1
+
+    def set_device(self, device: torch.device) -> None:
+        pass
 
     # The device draws from the CPU's generator.
 
@@ -257,8 +291,10 @@ def plugged() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, Device():
         patch.setattr(accelerator, "event", lambda *_, **__: Event())
         patch.setattr(accelerator, "record", lambda event, _: event.record())
-        patch.setattr(accelerator, "synchronize", lambda _: QUEUE.finish())
-        patch.setattr(accelerator, "synchronize_stream", lambda _: QUEUE.finish())
+        patch.setattr(accelerator, "synchronize", lambda _: QUEUE.wait("device"))
+        patch.setattr(accelerator, "synchronize_stream", lambda _: QUEUE.wait("stream"))
         patch.setattr(accelerator, "host_zeros", lambda count, _: torch.zeros(count))
+        patch.setattr(accelerator, "peak_memory", lambda _: 0)
+        patch.setattr(torch.Tensor, "pin_memory", _locked)
         yield
         QUEUE.finish()

@@ -1,11 +1,10 @@
 """Program of ``test_late_device.py``: parts of hpcrun on the late device, each also with a planted fault.
 
-``python -m tests.device.late_device_program`` prints a JSON object. For each part: whether its numbers are
-right as it is, and whether they are still right with the fault.
+``python -m tests.device.late_device_program`` prints a JSON object: for each part, whether its numbers are
+right as it is and whether they are still right with the fault; and a list of what is wrong in a whole run.
 """
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,8 @@ from hpcrun.device import accelerator
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
 from hpcrun.train.step.amp_trainer import AMPTrainer
-from tests.device import late_device
+from hpcrun.worker import leave
+from tests.device import late_device, late_run
 
 STEPS = 6
 OVERFLOWS = 2
@@ -54,13 +54,11 @@ def weights(trained: AMPTrainer) -> list[Any]:
 
 
 def decisions(device: str) -> Any:
-    """Return the decisions about the steps, as the gate counts them, and the last weights."""
-    trained, skipped = trainer(device), []
-    for step in range(STEPS):
-        trained.training_step([batch(step)], loss)
-        skipped.append(trained.gate.skipped)
-    trained.gate.resolve_pending()
-    return skipped[-1], trained.gate.skipped, trained.gate.steps, weights(trained)
+    """Return the decision about each step, the gate's counts, and the last weights."""
+    trained = trainer(device)
+    results = [trained.training_step([batch(step)], loss) for step in range(STEPS)]
+    skipped = [result.skipped for result in results]
+    return skipped, trained.gate.skipped, trained.gate.steps, weights(trained)
 
 
 def saved(device: str) -> Any:
@@ -139,8 +137,13 @@ def main() -> None:
         "readback of the loss": played(mean_loss, lambda device: mean_loss(device, hasty=True)),
         "copy of a batch": played(batches, lambda device: batches(device, reused=True)),
     }
-    print(json.dumps(found))
+    with late_device.plugged(), tempfile.TemporaryDirectory() as place:
+        wrong = late_run.problems(Path(place))
+    print(json.dumps({"parts": found, "wrong in a whole run": wrong}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
+    leave(
+        0
+    )  # As a rank. In an interpreter that shuts down, autograd's threads for a device may abort.

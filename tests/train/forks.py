@@ -2,10 +2,14 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.train.nccl_rules import recorded, require_rules_kept
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,7 +23,27 @@ def fork_ranks(
 
     Args:
         logs: folder for the output of each rank, ``rank-0.log``; None: the streams of this process.
+
+    Raises:
+        BreaksNCCL: a rank has broken a rule of NCCL, or ranks that ended together made other collectives.
     """
+    # Exit functions of a child would remove a TemporaryDirectory.
+    folder = Path(tempfile.mkdtemp(prefix="forks-"))
+    calls = [folder / f"rank-{rank}" for rank in range(world_size)]
+
+    def ruled(rank: int) -> None:
+        recorded(calls[rank])
+        play(rank)
+
+    try:
+        codes = _fork(world_size, ruled, logs)
+        require_rules_kept(calls, codes)
+        return codes
+    finally:
+        shutil.rmtree(folder)
+
+
+def _fork(world_size: int, play: Callable[[int], object], logs: Path | None) -> list[int]:
     sys.stdout.flush()
     sys.stderr.flush()
     children, parent = [], os.getpid()

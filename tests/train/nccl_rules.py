@@ -4,17 +4,24 @@ Inside ``nccl_rules()`` every collective passes a check, from every caller: hpcr
 FSDP2 and DTensor. The check is a kernel of the c10d operations for a key that torch's dispatcher looks up
 before it chooses the kernel of the device. It looks at the arguments and then calls the CPU kernel.
 
+Processes of ``fork_ranks`` are under the rules too: :func:`recorded` writes their collectives to files, and
+:func:`require_rules_kept` reads the files of all ranks.
+
 Groups that are made with an explicit gloo backend are control groups and are exempt.
 """
 
 import contextlib
 import itertools
+import json
+import os
 import sys
 from functools import cache
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from hpcrun.lifecycle import exitcodes
 
 _PACKAGE = str(Path(__file__).parents[2] / "hpcrun")
 _TORCH = str(Path(torch.__file__).parent)
@@ -42,6 +49,9 @@ _PLACES = {
 _OWN_SHAPES = {"gather_", "scatter_", "alltoall_", "alltoall_base_"}
 _BETWEEN_TWO = {"send", "recv_", "recv_any_source_"}
 
+_ENDED_TOGETHER = {0, exitcodes.UNFINISHED}
+_FOREVER = contextlib.ExitStack()
+
 
 class BreaksNCCL(AssertionError):
     """A collective that NCCL refuses, or that hangs or mixes up numbers with NCCL."""
@@ -50,16 +60,36 @@ class BreaksNCCL(AssertionError):
 class Rules:
     """The collectives of this rank so far, by the name of the device group."""
 
+    installed = None
+    """The rules of this process, or of the process from which it was forked."""
+
     def __init__(self):
         self.calls = {}
         self.exempt = set()
         self.off = False
+        self._file = None
 
     def check(self, operation, arguments):
         """Raise BreaksNCCL if NCCL would refuse this call of a c10d operation."""
         group = _group(arguments)
         if self.off or group is None or group.group_name in self.exempt:
             return
+        try:
+            self._check(operation, arguments, group)
+        except BreaksNCCL as error:
+            self._write(None, str(error))
+            raise
+
+    def write_to(self, path):
+        """Begin a new record, in a file too: a rank that is killed leaves its record there."""
+        self.calls, self.exempt, self.off = {}, set(), False
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def _write(self, group, call):
+        if self._file is not None:
+            os.write(self._file, json.dumps([group, call]).encode() + b"\n")
+
+    def _check(self, operation, arguments, group):
         tensors = [*_tensors(arguments)]
         for tensor in tensors:
             if not tensor.is_contiguous():
@@ -78,7 +108,9 @@ class Rules:
         if operation not in _BETWEEN_TWO:
             sizes = [] if operation in _OWN_SHAPES else [[*tensor.shape] for tensor in tensors]
             kinds = sorted({str(tensor.dtype) for tensor in tensors})
-            self.calls.setdefault(group.group_name, []).append(f"{operation} {sizes} {kinds}")
+            call = f"{operation} {sizes} {kinds}"
+            self.calls.setdefault(group.group_name, []).append(call)
+            self._write(group.group_name, call)
 
     def compare(self):
         """Raise BreaksNCCL if ranks of a group have made different collectives. Collective."""
@@ -99,6 +131,33 @@ def require_same_order(everything):
                 raise BreaksNCCL(f"group {name}, collective {number}: {told}")
 
 
+def recorded(path):
+    """Check every collective of this process until it ends, and write all of them to the file ``path``.
+
+    The process is a fork that will run as a rank; it has no process group yet.
+    """
+    rules = Rules.installed or _FOREVER.enter_context(nccl_rules())
+    rules.write_to(path)
+
+
+def require_rules_kept(paths, codes):
+    """Raise BreaksNCCL for the records of ranks with these exit codes.
+
+    Ranks that failed, or did not end for the same reason, may have made different collectives.
+    """
+    everything = []
+    for path in paths:
+        calls = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            group, call = json.loads(line)
+            if group is None:
+                raise BreaksNCCL(f"{path.name}: {call}")
+            calls.setdefault(group, []).append(call)
+        everything.append(calls)
+    if len(set(codes)) == 1 and codes[0] in _ENDED_TOGETHER:
+        require_same_order(everything)
+
+
 @contextlib.contextmanager
 def nccl_rules():
     """Check every collective of the block, and at its end that all ranks made the same ones. Collective.
@@ -115,6 +174,7 @@ def nccl_rules():
         return made
 
     dist.new_group = noted_group
+    before, Rules.installed = Rules.installed, rules
     try:
         for operation in _operations():
             _check(library, operation, rules)
@@ -122,6 +182,7 @@ def nccl_rules():
         if not rules.off:
             rules.compare()
     finally:
+        Rules.installed = before
         dist.new_group = new_group
         library._destroy()
 

@@ -19,6 +19,7 @@ from hpcrun.estimate.fake_run import FakeRun
 from hpcrun.estimate.live_storages import LiveStorages
 from hpcrun.train.build import build_trainer
 from hpcrun.train.task import Task
+from hpcrun.worker import leave
 from tests.device.fake import device, train
 
 WORLD, SAMPLES, WIDTH = 4, 64, 1024
@@ -88,3 +89,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(
+        0
+    )  # As a rank. In an interpreter that shuts down, autograd's threads for a device may abort.

@@ -33,6 +33,7 @@ from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.strategies import DDPStrategy
 from hpcrun.train.step import gate
 from hpcrun.train.step.trainer import DistributedAMPTrainer
+from hpcrun.worker import leave
 from tests.device.fake import device
 
 # The world, the parallelism and the sharding of each way.
@@ -273,3 +274,6 @@ def report(way: str, case: Case, *, planted: bool) -> None:
 
 if __name__ == "__main__":
     main()
+    leave(
+        0
+    )  # As a rank. In an interpreter that shuts down, autograd's threads for a device may abort.
