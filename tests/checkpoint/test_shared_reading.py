@@ -17,6 +17,7 @@ from hpcrun.checkpoint.storage.index import INDEX, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control import making
 from tests.ranks import agreed, gathered, ranks
+from tests.train.nccl_rules import Rules
 
 LARGE = 100_000
 """Bytes: reads of tensors in these scenarios are longer, all other reads are shorter."""
@@ -144,9 +145,12 @@ def test_rank_0_reads_what_only_the_control_group_can_carry(folder, monkeypatch)
     monkeypatch.setattr(making, "FAN_OUT", 2)
     group = making.new_control_group()
     monkeypatch.setattr(copies, "supports", lambda group, _: group is not dist.group.WORLD)
+    Rules.installed.calls.clear()
     read = restore(folder, blank(content(1)), group=group)
     read.require(content(1))
     assert read.bytes == [size(content(1)), 0, 0, 0]
+    calls = Rules.installed.calls[dist.group.WORLD.group_name]
+    assert not [call for call in calls if call.startswith("broadcast_ ")]
 
 
 @ranks(4)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.device import vendor
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.io.files import read_lines
@@ -94,16 +95,25 @@ def problems(folder: Path) -> list[str]:
     right = results(run(folder / "cpu", gpu=False))
     Watched.waits.clear()
     QUEUE.pageable = 0
-    found, stop = [], torch.profiler.profile.stop
+    stop = torch.profiler.profile.stop
+    found: list[str] = []
+    locked: list[int] = []
 
     def stopped(profiler: Any) -> None:
         if QUEUE.left:
             found.append("the profiler stops before the work of its steps has ended")
         stop(profiler)
 
+    def lock(address: int, size: int) -> tuple[None, str]:
+        locked.append(size)
+        return None, ""
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.profiler.profile, "stop", stopped)
+        patch.setattr(vendor, "lock_pages", lock)
         other = results(run(folder / "device", gpu=True))
+    if not locked:
+        found.append("the memory for snapshots is not page-locked")
     if other != right:
         found.append(f"the numbers are {other}, not {right}")
     if QUEUE.pageable:

@@ -21,6 +21,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TORCH = Path(torch.__file__).parent
 WAYS = ("single", "ddp", "fsdp", "hsdp")
+PRODUCTS = {
+    "fp32": "torch.float32",
+    "tf32": "torch.float32",
+    "bf16": "torch.bfloat16",
+    "fp16": "torch.float16",
+}
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() or torch.version.cuda is not None or shutil.which("g++") is None,
@@ -78,6 +84,8 @@ def wrong(step: dict[str, Any]) -> str | None:
         return "not all of the loss, the weights and the moments are on the GPU"
     if step["fused"] and step["read"]:
         return "the host waits for the device"
+    if step["multiplied"] != [PRODUCTS[step["precision"]]]:
+        return f"matrices are multiplied in {step['multiplied']}"
     # The decision, once. Otherwise an optimizer reads its counts of steps, which it keeps on the CPU.
     if not step["fused"] and step["read"].count("cuda") != 1:
         return f"the host reads {step['read'].count('cuda')} numbers from the device"

@@ -1,5 +1,7 @@
 """The check of NCCL's rules finds planted faults; the rank programs of this folder run under it."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +11,8 @@ from hpcrun.control.making import new_control_group
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import least_of_ranks
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
+from tests.ranks import forked
+from tests.train.forks import fork_ranks
 from tests.train.nccl_rules import BreaksNCCL, nccl_rules, require_same_order
 
 
@@ -92,3 +96,17 @@ def test_ranks_with_different_collectives_are_found():
         require_same_order([same, {"0": ["allreduce_ [[5]] ['torch.float32']"]}])
     with pytest.raises(BreaksNCCL, match="collective 1: rank 0: None; rank 1: barrier"):
         require_same_order([same, {"0": [*same["0"], "barrier"]}])
+
+
+@forked
+def test_ranks_of_a_whole_run_must_follow_the_rules():
+    def play(rank, *values):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        with contextlib.suppress(BreaksNCCL):
+            dist.broadcast(values[rank], src=0)
+
+    assert fork_ranks(2, lambda rank: play(rank, torch.zeros(2), torch.ones(2))) == [0, 0]
+    with pytest.raises(BreaksNCCL, match=r"rank-1: broadcast_: NCCL needs contiguous tensors"):
+        fork_ranks(2, lambda rank: play(rank, torch.zeros(2), torch.zeros(2).expand(2, 2)))
+    with pytest.raises(BreaksNCCL, match=r"collective 0: rank 0: broadcast_ \[\[2\]\]"):
+        fork_ranks(2, lambda rank: play(rank, torch.zeros(2), torch.zeros(3)))

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,7 +274,9 @@ def test_the_watchdog_finishes_before_a_collective_times_out() -> None:
 
 
 @pytest.mark.parametrize("debug", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])
-def test_all_groups_except_the_saves_wait_for_the_watchdog(tmp_path: Path, debug: Any) -> None:
+def test_all_groups_except_the_saves_wait_for_the_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, debug: Any
+) -> None:
     before, one = dist.get_debug_level(), dist.HashStore()
     dist.set_debug_level(debug)
     dist.init_process_group("gloo", store=one, rank=0, world_size=1, timeout=timedelta(seconds=600))
@@ -287,13 +290,31 @@ def test_all_groups_except_the_saves_wait_for_the_watchdog(tmp_path: Path, debug
             after_commit=lambda _: [],
             timeout=1800.0,
         )
-        assert limits() == [500, 600, 86400, 1800]
+        monkeypatch.setitem(dist.distributed_c10d._world.pg_map, OfGpus(), ("nccl", one))
+        assert limits() == [500, 600, 86400, 1800, 600]
         with process_group.waiting_at_least(1925.0):
-            assert limits() == [1925, 1925, 86400, 1800]
-        assert limits() == [500, 600, 86400, 1800]
+            assert limits() == [1925, 1925, 86400, 1800, 1925]
+        assert limits() == [500, 600, 86400, 1800, 600]
+        monkeypatch.undo()
     finally:
         dist.destroy_process_group()
         dist.set_debug_level(before)
+
+
+class OfGpus:
+    """A group with a backend for GPUs only, as with NCCL."""
+
+    group_desc = "gradients"
+    _device_types = (torch.device("cuda"),)
+
+    def __init__(self) -> None:
+        self.options = SimpleNamespace(_timeout=timedelta(seconds=600))
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def _set_default_timeout(self, limit: timedelta) -> None:
+        self.options = SimpleNamespace(_timeout=limit)
 
 
 def limits() -> list[float]:

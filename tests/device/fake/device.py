@@ -20,6 +20,9 @@ DEVICES = 8
 # The GPU kernels of these operators take no scalar on the CPU; fake tensors would allow one.
 _STRICT = ("_amp_", "_fused_")
 
+# Without bmm: the attention of fake tensors is not the kernel of a GPU, and computes in fp32.
+_PRODUCTS = ("mm.", "addmm.")
+
 
 class Host(TorchDispatchMode):
     """Answer each read of a tensor's value by the host, and note which device was read.
@@ -32,6 +35,8 @@ class Host(TorchDispatchMode):
         super().__init__()
         self.devices: list[str] = []
         self.operations: set[str] = set()
+        self.multiplied: set[str] = set()
+        """The dtypes of matrices that are multiplied."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
         self.operations.update(f"{function.__name__} {kind.__name__}" for kind in types)
@@ -39,6 +44,8 @@ class Host(TorchDispatchMode):
             place = args[0].device.type
             self.devices.append(place)
             return 0.0 if place == "cuda" else 1.0
+        if function.__name__.startswith(_PRODUCTS):
+            self.multiplied.update(str(one.dtype) for one in args if one.dim() > 1)
         if function.__name__.startswith(_STRICT):
             given = tree_leaves((args, kwargs))
             places = {str(one.device) for one in given if isinstance(one, torch.Tensor)}

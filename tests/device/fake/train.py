@@ -124,6 +124,7 @@ def train(way: str, case: Case) -> dict[str, Any]:
         products = {name for name in reads.operations if name.startswith("mm.")}
         return {
             "products": sorted(products),
+            "multiplied": sorted(reads.multiplied),
             "loss": result.loss.device.type,
             "weights": sorted(devices),
             "state": sorted(

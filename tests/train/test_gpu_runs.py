@@ -1,0 +1,101 @@
+"""A whole run that believes to have GPUs: what it does before the first step, and in which order.
+
+The devices are the CPU, and the group with the backend ``nccl`` is one of gloo, under NCCL's rules.
+"""
+
+import json
+import os
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcrun.device import accelerator
+from hpcrun.train.determinism import NCCL_ORDER
+from hpcrun.train.parallel import strategies
+from tests.ranks import forked
+from tests.train.faulty_tasks import Exact
+from tests.train.runs import STOPPED_ONCE, play_run
+
+HANG_START = 1234
+
+
+START = [
+    "device",
+    "identity",
+    "group of nccl, variables set: True",
+    "device",
+    "reduction of 1",
+    "synchronization",
+    "model, raised timeout: True",
+    "device",
+]
+"""Start of a rank: variables, device, a GPU of its own, group, connection and wait, model.
+
+No other reduction of the run uses the group of the GPUs in Python.
+"""
+
+
+class Built(Exact):
+    """A task that notes when its model is built, and the timeout of collectives then."""
+
+    note = staticmethod(lambda _: None)
+
+    def build_model(self):
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        self.note(f"model, raised timeout: {backend.options._timeout.total_seconds() > HANG_START}")
+        return super().build_model()
+
+
+class OnDevice(DistributedDataParallel):
+    """DDP that takes the number of a device, and a model on the CPU."""
+
+    def __init__(self, module, *, device_ids, **options):
+        assert device_ids
+        super().__init__(module, **options)
+
+
+def believe_in_gpus(folder, rank, restart):
+    """Give this process two GPUs, and note the start in a file."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    made, reduced = dist.init_process_group, dist.all_reduce
+
+    def note(line):
+        with (folder / f"rank-{rank}-{restart}.jsonl").open("a") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def make_group(backend, **options):
+        variables = all(os.environ.get(name) == value for name, value in NCCL_ORDER.items())
+        note(f"group of {backend}, variables set: {variables}")
+        made("gloo", **options)
+
+    def reduce(tensor, *arguments, group=None, **options):
+        if group is None:
+            note(f"reduction of {tensor.numel()}")
+        return reduced(tensor, *arguments, group=group, **options)
+
+    dist.init_process_group, dist.all_reduce = make_group, reduce
+    strategies.DistributedDataParallel = OnDevice
+    accelerator.count = lambda: 2
+    accelerator.device = lambda _: torch.device("cpu")
+    accelerator.properties = lambda _: note("identity")
+    accelerator.memory = lambda _: (80_000_000_000, 80_000_000_000)
+    accelerator.make_current = lambda _: note("device")
+    accelerator.synchronize = lambda _: note("synchronization")
+    Built.note = staticmethod(note)
+
+
+@forked
+def test_gpus_are_chosen_and_connected_before_the_model(tmp_path):
+    played = play_run(
+        tmp_path,
+        Built,
+        *("job.cpu=false", f"train.hang_start={HANG_START}", "model.stop_at=5"),
+        begin=partial(believe_in_gpus, tmp_path),
+    )
+    assert played.codes == STOPPED_ONCE, played.said()
+    for rank in range(2):
+        for restart in range(2):
+            file = tmp_path / f"rank-{rank}-{restart}.jsonl"
+            assert [json.loads(line) for line in file.read_text().splitlines()] == START
