@@ -5,7 +5,6 @@ buffer and reuses it. The buffer has the layout of the file, page-aligned, so th
 without the page cache.
 """
 
-import contextlib
 import mmap
 import weakref
 from collections.abc import Callable, Iterable
@@ -88,8 +87,6 @@ class Staging:
 
     def _allocate(self, size: int) -> torch.Tensor:
         memory = mmap.mmap(-1, size)
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(memory, dtype=torch.uint8)
         buffer[:: mmap.PAGESIZE] = 0  # touch every page now, so that the first copy is fast
         unpin = self._pin(buffer.data_ptr(), size) if self.pinned else None
