@@ -60,10 +60,9 @@ def test_exit_codes_of_forked_ranks(tmp_path):
     assert not torch.distributed.is_initialized()
 
     def play(rank):
-        # A collective that NCCL refuses: a whole run has the exact collectives of a user's run.
         store = torch.distributed.FileStore(str(tmp_path / "rendezvous"), 2)
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        torch.distributed.all_reduce(torch.ones(2, 3).T)
+        torch.distributed.all_reduce(torch.ones(2, 3))
         raise SystemExit(rank + 1)
 
     assert fork_ranks(2, play) == [1, 3]

@@ -17,7 +17,8 @@ A distributed test keeps its scenario and its assertions in one function::
 - A failed test shows pytest's report of the rank that failed first, and one line for each other rank.
 - A rank that does not end within ``limit`` seconds is killed; the report shows its stack.
 - After a rank has failed, the other ranks have a few seconds until they are killed.
-- Collectives of the default group must follow NCCL's rules (``tests/train/nccl_rules.py``).
+- Collectives of the default group must follow NCCL's rules (``tests/train/nccl_rules.py``), also those of
+  ``fork_ranks``.
 - ``@ranks(4, 2)`` runs the function on four ranks, and then on two new ranks with the same ``tmp_path``: the
   function asks ``world_size``, or ``phase`` (0, 1, ...), what to do.
 - Parameters may choose the number of ranks: ``pytest.param(2, marks=ranks(2))``.

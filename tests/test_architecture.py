@@ -195,7 +195,6 @@ PRIVATE = {
     "datasets' shuffled stream": {"tests/train/test_known_streams.py: _ex_iterable"},
     "torch's process groups": {
         "tests/control/test_tree_group.py: _timeout",
-        "tests/train/test_gpu_runs.py: _get_backend",
         "tests/train/test_gpu_runs.py: _timeout",
         "tests/train/test_watchdog.py: _get_backend",
         "tests/train/test_watchdog.py: _timeout",

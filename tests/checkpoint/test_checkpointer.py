@@ -27,6 +27,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.collective import Ranks
+from hpcrun.control.making import new_control_group
 from hpcrun.train.step.checkpointing import TrainerCheckpoints
 from tests.pages import code_blocks
 from tests.train.forks import fork_ranks
@@ -111,7 +112,7 @@ def test_ranks_that_see_a_failure_at_different_times_start_the_same_saves(tmp_pa
         store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
         patience = timedelta(seconds=300)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
-        everybody = Ranks(rank, 2, None)
+        everybody = Ranks(rank, 2, new_control_group())
         assert (
             folder_engine(folder_store(place), everybody, pinned=False).staging.ranks_on_host == 2
         )

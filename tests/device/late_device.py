@@ -90,19 +90,19 @@ class Event:
     """The part of torch's event that hpcrun uses."""
 
     def __init__(self) -> None:
-        self._until = 0
+        self.until = 0
 
     def record(self) -> None:
         """Wait later for all work that is queued now."""
-        self._until = QUEUE.end
+        self.until = QUEUE.end
 
     def synchronize(self) -> None:
         """Do the work up to the record."""
-        QUEUE.wait("event", self._until)
+        QUEUE.wait("event", self.until)
 
     def elapsed_time(self, end: "Event") -> float:
         """Return a time; raises RuntimeError if the work before an event is not done, as CUDA does."""
-        if max(self._until, end._until) > QUEUE.end - QUEUE.left:
+        if max(self.until, end.until) > QUEUE.end - QUEUE.left:
             raise RuntimeError("both events must be completed before calculating elapsed time")
         return 1.0
 

@@ -129,6 +129,7 @@ def without(name: str, part: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # The tensors are small, and waiting threads use processor time.
     late_device.register()
     found = {
         "readback of the decision": played(decisions, without("record", decisions)),

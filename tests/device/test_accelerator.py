@@ -118,3 +118,11 @@ def test_the_switches_of_a_vendor_do_nothing_on_another_device() -> None:
     if not torch.cuda.is_available():
         assert vendor.lock_pages(0, 1) == (None, "")
         assert not vendor.write_memory_report(lambda: pytest.fail("no GPU was used"))
+
+
+def test_an_event_is_recorded_on_the_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: device)
+    streams: list[object] = []
+    event: Any = SimpleNamespace(record=streams.append)
+    accelerator.record(event, torch.device("cuda", 3))
+    assert streams == [torch.device("cuda", 3)]
