@@ -10,7 +10,6 @@ from hpcrun.reporting.runs import read_runs
 from hpcrun.reporting.sweep import swept_keys
 from hpcrun.results.frames import load_results
 from hpcrun.results.groups import Question, grouped
-from hpcrun.run.io.files import append_line
 from hpcrun.run.sweep_file import read_sweep
 from tests import jobs
 
@@ -19,7 +18,9 @@ SHAPE = ("--nodes", "1", "--gpus", "1", "--cpu", "--no-snapshot")
 
 
 def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys; print(sys.argv)\n")
+    (tmp_path / "script.py").write_text(
+        "import sys, hpcrun; hpcrun.report(step=1, loss=float(sys.argv[1]))\n"
+    )
     command = ("--", sys.executable, "script.py", "{lr}", "--seed={seed}")
     done = jobs.hpcrun("submit", *LINE, *SHAPE, *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -27,8 +28,6 @@ def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
     assert sweep is not None
     runs = list(sweep.directories.values())
     jobs.wait_for(lambda: all(run_jobs.state(run).word == "finished" for run in runs))
-    for number, run in enumerate(runs):
-        append_line(run.metrics, {"step": 1, "time": 1.0, "restart": 0, "loss": float(number)})
     done = jobs.hpcrun("aggregate", "s", "-o", "all.h5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     with open_results([str(tmp_path / "all.h5")], tmp_path) as store:
@@ -36,6 +35,7 @@ def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
         swept = swept_keys(read_runs(store))
         kept = json.loads(store.document("001", "config") or b"")["command"]
     assert [group.label for group in groups] == ["lr=0.1", "lr=0.2"]
+    assert [group.numbers() for group in groups] == [[0.1, 0.1], [0.2, 0.2]]
     assert [sorted(one.seed for one in group.values) for group in groups] == [["3", "4"]] * 2
     assert swept == ["lr"]
     # The command as it ran is in the file as well.
