@@ -19,10 +19,11 @@ SHAPE = ("--nodes", "1", "--gpus", "1", "--cpu", "--no-snapshot")
 
 def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "import sys, hpcrun; hpcrun.report(step=1, loss=float(sys.argv[1]))\n"
+        "import os, sys, hpcrun; assert os.environ['HF_TOKEN'] == 's3cret'\n"
+        "hpcrun.report(step=1, loss=float(sys.argv[1]))\n"
     )
     command = ("--", sys.executable, "script.py", "{lr}", "--seed={seed}")
-    done = jobs.hpcrun("submit", *LINE, *SHAPE, *command, cwd=tmp_path)
+    done = jobs.hpcrun("submit", *LINE, *SHAPE, "job.env.HF_TOKEN=s3cret", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sweep = read_sweep(tmp_path / "runs" / "s")
     assert sweep is not None
@@ -42,3 +43,9 @@ def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
     assert kept[-2:] == ["0.1", "--seed=4"]
     frame = load_results(tmp_path / "all.h5").runs()
     assert frame["lr"].tolist() == [0.1, 0.1, 0.2, 0.2]
+    # The values of job.env are in no file for others.
+    shown = [tmp_path / "all.h5", *tmp_path.rglob("run.json"), *tmp_path.rglob("sweep.json")]
+    assert not [path for path in shown if b"s3cret" in path.read_bytes()]
+    kept = [path for path in (tmp_path / "runs").rglob("*.*") if path.is_file()]
+    holders = [path for path in kept if b"s3cret" in path.read_bytes()]
+    assert {path.stat().st_mode & 0o777 for path in holders} == {0o600}
