@@ -55,5 +55,5 @@ def test_other_programs_get_an_error_for_a_flip_in_the_data(file: Path) -> None:
     assert len(places) == 6
     for name, place in places.items():
         file.write_bytes(flipped(raw, place, 3))
-        with h5py.File(file) as content, pytest.raises(OSError, match="can't|filter|checksum"):
+        with h5py.File(file) as content, pytest.raises(OSError, match=r"can't|filter|checksum"):
             content[name][:]
