@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -305,15 +305,9 @@ def _utf8(kind: np.dtype[Any]) -> np.dtype[Any]:
 
 def sweep(path: Path) -> None:
     """Remove the drafts of processes that were killed. Only the holder of the lock may call it."""
-    for left in _drafts(path):
-        left.unlink(missing_ok=True)
-
-
-def _drafts(path: Path) -> Iterator[Path]:
-    head = f".{path.name}."
     for entry in path.parent.iterdir():
-        if entry.name.startswith(head) and entry.name.endswith(".tmp"):
-            yield entry
+        if entry.name.startswith(f".{path.name}.") and entry.name.endswith(".tmp"):
+            entry.unlink(missing_ok=True)
 
 
 def _version(package: str) -> str:

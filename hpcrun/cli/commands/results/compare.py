@@ -139,22 +139,8 @@ def _group_rows(
     lower: bool,
     known: Mapping[str, str],
 ) -> list[list[str]]:
-    rows = [
-        [
-            "row",
-            "n",
-            "mean",
-            "interval",
-            "std",
-            "median",
-            "IQM",
-            "interval",
-            "best",
-            "at step",
-            "of",
-            "group",
-        ]
-    ]
+    head = "row,n,mean,interval,std,median,IQM,interval,best,at step,of,group"
+    rows = [head.split(",")]
     for number, (group, spread) in enumerate(zip(groups, spreads, strict=True), 1):
         if spread is None:
             rows.append([str(number), "0", *["-"] * 9, group.label])
