@@ -48,10 +48,7 @@ def git_commit(folder: Path) -> dict[str, Any] | None:
 
 
 def uncommitted_diff(folder: Path) -> str:
-    """Return the uncommitted changes of tracked files as a patch; empty without changes.
-
-    Files with passwords and keys are left out.
-    """
+    """Return the uncommitted changes of tracked files, without those with keys, as a patch; may be empty."""
     private = [f":(top,exclude,glob,icase)**/{name}" for name in PRIVATE]
     return _git(folder, "diff", "HEAD", "--", ":/", *private) or ""
 

@@ -109,7 +109,7 @@ def write_sweep(sweep: SweepFile) -> None:
             "name": sweep.name,
             "axes": sweep.axes,
             "runs": [{"name": run.name, "values": run.values} for run in sweep.runs],
-            "submissions": [_content(one) for one in sweep.submissions],
+            "submissions": [asdict(one) for one in sweep.submissions],
         }
     )
     write_json(sweep.folder / NAME, {**content, _HASH: _hash(content)})
@@ -118,13 +118,3 @@ def write_sweep(sweep: SweepFile) -> None:
 def _hash(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the content: a wrong name of an element would start another run."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _content(one: SweepSubmission) -> dict[str, Any]:
-    content = asdict(one)
-    if one.jobs:
-        # The events of the elements name their tasks.
-        del content["tasks"]
-    if not one.unanswered:
-        del content["unanswered"]
-    return content

@@ -70,34 +70,27 @@ def each(read: Callable[[Job], Done], jobs: Sequence[Job], processes: int) -> It
 
 
 def _collect(readers: list[Connection], batches: list[Sequence[Any]]) -> Iterator[Any]:
-    waiting = 0
-    for connection in readers:
-        waiting += _give(connection, batches)
-    while waiting:
-        for ready in wait(readers):
-            assert isinstance(ready, Connection)
-            try:
+    try:
+        waiting = sum(_give(connection, batches) for connection in readers)
+        while waiting:
+            for ready in wait(readers):
+                assert isinstance(ready, Connection)
                 found = ready.recv()
-            except (EOFError, OSError):
-                raise ResultsError(
-                    "a process that reads runs has died, perhaps for lack of memory; use --processes 0"
-                ) from None
-            if isinstance(found, ResultsError):
-                raise found
-            # The next batch is read while the caller writes this one.
-            waiting += _give(ready, batches) - 1
-            yield from found
+                if isinstance(found, ResultsError):
+                    raise found
+                # The next batch is read while the caller writes this one.
+                waiting += _give(ready, batches) - 1
+                yield from found
+    except (EOFError, OSError):
+        raise ResultsError(
+            "a process that reads runs has died, perhaps for lack of memory; use --processes 0"
+        ) from None
 
 
 def _give(connection: Connection, batches: list[Sequence[Any]]) -> int:
     if not batches:
         return 0
-    try:
-        connection.send(batches.pop())
-    except OSError:
-        raise ResultsError(
-            "a process that reads runs has died, perhaps for lack of memory; use --processes 0"
-        ) from None
+    connection.send(batches.pop())
     return 1
 
 
