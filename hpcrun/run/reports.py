@@ -1,7 +1,7 @@
 """Progress of a script, as the script reports it: its step, its newest saved step, and its metrics.
 
 The script writes a small file on its node, which takes microseconds. The rank's process, which started the
-script, reads this file and publishes it in the run directory. Metrics go to metrics.jsonl at once. Standard
+script, reads this file and publishes it in the run directory. Metrics go to metrics.jsonl directly. Standard
 library only.
 """
 
