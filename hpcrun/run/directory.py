@@ -224,8 +224,10 @@ def find(run: str, runs_dir: Path) -> RunDirectory:
         if os.path.lexists(directory.record):
             raise RunError(f"{path}: is {_describe(path)}; {_FREE_IT}")
         if run and os.path.isfile(path / "sweep.json"):  # noqa: PTH113
-            raise RunError(f"{path}: is a sweep; name one of its runs, such as {path.name}/000")
-    known = [entry.parent.name for entry in runs_dir.glob("*/run.json")]
+            hint = f"name one of its runs, such as {path.name}/000 (in Python: hpcrun.Sweep)"
+            raise RunError(f"{path}: is a sweep; {hint}")
+    marks = ("run.json", "sweep.json")
+    known = [entry.parent.name for mark in marks for entry in runs_dir.glob(f"*/{mark}")]
     if not known:
         raise RunError(f"{run}: no such run; {runs_dir} has no runs (set it with --runs-dir)")
     near = difflib.get_close_matches(run, known, n=1)

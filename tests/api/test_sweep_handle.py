@@ -55,6 +55,10 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
         (run.path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     frame = again.results().runs()
     assert sorted(frame["state"]) == ["failed", "failed", "finished", "finished"]
+    with pytest.raises(hpcrun.UserError, match=r"is a sweep; .* \(in Python: hpcrun\.Sweep\)"):
+        hpcrun.open("s")
+    with pytest.raises(hpcrun.UserError, match=r"no such run in .*; did you mean s\?"):
+        hpcrun.open("sa")
     # Names of folders only, such as 000, would be the same in every sweep.
     plot = jobs.hpcrun("plot", "runs/s", cwd=tmp_path)
     assert "s/000 (finished)" in plot.stdout

@@ -81,6 +81,24 @@ def test_runs_that_do_not_count_are_listed(sweep: Path, tmp_path: Path) -> None:
     assert "runs10finished8failed1unfinished1" in re.sub(r"\s", "", words)
 
 
+def test_equal_failures_are_one_article_with_their_text_once(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    for number, word in enumerate(("boom", "boom", "other")):
+        line = f"ValueError: {word} in sample {number}"
+        run = make_run(f"r{number}", state="failed", reason=f"rank 0: {line}")
+        logs = run.attempt_logs("7", 1)
+        logs.mkdir(parents=True)
+        (logs / "rank-00000.log").write_text(f"Traceback (most recent call last):\n{line}\n")
+    assert report(tmp_path / "runs", "-o", tmp_path / "r.html") == 0
+    page = Page(tmp_path / "r.html")
+    assert page.tags.count("article") == 2
+    assert re.search(r"r0, r1\s+failed", page.words)
+    assert page.words.count("boom in sample 0") == 1
+    assert page.words.count("boom in sample 1") == 0
+    assert page.words.count("other in sample 2") == 1
+
+
 def test_a_results_file_gives_the_same_figures(sweep: Path, tmp_path: Path) -> None:
     assert guarded(["aggregate", str(sweep), "-o", str(tmp_path / "results.h5")]) == 0
     assert report(sweep, "-o", tmp_path / "a.html") == 0

@@ -129,6 +129,8 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
         assert (end.step, end.fields["early"]) == (10, True)
         lines = [line for line in read_lines(run.metrics) if "validation_loss" in line]
         assert [line["step"] for line in lines] == [2, 4, 6, 8, 10]
+        # As the lines of training have them.
+        assert all(line["time"] > 0 and line["restart"] == 0 for line in lines)
         losses = [line["step"] for line in read_lines(run.metrics) if "loss" in line]
         assert losses == [4, 8, 10]
     said = (tmp_path / "calm-logs" / "0" / "rank-0.log").read_text()

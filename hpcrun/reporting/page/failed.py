@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hpcrun.diagnose.catalog import RETRY_WORDS
@@ -17,12 +18,25 @@ _LONGEST_LINE = 400
 
 def failures_section(content: Content) -> Markup:
     """Return how attempts ended, and each run that did not finish."""
+    groups: dict[object, list[RunFailure]] = {}
+    for one in content.failures:
+        groups.setdefault(_kind(one), []).append(one)
+    equal = list(groups.values())
+    none = element("p", "Each run that ended has finished or was stopped by a person.")
     return text(
         _interruptions(content),
-        _articles(content.failures[:_MOST_ARTICLES]),
-        _rest(content.failures[_MOST_ARTICLES:]),
+        *map(_article, equal[:_MOST_ARTICLES]),
+        None if equal else none,
+        _rest([one for same in equal[_MOST_ARTICLES:] for one in same]),
         _stopped(content),
     )
+
+
+def _kind(one: RunFailure) -> object:
+    """Return a key that is equal for runs that failed in the same way, also with other numbers."""
+    found = one.finding
+    words = f"{found.cause} {found.evidence[0].text}" if found else f"{one.note} {one.run.reason}"
+    return one.run.state, re.sub(r"\d[\d.]*(e[-+]?\d+)?", "#", words)
 
 
 def _interruptions(content: Content) -> Markup:
@@ -35,16 +49,13 @@ def _interruptions(content: Content) -> Markup:
     )
 
 
-def _articles(run_failures: Sequence[RunFailure]) -> Markup:
-    if not run_failures:
-        return element("p", "Each run that ended has finished or was stopped by a person.")
-    return text(*map(_article, run_failures))
-
-
-def _article(one: RunFailure) -> Markup:
-    run = one.run
-    title = element("h3", run.key, " ", state_mark(run.state))
-    recorded = element("p", f"Recorded: {run.cause}: {run.reason}") if run.reason else None
+def _article(same: Sequence[RunFailure]) -> Markup:
+    """Return the article of runs that failed in the same way, with the words of the first."""
+    one, run = same[0], same[0].run
+    title = element("h3", ", ".join(other.run.key for other in same), " ", state_mark(run.state))
+    # The reason repeats the words of the diagnosis.
+    words = f"Recorded: {run.cause}" if one.finding else f"Recorded: {run.cause}: {run.reason}"
+    recorded = element("p", words) if run.reason else None
     body = _finding(one.finding) if one.finding else element("p", f"Doctor: {one.note}.")
     return element("article", title, recorded, body)
 
@@ -52,7 +63,13 @@ def _article(one: RunFailure) -> Markup:
 def _finding(found: FailureFinding) -> Markup:
     where = [] if found.rank is None else [f"rank {found.rank}"]
     where += [f"node {found.node}"] if found.node else []
-    lines = [f"{line.place}: {_shortened(line.text)}" for line in found.evidence]
+    places: dict[str, list[str]] = {}
+    for line in found.evidence:
+        places.setdefault(_shortened(line.text), []).append(line.place)
+    lines = [
+        ", ".join(found_at) + f": {words}" * (words not in found.cause)
+        for words, found_at in places.items()
+    ]
     return text(
         element(
             "p",

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -48,6 +49,10 @@ def each(read: Callable[[Job], Done], jobs: Sequence[Job], processes: int) -> It
     batches = [jobs[at : at + _BATCH] for at in range(0, len(jobs), _BATCH)]
     batches.reverse()
     readers: dict[Connection, Any] = {}
+    # Ctrl-C reaches the whole group: the parent ends the readers, which inherit the mask. The start of the
+    # tracker, which multiprocessing needs, clears the mask.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for _ in range(processes):
             here, there = context.Pipe()
@@ -55,54 +60,47 @@ def each(read: Callable[[Job], Done], jobs: Sequence[Job], processes: int) -> It
             process.start()
             there.close()
             readers[here] = process
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from _collect(list(readers), batches)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for connection, process in readers.items():
             connection.close()
             process.join()
 
 
 def _collect(readers: list[Connection], batches: list[Sequence[Any]]) -> Iterator[Any]:
-    waiting = 0
-    for connection in readers:
-        waiting += _give(connection, batches)
-    while waiting:
-        for ready in wait(readers):
-            assert isinstance(ready, Connection)
-            try:
+    try:
+        waiting = sum(_give(connection, batches) for connection in readers)
+        while waiting:
+            for ready in wait(readers):
+                assert isinstance(ready, Connection)
                 found = ready.recv()
-            except (EOFError, OSError):
-                raise ResultsError(
-                    "a process that reads runs has died, perhaps for lack of memory; use --processes 0"
-                ) from None
-            if isinstance(found, ResultsError):
-                raise found
-            # The next batch is read while the caller writes this one.
-            waiting += _give(ready, batches) - 1
-            yield from found
+                if isinstance(found, ResultsError):
+                    raise found
+                # The next batch is read while the caller writes this one.
+                waiting += _give(ready, batches) - 1
+                yield from found
+    except (EOFError, OSError):
+        raise ResultsError(
+            "a process that reads runs has died, perhaps for lack of memory; use --processes 0"
+        ) from None
 
 
 def _give(connection: Connection, batches: list[Sequence[Any]]) -> int:
     if not batches:
         return 0
-    try:
-        connection.send(batches.pop())
-    except OSError:
-        raise ResultsError(
-            "a process that reads runs has died, perhaps for lack of memory; use --processes 0"
-        ) from None
+    connection.send(batches.pop())
     return 1
 
 
 def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
-    # Ctrl-C reaches the whole group: the parent ends the readers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Rows are many short-lived objects without cycles; looking for cycles costs a tenth of the time.
     gc.disable()
     while True:
         try:
             batch = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         found: list[Any] | ResultsError
         try:
@@ -111,5 +109,5 @@ def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
             found = error
         try:
             connection.send(found)
-        except BrokenPipeError:
+        except OSError:
             return

@@ -119,9 +119,10 @@ class MetricsLog:
         self._window.restore(saved)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Write ``line`` to the sinks, on rank 0."""
+        """Write ``line``, which has a step, with time and restart to the sinks, on rank 0."""
         if self._sinks is not None:
-            self._sinks.write(line)
+            now = {"time": round(time.time(), 3), "restart": self._restart}
+            self._sinks.write({"step": line["step"], **now, **line})
 
     def flush(self) -> None:
         """Flush the sinks, so that all lines survive this process."""
@@ -166,8 +167,6 @@ class MetricsLog:
         step = max(steps)
         line: dict[str, Any] = {
             "step": done,
-            "time": round(time.time(), 3),
-            "restart": self._restart,
             "loss": sum(losses) / len(losses),
             "lr": float(result.learning_rate),
             f"{self._unit}_per_second": round(samples * self._units_per_sample / step, 1),
