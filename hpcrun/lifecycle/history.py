@@ -17,7 +17,7 @@ class AttemptRecord:
     ``crash_step`` is the step that was being computed at a crash. ``trained``: the attempt reached the
     end of the training; only the report was left. ``killed``: a script died of the
     stop signal, so it keeps only earlier saves, if any. ``failure``: the message of a
-    crash, without rank and node.
+    crash, without rank, node and numbers.
     """
 
     attempt: Attempt

@@ -174,12 +174,14 @@ def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, ours: int) -> N
 def test_a_failed_end_has_its_code_or_signal_and_the_last_message() -> None:
     told = ScriptEnd(["python", "a.py"], 1, "ValueError: bad sample").line
     assert told == "python a.py ended with exit code 1: ValueError: bad sample"
-    assert ScriptEnd(["a"], -9, "").line == "a was killed by SIGKILL"
+    told = ScriptEnd(["a.sh"], 3, "", "epoch 7").line
+    assert told == "a.sh ended with exit code 3; its log ends with: epoch 7"
+    assert ScriptEnd(["a"], -9).line == "a was killed by SIGKILL"
     # A shell's exit code after a program that it started was killed.
-    assert ScriptEnd(["sh"], 137, "").line == (
+    assert ScriptEnd(["sh"], 137).line == (
         "sh ended with exit code 137: its program was killed by SIGKILL"
     )
-    assert ScriptEnd(["sh"], 255, "").line == "sh ended with exit code 255"
+    assert ScriptEnd(["sh"], 255).line == "sh ended with exit code 255"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
+from hpcrun.diagnose.script_log import same_failure
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.cause_table import classify, evidence_of, host_of, is_of_node
@@ -143,7 +144,7 @@ def finalize(
     cause, line = classify(evidence)
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
-    words = {"failure": crashed.words} if crashed and _repeats(crashed) else {}
+    words = {"failure": same_failure(crashed.words)} if crashed and _repeats(crashed) else {}
     named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
     step_at_end = crashed.step if crashed else step
     ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.diagnose.script_log import LOG_ENDS
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.run.directory import RunDirectory
@@ -25,16 +26,23 @@ class ScriptFailed(Exception):
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """A failed end: ``code`` is -n for signal n, ``words`` the last line of the log."""
+    """A failed end.
+
+    ``code``: -n for signal n. ``exception``: the last line of a traceback, or empty. ``last_line``: the last
+    line of the log, or empty.
+    """
 
     command: Sequence[str]
     code: int
-    words: str
+    exception: str = ""
+    last_line: str = ""
 
     @property
     def line(self) -> str:
         """One line that describes the end."""
-        words = f": {self.words}" if self.words else ""
+        words = f": {self.exception}" if self.exception else ""
+        if self.last_line and not words:
+            words = f"{LOG_ENDS}{self.last_line}"
         return f"{' '.join(self.command)[:80]} {_how(self.code)}{words}"
 
 

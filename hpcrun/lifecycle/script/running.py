@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.orphans import adopt_orphans, die_with_parent
 from hpcrun.command.launcher import Launcher
-from hpcrun.diagnose.script_log import script_words
+from hpcrun.diagnose.script_log import script_exception
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.rank.stack_writer import Answering
@@ -134,8 +134,8 @@ def run_script(
             return exitcodes.FAILED
         return exitcodes.DONE
     if code:
-        words = script_words(folder / f"rank-{config.rank:05d}.log")
-        record_end(folder, config.rank, ScriptEnd(command, code, words), progress.step)
+        said = script_exception(folder / f"rank-{config.rank:05d}.log")
+        record_end(folder, config.rank, ScriptEnd(command, code, *said), progress.step)
     return rank_code(code if code >= 0 else 128 - code)
 
 
