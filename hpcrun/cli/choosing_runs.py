@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.status.sweep_rows import SWEEP_FILE, StatusEntry, folded, sweep_entries
+from hpcrun.api.status.sweep_rows import StatusEntry, folded, sweep_entries
 from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find
+from hpcrun.run.sweep_file import NAME
 
 STATES = (
     *("new", "pending", "running", "suspended", "finished", "stopped", "failed", "lost"),
@@ -56,10 +57,7 @@ def named(names: Sequence[str], runs_dir: Path) -> Selection:
             run = find(name, runs_dir)
             entries.append(_entry(run))
             continue
-        found = sweep_entries(folder)
-        if not found:
-            raise RunError(f"{folder / SWEEP_FILE}: lists no runs; look at the runs by their paths")
-        entries += found
+        entries += sweep_entries(folder)
     return Selection(entries, {})
 
 
@@ -69,11 +67,11 @@ def everything(runs_dir: Path) -> Selection:
     folders = {}
     for record in _files(runs_dir, "*/run.json"):
         found.append((record[1], [_entry(RunDirectory(record[0].parent))]))
-    for listed, changed in _files(runs_dir, f"*/{SWEEP_FILE}"):
+    for listed, changed in _files(runs_dir, f"*/{NAME}"):
         folder = listed.parent
         try:
             entries = sweep_entries(folder)
-        except OSError:
+        except (OSError, RunError):
             continue
         folders[folder.name] = folder
         found.append((changed, entries))
@@ -160,7 +158,7 @@ def _value(row: dict[str, Any], key: str) -> Any:
 
 def _entry(run: RunDirectory) -> StatusEntry:
     folder = run.path.parent
-    if (folder / SWEEP_FILE).is_file():
+    if (folder / NAME).is_file():
         record_killed_submission(folder)
         return StatusEntry(f"{folder.name}/{run.path.name}", run, folder.name)
     return StatusEntry(run.path.name, run)
@@ -169,7 +167,7 @@ def _entry(run: RunDirectory) -> StatusEntry:
 def _sweep_folder(name: str, runs_dir: Path) -> Path | None:
     try:
         places = (runs_dir / name, Path(name))
-        return next((place.absolute() for place in places if (place / SWEEP_FILE).is_file()), None)
+        return next((place.absolute() for place in places if (place / NAME).is_file()), None)
     except OSError:
         return None
 

@@ -173,6 +173,8 @@ def _check_env_name(name: str) -> str:
 def _check_text(text: str) -> str:
     if "\0" in text:
         raise ValueError("may not contain a NUL character, which no program accepts")
+    if text == MASK:
+        raise ValueError(f"is a masked value ({MASK}); write the value itself")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,7 @@
-"""Values of the config that a screen, a log or a shared file must not show: the URL of a webhook."""
+"""Values of the config that a screen, a log or a shared file must not show.
+
+They are the URL of a webhook and the values of ``job.env``, which may be tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from urllib.parse import urlsplit
 MASK = "***"
 _URL = re.compile(r"https?://[^\s'\"|;<>]*[^\s'\"|;<>:,.)]", re.IGNORECASE)
 _OVERRIDE = re.compile(r"((?:--)?(?:watch\.)?notify=)(.*)", re.DOTALL)
+_ENV = re.compile(r"(\s*job\s*(?:\.\s*env\s*(?:\.[^=]*)?)?=).*", re.DOTALL)
 
 
 def masked(text: str) -> str:
@@ -33,13 +37,22 @@ def _host(url: str) -> str:
 
 
 def masked_words(words: list[str]) -> list[str]:
-    """Return the ``words`` of a command line with the value of ``watch.notify=`` masked."""
-    return [_OVERRIDE.sub(lambda found: found[1] + masked(found[2]), word) for word in words]
+    """Return the ``words`` of a command line with the values of `watch.notify=` and `job.env.X=` masked."""
+    return [
+        f"{env[1]}{MASK}"
+        if (env := _ENV.fullmatch(word))
+        else _OVERRIDE.sub(lambda found: found[1] + masked(found[2]), word)
+        for word in words
+    ]
 
 
 def masked_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``values`` of ``Config.model_dump()`` with ``watch.notify`` masked."""
-    watch = values.get("watch")
-    if not isinstance(watch, dict) or not isinstance(watch.get("notify"), str):
-        return values
-    return {**values, "watch": {**watch, "notify": masked(watch["notify"])}}
+    """Return the ``values`` of ``Config.model_dump()`` with ``watch.notify`` and ``job.env`` masked."""
+    watch, job = values.get("watch"), values.get("job")
+    if isinstance(watch, dict) and isinstance(watch.get("notify"), str):
+        values = {**values, "watch": {**watch, "notify": masked(watch["notify"])}}
+    if isinstance(job, dict) and job.get("env"):
+        env = job["env"]
+        shown = dict.fromkeys(env, MASK) if isinstance(env, dict) else MASK
+        values = {**values, "job": {**job, "env": shown}}
+    return values

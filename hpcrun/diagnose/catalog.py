@@ -43,7 +43,7 @@ _WORDS = (
     "no gpus", "instead of", "at minimum", "checked in", "bad ", "read-only", "loopback", "terminating",
     "forcing", "squashfuse", "max retries", "remote", "driver", "missing", "attempt ended", "no progress",
     "memory", "lock file", "socket", "death", "0 items", "completion", "sending", "stuck", "exitcode",
-    "sigsegv", "sigbus",
+    "sigsegv", "sigbus", "not finite",
 )  # fmt: skip
 
 

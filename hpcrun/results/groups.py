@@ -26,6 +26,12 @@ _MORE_IS_BETTER = re.compile(
 )
 _LESS_IS_BETTER = re.compile(r"(?<![a-z])(?:loss|error)(?![a-z])")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
+BEST_IS_BIASED = (
+    "the best of many noisy values is too good, more so with more values; it may choose another config than "
+    "the last value"
+)
+"""A caution for results at the best step."""
+
 _FINISHED = "finished"
 _ABSENT = "absent"
 
@@ -178,11 +184,13 @@ class _Values:
         best = (float(row["min"]), int(row["min_step"]))
         if not question.lower:
             best = (float(row["max"]), int(row["max_step"]))
+        value, step = float(row["last"]), int(row["last_step"])
+        if not math.isfinite(value):
+            # A run that has diverged does not count by an earlier value.
+            return f"{question.metric} is not finite at step {step}"
         if question.at == "best":
             value, step = best
-        elif question.at == "last":
-            value, step = float(row["last"]), int(row["last_step"])
-        else:
+        elif question.at != "last":
             at = self._at_step(key, int(question.at))
             if isinstance(at, str):
                 return at

@@ -13,6 +13,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 10_000
 # Of the values, on each side, that the interquartile mean drops.
 _CUT = 0.25
+# The 95% interval of n normal values covers in 51% of samples for n = 2, 89% for 5, 93% for 8.
+_FEWEST = 8
 _TINY = 1e-300
 _EPSILON = 3e-16
 _BLOCK = 1 << 22
@@ -20,7 +22,7 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True)
 class ConfidenceInterval:
-    """An estimate with the ends of its confidence interval; ``low`` and ``high`` are None for n = 1."""
+    """An estimate with the ends of its confidence interval; both are None for too few values."""
 
     value: float
     low: float | None
@@ -104,10 +106,13 @@ def iqm_interval(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> ConfidenceInterval:
-    """Return the interquartile mean and its percentile bootstrap interval, the same for equal ``seed``."""
+    """Return the interquartile mean and its percentile bootstrap interval, the same for equal ``seed``.
+
+    Fewer than eight values have no interval, because it would be too short.
+    """
     value = iqm(values)
     n = len(values)
-    if n < 2:
+    if n < _FEWEST:
         return ConfidenceInterval(value, None, None)
     draw = np.random.default_rng(seed)
     found: list[NDArray[np.float64]] = []

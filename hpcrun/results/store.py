@@ -1,14 +1,19 @@
-"""results.h5: a reader, and a writer that replaces the whole file."""
+"""results.h5: a reader, and a writer that replaces the whole file.
+
+The file begins with a user block, which HDF5 does not read: it has the SHA-256 of all other bytes. A reader
+checks it before HDF5 sees the file. For other programs, each dataset has a checksum of its own (Fletcher-32).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -22,7 +27,12 @@ from hpcrun.results.errors import ResultsError
 from hpcrun.run.io.files import sync_directory
 
 # h5dump 1.10 and later read it.
-_LIBVER = ("v108", "v110")
+_LIBVER = ("v110", "v110")
+# The smallest user block of HDF5.
+_BLOCK = 512
+_READ = 1 << 20
+# HDF5 limits a chunk to 4 GiB.
+_MOST_IN_CHUNK = 1 << 28
 # A group, its links and the heads of its datasets.
 _OVERHEAD = 4000
 
@@ -30,17 +40,23 @@ _OVERHEAD = 4000
 class ResultsFile:
     """A results.h5 opened for reading. The file is never changed in place, so it needs no lock."""
 
-    def __init__(self, path: Path, *, any_layout: bool = False) -> None:
+    def __init__(self, path: Path, *, any_layout: bool = False, check: bool = True) -> None:
         """Open ``path``.
 
         Args:
             any_layout: also accept the layout of another version, to replace the file.
+            check: False: the caller has opened the file before, under the lock of its writer.
 
         Raises:
             ResultsError: the file is missing, damaged, or not a results file of this version.
         """
         self.path = path
         try:
+            with path.open("rb") as stream:
+                head = stream.read(_BLOCK)
+                intact = not check or head == _user_block(stream)
+            if head.startswith(FORMAT.encode()) and not intact:
+                raise self._damaged()
             self.file: Any = h5py.File(path, "r", locking=False)
         except FileNotFoundError:
             raise ResultsError(
@@ -53,12 +69,18 @@ class ResultsFile:
                 "another name"
             ) from None
         try:
-            self._require_results_file(any_layout)
+            self._require_results_file(any_layout, intact)
         except BaseException:
             self.file.close()
             raise
 
-    def _require_results_file(self, any_layout: bool) -> None:
+    def _damaged(self) -> ResultsError:
+        return ResultsError(
+            f"{self.path}: is damaged, or another program has changed it (its checksum is wrong); move it "
+            "away, and make it again with `hpcrun aggregate`"
+        )
+
+    def _require_results_file(self, any_layout: bool, intact: bool) -> None:
         found = self.file.attrs.get("format")
         if found != FORMAT:
             raise ResultsError(
@@ -70,6 +92,8 @@ class ResultsFile:
                 f"{self.path}: has layout {layout}, and this version of hpcrun reads layout {VERSION}; "
                 "make the file again with `hpcrun aggregate --fresh`"
             )
+        if layout == VERSION and not intact:
+            raise self._damaged()
 
     def __enter__(self) -> ResultsFile:
         return self
@@ -116,9 +140,9 @@ class ResultsFile:
             return None
         dataset = h5d.open(group, name.encode())
         kind = dataset.get_type()
-        raw = np.empty((), f"S{kind.get_size()}")
+        raw = np.empty(1, f"S{kind.get_size()}")
         dataset.read(h5s.ALL, h5s.ALL, raw, kind)
-        return bytes(raw[()])
+        return bytes(raw[0])
 
     def units(self) -> dict[str, str]:
         """Return the unit of each column that has one."""
@@ -139,8 +163,6 @@ class Draft:
         self._temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
         self._types: dict[Any, Any] = {}
         self._units: dict[str, str] = {}
-        self._early = h5p.create(h5p.DATASET_CREATE)
-        self._early.set_fill_time(h5d.FILL_TIME_NEVER)
 
     def begin(self) -> None:
         """Begin to copy the base, in a thread; a second call does nothing."""
@@ -158,7 +180,10 @@ class Draft:
         if self._copy is not None:
             self._copy.wait()
         mode = "w" if self._copy is None else "r+"
-        self._file = h5py.File(self._temporary, mode, libver=_LIBVER, locking=False)
+        block = _BLOCK if self._copy is None else None
+        self._file = h5py.File(
+            self._temporary, mode, libver=_LIBVER, locking=False, userblock_size=block
+        )
         if self._copy is None:
             # In the order of the run's names, which is not the order in which they are written.
             self._file.create_group("run")
@@ -181,7 +206,7 @@ class Draft:
         for name in DOCUMENTS:
             raw = data.documents.get(name)
             if raw is not None:
-                self._write(group, name, np.array(raw, f"S{-(-len(raw) // 64) * 64}"))
+                self._write(group, name, np.array([raw], f"S{-(-len(raw) // 64) * 64}"))
                 size += len(raw)
         if data.metrics is not None:
             self._note_units(data.metrics.dtype.names or (), units)
@@ -221,11 +246,13 @@ class Draft:
     def publish(self) -> None:
         """Make the draft durable and give it the final name; raises OSError."""
         self._file.close()
-        descriptor = os.open(self._temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with self._temporary.open("r+b") as stream:
+            stream.seek(_BLOCK)
+            block = _user_block(stream)
+            stream.seek(0)
+            stream.write(block)
+            stream.flush()
+            os.fsync(stream.fileno())
         self._temporary.replace(self._path)
         sync_directory(self._path.parent)
 
@@ -251,10 +278,22 @@ class Draft:
         kind = self._types.get(records.dtype)
         if kind is None:
             kind = self._types[records.dtype] = h5t.py_create(_utf8(records.dtype), logical=True)
-        space = h5s.create_simple(records.shape) if records.shape else h5s.create(h5s.SCALAR)
-        dataset = h5d.create(group, name.encode(), kind, space, self._early)
+        plist = h5p.create(h5p.DATASET_CREATE)
+        if records.size:
+            plist.set_fill_time(h5d.FILL_TIME_NEVER)
+            plist.set_chunk((min(records.size, max(1, _MOST_IN_CHUNK // records.itemsize)),))
+            plist.set_fletcher32()
+        dataset = h5d.create(group, name.encode(), kind, h5s.create_simple(records.shape), plist)
         if records.size:
             dataset.write(h5s.ALL, h5s.ALL, records, kind)
+
+
+def _user_block(stream: BinaryIO) -> bytes:
+    """Return the user block for the bytes that ``stream`` still has."""
+    digest = hashlib.sha256()
+    while part := stream.read(_READ):
+        digest.update(part)
+    return f"{FORMAT}, sha256 of all bytes after 512: {digest.hexdigest()}\n".encode().ljust(_BLOCK)
 
 
 def _utf8(kind: np.dtype[Any]) -> np.dtype[Any]:
@@ -266,15 +305,9 @@ def _utf8(kind: np.dtype[Any]) -> np.dtype[Any]:
 
 def sweep(path: Path) -> None:
     """Remove the drafts of processes that were killed. Only the holder of the lock may call it."""
-    for left in _drafts(path):
-        left.unlink(missing_ok=True)
-
-
-def _drafts(path: Path) -> Iterator[Path]:
-    head = f".{path.name}."
     for entry in path.parent.iterdir():
-        if entry.name.startswith(head) and entry.name.endswith(".tmp"):
-            yield entry
+        if entry.name.startswith(f".{path.name}.") and entry.name.endswith(".tmp"):
+            entry.unlink(missing_ok=True)
 
 
 def _version(package: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcrun.run.code.work_tree import PRIVATE
+
 _PACKAGES = ("hpcrun", "torch", "submitit", "numpy", "h5py", "pydantic")
 
 
@@ -46,8 +48,12 @@ def git_commit(folder: Path) -> dict[str, Any] | None:
 
 
 def uncommitted_diff(folder: Path) -> str:
-    """Return the uncommitted changes of tracked files as a patch; empty without changes."""
-    return _git(folder, "diff", "HEAD") or ""
+    """Return the uncommitted changes of tracked files as a patch; empty without changes.
+
+    Files with passwords and keys are left out.
+    """
+    private = [f":(top,exclude,glob,icase)**/{name}" for name in PRIVATE]
+    return _git(folder, "diff", "HEAD", "--", ":/", *private) or ""
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -1,7 +1,8 @@
-"""Progress of a script, as the script reports it: its step, and its newest saved step.
+"""Progress of a script, as the script reports it: its step, its newest saved step, and its metrics.
 
 The script writes a small file on its node, which takes microseconds. The rank's process, which started the
-script, reads this file and publishes it in the run directory. Standard library only.
+script, reads this file and publishes it in the run directory. Metrics go to metrics.jsonl at once. Standard
+library only.
 """
 
 import contextlib
@@ -12,13 +13,17 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
 from hpcrun.printing import say_aside
-from hpcrun.run.io.files import read_json, write_json
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.io.files import append_line, read_json, write_json
 
 VARIABLE = "HPCRUN_REPORTS"
 """Environment variable with the folder of a rank's reports."""
+
+# hpcrun writes these columns of metrics.jsonl.
+_RESERVED = ("time", "restart")
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,9 @@ class ScriptProgress:
         return ScriptProgress(step, newer.saved, newer.saved_at)
 
 
-def report(step: int | None = None, *, saved: int | bool | None = None) -> None:
+def report(
+    step: int | None = None, *, saved: int | bool | None = None, **metrics: SupportsFloat
+) -> None:
     """Report the progress of this script to hpcrun; do nothing in a script that hpcrun did not start.
 
     ``hpcrun status`` shows both numbers. The budgets ``restarts.no_progress`` and ``restarts.same_step``
@@ -53,20 +60,29 @@ def report(step: int | None = None, *, saved: int | bool | None = None) -> None:
     Args:
         step: number of finished steps since the beginning of training.
         saved: True if the checkpoint of ``step`` is written, or the step of the newest checkpoint.
+        metrics: numbers of this step, such as ``loss=0.5``: one line of the run's metrics.jsonl, which only
+            rank 0 writes. A tensor of one element is a number. NaN and infinity become null.
 
     Raises:
-        TypeError: a step is not an integer.
-        ValueError: a step is negative, or ``saved`` is True without a ``step``.
+        TypeError: a step is not an integer, or a metric is not a number.
+        ValueError: a step is negative, ``saved`` is True or there are metrics without a ``step``, or a
+            metric is named ``time`` or ``restart``.
     """
     folder = os.environ.get(VARIABLE)
     done = None if step is None else _step(step)
-    if saved is True and done is None:
-        raise ValueError("hpcrun.report(saved=True) needs step=, the step that was saved")
+    if done is None and (saved is True or metrics):
+        raise ValueError("hpcrun.report needs step=, the step of the save or of the metrics")
     kept = done if saved is True else None if saved is None or saved is False else _step(saved)
+    values = {name: _number(name, value) for name, value in metrics.items()}
     if folder:
         _REPORTER.write(
             Path(folder), ScriptProgress(done, kept, None if kept is None else time.time())
         )
+        if values and os.environ.get("RANK", "0") == "0":
+            restart = int(os.environ["HPCRUN_RESTART"])
+            _REPORTER.append(
+                {"step": done, "time": round(time.time(), 3), "restart": restart} | values
+            )
 
 
 class _Reporter:
@@ -90,9 +106,19 @@ class _Reporter:
                 # No fsync: the reader is on the same node.
                 temporary.replace(folder / name)
             except OSError as error:
-                if not self._complained:
-                    say_aside(f"hpcrun: the report is not written: {error}")
-                self._complained = True
+                self._complain(error)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Append ``line`` to the metrics of the run."""
+        try:
+            append_line(RunDirectory(Path(os.environ["HPCRUN_RUN"])).metrics, line)
+        except OSError as error:
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            say_aside(f"hpcrun: the report is not written: {error}")
+        self._complained = True
 
 
 _REPORTER = _Reporter()
@@ -132,6 +158,16 @@ def _step(value: SupportsIndex) -> int:
     if number < 0:
         raise ValueError(f"hpcrun.report: step {number} is negative")
     return number
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    if name in _RESERVED:
+        raise ValueError(f"hpcrun.report: {name} is a column of hpcrun; choose another name")
+    if isinstance(value, int | float):
+        return value
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"hpcrun.report: {name}={value!r:.60} is not a number")
+    return float(value)
 
 
 def _at_least(mine: int | None, other: int | None) -> bool:

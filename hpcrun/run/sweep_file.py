@@ -4,6 +4,8 @@ The folder ``runs/SWEEP`` holds this file and a run directory for each element: 
 An element keeps its name for good: a later submission adds elements and renames none.
 """
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import read_json, write_json
+from hpcrun.run.io.files import finite, read_json, write_json
 
 NAME = "sweep.json"
-VERSION = 1
+VERSION = 2
+_HASH = "sha256"
 
 
 @dataclass(frozen=True)
@@ -87,32 +90,34 @@ def read_sweep(folder: Path) -> SweepFile | None:
             f"{path}: has version {content.get('version')!r}, and this hpcrun reads version {VERSION}; "
             "use the hpcrun that made the sweep"
         )
-    try:
-        return SweepFile(
-            folder,
-            str(content["name"]),
-            {str(key): list(values) for key, values in content["axes"].items()},
-            [SweepRun(str(run["name"]), dict(run["values"])) for run in content["runs"]],
-            [_submission(one) for one in content["submissions"]],
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{path}: is damaged: {type(error).__name__} {error}; restore it from a backup"
-        ) from error
+    if content.pop(_HASH, None) != _hash(content):
+        raise RunError(f"{path}: is damaged: its checksum is wrong; restore it from a backup")
+    return SweepFile(
+        folder,
+        content["name"],
+        content["axes"],
+        [SweepRun(run["name"], run["values"]) for run in content["runs"]],
+        [SweepSubmission(**one) for one in content["submissions"]],
+    )
 
 
 def write_sweep(sweep: SweepFile) -> None:
     """Replace ``sweep.json`` in the folder of ``sweep``; raises OSError if the disk refuses."""
-    write_json(
-        sweep.folder / NAME,
+    content = finite(
         {
             "version": VERSION,
             "name": sweep.name,
-            "axes": {key: list(values) for key, values in sweep.axes.items()},
-            "runs": [{"name": run.name, "values": dict(run.values)} for run in sweep.runs],
+            "axes": sweep.axes,
+            "runs": [{"name": run.name, "values": run.values} for run in sweep.runs],
             "submissions": [_content(one) for one in sweep.submissions],
-        },
+        }
     )
+    write_json(sweep.folder / NAME, {**content, _HASH: _hash(content)})
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the content: a wrong name of an element would start another run."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _content(one: SweepSubmission) -> dict[str, Any]:
@@ -123,14 +128,3 @@ def _content(one: SweepSubmission) -> dict[str, Any]:
     if not one.unanswered:
         del content["unanswered"]
     return content
-
-
-def _submission(content: Mapping[str, Any]) -> SweepSubmission:
-    return SweepSubmission(
-        float(content["time"]),
-        str(content["executor"]),
-        [str(job) for job in content["jobs"]],
-        [str(name) for name in content["elements"]],
-        [int(number) for number in content.get("tasks", ())],
-        bool(content.get("unanswered")),
-    )

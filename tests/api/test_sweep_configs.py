@@ -27,7 +27,7 @@ def elements(
     [
         ("train.lr=1e-4,3e-5,1e22", "seed=0:3"),
         ("optim.betas=[0.9,0.95],[0.8,0.9]", "train.compile=true,false"),
-        ("job.env.NCCL_DEBUG=INFO,'a: b'", "job.setup=['x\ny'],[]"),
+        ("job.setup=['x\ny'],['a: b'],[]", "seed=0,1"),
         ("model.width=64,128",),
         ("job.time=1:00:00,30", "train.batch_size=32,64"),
     ],
@@ -65,6 +65,7 @@ def _overrides(one: Element, more: tuple[str, ...]) -> list[str]:
         (["name=a,b"], "name: is the same for all runs"),
         (["job.executor=local,slurm"], "job.executor: is the same for all runs"),
         (["train=1"], "train: is a section"),
+        (["job.env.TOKEN=a,b"], "job.env.TOKEN: is masked in all tables"),
         (["seed=0,-1"], "seed: should be at least 0"),
         (["train.batch_size=32,1"], "samples are too few"),
         (["train.compile=true,True"], "is given twice"),

@@ -14,6 +14,7 @@ from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.io.files import append_line, write_json
+from hpcrun.run.sweep_file import SweepFile, SweepRun, write_sweep
 from tests.cli.terminal import Terminal
 
 NOW = 10_000.0
@@ -253,8 +254,8 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run_of(tmp_path, "alone", "finished", 1.0)
     for number, state in enumerate(("finished", "finished", "failed")):
         run_of(tmp_path, f"lrs/00{number}", state, 1.0)
-    listed = [{"name": f"00{n}", "values": {"optim.lr": 10.0**-n}} for n in range(4)]
-    write_json(tmp_path / "runs" / "lrs" / "sweep.json", {"version": 1, "runs": listed})
+    listed = [SweepRun(f"00{n}", {"optim.lr": 10.0**-n}) for n in range(4)]
+    write_sweep(SweepFile(tmp_path / "runs" / "lrs", "lrs", {}, listed))
     return tmp_path
 
 
@@ -278,17 +279,17 @@ def test_a_sweep_is_one_line_until_it_is_named(
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"runs": 3}', '{"runs": [3, {"name": "../x"}, {"name": 4}, {"name": ""}]}'],
+    ("text", "problem"),
+    [("", "is damaged"), ("[]", "is damaged"), ('{"runs": 3}', "has version None")],
 )
 def test_a_damaged_sweep_is_told_in_one_line(
-    sweep: Path, capsys: pytest.CaptureFixture[str], text: str
+    sweep: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str
 ) -> None:
     (sweep / "runs" / "lrs" / "sweep.json").write_text(text)
     assert [row["name"] for row in rows(capsys)] == ["alone"]
     assert guarded(["status", "lrs"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "sweep.json: lists no runs" in line
+    assert f"sweep.json: {problem}" in line
 
 
 _ALT, _MAIN = "\x1b[?1049h", "\x1b[?1049l"

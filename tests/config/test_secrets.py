@@ -39,12 +39,33 @@ def test_no_text_of_a_config_for_a_screen_holds_the_url() -> None:
     assert "s3cret" in to_yaml(config)
     assert "s3cret" not in to_yaml(config, mask=True)
     assert masked_values(config.model_dump())["watch"]["notify"] == SHOWN
-    assert masked_values({"watch": None}) == {"watch": None}
+    assert masked_values({"watch": None, "job": None}) == {"watch": None, "job": None}
+
+
+def test_no_text_of_a_config_for_a_screen_holds_a_variable_of_the_job() -> None:
+    config = resolve([override_layer(["job.env.HF_TOKEN=s3cret", "job.nodes=2"])])
+    assert config.job.env == {"HF_TOKEN": "s3cret"}
+    assert "s3cret" in to_yaml(config)
+    assert "s3cret" not in to_yaml(config, mask=True)
+    assert masked_values(config.model_dump())["job"]["env"] == {"HF_TOKEN": "***"}
+    assert masked_values({"job": {"env": "s3cret"}}) == {"job": {"env": "***"}}
+    with pytest.raises(ConfigError, match=r"HF_TOKEN: is a masked value"):
+        resolve([override_layer(["job.env.HF_TOKEN=***"])])
 
 
 def test_the_recorded_command_line_holds_no_url() -> None:
     words = ["hpcrun", "submit", f"watch.notify={URL}", f"data.source={URL}"]
     assert masked_words(words) == ["hpcrun", "submit", f"watch.notify={SHOWN}", words[3]]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["job.env.A=s3cret", "job.env={A: s3cret}", "job={env: {A: s3cret}}", "job . env.A =s3\ncret"],
+)
+def test_the_recorded_command_line_holds_no_variable_of_the_job(word: str) -> None:
+    (shown,) = masked_words([word])
+    assert shown == f"{word.partition('=')[0]}=***"
+    assert masked_words(["job.environment=x", "job.time=1"]) == ["job.environment=x", "job.time=1"]
 
 
 @pytest.mark.parametrize(

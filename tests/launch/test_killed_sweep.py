@@ -6,13 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.sweep_file import read_sweep
+from hpcrun.run.sweep_file import read_sweep, write_sweep
 from tests import jobs
 
 # Runs the command, and kills it at the call CALL of the function NAME.
@@ -262,10 +263,10 @@ def test_an_array_whose_sbatch_had_no_answer_is_found_or_submitted_again(
         early = jobs.hpcrun(*line, cwd=tmp_path)
         assert (early.returncode, early.stderr.count("\n")) == (2, 1), early.stderr
         assert "Slurm may still get the array" in early.stderr
-        path = tmp_path / "runs" / "s" / "sweep.json"
-        content = json.loads(path.read_text())
-        content["submissions"][0]["time"] -= 200.0
-        path.write_text(json.dumps(content))
+        sweep = read_sweep(tmp_path / "runs" / "s")
+        assert sweep is not None
+        (sent,) = sweep.submissions
+        write_sweep(replace(sweep, submissions=[replace(sent, time=sent.time - 200.0)]))
         assert "4 runs submitted" in hpcrun(tmp_path, *line)
         assert shown(tmp_path) == PENDING
     assert submissions(slurm) == 1

@@ -10,7 +10,6 @@ from hpcrun.reporting.runs import read_runs
 from hpcrun.reporting.sweep import swept_keys
 from hpcrun.results.frames import load_results
 from hpcrun.results.groups import Question, grouped
-from hpcrun.run.io.files import append_line
 from hpcrun.run.sweep_file import read_sweep
 from tests import jobs
 
@@ -19,16 +18,17 @@ SHAPE = ("--nodes", "1", "--gpus", "1", "--cpu", "--no-snapshot")
 
 
 def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys; print(sys.argv)\n")
+    (tmp_path / "script.py").write_text(
+        "import os, sys, hpcrun; assert os.environ['HF_TOKEN'] == 's3cret'\n"
+        "hpcrun.report(step=1, loss=float(sys.argv[1]))\n"
+    )
     command = ("--", sys.executable, "script.py", "{lr}", "--seed={seed}")
-    done = jobs.hpcrun("submit", *LINE, *SHAPE, *command, cwd=tmp_path)
+    done = jobs.hpcrun("submit", *LINE, *SHAPE, "job.env.HF_TOKEN=s3cret", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sweep = read_sweep(tmp_path / "runs" / "s")
     assert sweep is not None
     runs = list(sweep.directories.values())
     jobs.wait_for(lambda: all(run_jobs.state(run).word == "finished" for run in runs))
-    for number, run in enumerate(runs):
-        append_line(run.metrics, {"step": 1, "time": 1.0, "restart": 0, "loss": float(number)})
     done = jobs.hpcrun("aggregate", "s", "-o", "all.h5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     with open_results([str(tmp_path / "all.h5")], tmp_path) as store:
@@ -36,9 +36,16 @@ def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
         swept = swept_keys(read_runs(store))
         kept = json.loads(store.document("001", "config") or b"")["command"]
     assert [group.label for group in groups] == ["lr=0.1", "lr=0.2"]
+    assert [group.numbers() for group in groups] == [[0.1, 0.1], [0.2, 0.2]]
     assert [sorted(one.seed for one in group.values) for group in groups] == [["3", "4"]] * 2
     assert swept == ["lr"]
     # The command as it ran is in the file as well.
     assert kept[-2:] == ["0.1", "--seed=4"]
     frame = load_results(tmp_path / "all.h5").runs()
     assert frame["lr"].tolist() == [0.1, 0.1, 0.2, 0.2]
+    # The values of job.env are in no file for others.
+    shown = [tmp_path / "all.h5", *tmp_path.rglob("run.json"), *tmp_path.rglob("sweep.json")]
+    assert not [path for path in shown if b"s3cret" in path.read_bytes()]
+    kept = [path for path in (tmp_path / "runs").rglob("*.*") if path.is_file()]
+    holders = [path for path in kept if b"s3cret" in path.read_bytes()]
+    assert {path.stat().st_mode & 0o777 for path in holders} == {0o600}

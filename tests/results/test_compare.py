@@ -75,6 +75,9 @@ def test_every_run_that_does_not_count_has_a_reason(tmp_path: Path, make_run: Ma
     }
     assert low.missing == [3, 4, 5, 6, 7]
     assert high.missing == []
+    for at in ("best", "10"):
+        _, high = groups_of(tmp_path, at=at)
+        assert ("diverged", 6, "loss is not finite at step 20") in high.left_out
     _, high = groups_of(tmp_path, include=["failed", "unfinished"])
     assert len(high.values) == 5
 
@@ -243,7 +246,7 @@ def test_the_tables(tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFix
     assert guarded(["compare", str(collected(tmp_path)), "--at", "best"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "loss (best, min is best), 95% intervals"
-    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 2.0003 1.6679 1.003 … 2.0003 1.003 20 lr0.0003-s0"
+    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 2.0003 1.6679 - 1.003 20 lr0.0003-s0"
     assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
     assert lines[4].split() == [
         "3",
@@ -259,8 +262,9 @@ def test_the_tables(tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFix
         "one",
         "train.lr=0.5",
     ]
-    assert lines[6] == "difference to row 1, over the common seeds"
-    assert lines[8].split()[:3] == ["2", "3", "0.0388"]
+    assert lines[5].startswith("caution: the best of many noisy values")
+    assert lines[7] == "difference to row 1, over the common seeds"
+    assert lines[9].split()[:3] == ["2", "3", "0.0388"]
     assert "1 run does not count:" in lines
     assert "  row 3: bad (seed 8): failed" in lines
     assert "  row 3: 0, 1, 2" in lines

@@ -114,3 +114,26 @@ def test_a_full_disk_is_one_error_and_the_old_file_stays(
         aggregate(sources, output, processes=0)
     assert output.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "results.h5"}
+
+
+def test_ctrl_c_is_one_line(tmp_path: Path, make_run: MakeRun) -> None:
+    for number in range(9):
+        make_run(f"r{number}", [1.0])
+    words = ["aggregate", "runs", "-o", "results.h5", "--processes", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcrun", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while process.poll() is None and not (tmp_path / ".results.h5.lock").exists():
+        time.sleep(0.005)
+    # The readers import numpy now.
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate()[1] == "hpcrun: interrupted\n"
+    assert process.returncode == 130
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}

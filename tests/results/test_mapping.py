@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 from hpcrun.cli.main import guarded
@@ -116,6 +118,72 @@ def test_files_with_the_same_columns_are_parts_of_one_log(tmp_path: Path) -> Non
         assert found["step"].tolist() == [1, 2, 3, 2]
         summary = {row["run"]: row for row in store.table("summary")}
         assert (summary[b"b"]["rows"], summary[b"b"]["max"], summary[b"b"]["last"]) == (2, 4, 3)
+
+
+RANKS = {"rank0_dot_csv": "sample,x\n4,4\n0,0\n2,2\n", "rank1_dot_csv": "sample,x\n1,1\n3,3\n5,5\n"}
+MERGED = "metrics: 'rank*'\nstep: sample\nrows: samples"
+
+
+def test_samples_of_several_ranks_are_all_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "a", **RANKS)
+    assert mapped(tmp_path, MERGED) == 0
+    assert "problem" not in capsys.readouterr().out
+    with ResultsFile(tmp_path / "results.h5") as store:
+        found = store.metrics("a")
+        assert found is not None
+        assert found["step"].tolist() == found["x"].tolist() == list(range(6))
+        assert store.table("summary")["rows"].tolist() == [6]
+    write(tmp_path, "b", **RANKS, rank2_dot_csv="sample,x\n5,7\n")
+    assert mapped(tmp_path, MERGED) == 0
+    told = capsys.readouterr().out
+    assert "13 rows" in told
+    assert "b/: 1 samples are in several rows, such as 5" in told
+
+
+def test_a_log_that_goes_back_in_a_later_file_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "a", **RANKS)
+    assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample") == 0
+    assert "rank1.csv: goes back to a step of an earlier file" in capsys.readouterr().out
+    assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample\nrows: log", "--fresh") == 0
+    assert "problem" not in capsys.readouterr().out
+
+
+def test_hdf5_files_with_equal_columns_are_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path, "a")
+    for rank in range(2):
+        with h5py.File(run / f"rank{rank}.h5", "w") as file:
+            file["sample"] = np.arange(rank, 6, 2)
+            file["x"] = np.arange(3) / 2
+            file["label"] = ["a", "b", "é"]
+    assert mapped(tmp_path, MERGED) == 0
+    with ResultsFile(tmp_path / "results.h5") as store:
+        found = store.metrics("a")
+        assert found is not None
+        assert found["step"].tolist() == list(range(6))
+        assert found["x"].tolist() == [0, 0, 0.5, 0.5, 1, 1]
+        assert found["label"][5].decode() == "é"
+    with h5py.File(run / "rank1.h5", "w") as file:
+        file["group/x"] = np.arange(3)
+    (run / "rank0.h5").write_text("no HDF5")
+    assert mapped(tmp_path, MERGED) == 0
+    told = capsys.readouterr().out
+    assert "a/rank0.h5: cannot be read: Unable to" in told
+    assert "a/rank1.h5: cannot be parsed" in told
+
+
+def test_an_unknown_format_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path, "a", rank0_dot_csv="step,x\n1,1\n")
+    np.savez(run / "rank1.npz", x=np.arange(3))
+    assert mapped(tmp_path, "metrics: 'rank*'") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{run}/rank1.npz: has a format that hpcrun does not read" in line
+    assert not (tmp_path / "results.h5").exists()
 
 
 def test_rows_without_a_step_are_kept(tmp_path: Path) -> None:

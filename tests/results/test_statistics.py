@@ -77,6 +77,12 @@ def test_the_bootstrap_is_seeded_and_near_the_truth() -> None:
     assert 0.4 < one.high - one.low < 1.1
 
 
+def test_fewer_than_eight_values_have_no_bootstrap_interval() -> None:
+    values = np.random.default_rng(2).normal(size=8)
+    assert iqm_interval(values).low is not None
+    assert iqm_interval(values[:7]).low is None
+
+
 def test_one_value_has_no_interval() -> None:
     found = describe([3.0])
     assert (found.n, found.mean.value, found.median, found.iqm.value) == (1, 3.0, 3.0, 3.0)

@@ -1,10 +1,13 @@
 """The progress that a script reports, from the call to the run directory."""
 
+import math
 import os
 import subprocess
 import sys
 import time
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ import hpcrun
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.io.files import read_lines
 from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, published
 
 FIRST = Attempt("7", 0)
@@ -74,9 +78,15 @@ def test_a_report_imports_nothing_slow(tmp_path: Path) -> None:
         ({"step": -1}, ValueError),
         ({"step": 1.5}, TypeError),
         ({"step": "7"}, TypeError),
+        ({"loss": 1.0}, ValueError),
+        ({"step": 1, "loss": "1.0"}, TypeError),
+        ({"step": 1, "loss": None}, TypeError),
+        ({"step": 1, "loss": [1.0]}, TypeError),
+        ({"step": 1, "time": 1.0}, ValueError),
+        ({"step": 1, "restart": 0}, ValueError),
     ],
 )
-def test_a_wrong_step_is_refused_also_outside_hpcrun(
+def test_a_wrong_report_is_refused_also_outside_hpcrun(
     given: dict[str, object], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -91,6 +101,22 @@ def test_a_report_that_cannot_be_written_is_logged_once_and_does_not_raise(
     hpcrun.report(1)
     hpcrun.report(2)
     assert capfd.readouterr().err.count("the report is not written") == 1
+
+
+def test_metrics_of_rank_0_are_lines_of_the_run(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports(monkeypatch, tmp_path)
+    monkeypatch.setenv("HPCRUN_RUN", str(run.path))
+    monkeypatch.setenv("HPCRUN_RESTART", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        others: dict[str, Any] = {"val/top-1": 3, "lr": math.nan}
+        hpcrun.report(step=10, loss=Fraction(1, 2), **others)
+    hpcrun.report(step=11)
+    (line,) = read_lines(run.metrics)
+    assert line.pop("time") <= time.time()
+    assert line == {"step": 10, "restart": 2, "loss": 0.5, "val/top-1": 3, "lr": None}
 
 
 def test_rank_0_publishes_immediately_and_announces_each_save(

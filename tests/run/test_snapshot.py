@@ -12,6 +12,7 @@ from hpcrun.run.code import snapshot, work_tree
 from hpcrun.run.code.snapshot import Snapshot, snapshot_command, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.io.files import write_json
+from hpcrun.run.record import uncommitted_diff
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -146,6 +147,28 @@ def test_ignored_modules_next_to_copied_modules_are_copied(
     found = names(taken(run, project))
     assert {"src/_version.py", "src/_fast.so"} <= found
     assert not found & {"src/a.log", "data/_version.py"}
+
+
+def test_files_with_keys_are_links_to_the_originals(
+    project: Path, run: RunDirectory, tmp_path: Path
+) -> None:
+    private = {".env", "src/prod.env", ".env.local", ".netrc", "id_ed25519", "src/Server.PEM"}
+    for name in private:
+        (project / name).write_text("s3cret")
+    (tmp_path / ".pgpass").write_text("s3cret")
+    (project / "passwords").symlink_to(tmp_path / ".pgpass")
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "second")
+    (project / ".env").write_text("new s3cret")
+    (project / "train.py").write_text("new script")
+    found = taken(run, project)
+    for name in {*private, "passwords"}:
+        assert (found.root / name).is_symlink()
+        assert "s3cret" in (found.root / name).read_text()
+    assert not (found.root / "train.py").is_symlink()
+    patch = uncommitted_diff(project / "src")
+    assert "new script" in patch
+    assert "s3cret" not in patch
 
 
 def test_runs_and_environments_are_not_copied_from_any_folder(project: Path) -> None:

@@ -42,7 +42,7 @@ def test_elements_lie_in_the_sweep_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{", '{"version": 1}', '{"version": 1, "name": "a", "axes": 3, "runs": []}'],
+    ["", "[]", "{", '{"version": 1}', '{"version": 2, "name": "a", "axes": 3, "runs": []}'],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "sweep.json").write_text(content)
@@ -51,6 +51,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text(json.dumps({"version": 2}))
-    with pytest.raises(RunError, match="has version 2"):
+    (tmp_path / "sweep.json").write_text(json.dumps({"version": 3}))
+    with pytest.raises(RunError, match="has version 3"):
         read_sweep(tmp_path)
+
+
+def test_a_flipped_bit_changes_nothing_or_is_named(tmp_path: Path) -> None:
+    write_sweep(_sweep(tmp_path))
+    path = tmp_path / "sweep.json"
+    raw = path.read_bytes()
+    problems = []
+    for place in range(len(raw)):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 7]) + raw[place + 1 :])
+        try:
+            assert read_sweep(tmp_path) == _sweep(tmp_path)
+        except RunError as error:
+            problems.append(str(error))
+    assert all(line.startswith(f"{path}: ") and "\n" not in line for line in problems)
+    # The other bits are white space between the values.
+    assert len(problems) > len(raw) // 2

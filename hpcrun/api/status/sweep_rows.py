@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.sweeps.unrecorded import is_unrecorded, record_killed_submission
+from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json
-
-SWEEP_FILE = "sweep.json"
+from hpcrun.run.sweep_file import read_sweep
 
 _WORDS = {"pending": "waiting", "new": "not submitted", "stopped": "cancelled"}
 _ORDER = (
@@ -32,27 +30,25 @@ class StatusEntry:
 
 
 def sweep_entries(folder: Path) -> list[StatusEntry]:
-    """Return the runs of the sweep in ``folder``, in the order of the file; none if the file is damaged.
+    """Return the runs of the sweep in ``folder``, in the order of the file.
 
     Arrays of a killed submission are recorded first.
 
     Raises:
+        RunError: the file is damaged.
         OSError: the file exists but cannot be read.
     """
-    content = read_json(folder / SWEEP_FILE) or {}
-    if is_unrecorded(content):
+    sweep = read_sweep(folder)
+    if sweep is None:
+        return []
+    if not all(one.jobs for one in sweep.submissions):
         record_killed_submission(folder)
-    listed = content.get("runs")
-    entries = []
-    for item in listed if isinstance(listed, list) else []:
-        name = item.get("name") if isinstance(item, dict) else None
-        if not isinstance(name, str) or not name or "/" in name or name in (".", ".."):
-            continue
-        values = item.get("values")
-        known = values if isinstance(values, dict) else {}
-        run = RunDirectory(folder / name)
-        entries.append(StatusEntry(f"{folder.name}/{name}", run, folder.name, known))
-    return entries
+    return [
+        StatusEntry(
+            f"{folder.name}/{one.name}", RunDirectory(folder / one.name), folder.name, one.values
+        )
+        for one in sweep.runs
+    ]
 
 
 def folded(name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:

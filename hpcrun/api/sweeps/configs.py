@@ -203,6 +203,9 @@ def _refuse_fixed(keys: Sequence[str], places: dict[str, str], layers: Sequence[
     for key in keys:
         if key in _NOT_SWEPT:
             raise refusal(places[key], key, "is the same for all runs of a sweep; give it once")
+        if key == "job.env" or key.startswith("job.env."):
+            what = "is masked in all tables; write `env NAME={value}` before the command, and sweep value"
+            raise refusal(places[key], key, what)
         if kind_at(key.split(".")) == "section":
             raise refusal(places[key], key, "is a section; name a key of it, such as train.lr")
     given = merge(layers).where

@@ -10,10 +10,9 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hpcrun.cluster import slurm
 from hpcrun.config import load_resolved
@@ -22,20 +21,13 @@ from hpcrun.launch.slurm.sbatch_options import job_name, wanted_cluster
 from hpcrun.launch.submitted import submitit_folder
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
-from hpcrun.run.io.files import append_line, read_json
+from hpcrun.run.io.files import append_line
 from hpcrun.run.owner import SubmissionLock
-from hpcrun.run.sweep_file import NAME, SweepFile, SweepSubmission, read_sweep, write_sweep
+from hpcrun.run.sweep_file import SweepFile, SweepSubmission, read_sweep, write_sweep
 
 _PATIENCE = 6.0
 # Seconds after which a request that sbatch has sent no longer reaches the controller.
 _ARRIVES = 120.0
-
-
-def is_unrecorded(content: Mapping[str, Any]) -> bool:
-    """Return True if the ``content`` of a ``sweep.json`` has an array without a job."""
-    sent = content.get("submissions")
-    entries = sent if isinstance(sent, list) else []
-    return any(isinstance(one, dict) and not one.get("jobs") for one in entries)
 
 
 def record_killed_submission(folder: Path) -> None:
@@ -45,7 +37,8 @@ def record_killed_submission(folder: Path) -> None:
     leave everything as it is.
     """
     with contextlib.suppress(UserError, OSError):
-        if is_unrecorded(read_json(folder / NAME) or {}):
+        sweep = read_sweep(folder)
+        if sweep is not None and not all(one.jobs for one in sweep.submissions):
             with SubmissionLock(RunDirectory(folder)):
                 record_unrecorded(folder)
 

@@ -26,6 +26,7 @@ from hpcrun.reporting.page.tables import (
 from hpcrun.reporting.page.words import UNKNOWN, duration, moment, share
 from hpcrun.reporting.report_content import Content
 from hpcrun.reporting.sweep import several, shown
+from hpcrun.results.groups import BEST_IS_BIASED
 
 # The page loads nothing: no script, no font, no picture from elsewhere.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -151,6 +152,7 @@ def _what_ran(content: Content, page: _Page) -> Markup:
             f"{capitalized(metric_label(content.metric))} ({content.at} value of each finished run; {goal} "
             "is best), by config. Intervals: t-interval of the mean. IQM: interquartile mean."
         )
+        words += f" Caution: {BEST_IS_BIASED}." * (content.at == "best")
         parts.append(page.table(words, groups_table(content)))
     if left_out(content):
         words = f"{several(len(left_out(content)), 'run')} not counted in means and intervals."

@@ -238,7 +238,7 @@ class _Update:
         return self._known.size > (1 + _MOST_WASTE) * live + self._spare
 
     def _take_over(self, draft: Draft, without: set[str]) -> None:
-        with ResultsFile(self._output) as store:
+        with ResultsFile(self._output, check=False) as store:
             draft.keep_units(store.units())
             for key in store.keys():  # noqa: SIM118  (not a dict)
                 if key not in without:
@@ -259,7 +259,7 @@ class _Update:
         if not self._known.tables:
             return [RunToRead(path) for path in paths]
         jobs = []
-        with ResultsFile(self._output) as store:
+        with ResultsFile(self._output, check=False) as store:
             for path in paths:
                 key = self._known.keys.get(escaped_path(path), "")
                 config = store.document(key, "config") if key else None

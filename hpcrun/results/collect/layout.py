@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FORMAT = "hpcrun results"
-VERSION = 1
+VERSION = 2
 
 METRICS, EVENTS = "metrics", "events"
 DOCUMENTS = ("config", "identity", "result")

@@ -7,13 +7,16 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, Literal
 
+import h5py
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcrun.config import ConfigError
@@ -35,6 +38,10 @@ from hpcrun.results.config_text import flat
 from hpcrun.results.errors import ResultsError
 
 _TENSORBOARD = "tfevents"
+_RANKS = (
+    "goes back to a step of an earlier file, which hides rows as after a restart; add `rows: samples` to the "
+    "mapping for files of several ranks, or `rows: log` for restarts"
+)
 
 Row = dict[str, Any]
 
@@ -45,7 +52,11 @@ class RunMapping(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     runs: str = Field(default="*", description="Glob of the run directories.")
-    metrics: list[str] = Field(description="Globs: CSV, JSON, JSONL or TensorBoard files.")
+    metrics: list[str] = Field(description="Globs: CSV, JSON, JSONL, HDF5 or TensorBoard files.")
+    rows: Literal["log", "samples"] | None = Field(
+        default=None,
+        description="`log`: a step that goes back is a restart. `samples`: rows in any order and file.",
+    )
     config: str | None = Field(default=None, description="YAML or JSON file.")
     result: str | None = Field(default=None, description="JSON file.")
     step: str | None = Field(default=None, description="The column of the step.")
@@ -140,14 +151,16 @@ def _read(mapping: RunMapping, job: RunToRead) -> RunData:
     data = RunData(path, os.path.basename(path))  # noqa: PTH119
     data.signatures = [signature(*file) for file in _files(mapping, path)]
     names = mapping.names
-    files = [
-        [
+    files = {
+        name: [
             {names.get(key, key): value for key, value in row.items()}
             for row in _guarded(data, path, name, _rows_of) or []
         ]
         for name in _matches(Path(path), mapping.metrics)
-    ]
-    lines = columns_of(joined_rows(files))
+    }
+    rows, problems = joined_rows(files, mapping.rows)
+    data.problems += problems
+    lines = columns_of(rows)
     config = (mapping.config and _guarded(data, path, mapping.config, _object_of)) or {}
     # A run that has not ended has no result yet.
     ended = mapping.result is not None and os.path.lexists(f"{path}/{mapping.result}")
@@ -165,23 +178,48 @@ def _read(mapping: RunMapping, job: RunToRead) -> RunData:
     return data
 
 
-def joined_rows(files: Iterable[Sequence[Row]]) -> Sequence[Row]:
-    """Return the rows of all files of a run.
+def joined_rows(
+    files: Mapping[str, Sequence[Row]], kind: Literal["log", "samples"] | None = None
+) -> tuple[Sequence[Row], list[tuple[str, str]]]:
+    """Return the rows of all files of a run, and problems, each with the name of a file.
 
     Files with the same columns are parts of one log: their rows are joined in order, and a smaller step is a
     restart. Files with other columns are separate logs (training and validation), which begin at the first
     step
     again: in each log, rows that a restart computed again are removed; then all rows are sorted by step. The
     column ``restart`` is removed, because two logs may have different restarts at one step.
+
+    Rows of ``samples`` have no order: all are kept, and a sample that a log has twice is a problem.
     """
     logs: dict[frozenset[str], list[Row]] = {}
-    for rows in files:
-        if rows:
-            logs.setdefault(frozenset(chain.from_iterable(rows)), []).extend(rows)
-    if len(logs) < 2:
-        return [row for log in logs.values() for row in log]
-    kept = sorted((row for log in logs.values() for row in _kept(log)), key=_step_of)
-    return [{key: value for key, value in row.items() if key != "restart"} for row in kept]
+    problems = []
+    for name, rows in files.items():
+        if not rows:
+            continue
+        log = logs.setdefault(frozenset(chain.from_iterable(rows)), [])
+        # TensorBoard begins a file at each start.
+        if kind is None and _TENSORBOARD not in name and _overlap(log, rows):
+            problems.append((name, _RANKS))
+        log.extend(rows)
+    if kind == "samples":
+        for log in logs.values():
+            counts = Counter(map(_step_of, log))
+            twice = [step for step, count in counts.items() if count > 1 and step > -math.inf]
+            if twice:
+                what = f"{len(twice)} samples are in several rows, such as {min(twice):g}"
+                problems.append(("", what))
+    elif len(logs) < 2:
+        return [row for log in logs.values() for row in log], problems
+    keep = list if kind == "samples" else _kept
+    kept = sorted((row for log in logs.values() for row in keep(log)), key=_step_of)
+    return [
+        {key: value for key, value in row.items() if key != "restart"} for row in kept
+    ], problems
+
+
+def _overlap(before: Sequence[Row], after: Sequence[Row]) -> bool:
+    steps = [step for step in map(_step_of, after) if step > -math.inf]
+    return min(steps, default=math.inf) < max(map(_step_of, before), default=-math.inf)
 
 
 def _kept(rows: Sequence[Row]) -> Iterable[Row]:
@@ -210,7 +248,7 @@ def _guarded(data: RunData, path: str, name: str, read: Any) -> Any:
         data.problems.append((name, "is missing"))
         return None
     except OSError as error:
-        data.problems.append((name, f"cannot be read: {error.strerror}"))
+        data.problems.append((name, f"cannot be read: {error.strerror or error}"))
         return None
     except (ValueError, TypeError, LookupError, RecursionError, csv.Error, ConfigError) as error:
         data.problems.append((name, f"cannot be parsed: {' '.join(str(error).split())[:200]}"))
@@ -224,9 +262,17 @@ def _rows_of(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         return _tensorboard_rows(path), []
     if path.suffix in (".csv", ".tsv"):
         return _csv_rows(path)
+    if path.suffix in (".h5", ".hdf5"):
+        with h5py.File(path, locking=False) as file:
+            return _json_rows({name: _values(part[:]) for name, part in file.items()}), []
     raw = path.read_bytes()
     if path.suffix == ".json":
         return _json_rows(json.loads(raw)), []
+    if path.suffix != ".jsonl" and raw.strip() and not raw.lstrip().startswith(b"{"):
+        raise ResultsError(
+            f"{path}: has a format that hpcrun does not read; `metrics` takes .csv, .tsv, .json, .jsonl, .h5 "
+            "and TensorBoard files"
+        )
     end = raw.rfind(b"\n") + 1
     rows, damaged = parse_rows(raw[:end]) if end else ([], 0)
     problems = [damaged_lines(damaged)] if damaged else []
@@ -235,6 +281,10 @@ def _rows_of(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         rows += last
         problems += [f"{TORN} ({len(raw) - end} bytes)"] if torn else []
     return rows, problems
+
+
+def _values(column: NDArray[Any]) -> list[Any]:
+    return [cell.decode() if isinstance(cell, bytes) else cell for cell in column.tolist()]
 
 
 def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -48,6 +49,10 @@ def each(read: Callable[[Job], Done], jobs: Sequence[Job], processes: int) -> It
     batches = [jobs[at : at + _BATCH] for at in range(0, len(jobs), _BATCH)]
     batches.reverse()
     readers: dict[Connection, Any] = {}
+    # Ctrl-C reaches the whole group: the parent ends the readers, which inherit the mask. The start of the
+    # tracker, which multiprocessing needs, clears the mask.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for _ in range(processes):
             here, there = context.Pipe()
@@ -55,8 +60,10 @@ def each(read: Callable[[Job], Done], jobs: Sequence[Job], processes: int) -> It
             process.start()
             there.close()
             readers[here] = process
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from _collect(list(readers), batches)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for connection, process in readers.items():
             connection.close()
             process.join()
@@ -95,14 +102,12 @@ def _give(connection: Connection, batches: list[Sequence[Any]]) -> int:
 
 
 def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
-    # Ctrl-C reaches the whole group: the parent ends the readers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Rows are many short-lived objects without cycles; looking for cycles costs a tenth of the time.
     gc.disable()
     while True:
         try:
             batch = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         found: list[Any] | ResultsError
         try:
@@ -111,5 +116,5 @@ def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
             found = error
         try:
             connection.send(found)
-        except BrokenPipeError:
+        except OSError:
             return

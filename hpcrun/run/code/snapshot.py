@@ -5,6 +5,7 @@ ignored, and those of submodules. Data that git ignores is not copied; it is fou
 folder does not change.
 """
 
+import fnmatch
 import itertools
 import os
 import shutil
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcrun.run.code.import_path import copied_path, folders_of
-from hpcrun.run.code.work_tree import shown_files, work_tree
+from hpcrun.run.code.work_tree import PRIVATE, shown_files, work_tree
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import make_numbered_folder, read_json
 from hpcrun.run.leftover_folders import holds_only_logs
@@ -183,7 +184,14 @@ def _plan(source: Path, shown: Iterable[Path]) -> _Plan:
     folders = {folder for place in plan.files for folder in place.parents}
     for place in [place for place in plan.links if place in plan.files or place in folders]:
         del plan.links[place]
+    # A program still finds its `.env` next to its code.
+    for place in [place for place, path in plan.files.items() if _is_private(path)]:
+        plan.links[place] = plan.files.pop(place)
     return plan
+
+
+def _is_private(path: Path) -> bool:
+    return any(fnmatch.fnmatch(path.name.lower(), pattern) for pattern in PRIVATE)
 
 
 def _follow(plan: _Plan, place: Path, target: Path, source: Path) -> None:

@@ -16,6 +16,12 @@ from hpcrun.run.directory import RunError
 # Seconds: git asks a cold network file system for every file.
 _PATIENCE = 300.0
 _NOT_TRUSTED = "dubious ownership"
+PRIVATE = (
+    *("*.env", ".env.*", ".netrc", "_netrc", ".git-credentials", ".pgpass", ".pypirc", ".npmrc"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk"),
+    *("*.p12", "*.pfx", "*.jks", "*.kdbx", ".htpasswd", "credentials", "credentials.json"),
+)
+"""Names of files with passwords and keys, as docs/sites.md lists them: no content is copied to a run."""
 
 
 def work_tree(folder: Path, *, patience: float = _PATIENCE) -> tuple[Path | None, str]:

@@ -72,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and print a summary."""
     from hpcrun.results.collect.aggregate import aggregate
-    from hpcrun.results.export import require_pyarrow
 
     if arguments.processes is not None and not 0 <= arguments.processes <= 64:
         raise UserError(f"--processes {arguments.processes}: should be 0 to 64")
@@ -137,7 +136,6 @@ def _bar() -> "Iterator[Progress | None]":
 def _source(arguments: argparse.Namespace) -> "RunSource":
     from hpcrun.results.collect.aggregate import RunSource
     from hpcrun.results.collect.find import find_runs
-    from hpcrun.results.collect.mapping import mapped_source, read_mapping
 
     folder = runs_dir(arguments)
     named = arguments.runs or [str(folder)]

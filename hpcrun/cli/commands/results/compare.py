@@ -54,7 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables."""
-    from hpcrun.results.groups import Question, default_metric, grouped, lower_is_better
+    from hpcrun.results.groups import (
+        BEST_IS_BIASED,
+        Question,
+        default_metric,
+        grouped,
+        lower_is_better,
+    )
     from hpcrun.results.labels import labels
     from hpcrun.results.statistics import describe
     from hpcrun.results.store import ResultsFile
@@ -92,6 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
     say(f"{metric} ({at}, {goal} is best), {arguments.confidence:.0%} intervals")
     say(*aligned(_group_rows(groups, spreads, question.lower, known), right=True))
+    if question.at == "best":
+        say(f"caution: {BEST_IS_BIASED}")
     if not any(group.known for group in groups):
         say("no run has a config, so the runs form one group")
     if len(groups) > 1:
@@ -131,22 +139,8 @@ def _group_rows(
     lower: bool,
     known: Mapping[str, str],
 ) -> list[list[str]]:
-    rows = [
-        [
-            "row",
-            "n",
-            "mean",
-            "interval",
-            "std",
-            "median",
-            "IQM",
-            "interval",
-            "best",
-            "at step",
-            "of",
-            "group",
-        ]
-    ]
+    head = "row,n,mean,interval,std,median,IQM,interval,best,at step,of,group"
+    rows = [head.split(",")]
     for number, (group, spread) in enumerate(zip(groups, spreads, strict=True), 1):
         if spread is None:
             rows.append([str(number), "0", *["-"] * 9, group.label])
