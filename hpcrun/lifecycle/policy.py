@@ -81,6 +81,12 @@ def decide(history: Sequence[AttemptRecord], budgets: Budgets) -> Decision:
     assert cause is not None
     if cause in _FINAL:
         return Decision(False, _FINAL[cause])
+    if last.unsaved:
+        return Decision(
+            False,
+            "it has reported steps and no save, so a restart would begin at step 0: report its saves, or its "
+            "end with hpcrun.report(done=True); `hpcrun resume` starts it again",
+        )
     reported = not budgets.script or any(record.committed is not None for record in history)
     idle, most = _idle_restarts(history), budgets.no_progress
     if reported and most is not None and cause in OWN_DOING and idle >= most:

@@ -268,13 +268,17 @@ def _with_stop_of_other_ranks(
 
     All ranks may have ended with exit code 0 because the script saves on the signal. Then it is not finished.
     """
-    if any(event.what == "stopped" and event.attempt == attempt for event in events):
-        return events
     heard = read_heard_stop(run.attempt_logs(attempt.job, attempt.restart))
-    if heard is None:
+    stops = [one for one in events if one.what == "stopped" and one.attempt == attempt]
+    # Rank 0 knows only its own work.
+    contradicted = (
+        heard is not None and bool(stops) and stops[-1].fields.get("done") and not heard[2]
+    )
+    if heard is None or (stops and not contradicted):
         return events
-    cause, code = heard
-    record_event(run, "stopped", attempt=attempt, cause=cause, **stop_facts(code))
+    cause, code, done = heard
+    facts = {**stop_facts(code), **({"done": True} if done else {})}
+    record_event(run, "stopped", attempt=attempt, cause=cause, **facts)
     return read_events(run)
 
 

@@ -52,7 +52,14 @@ def died_of_stop(code: int) -> bool:
 
 
 def note_stop(
-    run: RunDirectory, attempt: Attempt, reason: StopReason, code: int | None, saved: int | None
+    run: RunDirectory,
+    attempt: Attempt,
+    reason: StopReason,
+    code: int | None,
+    saved: int | None,
+    *,
+    done: bool = False,
+    unsaved: bool = False,
 ) -> None:
     """Write the event ``stopped`` of a script that received a stop signal.
 
@@ -62,9 +69,13 @@ def note_stop(
     Args:
         code: the script's exit code, -n for signal n; None: the signal came before the script started.
         saved: the step that the script reported as saved after the signal.
+        done: the script has finished its work.
+        unsaved: the script has reported steps, but no save ever.
     """
     step = {} if saved is None else {"step": saved}
-    facts = {**stop_facts(code, committed=saved is not None), **step}
+    flags = {"done": done, "unsaved": unsaved and code == 0}
+    known = {name: True for name, flag in flags.items() if flag}
+    facts = {**stop_facts(code, committed=saved is not None), **step, **known}
     note(run, "stopped", attempt, cause=reason.name.lower(), **facts)
 
 
