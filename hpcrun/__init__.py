@@ -4,6 +4,13 @@ The public interface: jobs (``submit``, ``open``), and parts for a task and for 
 name is imported at its first use, so ``import hpcrun`` imports neither torch nor any other slow package.
 """
 
+import sys
+
+# Every program of hpcrun begins here, in syntax that an old Python understands.
+if sys.version_info < (3, 10):  # noqa: UP036
+    found = "%d.%d (%s)" % (sys.version_info[0], sys.version_info[1], sys.executable)  # noqa: UP031
+    raise ImportError("hpcrun needs Python 3.10 or newer, and this is " + found)
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,5 +1,7 @@
 """Refuse a missing script after ``--`` before the job waits in the queue."""
 
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +29,8 @@ def require_there(
     Raises:
         UserError: the script does not exist.
     """
+    if not launched:
+        _require_program(command[0], folder)
     for script in _launched(command) if launched else _named(command, folder):
         path = folder / script
         known = here or not Path(script).is_absolute() or path.is_relative_to(folder)
@@ -34,6 +38,20 @@ def require_there(
         made = any(first in line for line in prepared_by)
         if known and not made and "$" not in script and not path.exists():
             raise UserError(f"{script}: no such file in {folder}; check the path after `--`")
+
+
+def _require_program(name: str, folder: Path) -> None:
+    """Refuse a file of ``folder`` that is given as the program, but cannot be run."""
+    file = folder / name
+    if not file.is_file() or ("/" not in name and shutil.which(name)) or _runs(name, file):
+        return
+    starter = {".py": "python", ".sh": "bash"}.get(file.suffix)
+    remedy = f"did you mean `{starter} {name}`?" if starter else f"make it executable: ./{name}"
+    raise UserError(f"{name}: cannot be run by itself; {remedy}")
+
+
+def _runs(name: str, file: Path) -> bool:
+    return "/" in name and os.access(file, os.X_OK)
 
 
 def _launched(command: Sequence[str]) -> list[str]:

@@ -107,11 +107,18 @@ class Job(Section):
         default="USR2",
         description="Stop signal for a script, sent before the time limit and by `hpcrun preempt`.",
     )
+    zero_after_signal: Literal["unfinished", "finished"] = field(
+        default="unfinished", description="Meaning of a script's exit code 0 after a stop signal."
+    )
     kill_wait: FromZero = field(
         default=30, description="Seconds Slurm waits between SIGTERM and SIGKILL at the time limit."
     )
     grace: NotNegative = field(
         default=30.0, description="Local cluster: seconds between SIGTERM and SIGKILL."
+    )
+    silent_after: Positive | None = field(
+        default=None,
+        description="Seconds without output of any rank after which a script counts as a hang; null: never.",
     )
     requeue_delay: NotNegative = field(
         default=1.0, description="Local cluster: seconds before a requeued job starts again."

@@ -31,7 +31,9 @@ _SRUN_TASK = re.compile(r"^srun: error: (?P<host>[^:\s]+): tasks? [\d,\-]+: ", r
 _NODE_SETUP = re.compile(
     r"^hpcrun: node_setup failed on (?P<node>\S+) with exit code \d+$", re.MULTILINE
 )
-_NO_MODULE = re.compile(r"No module named '?(?P<what>[\w.]+)'?\s*\Z")
+# The last line of a log; `python -m hpcrun.worker` puts the message in parentheses.
+_NO_MODULE = re.compile(r"No module named '?(?P<what>[\w.]+)'?\)?\s*\Z")
+_OLD_PYTHON = re.compile(r"hpcrun needs Python [\d.]+ or newer[^\n]*?\)")
 
 
 def setup_failure(command: str, batch_log: str, *, worked: bool) -> Diagnosis:
@@ -83,6 +85,10 @@ def launch_failure(
     if absent:
         line = f"the ranks cannot be started: {absent['what']} (job.python, job.container)"
         return Diagnosis(line, None, None, None, None, 0, bad_input=not worked)
+    old = _OLD_PYTHON.search(rank_log)
+    if old:
+        line = f"{old[0]} (job.python, job.container)"
+        return Diagnosis(line, None, None, None, None, 0, bad_input=True)
     lacking = _NO_MODULE.search(rank_log)
     if lacking:
         line = f"no module {lacking['what']} for the ranks' Python (job.python, job.container)"

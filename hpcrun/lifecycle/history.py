@@ -17,7 +17,8 @@ class AttemptRecord:
     ``crash_step`` is the step that was being computed at a crash. ``trained``: the attempt reached the
     end of the training; only the report was left. ``killed``: a script died of the
     stop signal, so it keeps only earlier saves, if any. ``failure``: the message of a
-    crash, without rank and node.
+    crash, without rank, node and numbers. ``unsaved``: a script ended well after a stop signal, and has
+    reported steps but no save.
     """
 
     attempt: Attempt
@@ -30,6 +31,7 @@ class AttemptRecord:
     trained: bool = False
     killed: bool = False
     failure: str | None = None
+    unsaved: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -119,6 +121,7 @@ def _note(record: dict[str, Any], event: Event) -> None:
         record["trained"] = True
     elif event.what == "stopped":
         record["killed"] = bool(event.fields.get("killed"))
+        record["unsaved"] = bool(event.fields.get("unsaved"))
     elif event.what == "ended":
         record["cause"] = _cause(event.cause)
         record["crash_step"] = event.step if event.cause == Cause.CRASH.value else None

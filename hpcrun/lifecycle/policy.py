@@ -30,7 +30,7 @@ def of_script(budgets: Budgets) -> Budgets:
 
     Without a report, ``no_progress`` counts only ends after which the script may begin from the start:
     ends by the warning before the time limit, and requests to be continued within a minute. ``same_step``
-    counts equal crashes within a minute, such as a failed import.
+    counts equal crashes after about the same time, such as a failed import.
     """
     return replace(budgets, script=True)
 
@@ -56,6 +56,7 @@ OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT, Cause.CONTINUE
 
 START_SECONDS = 60.0
 """An attempt that ended sooner counts as failed during its start."""
+_SAME_TIME = 1.25  # ratio of the times of two ends at the same place of a program
 
 _WORDS = {
     Cause.CRASH: ("crash", "crashes"),
@@ -80,6 +81,12 @@ def decide(history: Sequence[AttemptRecord], budgets: Budgets) -> Decision:
     assert cause is not None
     if cause in _FINAL:
         return Decision(False, _FINAL[cause])
+    if last.unsaved:
+        return Decision(
+            False,
+            "it has reported steps and no save, so a restart would begin at step 0: report its saves, or its "
+            "end with hpcrun.report(done=True); `hpcrun resume` starts it again",
+        )
     reported = not budgets.script or any(record.committed is not None for record in history)
     idle, most = _idle_restarts(history), budgets.no_progress
     if reported and most is not None and cause in OWN_DOING and idle >= most:
@@ -97,8 +104,7 @@ def decide(history: Sequence[AttemptRecord], budgets: Budgets) -> Decision:
         if budgets.same_step is not None and repeated >= budgets.same_step:
             return Decision(
                 False,
-                f"it crashed {repeated} times at step {last.crash_step} (restarts.same_step): "
-                "a restart will not help",
+                f"it crashed {repeated} times at step {last.crash_step} (restarts.same_step)",
             )
     limit = {
         Cause.CRASH: budgets.crash,
@@ -117,8 +123,8 @@ def decide(history: Sequence[AttemptRecord], budgets: Budgets) -> Decision:
     if budgets.same_step is not None and equal >= budgets.same_step:
         return Decision(
             False,
-            f"it failed {equal} consecutive times within a minute, with the same message "
-            "(restarts.same_step): a restart will not help",
+            f"it failed {equal} consecutive times after about the same time, with the same message "
+            "(restarts.same_step)",
         )
     allowed, tail = "any number" if limit is None else str(limit), ""
     if unsaved and most is not None and cause is Cause.TIME_LIMIT:
@@ -158,15 +164,20 @@ def _early_continuations(history: Sequence[AttemptRecord]) -> int:
 
 
 def _equal_failures(history: Sequence[AttemptRecord]) -> int:
-    """Count the newest consecutive crashes at the start with the same message.
+    """Count the newest consecutive crashes with the same message after about the same time.
 
-    None counts once a start has worked: an unavailable file server gives equal messages too.
+    None counts once an attempt ran longer: an unavailable file server gives equal messages too.
     """
-    words, count = history[-1].failure, 0
-    if any(record.progressed or (record.seconds or 0.0) >= START_SECONDS for record in history):
+    last = history[-1]
+    longest = max(START_SECONDS, _SAME_TIME * (last.seconds or 0.0))
+    if any(record.progressed or (record.seconds or 0.0) >= longest for record in history):
         return 0
+    count = 0
     for record in reversed(history):
-        if words is None or record.failure != words or not _within_start(record):
+        as_long = _within_start(last) or (record.seconds or 0.0) * _SAME_TIME >= (
+            last.seconds or 0.0
+        )
+        if last.failure is None or record.failure != last.failure or not as_long:
             break
         count += 1
     return count

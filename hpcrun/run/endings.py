@@ -156,6 +156,19 @@ def first_log(folder: Path) -> str:
     return "" if first is None else end_of(first, _LOG_END).decode(errors="replace")
 
 
+def last_output(folder: Path) -> float | None:
+    """Return the time of the newest output of an attempt's ranks in Unix seconds; None without output.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        logs = [
+            one for one in entries if one.name.startswith("rank-") and one.name.endswith(".log")
+        ]
+        return max((one.stat().st_mtime for one in logs), default=None)
+
+
 def record_unfinished(folder: Path) -> None:
     """Record that a script requested another start; raises OSError if the write fails."""
     make_log_folder(folder)
@@ -167,25 +180,29 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / _UNFINISHED).exists()
 
 
-def record_heard_stop(folder: Path, cause: str, code: int | None) -> None:
+def record_heard_stop(folder: Path, cause: str, code: int | None, *, done: bool = False) -> None:
     """Record that a rank other than rank 0 received a stop signal; raises OSError.
 
     Args:
         cause: terminate or warning.
         code: the exit code of the rank's script, -n for signal n; None: the script had not started.
+        done: the script has finished its work.
     """
     make_log_folder(folder)
-    # One record is enough: all ranks receive the signal at almost the same time.
-    if not (folder / _HEARD).exists():
-        write_json(folder / _HEARD, {"cause": cause, "exit_code": code})
+    # All ranks receive the signal at almost the same time, and the work of all of them must be finished.
+    if not (folder / _HEARD).exists() or not done:
+        write_json(folder / _HEARD, {"cause": cause, "exit_code": code, "done": done})
 
 
-def read_heard_stop(folder: Path) -> tuple[str, int | None] | None:
-    """Return (cause, exit code of the script) of a rank other than rank 0 that received a stop signal."""
+def read_heard_stop(folder: Path) -> tuple[str, int | None, bool] | None:
+    """Return (cause, exit code, work finished) of a rank other than rank 0 that received a stop signal.
+
+    It is a rank with unfinished work, if there is any.
+    """
     found = read_json(folder / _HEARD)
     if found is None or not isinstance(found.get("exit_code"), int | None):
         return None
-    return str(found.get("cause")), found["exit_code"]
+    return str(found.get("cause")), found["exit_code"], found.get("done") is True
 
 
 def stacks_path(folder: Path, rank: int) -> Path:

@@ -30,26 +30,32 @@ _RESERVED = ("time", "restart")
 class ScriptProgress:
     """Progress of a script: newest reported ``step``, newest ``saved`` step.
 
-    ``saved_at``: time of the report of ``saved``, in Unix seconds.
+    ``saved_at``: time of the report of ``saved``, in Unix seconds. ``done``: the work is finished.
     """
 
     step: int | None = None
     saved: int | None = None
     saved_at: float | None = None
+    done: bool = False
 
     def covers(self, other: "ScriptProgress") -> bool:
         """Return True if ``other`` has no newer value."""
-        return _at_least(self.step, other.step) and _at_least(self.saved, other.saved)
+        newest = _at_least(self.step, other.step) and _at_least(self.saved, other.saved)
+        return newest and (self.done or not other.done)
 
     def with_news(self, other: "ScriptProgress") -> "ScriptProgress":
         """Return the newer of both values, for each field."""
         newer = self if _at_least(self.saved, other.saved) else other
         step = self.step if _at_least(self.step, other.step) else other.step
-        return ScriptProgress(step, newer.saved, newer.saved_at)
+        return ScriptProgress(step, newer.saved, newer.saved_at, self.done or other.done)
 
 
 def report(
-    step: int | None = None, *, saved: int | bool | None = None, **metrics: SupportsFloat
+    step: int | None = None,
+    *,
+    saved: int | bool | None = None,
+    done: bool = False,
+    **metrics: SupportsFloat,
 ) -> None:
     """Report the progress of this script to hpcrun; do nothing in a script that hpcrun did not start.
 
@@ -60,6 +66,8 @@ def report(
     Args:
         step: number of finished steps since the beginning of training.
         saved: True if the checkpoint of ``step`` is written, or the step of the newest checkpoint.
+        done: True if the work is finished: rank 0 reports it at its end. Without this report, exit code 0
+            after a signal to stop has the meaning of ``job.zero_after_signal``.
         metrics: numbers of this step, such as ``loss=0.5``: one line of the run's metrics.jsonl, which only
             rank 0 writes. A tensor of one element is a number. NaN and infinity become null.
 
@@ -69,19 +77,19 @@ def report(
             metric is named ``time`` or ``restart``.
     """
     folder = os.environ.get(VARIABLE)
-    done = None if step is None else _step(step)
-    if done is None and (saved is True or metrics):
+    steps = None if step is None else _step(step)
+    if steps is None and (saved is True or metrics):
         raise ValueError("hpcrun.report needs step=, the step of the save or of the metrics")
-    kept = done if saved is True else None if saved is None or saved is False else _step(saved)
+    kept = steps if saved is True else None if saved is None or saved is False else _step(saved)
     values = {name: _number(name, value) for name, value in metrics.items()}
     if folder:
         _REPORTER.write(
-            Path(folder), ScriptProgress(done, kept, None if kept is None else time.time())
+            Path(folder), ScriptProgress(steps, kept, None if kept is None else time.time(), done)
         )
         if values and os.environ.get("RANK", "0") == "0":
             restart = int(os.environ["HPCRUN_RESTART"])
             _REPORTER.append(
-                {"step": done, "time": round(time.time(), 3), "restart": restart} | values
+                {"step": steps, "time": round(time.time(), 3), "restart": restart} | values
             )
 
 
@@ -145,11 +153,13 @@ def published(attempt_logs: Path) -> ScriptProgress:
 
 def _progress(value: dict[str, object] | None) -> ScriptProgress:
     """Return the progress in a file; a value that is not a number counts as missing."""
-    step, saved, saved_at = ((value or {}).get(key) for key in ("step", "saved", "saved_at"))
+    value = value or {}
+    step, saved, saved_at = (value.get(key) for key in ("step", "saved", "saved_at"))
     return ScriptProgress(
         step if isinstance(step, int) else None,
         saved if isinstance(saved, int) else None,
         saved_at if isinstance(saved_at, int | float) else None,
+        value.get("done") is True,
     )
 
 

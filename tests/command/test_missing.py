@@ -92,3 +92,25 @@ def test_a_launchers_script_is_the_first_python_file(tmp_path: Path) -> None:
 def test_the_value_of_an_option_is_no_script(line: str, tmp_path: Path) -> None:
     (tmp_path / "there.py").touch()
     require_there(shlex.split(line), tmp_path, launched=False, here=False, prepared_by=[])
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("train.py --lr 1", "train.py: cannot be run by itself; did you mean `python train.py`?"),
+        ("./train.py", "./train.py: cannot be run by itself; did you mean `python ./train.py`?"),
+        ("run.sh", "run.sh: cannot be run by itself; did you mean `bash run.sh`?"),
+        ("binary", "binary: cannot be run by itself; make it executable: ./binary"),
+    ],
+)
+def test_a_script_without_its_interpreter_is_refused(
+    line: str, remedy: str, tmp_path: Path
+) -> None:
+    for name in ("train.py", "run.sh", "binary"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as caught:
+        require_there(shlex.split(line), tmp_path, launched=False, here=False, prepared_by=[])
+    assert str(caught.value) == remedy
+    (tmp_path / "train.py").chmod(0o755)
+    assert not refused("./train.py", tmp_path)
+    assert not refused("python train.py", tmp_path)

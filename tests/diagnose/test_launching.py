@@ -1,9 +1,12 @@
 """Messages of bash, srun and slurmstepd about a failed start, recorded with Slurm 22.05."""
 
+import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import hpcrun
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 
@@ -119,3 +122,31 @@ def test_a_program_that_all_nodes_lack_is_no_nodes_fault(tmp_path: Path) -> None
     told = launch_failure("", words.format(1), worked=True, logs=tmp_path)
     assert told is not None
     assert (told.host, told.bad_input, blames_node(told)) == (None, False, False)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("/usr/bin/python3: Error while finding module specification for 'hpcrun.worker' "
+         "(ModuleNotFoundError: No module named 'hpcrun')\n",
+         "no module hpcrun for the ranks' Python (job.python, job.container)"),
+        ("/opt/python3.8: Error while finding module specification for 'hpcrun.worker' "
+         "(ImportError: hpcrun needs Python 3.10 or newer, and this is 3.8 (/opt/python3.8))\n",
+         "hpcrun needs Python 3.10 or newer, and this is 3.8 (/opt/python3.8) (job.python, job.container)"),
+    ],
+)  # fmt: skip
+def test_an_interpreter_that_cannot_run_hpcrun_is_bad_input(said: str, line: str) -> None:
+    told = launch_failure("", said, worked=False)
+    assert told is not None
+    assert told.line == line
+    assert told.bad_input
+
+
+def test_old_interpreters_can_read_the_check_of_their_version() -> None:
+    source = Path(hpcrun.__file__).read_text()
+    check, _, _ = source.partition("from importlib")
+    ast.parse(source, feature_version=(3, 6))
+    names = {"sys": SimpleNamespace(version_info=(3, 8), executable="/opt/python3.8")}
+    lines = check.partition("import sys\n")[2]
+    with pytest.raises(ImportError, match=r"this is 3\.8 \(/opt/python3\.8\)"):
+        exec(lines, names)

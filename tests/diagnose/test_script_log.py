@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.diagnose.script_log import script_words
+from hpcrun.diagnose.script_log import same_failure, script_exception
 from hpcrun.run.endings import Failure
 
 RANK_1 = """\
@@ -53,17 +55,45 @@ Root Cause (first observed failure):
 """  # noqa: E501, W291
 
 
-def words(folder: Path, text: str) -> str:
-    """Return the last message in a log with this text."""
+def said(folder: Path, text: str) -> tuple[str, str]:
+    """Return exception and last line of a log with this text."""
     log = folder / "rank-00000.log"
     log.write_text(text)
-    return script_words(log)
+    return script_exception(log)
 
 
-def test_a_plain_script_ends_with_its_last_line(tmp_path: Path) -> None:
-    assert words(tmp_path, "Traceback …\nValueError: broken data\n\n") == "ValueError: broken data"
-    assert words(tmp_path, "") == ""
-    assert script_words(tmp_path / "absent") == ""
+def words(folder: Path, text: str) -> str:
+    return said(folder, text)[0]
+
+
+def test_a_plain_script_ends_with_its_exception_or_last_line(tmp_path: Path) -> None:
+    assert said(tmp_path, "epoch 1\nepoch 2\n\n") == ("", "epoch 2")
+    assert said(tmp_path, "") == ("", "")
+    assert script_exception(tmp_path / "absent") == ("", "")
+    # With and without the prefix that torch adds.
+    for text in (RANK_1, RANK_1.replace("[rank1]: ", "")):
+        assert words(tmp_path, "epoch 1\n" + text) == "ValueError: broken data"
+        assert words(tmp_path, text + "wandb: sync finished\n") == "ValueError: broken data"
+    # The script handled the error and trained on.
+    assert said(tmp_path, RANK_1 + "epoch\n" * 40) == ("", "epoch")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("a.py ended with exit code 1: KeyError: 'x3'", "a.py ended with exit code 1: KeyError: 'x5'"),
+        ("a.py ended with exit code 1: rank 0: E", "a.py ended with exit code 1: rank 3: E"),
+        ("a ended with exit code 3; its log ends with: x", "a ended with exit code 3; its log ends with: y"),
+    ],
+)  # fmt: skip
+def test_equal_failures_differ_in_rank_numbers_and_last_line(first: str, second: str) -> None:
+    assert same_failure(first) == same_failure(second)
+
+
+def test_other_exit_codes_and_exceptions_are_other_failures() -> None:
+    line = "a.py ended with exit code 1: KeyError: 'x'"
+    assert same_failure(line) != same_failure(line.replace("code 1", "code 2"))
+    assert same_failure(line) != same_failure(line.replace("KeyError", "TypeError"))
 
 
 def test_torchruns_report_leads_to_the_rank_that_failed_first(tmp_path: Path) -> None:

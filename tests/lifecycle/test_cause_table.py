@@ -45,6 +45,13 @@ CASES = {
         evidence(SCRIPT, code=0),
         (Cause.FINISHED, "the script ended with exit code 0 on all ranks"),
     ),
+    "a script has finished its work before a signal ended it": (
+        evidence(SCRIPT, event("stopped", "warning", done=True, exit_code=0), code=0),
+        (
+            Cause.FINISHED,
+            "the work is finished; then the script ended with exit code 0",
+        ),
+    ),
     "the last checkpoint is not there": (
         evidence(
             event("save-failed", reason="disk full"),

@@ -24,7 +24,7 @@ from hpcrun.lifecycle.script.watching import ScriptWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run import owner
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.endings import record_heard_stop
+from hpcrun.run.endings import last_output, record_heard_stop
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.owner import OwnerPolling, claim
 from tests import jobs
@@ -174,12 +174,14 @@ def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, ours: int) -> N
 def test_a_failed_end_has_its_code_or_signal_and_the_last_message() -> None:
     told = ScriptEnd(["python", "a.py"], 1, "ValueError: bad sample").line
     assert told == "python a.py ended with exit code 1: ValueError: bad sample"
-    assert ScriptEnd(["a"], -9, "").line == "a was killed by SIGKILL"
+    told = ScriptEnd(["a.sh"], 3, "", "epoch 7").line
+    assert told == "a.sh ended with exit code 3; its log ends with: epoch 7"
+    assert ScriptEnd(["a"], -9).line == "a was killed by SIGKILL"
     # A shell's exit code after a program that it started was killed.
-    assert ScriptEnd(["sh"], 137, "").line == (
+    assert ScriptEnd(["sh"], 137).line == (
         "sh ended with exit code 137: its program was killed by SIGKILL"
     )
-    assert ScriptEnd(["sh"], 255, "").line == "sh ended with exit code 255"
+    assert ScriptEnd(["sh"], 255).line == "sh ended with exit code 255"
 
 
 @pytest.mark.parametrize(
@@ -221,10 +223,10 @@ def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
     run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=FIRST, script=True)
 
-    def hear_and_watch(*given: Any) -> ScriptWatch:
+    def hear_and_watch(*given: Any, **named: Any) -> ScriptWatch:
         """Receive the signal after the script has started."""
         signal.raise_signal(signal.SIGUSR2)
-        return ScriptWatch(*given)
+        return ScriptWatch(*given, **named)
 
     # The local cluster itself has sent the signal to the script.
     config = DistributedConfig(rank=rank, world_size=2, launch_method="local")
@@ -237,6 +239,87 @@ def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
     assert not run.result.exists()
     (stopped,) = jobs.events(run, "stopped")
     assert (stopped.cause, stopped.fields["committed"]) == ("warning", False)
+
+
+@pytest.mark.parametrize(
+    ("reported", "zero", "cause", "restart"),
+    [
+        ({}, "unfinished", Cause.PREEMPTION, True),
+        ({"done": True}, "unfinished", Cause.FINISHED, False),
+        ({}, "finished", Cause.FINISHED, False),
+        # A restart would begin at step 0.
+        ({"unsaved": True}, "unfinished", Cause.PREEMPTION, False),
+        ({"unsaved": True, "saved": 4}, "unfinished", Cause.PREEMPTION, True),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_exit_code_0_after_a_signal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: StopFlag,
+    reported: dict[str, Any],
+    zero: str,
+    cause: Cause,
+    restart: bool,
+    rank: int,
+) -> None:
+    run = create(tmp_path / "a", "{}\n", {})
+    record_event(run, "opened", attempt=FIRST, script=True)
+    said = {"done": True} if "done" in reported else {"step": 5} if reported else {}
+    if "saved" in reported:
+        said["saved"] = reported["saved"]
+    script = (
+        f"import os, signal, hpcrun; hpcrun.report(**{said}); os.kill(os.getppid(), signal.SIGUSR2)"
+    )
+    config = DistributedConfig(rank=rank, world_size=2, launch_method="local")
+    monkeypatch.setattr(running, "meet_rank_zero", lambda *_: config)
+    terms = ScriptTerms(5.0, zero_finishes=zero == "finished")
+    command = [sys.executable, "-c", script]
+    assert run_script(command, run, FIRST, config, flag, terms) == 0
+    ended = finalize(run, FIRST, 0, of_script(Budgets()))
+    if rank == 1 and cause is Cause.PREEMPTION:
+        # Only rank 0 decides that no save was reported.
+        assert (ended.cause, ended.decision.restart) == (cause, True)
+    else:
+        assert (ended.cause, ended.decision.restart) == (cause, restart), ended
+
+
+def test_the_unfinished_work_of_one_rank_counts(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "{}\n", {})
+    record_event(run, "opened", attempt=FIRST, script=True)
+    note_stop(run, FIRST, StopReason.WARNING, 0, None, done=True)
+    logs = run.attempt_logs("7", 0)
+    record_heard_stop(logs, "warning", -12)
+    record_heard_stop(logs, "warning", 0, done=True)
+    assert finalize(run, FIRST, 0, of_script(Budgets())).cause is Cause.PREEMPTION
+
+
+def test_a_script_without_output_is_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: StopFlag
+) -> None:
+    run = create(tmp_path / "a", "{}\n", {})
+    record_event(run, "opened", attempt=FIRST, script=True)
+    logs = run.attempt_logs("7", 0)
+    logs.mkdir(parents=True)
+    log = logs / "rank-00001.log"
+    log.touch()
+    # Output of another rank, and reported steps, are signs of life.
+    script = (
+        "import time, hpcrun, pathlib\n"
+        f"for n in range(3): time.sleep(0.8); pathlib.Path({str(log)!r}).write_text('x')\n"
+        "for n in range(3): time.sleep(0.8); hpcrun.report(n)\n"
+        "time.sleep(600)"
+    )
+    config = DistributedConfig(launch_method="local")
+    monkeypatch.setattr(running, "meet_rank_zero", lambda *_: config)
+    began = time.monotonic()
+    terms = ScriptTerms(5.0, silent_after=2.0)
+    assert run_script([sys.executable, "-c", script], run, FIRST, config, flag, terms) == 137
+    assert time.monotonic() - began > 6
+    ended = finalize(run, FIRST, 137, of_script(Budgets()))
+    assert (ended.cause, ended.decision.restart) == (Cause.HANG, True)
+    assert ended.line == "no rank printed anything for 2 s (job.silent_after)"
+    assert last_output(logs) == log.stat().st_mtime
 
 
 def test_a_stop_that_rank_1_heard_is_not_lost_with_the_events(tmp_path: Path) -> None:

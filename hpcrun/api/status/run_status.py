@@ -1,5 +1,6 @@
 """The state of a run, as `hpcrun status --json` prints it."""
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import all_histories, last_committed, of_script
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import last_output
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.io.files import read_json
 from hpcrun.run.last_lines import Recent
@@ -63,7 +65,7 @@ def row_of(
         "restarts": restarts_by_cause(events),
         # If only the end of a long event log was read, attempts and restarts may be missing.
         "whole_history": log.whole,
-        "progress_seconds": _since(pace.latest, now),
+        "progress_seconds": _since(pace.latest or _last_output(run_directory, events), now),
         "age_seconds": round(now - (log.began or now)),
         "goodput": _goodput(run_directory, log, now),
         "detail": state.detail,
@@ -126,6 +128,16 @@ def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int 
             continue
         if step is not None:
             return step
+    return None
+
+
+def _last_output(run: RunDirectory, events: Sequence[Event]) -> float | None:
+    """Return the time of the newest output of a script, in Unix seconds; None for a task."""
+    opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
+    if not opened or not of_script(events):
+        return None
+    with contextlib.suppress(OSError):
+        return last_output(run.attempt_logs(opened[-1].job, opened[-1].restart))
     return None
 
 

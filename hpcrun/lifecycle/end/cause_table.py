@@ -218,6 +218,12 @@ TABLE: tuple[Row, ...] = (
         "the script ended with exit code 0 on all ranks",
     ),
     Row(
+        "a script has finished its work before a signal ended it",
+        lambda e: e.script and e.stopped and e.stopped.fields.get("done"),
+        Cause.FINISHED,
+        lambda e: f"the work is finished; then {e.saved}",
+    ),
+    Row(
         "the last checkpoint is not there",
         lambda e: (
             e.exit_code == exitcodes.SAVE_FAILED

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
+from hpcrun.diagnose.script_log import same_failure
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.cause_table import classify, evidence_of, host_of, is_of_node
@@ -143,7 +144,7 @@ def finalize(
     cause, line = classify(evidence)
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
-    words = {"failure": crashed.words} if crashed and _repeats(crashed) else {}
+    words = {"failure": same_failure(crashed.words)} if crashed and _repeats(crashed) else {}
     named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
     step_at_end = crashed.step if crashed else step
     ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
@@ -267,13 +268,17 @@ def _with_stop_of_other_ranks(
 
     All ranks may have ended with exit code 0 because the script saves on the signal. Then it is not finished.
     """
-    if any(event.what == "stopped" and event.attempt == attempt for event in events):
-        return events
     heard = read_heard_stop(run.attempt_logs(attempt.job, attempt.restart))
-    if heard is None:
+    stops = [one for one in events if one.what == "stopped" and one.attempt == attempt]
+    # Rank 0 knows only its own work.
+    contradicted = (
+        heard is not None and bool(stops) and stops[-1].fields.get("done") and not heard[2]
+    )
+    if heard is None or (stops and not contradicted):
         return events
-    cause, code = heard
-    record_event(run, "stopped", attempt=attempt, cause=cause, **stop_facts(code))
+    cause, code, done = heard
+    facts = {**stop_facts(code), **({"done": True} if done else {})}
+    record_event(run, "stopped", attempt=attempt, cause=cause, **facts)
     return read_events(run)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.diagnose.script_log import LOG_ENDS
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.run.directory import RunDirectory
@@ -25,16 +26,23 @@ class ScriptFailed(Exception):
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """A failed end: ``code`` is -n for signal n, ``words`` the last line of the log."""
+    """A failed end.
+
+    ``code``: -n for signal n. ``exception``: the last line of a traceback, or empty. ``last_line``: the last
+    line of the log, or empty.
+    """
 
     command: Sequence[str]
     code: int
-    words: str
+    exception: str = ""
+    last_line: str = ""
 
     @property
     def line(self) -> str:
         """One line that describes the end."""
-        words = f": {self.words}" if self.words else ""
+        words = f": {self.exception}" if self.exception else ""
+        if self.last_line and not words:
+            words = f"{LOG_ENDS}{self.last_line}"
         return f"{' '.join(self.command)[:80]} {_how(self.code)}{words}"
 
 
@@ -44,7 +52,14 @@ def died_of_stop(code: int) -> bool:
 
 
 def note_stop(
-    run: RunDirectory, attempt: Attempt, reason: StopReason, code: int | None, saved: int | None
+    run: RunDirectory,
+    attempt: Attempt,
+    reason: StopReason,
+    code: int | None,
+    saved: int | None,
+    *,
+    done: bool = False,
+    unsaved: bool = False,
 ) -> None:
     """Write the event ``stopped`` of a script that received a stop signal.
 
@@ -54,9 +69,13 @@ def note_stop(
     Args:
         code: the script's exit code, -n for signal n; None: the signal came before the script started.
         saved: the step that the script reported as saved after the signal.
+        done: the script has finished its work.
+        unsaved: the script has reported steps, but no save ever.
     """
     step = {} if saved is None else {"step": saved}
-    facts = {**stop_facts(code, committed=saved is not None), **step}
+    flags = {"done": done, "unsaved": unsaved and code == 0}
+    known = {name: True for name, flag in flags.items() if flag}
+    facts = {**stop_facts(code, committed=saved is not None), **step, **known}
     note(run, "stopped", attempt, cause=reason.name.lower(), **facts)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.orphans import adopt_orphans, die_with_parent
 from hpcrun.command.launcher import Launcher
-from hpcrun.diagnose.script_log import script_words
+from hpcrun.diagnose.script_log import script_exception
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.rank.stack_writer import Answering
@@ -41,13 +41,17 @@ class ScriptTerms:
 
     ``timeout``: seconds to wait for rank 0's port. ``grace``: seconds that the processes of a script have
     to end after a stop signal. ``warning``: the signal of `job.warn_signal`.
-    ``interface``: the network interfaces to use, as ``job.interface`` has them.
+    ``interface``: the network interfaces to use, as ``job.interface`` has them. ``zero_finishes``: exit
+    code 0 after a stop signal means that the script has finished. ``silent_after``: seconds without output
+    after which the attempt counts as a hang; None: never.
     """
 
     timeout: float
     grace: float = 30.0
     warning: signal.Signals = signal.SIGUSR2
     interface: str | None = None
+    zero_finishes: bool = False
+    silent_after: float | None = None
 
 
 def run_script(
@@ -106,7 +110,16 @@ def run_script(
         child = _start(command, environ, launcher)
         if config.rank == 0:
             progress.note_start()
-        watch = ScriptWatch(child, run, attempt, flag, config, terms.warning, progress)
+        watch = ScriptWatch(
+            child,
+            run,
+            attempt,
+            flag,
+            config,
+            terms.warning,
+            progress,
+            silent_after=terms.silent_after,
+        )
         mail = Mailbox(folder, config.world_size)
         with Answering(
             mail, config.rank, lambda: (progress.step, None), lambda: script_stacks(child.pid)
@@ -121,10 +134,12 @@ def run_script(
                 file=sys.stderr,
                 flush=True,
             )
+            done = progress.done or (code == 0 and terms.zero_finishes)
             if config.rank == 0:
-                note_stop(run, attempt, flag.reason, code, progress.saved_since_stop)
+                saved, unsaved = progress.saved_since_stop, progress.unsaved
+                note_stop(run, attempt, flag.reason, code, saved, done=done, unsaved=unsaved)
             else:
-                _record_heard(folder, flag.reason, code)
+                _record_heard(folder, flag.reason, code, done=done)
             return exitcodes.DONE
     if code == exitcodes.UNFINISHED:
         try:
@@ -134,15 +149,17 @@ def run_script(
             return exitcodes.FAILED
         return exitcodes.DONE
     if code:
-        words = script_words(folder / f"rank-{config.rank:05d}.log")
-        record_end(folder, config.rank, ScriptEnd(command, code, words), progress.step)
+        said = script_exception(folder / f"rank-{config.rank:05d}.log")
+        record_end(folder, config.rank, ScriptEnd(command, code, *said), progress.step)
     return rank_code(code if code >= 0 else 128 - code)
 
 
-def _record_heard(folder: Path, reason: StopReason, code: int | None) -> None:
+def _record_heard(
+    folder: Path, reason: StopReason, code: int | None, *, done: bool = False
+) -> None:
     """Write a record in case rank 0, on another node, does not receive the signal in time."""
     try:
-        record_heard_stop(folder, reason.name.lower(), code)
+        record_heard_stop(folder, reason.name.lower(), code, done=done)
     except OSError as error:
         print(f"hpcrun: the signal to stop is not recorded: {error}", file=sys.stderr, flush=True)
 

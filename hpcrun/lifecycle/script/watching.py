@@ -15,6 +15,7 @@ from hpcrun.lifecycle.script.orphans import code_of_all, wait_for_orphans
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import Hang, last_output, record_hang
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.io.files import read_json
 from hpcrun.run.owner import INCARNATION, OwnerPolling, described
@@ -36,6 +37,7 @@ class ScriptWatch:
         progress: ProgressWatch,
         *,
         late_signal: float = 1.0,
+        silent_after: float | None = None,
     ) -> None:
         """Watch ``child``.
 
@@ -44,6 +46,8 @@ class ScriptWatch:
             late_signal: seconds for which a signal to stop may arrive after the end of the script. The
                 script, or a rank on another node, may receive a signal and end before this process receives
                 it: even with exit code 0, which without a signal means that the work is done.
+            silent_after: seconds without output of any rank after which rank 0 records a hang and kills the
+                script; None: never.
         """
         self._child, self._run, self._attempt, self._flag = child, run, attempt, flag
         self._signals = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: warning}
@@ -55,6 +59,10 @@ class ScriptWatch:
         self._told: str | None = None
         self._rank = config.rank
         self._progress, self._late_signal = progress, late_signal
+        self._silent_after = silent_after if config.rank == 0 else None
+        self._logs = run.attempt_logs(attempt.job, attempt.restart)
+        self._next_look, self._last_sign = 0.0, time.time()
+        self._last_step: int | None = None
         # Rank 0 has claimed the run; the other ranks read the owner from the first file of their attempt.
         self._incarnation = INCARNATION if config.rank == 0 else None
 
@@ -68,6 +76,7 @@ class ScriptWatch:
             self._hear_signals()
             self._yield_to_successor()
             self._progress.look()
+            self._end_silence()
             began = time.monotonic()
             try:
                 code = self._child.wait(timeout=_TICK)
@@ -91,6 +100,29 @@ class ScriptWatch:
                 f"hpcrun: was suspended for {seconds:.0f} s; continues", file=sys.stderr, flush=True
             )
             note(self._run, "suspended", self._attempt, seconds=round(seconds, 3))
+
+    def _end_silence(self) -> None:
+        """Record a hang and kill the script after too long a time without output or a new reported step."""
+        now = time.time()
+        if self._silent_after is None or self._flag.reason or now < self._next_look:
+            return
+        self._next_look = now + max(1.0, self._silent_after / 60)
+        if self._progress.step != self._last_step:
+            self._last_step, self._last_sign = self._progress.step, now
+        try:
+            self._last_sign = max(self._last_sign, last_output(self._logs) or 0.0)
+        except OSError as error:
+            self._report_once(f"the logs cannot be read now: {error.strerror}; looking again")
+            return
+        if now - self._last_sign <= self._silent_after:
+            return
+        line = f"no rank printed anything for {self._silent_after:g} s (job.silent_after)"
+        print(f"hpcrun: {line}; the script is ended", file=sys.stderr, flush=True)
+        try:
+            record_hang(self._logs, Hang(None, None, self._last_sign, self._progress.step, line))
+        except OSError as error:
+            print(f"hpcrun: the hang is not recorded: {error}", file=sys.stderr, flush=True)
+        self._child.kill()
 
     def _hear_signals(self) -> None:
         reason = self._flag.reason

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.hardware.devices import print_missing_driver
 from hpcrun.command.launcher import Launcher, launching_python
 from hpcrun.config import Config
 from hpcrun.errors import UserError
@@ -27,6 +28,8 @@ def run_command(
     launcher = _launcher(config, distributed)
     command = _as_submitted(run, config.command, launcher)
     # The ranks that a task starts inherit its variables.
+    if distributed.local_rank == 0 and not config.job.cpu:
+        print_missing_driver(os.environ)
     started = max(1, config.job.gpus // config.job.tasks_on_node)
     prepare_environment(distributed, bind=False, started=started)
     return run_script(command, run, attempt, distributed, flag, _terms(config), launcher)
@@ -65,4 +68,6 @@ def _terms(config: Config) -> ScriptTerms:
         grace=max(float(job.signal_lead), float(job.kill_wait), job.grace),
         warning=signal.Signals[f"SIG{config.warn_signal}"],
         interface=job.interface,
+        zero_finishes=job.zero_after_signal == "finished",
+        silent_after=job.silent_after,
     )
