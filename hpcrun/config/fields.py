@@ -11,7 +11,8 @@ import unicodedata
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from hpcrun.config.engine import SchemaMark, after, before, limits
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
 from hpcrun.config.problems import value_text
 from hpcrun.config.secrets import MASK
 
@@ -220,15 +221,14 @@ def _check_window(window: Any) -> Any:
 
 
 # The limits come first, because the check wraps the number's schema.
-_NUMBER = before(_refuse_bool)
-Count = Annotated[int, limits(ge=1, le=_MOST), _NUMBER]
+_NUMBER = BeforeValidator(_refuse_bool)
+Count = Annotated[int, Field(ge=1, le=_MOST), _NUMBER]
 GpuCount = Annotated[
     int,
-    limits(ge=1),
+    Field(ge=1),
     _NUMBER,
     # The merge of layers moves the type to its own key, but an editor sees the file before the merge.
-    SchemaMark(
-        lambda schema: schema,
+    WithJsonSchema(
         {
             "anyOf": [
                 {"type": "integer", "minimum": 1},
@@ -237,22 +237,22 @@ GpuCount = Annotated[
         },
     ),
 ]
-FromZero = Annotated[int, limits(ge=0, le=_MOST), _NUMBER]
-Seed = Annotated[int, limits(ge=0, lt=2**63), _NUMBER]
-Positive = Annotated[float, limits(gt=0, allow_inf_nan=False), _NUMBER]
-NotNegative = Annotated[float, limits(ge=0, allow_inf_nan=False), _NUMBER]
-Fraction = Annotated[float, limits(ge=0, le=1, allow_inf_nan=False), _NUMBER]
-BelowOne = Annotated[float, limits(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
-Shrinking = Annotated[float, limits(gt=0, lt=1, allow_inf_nan=False), _NUMBER]
-Growing = Annotated[float, limits(gt=1, allow_inf_nan=False), _NUMBER]
-RunName = Annotated[str, after(check_name)]
-TaskName = Annotated[str, after(_check_task)]
-TimeLimit = Annotated[str, before(_as_time)]
-Memory = Annotated[str, after(_check_memory)]
-StepWindow = Annotated[str, before(_check_window)]
-Word = Annotated[str, after(_check_word)]
-Option = Annotated[str, after(_check_option)]
-SbatchOption = Annotated[str, after(_check_sbatch_option)]
-ShellText = Annotated[str, after(_check_text)]
-NotifyTarget = Annotated[str, after(_check_notify)]
-EnvName = Annotated[str, after(_check_env_name)]
+FromZero = Annotated[int, Field(ge=0, le=_MOST), _NUMBER]
+Seed = Annotated[int, Field(ge=0, lt=2**63), _NUMBER]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER]
+BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
+Shrinking = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), _NUMBER]
+Growing = Annotated[float, Field(gt=1, allow_inf_nan=False), _NUMBER]
+RunName = Annotated[str, AfterValidator(check_name)]
+TaskName = Annotated[str, AfterValidator(_check_task)]
+TimeLimit = Annotated[str, BeforeValidator(_as_time)]
+Memory = Annotated[str, AfterValidator(_check_memory)]
+StepWindow = Annotated[str, BeforeValidator(_check_window)]
+Word = Annotated[str, AfterValidator(_check_word)]
+Option = Annotated[str, AfterValidator(_check_option)]
+SbatchOption = Annotated[str, AfterValidator(_check_sbatch_option)]
+ShellText = Annotated[str, AfterValidator(_check_text)]
+NotifyTarget = Annotated[str, AfterValidator(_check_notify)]
+EnvName = Annotated[str, AfterValidator(_check_env_name)]

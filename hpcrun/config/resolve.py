@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic_core import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from hpcrun.config.checks.idle_keys import idle_keys
 from hpcrun.config.checks.messages import unknown, words
@@ -18,9 +18,6 @@ from hpcrun.config.section import Section
 from hpcrun.config.shape import known_keys
 from hpcrun.config.sources.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.training import DataOptions, ModelOptions
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
 
@@ -75,7 +72,7 @@ def load_resolved(path: str | Path) -> Config:
 
 
 def check_options(
-    model: type[Section | BaseModel],
+    model: type[BaseModel],
     values: Mapping[str, Any],
     prefix: str,
     where: Callable[[str], str],
@@ -83,7 +80,7 @@ def check_options(
     """Check a task's keys of a section, and return them with defaults, as plain data.
 
     Args:
-        model: the task's model of the section: of pydantic, or a section of hpcrun.
+        model: the task's model of the section: a pydantic model.
         values: the given keys and values.
         prefix: the section, ``model`` or ``data``.
         where: the function of :func:`locate`.
@@ -99,7 +96,7 @@ def check_options(
 
 def with_task_options(
     config: Config,
-    options: tuple[type[Section | BaseModel], type[Section | BaseModel]],
+    options: tuple[type[BaseModel], type[BaseModel]],
     where: Callable[[str], str],
 ) -> Config:
     """Return ``config`` with the sections ``model`` and ``data`` checked and completed by a task's models.
@@ -129,7 +126,7 @@ def with_task_options(
 
 
 def _check(
-    model: type[Section | BaseModel],
+    model: type[BaseModel],
     values: Mapping[str, Any],
     prefix: str,
     where: Callable[[str], str],

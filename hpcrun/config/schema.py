@@ -6,6 +6,8 @@ GPU time. Only `model` and `data` accept further keys, which belong to the task.
 
 from typing import Literal
 
+from pydantic import Field
+
 from hpcrun.config.fields import (
     Count,
     EnvName,
@@ -24,7 +26,7 @@ from hpcrun.config.fields import (
     Word,
     time_seconds,
 )
-from hpcrun.config.section import Section, field
+from hpcrun.config.section import Section
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -39,120 +41,120 @@ from hpcrun.config.training import (
 class Job(Section):
     """Resources and options of the job, in Slurm's terms: see sbatch(1), srun(1) and slurm.conf(5)."""
 
-    nodes: Count = field(default=1, description="Number of nodes.")
-    gpus: GpuCount = field(
+    nodes: Count = Field(default=1, description="Number of nodes.")
+    gpus: GpuCount = Field(
         default=1,
         description="GPUs per node (4, a100:4), one rank each; on the CPU: ranks per node.",
     )
-    tasks_per_node: Count | None = field(
+    tasks_per_node: Count | None = Field(
         default=None,
         description="Command: tasks per node, each with all GPUs of the node; null: one per GPU.",
     )
-    launcher: Literal["torchrun", "accelerate"] | None = field(
+    launcher: Literal["torchrun", "accelerate"] | None = Field(
         default=None, description="Program that starts the command's ranks, with one task per node."
     )
-    gpu_type: Word | None = field(
+    gpu_type: Word | None = Field(
         default=None, description="Type of the GPUs; gpus: a100:4 sets both. null: any."
     )
-    gpu_request: Literal["auto", "gpus-per-node", "gres", "gpus-per-task", "none"] = field(
+    gpu_request: Literal["auto", "gpus-per-node", "gres", "gpus-per-task", "none"] = Field(
         default="auto",
         description="GPU request to Slurm; auto: per node, or none if no node has a GRES.",
     )
-    cpu: bool = field(default=False, description="Train on the CPU even if GPUs are present.")
-    executor: Literal["auto", "slurm", "local", "debug"] = field(
+    cpu: bool = Field(default=False, description="Train on the CPU even if GPUs are present.")
+    executor: Literal["auto", "slurm", "local", "debug"] = Field(
         default="auto",
         description="Executor; auto: Slurm if it answers, else the local cluster.",
     )
-    time: TimeLimit | None = field(
+    time: TimeLimit | None = Field(
         default=None,
         description="Time limit: HH:MM:SS, D-HH:MM:SS or minutes; null: the partition's.",
     )
-    cpus_per_task: Count | None = field(
+    cpus_per_task: Count | None = Field(
         default=None, description="CPU cores per task; with a launcher: per rank."
     )
-    node_share: bool = field(
+    node_share: bool = Field(
         default=True,
         description="Without cpus_per_task and mem, request CPUs and memory in proportion to the GPUs.",
     )
-    mem: Memory | None = field(default=None, description="Memory per node, such as 64G.")
-    cluster: Word | None = field(
+    mem: Memory | None = Field(default=None, description="Memory per node, such as 64G.")
+    cluster: Word | None = Field(
         default=None, description="Slurm cluster, as sbatch's --clusters; null: this host's."
     )
-    partition: Word | None = field(
+    partition: Word | None = Field(
         default=None, description="Slurm partition, or several separated by commas."
     )
-    account: Word | None = field(default=None, description="Slurm account to charge.")
-    qos: Word | None = field(default=None, description="Slurm quality of service.")
-    constraint: Word | None = field(
+    account: Word | None = Field(default=None, description="Slurm account to charge.")
+    qos: Word | None = Field(default=None, description="Slurm quality of service.")
+    constraint: Word | None = Field(
         default=None, description="Node features that Slurm must match."
     )
-    reservation: Word | None = field(default=None, description="Slurm reservation to run in.")
-    interface: Word | None = field(
+    reservation: Word | None = Field(default=None, description="Slurm reservation to run in.")
+    interface: Word | None = Field(
         default=None,
         description="Network interfaces, as in NCCL_SOCKET_IFNAME; auto: detected on the nodes.",
     )
-    exclusive: bool = field(default=False, description="Do not share the nodes with other jobs.")
-    exclude: Word | None = field(default=None, description="Nodes to avoid, as a Slurm host list.")
-    exclude_after: Count | None = field(
+    exclusive: bool = Field(default=False, description="Do not share the nodes with other jobs.")
+    exclude: Word | None = Field(default=None, description="Nodes to avoid, as a Slurm host list.")
+    exclude_after: Count | None = Field(
         default=2, description="Exclude nodes after this many failures; null: never."
     )
-    exclude_hours: Positive = field(
+    exclude_hours: Positive = Field(
         default=24.0, description="Hours after which a node's failure is forgotten."
     )
-    signal_lead: FromZero = field(
+    signal_lead: FromZero = Field(
         default=90,
         description="Seconds before the time limit at which the job gets its stop signal.",
     )
-    warn_signal: Literal["USR2", "USR1", "TERM"] = field(
+    warn_signal: Literal["USR2", "USR1", "TERM"] = Field(
         default="USR2",
         description="Stop signal for a script, sent before the time limit and by `hpcrun preempt`.",
     )
-    zero_after_signal: Literal["unfinished", "finished"] = field(
+    zero_after_signal: Literal["unfinished", "finished"] = Field(
         default="unfinished", description="Meaning of a script's exit code 0 after a stop signal."
     )
-    kill_wait: FromZero = field(
+    kill_wait: FromZero = Field(
         default=30, description="Seconds Slurm waits between SIGTERM and SIGKILL at the time limit."
     )
-    grace: NotNegative = field(
+    grace: NotNegative = Field(
         default=30.0, description="Local cluster: seconds between SIGTERM and SIGKILL."
     )
-    silent_after: Positive | None = field(
+    silent_after: Positive | None = Field(
         default=None,
         description="Seconds without output of any rank after which a script counts as a hang; null: never.",
     )
-    requeue_delay: NotNegative = field(
+    requeue_delay: NotNegative = Field(
         default=1.0, description="Local cluster: seconds before a requeued job starts again."
     )
-    setup: list[ShellText] = field(
+    setup: list[ShellText] = Field(
         default=[],
         description="Shell lines run on each start before training, such as module load.",
     )
-    node_setup: list[ShellText] = field(
+    node_setup: list[ShellText] = Field(
         default=[],
         description="Shell lines run once per node before its ranks, such as staging of data.",
     )
-    preflight: bool = field(
+    preflight: bool = Field(
         default=False,
         description="Check every node before the ranks start, and exclude nodes that fail.",
     )
-    env: dict[EnvName, ShellText] = field(
+    env: dict[EnvName, ShellText] = Field(
         default={}, description="Environment variables set for every rank."
     )
-    sbatch_args: list[SbatchOption] = field(
+    sbatch_args: list[SbatchOption] = Field(
         default=[], description="Further options for sbatch, one per item."
     )
-    srun_args: list[Option] = field(
+    srun_args: list[Option] = Field(
         default=[], description="Further options for srun, one per item."
     )
-    container: list[ShellText] = field(
+    container: list[ShellText] = Field(
         default=[],
         description="Prefix of each rank's command, such as apptainer exec --nv image.sif.",
     )
-    same_code: bool = field(
+    same_code: bool = Field(
         default=False,
         description="Refuse to resume if the code has changed since the last saved step.",
     )
-    python: ShellText | None = field(
+    python: ShellText | None = Field(
         default=None,
         description="Python of the ranks, in the container; null: the submitting interpreter.",
     )
@@ -183,16 +185,16 @@ class Job(Section):
 class Restarts(Section):
     """Maximum number of restarts after each cause; null: no limit."""
 
-    crash: FromZero | None = field(default=3, description="After a rank crashed.")
-    node_failure: FromZero | None = field(default=10, description="After a node failed.")
-    preemption: FromZero | None = field(default=None, description="After a preemption.")
-    time_limit: FromZero | None = field(default=None, description="After the time limit.")
-    hang: FromZero | None = field(default=3, description="After a rank made no progress.")
-    no_progress: Count | None = field(
+    crash: FromZero | None = Field(default=3, description="After a rank crashed.")
+    node_failure: FromZero | None = Field(default=10, description="After a node failed.")
+    preemption: FromZero | None = Field(default=None, description="After a preemption.")
+    time_limit: FromZero | None = Field(default=None, description="After the time limit.")
+    hang: FromZero | None = Field(default=3, description="After a rank made no progress.")
+    no_progress: Count | None = Field(
         default=3,
         description="Consecutive crashes, hangs or time limits without a new commit, or without the report.",
     )
-    same_step: Count | None = field(default=2, description="Crashes at the same step.")
+    same_step: Count | None = Field(default=2, description="Crashes at the same step.")
 
 
 class Checkpoint(Section):
@@ -202,25 +204,25 @@ class Checkpoint(Section):
     17(9), 1974.
     """
 
-    every: FromZero = field(
+    every: FromZero = Field(
         default=100, description="Steps between checkpoints; 0: only at stops and at the end."
     )
-    minutes: Positive | None = field(
+    minutes: Positive | None = Field(
         default=None, description="Minutes between checkpoints, instead of steps."
     )
-    auto: bool = field(
+    auto: bool = Field(
         default=False,
         description="Choose the interval from the cost of a save and the failure rate.",
     )
-    keep: Count = field(default=3, description="Newest valid checkpoints to keep.")
-    keep_every: FromZero = field(
+    keep: Count = Field(default=3, description="Newest valid checkpoints to keep.")
+    keep_every: FromZero = Field(
         default=0,
         description="Also keep checkpoints at multiples of this number of steps; 0: none.",
     )
-    keep_best: FromZero = field(
+    keep_best: FromZero = Field(
         default=0, description="Also keep this many checkpoints with the lowest validation loss."
     )
-    host_memory: Positive | None = field(
+    host_memory: Positive | None = Field(
         default=None,
         description="Host memory (GB) per rank for a snapshot; null: half of the free memory.",
     )
@@ -233,38 +235,38 @@ class Config(Section):
     ``pydantic.ValidationError`` for an unknown key or a wrong value.
     """
 
-    name: RunName | None = field(
+    name: RunName | None = Field(
         default=None, description="Name of the run and its directory; null: the config file's stem."
     )
-    task: TaskName = field(
+    task: TaskName = Field(
         default="language-model", description="Built-in task, or your package.module:Class."
     )
-    command: list[ShellText] = field(
+    command: list[ShellText] = Field(
         default=[], description="Program that every rank runs instead of a task."
     )
-    seed: Seed = field(default=0, description="Seed of weights, data order and dropout.")
+    seed: Seed = Field(default=0, description="Seed of weights, data order and dropout.")
     # The call Job() would make a validator of the section at import; resolution needs only that of Config.
-    job: Job = field(default=Job.model_construct(), description="Resources and options of the job.")
-    restarts: Restarts = field(
+    job: Job = Field(default=Job.model_construct(), description="Resources and options of the job.")
+    restarts: Restarts = Field(
         default=Restarts.model_construct(), description="Restarts allowed after each cause."
     )
-    model: ModelOptions = field(
+    model: ModelOptions = Field(
         default=ModelOptions.model_construct(), description="The model: keys of the task."
     )
-    data: DataOptions = field(
+    data: DataOptions = Field(
         default=DataOptions.model_construct(),
         description="The data: workers, and keys of the task.",
     )
-    train: Train = field(default=Train.model_construct(), description="The training loop.")
-    fsdp: FSDP = field(
+    train: Train = Field(default=Train.model_construct(), description="The training loop.")
+    fsdp: FSDP = Field(
         default=FSDP.model_construct(), description="Sharding, with train.parallel=fsdp."
     )
-    optim: Optim = field(
+    optim: Optim = Field(
         default=Optim.model_construct(), description="The optimizer and its schedule."
     )
-    amp: AMPConfig = field(default=AMPConfig.model_construct(), description="Mixed precision.")
-    checkpoint: Checkpoint = field(default=Checkpoint.model_construct(), description="Saving.")
-    watch: Watch = field(
+    amp: AMPConfig = Field(default=AMPConfig.model_construct(), description="Mixed precision.")
+    checkpoint: Checkpoint = Field(default=Checkpoint.model_construct(), description="Saving.")
+    watch: Watch = Field(
         default=Watch.model_construct(),
         description="Where to log metrics in addition to metrics.jsonl.",
     )

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
 
 from hpcrun.config.schema import Config
-from hpcrun.config.section import Section
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 Kind = Literal["section", "list", "mapping", "text", "other", "unknown"]
 
@@ -29,7 +27,7 @@ def kind_at(path: Sequence[str]) -> Kind:
     return _kind(annotation)
 
 
-def known_keys(model: type[Section | BaseModel], prefix: str = "") -> Iterator[str]:
+def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield every dotted key of a model, each section before its keys, in the schema's order."""
     for name, field in model.model_fields.items():
         key = f"{prefix}.{name}" if prefix else name

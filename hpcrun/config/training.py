@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from hpcrun.config.fields import (
     BelowOne,
     Count,
@@ -15,7 +17,7 @@ from hpcrun.config.fields import (
     StepWindow,
     Word,
 )
-from hpcrun.config.section import Section, TaskSection, field
+from hpcrun.config.section import Section, TaskSection
 
 
 class ModelOptions(TaskSection):
@@ -25,11 +27,11 @@ class ModelOptions(TaskSection):
 class DataOptions(TaskSection):
     """Keys of the data loader (``torch.utils.data``), and the task's keys on the data in ``own``."""
 
-    workers: FromZero | None = field(
+    workers: FromZero | None = Field(
         default=None,
         description="Data loader processes per rank; null: from job.cpus_per_task, or none.",
     )
-    prefetch: Count = field(default=2, description="Batches that each loader process reads ahead.")
+    prefetch: Count = Field(default=2, description="Batches that each loader process reads ahead.")
 
 
 class Train(Section):
@@ -39,130 +41,130 @@ class Train(Section):
     lr_scaling: Goyal et al. 2017, arXiv:1706.02677 (linear), Malladi et al. 2022, arXiv:2205.10287 (sqrt).
     """
 
-    steps: Count = field(default=1000, description="Optimizer steps of the whole run.")
-    batch_size: Count = field(default=32, description="Samples per optimizer step, over all ranks.")
-    accumulation: Count = field(
+    steps: Count = Field(default=1000, description="Optimizer steps of the whole run.")
+    batch_size: Count = Field(default=32, description="Samples per optimizer step, over all ranks.")
+    accumulation: Count = Field(
         default=1, description="Micro-batches per optimizer step on each rank."
     )
-    micro_batch: Count | None = field(
+    micro_batch: Count | None = Field(
         default=None,
         description="Maximum samples per micro-batch; accumulation follows from it.",
     )
-    uneven: Literal["across", "drop", "pad", "join"] = field(
+    uneven: Literal["across", "drop", "pad", "join"] = Field(
         default="across",
         description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked, Join).",
     )
-    lr: Positive = field(default=3e-4, description="Peak learning rate.")
-    lr_scaling: Literal["none", "sqrt", "linear"] = field(
+    lr: Positive = Field(default=3e-4, description="Peak learning rate.")
+    lr_scaling: Literal["none", "sqrt", "linear"] = Field(
         default="none", description="Scaling of lr with batch_size / lr_base_batch."
     )
-    lr_base_batch: Count | None = field(
+    lr_base_batch: Count | None = Field(
         default=None, description="Batch size that lr was tuned for."
     )
-    clip_norm: Positive | None = field(
+    clip_norm: Positive | None = Field(
         default=1.0, description="Gradient norm for clipping; null: no clipping."
     )
-    nonfinite: Literal["skip", "stop"] = field(
+    nonfinite: Literal["skip", "stop"] = Field(
         default="skip",
         description="If a gradient is not finite (fp16 overflow aside): skip the step, or stop.",
     )
-    nonfinite_limit: Count = field(
+    nonfinite_limit: Count = Field(
         default=10, description="Consecutive skipped steps after which training stops."
     )
-    log_every: Count = field(default=10, description="Steps between lines of metrics.")
-    validate_every: FromZero = field(
+    log_every: Count = Field(default=10, description="Steps between lines of metrics.")
+    validate_every: FromZero = Field(
         default=0, description="Steps between validations; 0: only at the end."
     )
-    validate_batches: Count | None = field(
+    validate_batches: Count | None = Field(
         default=None, description="Batches of each validation; null: the whole set."
     )
-    patience: Count | None = field(
+    patience: Count | None = Field(
         default=None,
         description="Validations without a better loss before training ends; null: no early stopping.",
     )
-    min_delta: NotNegative = field(
+    min_delta: NotNegative = Field(
         default=0.0, description="Minimum decrease of the validation loss that counts as better."
     )
-    init_from: Word | None = field(
+    init_from: Word | None = Field(
         default=None,
         description="File or folder of safetensors with the initial weights; null: as built.",
     )
-    ema: BelowOne | None = field(
+    ema: BelowOne | None = Field(
         default=None,
         description="Decay of the weights' moving average, used for validation; null: none.",
     )
-    parallel: Literal["auto", "single", "dp", "ddp", "fsdp"] = field(
+    parallel: Literal["auto", "single", "dp", "ddp", "fsdp"] = Field(
         default="auto",
         description="Parallelism; auto: ddp if the model fits a device, else fsdp.",
     )
-    find_unused_parameters: bool = field(
+    find_unused_parameters: bool = Field(
         default=False,
         description="Allow parameters without a gradient on some ranks or in some steps.",
     )
-    broadcast_buffers: bool = field(
+    broadcast_buffers: bool = Field(
         default=True,
         description="DDP: copy rank 0's buffers to all ranks before every forward pass.",
     )
-    sync_batchnorm: bool = field(
+    sync_batchnorm: bool = Field(
         default=False,
         description="Turn BatchNorm into SyncBatchNorm: statistics over all ranks; GPUs only.",
     )
-    gradient_as_bucket_view: bool = field(
+    gradient_as_bucket_view: bool = Field(
         default=True,
         description="DDP: let gradients share the memory of the communication buckets.",
     )
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = field(
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
         default="none", description="DDP: compression of gradients for the all-reduce."
     )
-    powersgd_rank: Count = field(default=1, description="PowerSGD: rank of the approximation.")
-    powersgd_start: Count = field(
+    powersgd_rank: Count = Field(default=1, description="PowerSGD: rank of the approximation.")
+    powersgd_start: Count = Field(
         default=1000, description="PowerSGD: first steps without compression, 2 or more."
     )
-    compile: bool = field(default=False, description="Compile the model with torch.compile.")
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = field(
+    compile: bool = Field(default=False, description="Compile the model with torch.compile.")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         default="default", description="Mode of torch.compile."
     )
-    compile_cache: bool = field(
+    compile_cache: bool = Field(
         default=True,
         description="Keep compiled code in the run directory, for restarts on other nodes.",
     )
-    activation_checkpointing: Literal["none", "full", "every", "selective"] = field(
+    activation_checkpointing: Literal["none", "full", "every", "selective"] = Field(
         default="none",
         description="Recompute activations: of all blocks, every n-th block, or all but costly operations.",
     )
-    checkpoint_blocks: Count = field(
+    checkpoint_blocks: Count = Field(
         default=2, description="activation_checkpointing=every: the n in every n-th block."
     )
-    float8: Literal[False, True, "emulate"] = field(
+    float8: Literal[False, True, "emulate"] = Field(
         default=False,
         description="Layers in fp8 through torchao, around bf16; emulate: slow, on any device.",
     )
-    channels_last: bool = field(
+    channels_last: bool = Field(
         default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."
     )
-    deterministic: Literal[True, False, "warn", "strict"] = field(
+    deterministic: Literal[True, False, "warn", "strict"] = Field(
         default=True,
         description="Deterministic kernels; strict: refuse other bits on resume; warn, false: any kernel.",
     )
-    timeout: Positive = field(
+    timeout: Positive = Field(
         default=600.0,
         description="Collective timeout (s) when the watchdog is off.",
     )
-    hang_after: Positive | None = field(
+    hang_after: Positive | None = Field(
         default=300.0,
         description="Hang timeout (s) of a step, at most half of timeout; null: no hang detection.",
     )
-    hang_start: Positive = field(
+    hang_start: Positive = Field(
         default=1800.0,
         description="Hang timeout (s) of the first step and work outside steps; Task.prepare: 48 times it.",
     )
-    stop_check_every: Count = field(
+    stop_check_every: Count = Field(
         default=1, description="Steps between collective checks for a stop request."
     )
-    profile: StepWindow | None = field(
+    profile: StepWindow | None = Field(
         default=None, description="Steps to profile, such as 10-15 (inclusive)."
     )
-    affinity: bool = field(
+    affinity: bool = Field(
         default=True, description="Bind each rank to separate CPU cores near its GPU."
     )
 
@@ -173,40 +175,40 @@ class FSDP(Section):
     Sources: ``torch.distributed.fsdp.fully_shard``; Zhao et al. 2023, arXiv:2304.11277.
     """
 
-    shard: Literal["full", "hybrid"] = field(
+    shard: Literal["full", "hybrid"] = Field(
         default="full",
         description="full: over all ranks; hybrid: within each node, copies over nodes.",
     )
-    wrap: Literal["blocks", "size", "classes"] = field(
+    wrap: Literal["blocks", "size", "classes"] = Field(
         default="blocks",
         description="Units to gather: blocks of the model's lists, modules by size, or by class.",
     )
-    min_parameters: Count = field(
+    min_parameters: Count = Field(
         default=1_000_000,
         description="wrap=size: minimum parameters of a module that is gathered separately.",
     )
-    classes: list[Word] = field(default=[], description="wrap=classes: names of module classes.")
-    reshard_after_forward: bool = field(
+    classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
+    reshard_after_forward: bool = Field(
         default=True, description="Free gathered weights after the forward pass, to save memory."
     )
-    deferred_init: Literal["auto", True, False] = field(
+    deferred_init: Literal["auto", True, False] = Field(
         default="auto",
         description="Compute the weights after sharding; auto: if parallel=fsdp and the model allows.",
     )
-    reduce_each_micro_batch: Literal["auto", True, False] = field(
+    reduce_each_micro_batch: Literal["auto", True, False] = Field(
         default="auto",
         description="Reduce gradients in every micro-batch, to save memory; auto: from 2 GB of gradients.",
     )
-    cpu_offload: bool = field(
+    cpu_offload: bool = Field(
         default=False, description="Keep shards and optimizer state on the CPU between uses."
     )
-    param_dtype: Literal["fp32", "bf16", "fp16"] | None = field(
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None, description="Precision of gathered weights; null: amp.dtype."
     )
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = field(
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default="fp32", description="Precision of the gradient reduction; null: as param_dtype."
     )
-    buffer_dtype: Literal["fp32", "bf16", "fp16"] | None = field(
+    buffer_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,
         description="Precision of floating-point buffers; null: as in the model.",
     )
@@ -219,27 +221,27 @@ class Optim(Section):
     cosine: Loshchilov, Hutter 2017, arXiv:1608.03983; wsd: Hu et al. 2024, arXiv:2404.06395.
     """
 
-    name: Literal["adamw", "adam", "sgd", "muon"] = field(
+    name: Literal["adamw", "adam", "sgd", "muon"] = Field(
         default="adamw",
         description="Optimizer; muon: for the matrices of the layers, and adamw for the rest.",
     )
-    betas: tuple[BelowOne, BelowOne] = field(
+    betas: tuple[BelowOne, BelowOne] = Field(
         default=(0.9, 0.95), description="Adam: decay of the two moment estimates."
     )
-    eps: Positive = field(default=1e-8, description="Adam: term added to the denominator.")
-    weight_decay: NotNegative = field(default=0.1, description="Weight decay.")
-    momentum: BelowOne = field(default=0.9, description="SGD: momentum.")
-    muon_momentum: BelowOne = field(default=0.95, description="Muon: momentum.")
-    fused: bool = field(default=True, description="Use torch's fused kernel if available.")
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = field(
+    eps: Positive = Field(default=1e-8, description="Adam: term added to the denominator.")
+    weight_decay: NotNegative = Field(default=0.1, description="Weight decay.")
+    momentum: BelowOne = Field(default=0.9, description="SGD: momentum.")
+    muon_momentum: BelowOne = Field(default=0.95, description="Muon: momentum.")
+    fused: bool = Field(default=True, description="Use torch's fused kernel if available.")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         default="cosine",
         description="Learning rate after the warm-up; wsd: constant, then a linear decay at the end.",
     )
-    warmup_steps: FromZero = field(default=0, description="Steps of linear warm-up from zero.")
-    decay_steps: Count | None = field(
+    warmup_steps: FromZero = Field(default=0, description="Steps of linear warm-up from zero.")
+    decay_steps: Count | None = Field(
         default=None, description="wsd: steps of the decay; null: a tenth of train.steps."
     )
-    final_lr_fraction: Fraction = field(
+    final_lr_fraction: Fraction = Field(
         default=0.1, description="Learning rate at the end, as a fraction of the peak."
     )
 
@@ -250,21 +252,21 @@ class AMPConfig(Section):
     Sources: ``torch.amp``, ``torch.amp.GradScaler``; Micikevicius et al. 2018, arXiv:1710.03740.
     """
 
-    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = field(
+    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         default="fp32",
         description="Precision of autocast; tf32: fp32 with matrix products in TensorFloat-32.",
     )
-    init_scale: Positive = field(default=65536.0, description="fp16: loss scale at the start.")
-    growth_factor: Growing = field(
+    init_scale: Positive = Field(default=65536.0, description="fp16: loss scale at the start.")
+    growth_factor: Growing = Field(
         default=2.0, description="fp16: growth factor of the loss scale."
     )
-    backoff_factor: Shrinking = field(
+    backoff_factor: Shrinking = Field(
         default=0.5, description="fp16: factor of the loss scale after an overflow."
     )
-    growth_interval: Count = field(
+    growth_interval: Count = Field(
         default=2000, description="fp16: steps without overflow before the scale grows."
     )
-    dynamic: bool = field(
+    dynamic: bool = Field(
         default=True, description="fp16: adapt the scale; false: keep init_scale."
     )
 
@@ -272,21 +274,21 @@ class AMPConfig(Section):
 class Watch(Section):
     """Where to log metrics in addition to metrics.jsonl."""
 
-    tensorboard: bool = field(
+    tensorboard: bool = Field(
         default=False,
         description="Write metrics for TensorBoard to tensorboard/ in the run directory.",
     )
-    wandb: Word | None = field(
+    wandb: Word | None = Field(
         default=None, description="Weights & Biases project to send metrics to."
     )
-    peak_flops: Positive | None = field(
+    peak_flops: Positive | None = Field(
         default=None,
         description="Peak FLOP/s of the device, for MFU; null: the figure of a known device.",
     )
-    notify: NotifyTarget | None = field(
+    notify: NotifyTarget | None = Field(
         default=None, description="Webhook URL, command or env:VARIABLE to notify at the end."
     )
-    notify_on: list[Literal["finished", "failed", "stopped", "budget-used-up", "requeued"]] = field(
+    notify_on: list[Literal["finished", "failed", "stopped", "budget-used-up", "requeued"]] = Field(
         default=["finished", "failed", "stopped", "budget-used-up"],
         description="Events that send a notification.",
     )

@@ -11,7 +11,6 @@ from typing import Any
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers, with_task
 from hpcrun.config import Config, Layer, flag_layer, resolve
 from hpcrun.config.checks.idle_keys import idle_keys
-from hpcrun.config.engine import validator
 from hpcrun.config.resolve import contradictions
 from hpcrun.config.section import Section
 from hpcrun.config.shape import kind_at, known_keys
@@ -149,7 +148,7 @@ class _Maker:
 
     def _scalar(self, name: str, row: Row) -> Any:
         try:
-            return validator(Config.model_fields[name].annotation).validate_python(row[name].value)
+            return getattr(Config.model_validate({name: row[name].value}), name)
         except ValueError:
             return getattr(self._resolved(row), name)
 

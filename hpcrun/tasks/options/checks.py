@@ -1,14 +1,14 @@
 """Checks that the options of several tasks share."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationInfo
 
 
-def splits_over_heads(size: int, others: Mapping[str, Any]) -> int:
+def splits_over_heads(size: int, others: ValidationInfo) -> int:
     """Return ``size`` if it suits the heads among the ``others``; else raise ValueError with near sizes."""
     # Rotary positions rotate pairs, so each head needs an even length.
-    unit = 2 * others.get("heads", 1)
+    unit = 2 * others.data.get("heads", 1)
     if size % unit:
         near = [fits for fits in (size // unit * unit, (size // unit + 1) * unit) if fits]
         raise ValueError(

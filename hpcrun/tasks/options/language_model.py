@@ -1,18 +1,18 @@
 """Options of the language model."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from hpcrun.config.engine import after, after_others
+from pydantic import AfterValidator, Field, ValidationInfo
+
 from hpcrun.config.fields import BelowOne, Count, ShellText, Shrinking
-from hpcrun.config.section import Section, field
+from hpcrun.config.section import Section
 from hpcrun.tasks.options.checks import from_here, splits_over_heads
 
 
-def _neurons_split(neurons: int | None, others: Mapping[str, Any]) -> int | None:
+def _neurons_split(neurons: int | None, others: ValidationInfo) -> int | None:
     if neurons is None:
         return None
-    if others.get("kind") == "gpt":
+    if others.data.get("kind") == "gpt":
         raise ValueError("is for model.kind=bdh; omit it, or write null")
     return splits_over_heads(neurons, others)
 
@@ -20,26 +20,26 @@ def _neurons_split(neurons: int | None, others: Mapping[str, Any]) -> int | None
 class LanguageModelShape(Section):
     """The ``model`` section of the language model: a small GPT, or BDH, over bytes."""
 
-    kind: Literal["gpt", "bdh"] = field(
+    kind: Literal["gpt", "bdh"] = Field(
         default="gpt", description="Transformer, or the Dragon Hatchling (arXiv:2509.26507)."
     )
-    layers: Count = field(
+    layers: Count = Field(
         default=4, description="Transformer blocks; bdh: passes through its only block."
     )
-    heads: Count = field(
+    heads: Count = Field(
         default=4,
         description="Attention heads per block, which divide the width; bdh: the neurons.",
     )
-    width: Annotated[Count, after_others(splits_over_heads)] = field(
+    width: Annotated[Count, AfterValidator(splits_over_heads)] = Field(
         default=128, description="Length of the vector of one byte."
     )
-    context: Count = field(
+    context: Count = Field(
         default=128, description="Bytes in a sample, and in the context of the model."
     )
-    dropout: BelowOne = field(
+    dropout: BelowOne = Field(
         default=0.0, description="Fraction of activations set to zero in training; 0: none."
     )
-    neurons: Annotated[Count | None, after_others(_neurons_split)] = field(
+    neurons: Annotated[Count | None, AfterValidator(_neurons_split)] = Field(
         default=None, description="bdh: neurons per layer; null: 32 times the width."
     )
 
@@ -56,14 +56,14 @@ class LanguageModelData(Section):
     unchanged.
     """
 
-    path: Annotated[ShellText | None, after(from_here)] = field(
+    path: Annotated[ShellText | None, AfterValidator(from_here)] = Field(
         default=None,
         description="Corpus, packed there if absent; null: one in the user's cache folder.",
     )
-    max_bytes: Count = field(
+    max_bytes: Count = Field(
         default=8 * 1024 * 1024, description="Maximum bytes of source text to pack."
     )
-    validation_fraction: Shrinking = field(
+    validation_fraction: Shrinking = Field(
         default=0.05, description="Fraction of the files for validation."
     )
 
