@@ -3,9 +3,9 @@
 import re
 import sys
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hpcrun.run.stacks import Frame, Stack, Thread
+from hpcrun.run.stacks import SPAWNED, STOPPED, Frame, Stack, Thread
 from hpcrun.run.tracebacks import is_own_code, is_package_code, original
 
 MOVED = 3.0
@@ -50,9 +50,38 @@ def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[StackG
     return sorted(found, key=lambda group: (-len(group.stacks), _rank(group.stacks[0])))
 
 
-def summary(groups: Sequence[StackGroup]) -> str:
-    """Return a line with the rank that is behind, or that no rank is behind."""
+def summary(groups: Sequence[StackGroup], unread: Sequence[int] = ()) -> str:
+    """Return a line with the rank that is behind, or that no rank is behind.
+
+    Args:
+        unread: the tasks without stacks.
+    """
+    groups = _compared(groups)
     stacks = [stack for group in groups for stack in group.stacks]
+    if not stacks:
+        return "no rank could be read"
+    held = [stack for stack in stacks if stack.doing == STOPPED]
+    if held:
+        return f"{ranks_of(held)} {_is(held)} {STOPPED}; the others wait for {_it(held)}"
+    line = _comparison(groups, stacks)
+    if not unread:
+        return line
+    return f"{line}; not read: {'task' if len(unread) == 1 else 'tasks'} {ranges(sorted(unread))}"
+
+
+def _compared(groups: Sequence[StackGroup]) -> list[StackGroup]:
+    """Return the groups of ranks, without launchers and child processes; or of spawned processes."""
+    for role in (None, SPAWNED):
+        found = [
+            replace(group, stacks=tuple(one for one in group.stacks if one.role == role))
+            for group in groups
+        ]
+        if any(group.stacks for group in found):
+            return [group for group in found if group.stacks]
+    return []
+
+
+def _comparison(groups: Sequence[StackGroup], stacks: Sequence[Stack]) -> str:
     steps = sorted({stack.step for stack in stacks if stack.step is not None})
     if any(stack.idle is not None and stack.idle < MOVED for stack in stacks):
         return (
@@ -69,8 +98,10 @@ def summary(groups: Sequence[StackGroup]) -> str:
             f"{ranks_of(late)} {_is(late)} behind: step {steps[0]}, the newest is {steps[-1]}; "
             f"at {place}; no rank has moved for {idle:.0f} s"
         )
+    if len(stacks) == 1:
+        return f"{ranks_of(stacks)} is at {groups[0].place}"
     if len(groups) == 1:
-        return f"all ranks are at the same place: {groups[0].place}"
+        return f"{ranks_of(stacks)} {_is(stacks)} at the same place: {groups[0].place}"
     smallest = groups[-1].stacks
     if len(smallest) < len(groups[0].stacks) and len(groups) == 2:
         return (
@@ -86,7 +117,8 @@ def group_lines(group: StackGroup) -> list[str]:
     steps = sorted({stack.step for stack in stacks if stack.step is not None})
     doing = sorted({stack.doing for stack in stacks if stack.doing})
     hosts = _few(sorted({stack.host for stack in stacks}))
-    words = [f"{ranks_of(stacks)} on {hosts}", *([_steps(steps)] if steps else []), *doing]
+    roles = sorted({stack.role for stack in stacks if stack.role})
+    words = [f"{ranks_of(stacks)} on {hosts}", *roles, *([_steps(steps)] if steps else []), *doing]
     lines = [f"{', '.join(words)}:"]
     for number, thread in enumerate(group.threads):
         if number:
@@ -99,7 +131,8 @@ def ranks_of(stacks: Sequence[Stack]) -> str:
     """Return ``rank 3``, ``ranks 0-2, 5``, or the numbers of processes that are not ranks."""
     numbers = sorted(stack.rank for stack in stacks if stack.rank is not None)
     if not numbers:
-        return f"process {_few([str(stack.pid) for stack in stacks])}"
+        word = "process" if len(stacks) == 1 else "processes"
+        return f"{word} {_few([str(stack.pid) for stack in stacks])}"
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}"
 
 
@@ -156,6 +189,10 @@ def _steps(steps: Sequence[int]) -> str:
 
 def _is(stacks: Sequence[Stack]) -> str:
     return "is" if len(stacks) == 1 else "are"
+
+
+def _it(stacks: Sequence[Stack]) -> str:
+    return "it" if len(stacks) == 1 else "them"
 
 
 def _few(words: Sequence[str]) -> str:

@@ -24,8 +24,25 @@ _SLOWER = 1.25
 
 def shared_results(measured: PreflightFacts) -> list[Result]:
     """Return the results that compare nodes or devices."""
-    found = [*_versions(measured), *_config(measured), *_clocks(measured)]
+    found = [*_torch(measured), *_versions(measured), *_config(measured), *_clocks(measured)]
     return [*found, *_mtu(measured), *_same_product(measured), *_speeds(measured)]
+
+
+def _torch(measured: PreflightFacts) -> list[Result]:
+    """Name the nodes that cannot import torch. If no node can, the job may not need torch."""
+    failed = {
+        node: facts["gemm"]["problem"]
+        for node, facts in _told(measured).items()
+        if "libraries" not in facts and "gemm" in facts
+    }
+    everywhere = len(failed) == len(_told(measured))
+    status: Status = "warn" if everywhere else "fail"
+    others = "; no node can import torch" if everywhere else "; other nodes can"
+    remedy = "try `python -c 'import torch'` on the node, with the Python of the job (job.python)"
+    return [
+        Result("torch", node, status, f"cannot be imported: {problem}{others}", remedy)
+        for node, problem in failed.items()
+    ]
 
 
 def _versions(measured: PreflightFacts) -> list[Result]:
@@ -44,13 +61,13 @@ def _versions(measured: PreflightFacts) -> list[Result]:
 
 
 def _common(measured: PreflightFacts) -> list[str]:
-    facts = next(iter(_told(measured).values()), {})
+    nodes = list(_told(measured).values())
     sections = ("versions", "libraries", "gpus")
     told = {
-        what: facts[it][what]
+        what: nodes[0][it][what]
         for it in sections
         for what in _VERSIONS
-        if facts.get(it, {}).get(what)
+        if nodes and all(facts.get(it, {}).get(what) for facts in nodes)
     }
     return [f"{what} {value}" for what, value in told.items()]
 

@@ -9,7 +9,7 @@ from hpcrun.preflight.preflight_facts import PreflightFacts, Result, Status
 
 # Checks of the node itself. A failure of any other check may come from the job or its files, so it counts
 # against a node only if another node passes.
-_OF_THE_NODE = frozenset({"starts", "gpus", "ecc", "xid", "throttling", "pcie", "gemm"})
+_OF_THE_NODE = frozenset({"starts", "gpus", "ecc", "xid", "throttling", "pcie", "gemm", "torch"})
 _ORDER: Sequence[Status] = ("fail", "warn", "unknown", "pass")
 
 

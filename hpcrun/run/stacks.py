@@ -23,6 +23,13 @@ _PER_SECOND = 50.0
 _FAULT_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
+STOPPED = "stopped by SIGSTOP or a debugger"
+"""The activity of a process whose state in /proc is T (proc(5))."""
+
+SPAWNED = "spawned by multiprocessing"
+"""The role of a process that torch.multiprocessing.spawn or a launcher has started as a rank."""
+
+
 @dataclass(frozen=True)
 class Frame:
     """A line of code in execution: its file, its number, and the function."""
@@ -44,8 +51,9 @@ class Thread:
 class Stack:
     """The threads of a process, the main thread first.
 
-    ``rank``: None for a process that is not a rank, such as a launcher. ``step`` and ``doing``: position in
-    training, or None if unknown. ``idle``: seconds since the position changed.
+    ``rank``: None for a process that is not a rank, such as a launcher. ``role``: a name for such a process.
+    ``step`` and ``doing``: position in training, or None if unknown. ``idle``: seconds since the position
+    changed.
     """
 
     rank: int | None
@@ -55,6 +63,7 @@ class Stack:
     step: int | None = None
     doing: str | None = None
     idle: float | None = None
+    role: str | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,7 @@ def _reply(value: dict[str, Any]) -> Reply:
     if "dump" in value:
         # The answer is from the rank's helper process: no Python thread of the rank can run.
         task, host, threads = value["task"], value["host"], parse_dump(value["dump"])
-        doing = "in code that holds Python's lock"
+        doing = STOPPED if value.get("stopped") else "in code that holds Python's lock"
         return Reply(
             value["id"], task, host, (Stack(task, host, value["pid"], threads, None, doing),)
         )

@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from hpcrun.lifecycle.script import py_spy
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.stacks import SPAWNED, STOPPED, Stack
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
 
@@ -54,7 +57,7 @@ def test_all_ranks_answer_and_the_training_continues(tmp_path: Path) -> None:
 
 # tests/slurm/test_stacks.py stops a rank on a real Slurm.
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_is_named_as_silent(tmp_path: Path) -> None:
+def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     changes = {"train__steps": 4000, "model__pause": 0.05, "train__hang_after": 600}
     run = jobs.submit_probe(
         tmp_path, "stopped", **changes, job__nodes=1, train__timeout=1800, train__log_every=50
@@ -63,8 +66,8 @@ def test_a_rank_that_is_stopped_is_named_as_silent(tmp_path: Path) -> None:
         jobs.wait_for_step(run, 50)
         os.kill(jobs.job_status(run).tasks[1], signal.SIGSTOP)
         found = ask(tmp_path, "stopped", "--wait", "20")
-        assert list(found["silent"]) == ["1"]
-        assert "does not answer" in found["silent"]["1"]
+        assert found["silent"] == {}
+        assert found["summary"].startswith("rank 1 is stopped by SIGSTOP")
         # A stopped process would write its stacks after it continues, and count as hung.
         folder = run.attempt_logs(found["job"], 0)
         assert (folder / "stacks-rank-00001.txt").read_text() == ""
@@ -120,6 +123,68 @@ def test_the_words_of_py_spy_are_handed_on(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(py_spy.StackError, match="Permission Denied"):
         py_spy.script_stacks(os.getpid())
+
+
+SPAWNING = """
+import multiprocessing, time
+def work(number):
+    print("begun", flush=True)
+    time.sleep(600)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=work, args=(n,)) for n in range(2)]
+    [rank.start() for rank in ranks]
+    [rank.join() for rank in ranks]
+"""
+LOADING = """
+import os, time
+def waits():
+    time.sleep(600)
+def read():
+    print("begun", flush=True)
+    time.sleep(600)
+waits() if os.fork() else read()
+"""
+
+
+@contextlib.contextmanager
+def program(path: Path, text: str, lines: int) -> Iterator[int]:
+    """Run a script as rank 3 until it has printed ``lines`` lines; yield its pid, and end it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    with subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, env=os.environ | {"RANK": "3"},
+        start_new_session=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert [child.stdout.readline() for _ in range(lines)] == [b"begun\n"] * lines
+        yield child.pid
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def innermost(stack: Stack) -> str:
+    return stack.threads[0].frames[-1].function
+
+
+def test_spawned_processes_are_read_and_their_starter_is_none(tmp_path: Path) -> None:
+    with program(tmp_path / "spawning.py", SPAWNING, 2) as pid:
+        starter, *spawned = py_spy.script_stacks(pid)
+    assert (starter.pid, starter.rank, starter.role) == (pid, None, "a launcher")
+    assert [(one.rank, one.role, innermost(one)) for one in spawned] == [
+        (None, SPAWNED, "work")
+    ] * 2
+
+
+def test_the_workers_of_a_waiting_loader_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "torch" / "utils" / "data" / "dataloader.py"
+    with program(path, LOADING, 1) as pid:
+        rank, worker = py_spy.script_stacks(pid)
+        os.kill(worker.pid, signal.SIGSTOP)
+        jobs.wait_for(lambda: py_spy.script_stacks(pid)[1].doing == STOPPED)
+        os.kill(pid, signal.SIGSTOP)
+        jobs.wait_for(lambda: py_spy.script_stacks(pid)[0].doing == STOPPED)
+    assert (rank.rank, rank.role, innermost(rank)) == (3, None, "waits")
+    assert (worker.rank, worker.role, innermost(worker)) == (None, "a worker of rank 3", "read")
 
 
 def test_what_py_spy_prints_becomes_threads() -> None:

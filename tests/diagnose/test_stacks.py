@@ -5,7 +5,7 @@ from pathlib import Path
 
 import hpcrun
 from hpcrun.diagnose.stacks import folded, group_lines, ranges, summary
-from hpcrun.run.stacks import Frame, Stack, Thread
+from hpcrun.run.stacks import SPAWNED, STOPPED, Frame, Stack, Thread
 
 LOOP = str(Path(hpcrun.__file__).parent / "train" / "loop.py")
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/c10d.py"
@@ -57,7 +57,9 @@ def test_no_rank_is_named_where_ranks_move_or_stacks_are_equal_or_no_place_is_us
     moving = [stack(0, step=20, idle=0.2), stack(1, step=18, idle=0.1)]
     assert summary(folded(moving)).startswith("the ranks move: steps 18 to 20;")
     alike = folded([stack(0), stack(1)])
-    assert summary(alike) == "all ranks are at the same place: /home/me/task.py:33 in loss"
+    line = "ranks 0-1 are at the same place: /home/me/task.py:33 in loss"
+    assert summary(alike) == line
+    assert summary(alike, [3, 2]) == f"{line}; not read: tasks 2-3"
     assert "2 different places" in summary(folded([stack(0), stack(1, line=40)]))
     assert "3 different places" in summary(folded([stack(0), stack(1, line=40), stack(2, line=41)]))
 
@@ -74,6 +76,25 @@ def test_a_process_without_python_code_and_one_without_a_rank_are_shown() -> Non
     assert group_lines(group)[-1] == "  (no Python code is running)"
     assert "an unknown place" in summary([group])
     assert group_lines(folded([stack(None)])[0])[0].startswith("process 100 on node1")
+
+
+def test_a_stopped_rank_is_the_one_to_examine() -> None:
+    held = replace(stack(1), threads=(), step=None, idle=None, doing=STOPPED)
+    line = summary(folded([stack(0), held, stack(2)]))
+    assert line == "rank 1 is stopped by SIGSTOP or a debugger; the others wait for it"
+
+
+def test_launchers_and_workers_are_shown_and_not_compared() -> None:
+    worker = replace(stack(None, line=50), role="a worker of rank 0", step=None, idle=None)
+    launcher = replace(stack(None, line=51), role="a launcher", step=None, idle=None)
+    groups = folded([stack(0), stack(1), worker, launcher])
+    assert summary(groups).startswith("ranks 0-1 are at the same place")
+    shown = [group_lines(group)[0] for group in groups]
+    assert any("a worker of rank 0" in line for line in shown)
+    spawned = [replace(stack(None), role=SPAWNED, pid=number) for number in (7, 8)]
+    line = summary(folded([launcher, *spawned]))
+    assert line == "processes 7, 8 are at the same place: /home/me/task.py:33 in loss"
+    assert summary(folded([launcher])) == "no rank could be read"
 
 
 def test_numbers_are_shown_as_ranges() -> None:

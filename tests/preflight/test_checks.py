@@ -168,3 +168,23 @@ def test_the_report_ends_with_the_option_that_leaves_the_node_out() -> None:
     text = lines(measured, results(measured))
     assert text[-2:] == ["not fit: n2", "--exclude=n2"]
     assert any(line.startswith("fail     ecc            n2: GPU 0: 5 uncorrected") for line in text)
+
+
+def test_a_node_without_torch_fails_and_versions_are_not_equal() -> None:
+    measured = sound()
+    absent = {"problem": "ModuleNotFoundError: No module named 'torch'", "code": 1}
+    for node in ("n2", "n1", "n3"):
+        facts = measured.facts[node]
+        for section in ("libraries", "product"):
+            del facts[section]
+        facts["gemm"] = absent
+        status = "warn" if node == "n3" else "fail"
+        found = told(measured, "torch")
+        assert {(one.node, one.status) for one in found} == {
+            (name, status) for name, known in measured.facts.items() if "gemm" in known
+        }
+        assert "No module named 'torch'" in found[0].words
+        (equal,) = (one for one in results(measured) if one.check == "versions")
+        assert equal.words == "equal: python 3.11.2, hpcrun 0.1.0, driver 550.54"
+        named = set(unfit(measured, results(measured)))
+        assert named == (set() if node == "n3" else {one.node for one in found})

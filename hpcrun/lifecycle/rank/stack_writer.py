@@ -81,7 +81,9 @@ class Answering:
         told = tuple(
             one
             if one.rank is None
-            else replace(one, step=step, doing=doing, idle=None if step is None else idle)
+            else replace(
+                one, step=step, doing=one.doing or doing, idle=None if step is None else idle
+            )
             for one in stacks
         )
         return Reply(asked, self._task, node_name(), told)

@@ -196,11 +196,15 @@ class StackAnswerer:
             with contextlib.suppress(OSError):
                 self._take(waited)
             return
+        if self._open and _is_stopped(self._rank) and not self._is_answered():
+            # It would write its stacks only after its resume, when they are not expected.
+            self._open = False
+            with contextlib.suppress(OSError):
+                self._answer("", stopped=True)
         if not self._open or waited < _DEPUTY_AFTER:
             return
         self._open = waited <= _DEPUTY_UNTIL and not self._is_answered()
-        # A stopped process would write its stacks only after its resume, when they are not expected.
-        if self._open and not _is_stopped(self._rank):
+        if self._open:
             os.kill(self._rank, _STACKS)
             self._due = True
 
@@ -234,9 +238,10 @@ class StackAnswerer:
             self._open = False
             self._answer(text)
 
-    def _answer(self, text: str) -> None:
+    def _answer(self, text: str, *, stopped: bool = False) -> None:
         post = self._post
         reply = {"id": self._asked, "task": post.task, "host": post.host, "dump": text}
+        reply["stopped"] = stopped
         descriptor = os.open(post.answer, os.O_WRONLY | os.O_TRUNC)
         with open(descriptor, "w") as stream:  # noqa: PTH123
             json.dump(reply | {"pid": self._rank}, stream)

@@ -1,11 +1,13 @@
 """The Python stacks of a script, which py-spy reads from outside the script's processes."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import psutil
 
 from hpcrun.lifecycle.rank.stack_writer import StackError
 from hpcrun.run.endings import node_name
-from hpcrun.run.stacks import Frame, Stack, Thread
+from hpcrun.run.stacks import SPAWNED, STOPPED, Frame, Stack, Thread
 
 _PATIENCE = 20.0
 _MOST_PROCESSES = 16
@@ -24,6 +26,12 @@ _LAUNCHERS = {
     "conda",
     "torch.distributed.launch",
 }
+LAUNCHER = "a launcher"
+_SPAWNED = ("--multiprocessing-fork",)
+# Helpers of Python and torch that run no code of the program.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker")
+_LOADER = ("torch/utils/data/dataloader.py",)
+_JOINS = ("torch/multiprocessing/spawn.py", "/multiprocessing/process.py")
 _NO_PROGRAM = (
     "a script's stacks need py-spy, which is not installed for the job; install it with "
     "`pip install py-spy` in the job's environment"
@@ -33,27 +41,79 @@ _NO_PROGRAM = (
 def script_stacks(pid: int) -> tuple[Stack, ...]:
     """Return the stacks of the script that is process ``pid``, or of the ranks that ``pid`` has started.
 
-    For each RANK, the outermost process that is not a launcher is taken. Processes that a program
-    has forked, such as the workers of a DataLoader, are skipped.
+    For each RANK, the outermost process that is not a launcher is taken. Processes that multiprocessing has
+    spawned follow without a number, because their environment shows no RANK of their own. The forked
+    processes of a rank, such as the workers of a DataLoader, are read if the rank waits for its loader.
 
     Raises:
         StackError: py-spy is not installed, or may not read the processes.
     """
     program = _program()
-    found: dict[int | None, Stack] = {}
+    ranks: dict[int | None, Stack] = {}
+    others: list[Stack] = []
     words = "it has ended"
     for process in _programs(pid)[:_MOST_PROCESSES]:
+        role = SPAWNED if _runs(process, _SPAWNED) else LAUNCHER if _is_launcher(process) else None
         try:
-            printed = _dump(program, process.pid)
+            stack = _stack(program, process, None if role else _rank_of(process), role)
         except StackError as error:
             words = str(error)
             continue
-        rank = None if _is_launcher(process) else _rank_of(process)
-        found.setdefault(rank, Stack(rank, node_name(), process.pid, parse_dump(printed)))
-    if not found:
+        if role:
+            others.append(stack)
+        else:
+            ranks.setdefault(stack.rank, stack)
+    if not ranks and not others:
         raise StackError(f"py-spy does not read process {pid}: {words}")
-    ranks = tuple(one for rank, one in sorted(found.items(), key=_by_rank) if rank is not None)
-    return ranks or tuple(found.values())
+    sorted_ranks = tuple(one for _, one in sorted(ranks.items(), key=_by_rank))
+    found = (*with_workers(sorted_ranks), *others)
+    # A program that waits for the processes that it has spawned is their launcher.
+    spawning = any(stack.role == SPAWNED for stack in others)
+    return tuple(
+        replace(one, rank=None, role=LAUNCHER)
+        if spawning and not one.role and _is_in(one, _JOINS)
+        else one
+        for one in found
+    )
+
+
+def with_workers(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    """Return ``stacks``, and those of the forked processes of each rank that waits for its DataLoader.
+
+    A process that cannot be read has no threads.
+    """
+    return (
+        *stacks,
+        *(worker for one in stacks if _is_in(one, _LOADER) for worker in _workers(one)),
+    )
+
+
+def _workers(stack: Stack) -> list[Stack]:
+    found = []
+    role = f"a worker of {f'rank {stack.rank}' if stack.rank is not None else stack.pid}"
+    with contextlib.suppress(psutil.Error):
+        own = psutil.Process(stack.pid)
+        for child in own.children():
+            if child.cmdline() != own.cmdline():
+                continue
+            try:
+                found.append(_stack(_program(), child, None, role))
+            except StackError as error:
+                found.append(Stack(None, node_name(), child.pid, (), doing=str(error), role=role))
+    return found
+
+
+def _stack(program: str, process: psutil.Process, rank: int | None, role: str | None) -> Stack:
+    host, pid = node_name(), process.pid
+    with contextlib.suppress(psutil.Error):
+        if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return Stack(rank, host, pid, (), doing=STOPPED, role=role)
+    return Stack(rank, host, pid, parse_dump(_dump(program, pid)), role=role)
+
+
+def _is_in(stack: Stack, files: tuple[str, ...]) -> bool:
+    frames = stack.threads[0].frames if stack.threads else ()
+    return any(frame.file.endswith(files) for frame in frames)
 
 
 def parse_dump(text: str) -> tuple[Thread, ...]:
@@ -120,7 +180,7 @@ def _started(root: psutil.Process, children: Iterable[psutil.Process]) -> list[p
     for child in children:
         try:
             commands[child.pid] = child.cmdline()
-            if commands[child.pid] != commands.get(child.ppid()):
+            if commands[child.pid] != commands.get(child.ppid()) and not _runs(child, _HELPERS):
                 found.append(child)
         except psutil.Error:
             # The process has ended.
@@ -138,6 +198,14 @@ def _is_launcher(process: psutil.Process) -> bool:
     except psutil.Error:
         return False
     return any(Path(word).name in _LAUNCHERS for word in words[:4])
+
+
+def _runs(process: psutil.Process, names: Iterable[str]) -> bool:
+    try:
+        words = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return any(name in words for name in names)
 
 
 def _rank_of(process: psutil.Process) -> int | None:

@@ -29,6 +29,7 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.finalize import finalize
 from hpcrun.lifecycle.rank.stack_writer import Answering, own_stacks
 from hpcrun.lifecycle.rank.watchdog_process import Post, WatchdogProcess
+from hpcrun.lifecycle.script.py_spy import with_workers
 from hpcrun.lifecycle.signals import kill_helpers
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
@@ -260,7 +261,7 @@ def watching(
         Mailbox(logs, distributed.world_size),
         rank,
         lambda: (position.step, position.doing),
-        lambda: own_stacks(rank),
+        lambda: with_workers(own_stacks(rank)),
     )
     if train.hang_after is None:
         with answering:

@@ -59,13 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
         (stack for reply in replies.values() for stack in reply.stacks),
         all_threads=arguments.threads,
     )
+    unread = [task for task in range(tasks) if task not in replies or not replies[task].stacks]
     silent = {task: _why_silent(mail, task) for task in range(tasks) if task not in replies}
     if arguments.json:
         print_json(
             {
                 "job": attempt.job,
                 "restart": attempt.restart,
-                "summary": summary(groups) if groups else None,
+                "summary": summary(groups, unread) if groups else None,
                 "silent": {str(task): why for task, why in silent.items()},
                 "replies": [asdict(reply) for _, reply in sorted(replies.items())],
             }
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         heading = f"{directory.name}: job {attempt.job}, restart {attempt.restart}"
         seconds = time.monotonic() - begun
         say(f"{heading}: {len(replies)} of {tasks} tasks answered in {seconds:.1f} s")
-        _print(groups, replies, silent)
+        _print(groups, replies, silent, unread)
     return int(not replies)
 
 
@@ -114,7 +115,12 @@ def _why_silent(mail: Mailbox, task: int) -> str:
     return "does not answer: its process is stopped, or its node cannot reach the run directory"
 
 
-def _print(groups: Sequence[StackGroup], replies: dict[int, Reply], silent: dict[int, str]) -> None:
+def _print(
+    groups: Sequence[StackGroup],
+    replies: dict[int, Reply],
+    silent: dict[int, str],
+    unread: Sequence[int],
+) -> None:
     for why in sorted(set(silent.values())):
         tasks = [task for task in sorted(silent) if silent[task] == why]
         say(f"{'rank' if len(tasks) == 1 else 'ranks'} {ranges(tasks)}: {why}")
@@ -123,6 +129,6 @@ def _print(groups: Sequence[StackGroup], replies: dict[int, Reply], silent: dict
         tasks = [task for task in sorted(replies) if replies[task].problem == problem]
         say(f"{'rank' if len(tasks) == 1 else 'ranks'} {ranges(tasks)}: {problem}")
     if groups:
-        say(summary(groups))
+        say(summary(groups, unread))
     for group in groups:
         say("", *group_lines(group))
