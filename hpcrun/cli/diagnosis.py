@@ -3,15 +3,18 @@
 from typing import Any
 
 from hpcrun.diagnose.catalog import RETRY_WORDS
-from hpcrun.diagnose.finding import FailureFinding
+from hpcrun.diagnose.finding import UNKNOWN, FailureFinding
 from hpcrun.diagnose.log_line import LogLine
+from hpcrun.diagnose.stacks import ranges
 
 _LINE = 300
-_MOST_RANKS = 12
 
 
 def report(finding: FailureFinding, notes: list[str]) -> list[str]:
     """Return the diagnosis as a few lines of text; :func:`hpcrun.printing.say` escapes them."""
+    if finding.id == UNKNOWN:
+        quoted = ["hpcrun: no known failure; the last error is", *_evidence(finding)]
+        return [*quoted, *(f"note      {note}" for note in notes)]
     lines = [
         f"cause     {finding.cause} ({finding.id}, confidence {finding.confidence})",
         *([f"where     {where}"] if (where := _where(finding)) else []),
@@ -33,7 +36,7 @@ def as_data(finding: FailureFinding | None, notes: list[str]) -> dict[str, Any]:
     if finding is None:
         return {"found": False, "notes": notes}
     return {
-        "found": True,
+        "found": finding.id != UNKNOWN,
         "id": finding.id,
         "kind": finding.kind,
         "cause": finding.cause,
@@ -83,7 +86,4 @@ def _evidence(finding: FailureFinding) -> list[str]:
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    more = f" and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else ""
-    return f"ranks {', '.join(map(str, ranks[:_MOST_RANKS]))}{more}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranges(ranks)}"

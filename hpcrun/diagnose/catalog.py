@@ -19,7 +19,7 @@ Role = Literal["initiating", "symptom", "consequence", "teardown"]
 Retry = Literal["helps", "elsewhere", "unlikely", "never"]
 
 _FOLDER = Path(__file__).with_name("catalog")
-_FILES = ("slurm", "containers", "nccl", "gpu", "memory", "files", "python", "torch")
+_FILES = ("slurm", "launchers", "containers", "nccl", "gpu", "memory", "files", "python", "torch")
 _LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
 _SHORT = 120
 """Characters: for longer messages, only the known words are repeated."""
@@ -30,21 +30,6 @@ RETRY_WORDS: dict[Retry, str] = {
     "unlikely": "a retry is unlikely to help before this is changed",
     "never": "a retry cannot help before this is changed",
 }
-
-# Every message of the catalog contains one of these words: other lines are not searched.
-_WORDS = (
-    "error", "fail", "warn", "cannot", "can't", "could not", "couldn't", "unable", "not found", "no such",
-    "not available", "denied", "kill", "abort", "fatal", "timed out", "timeout", "time limit", "exceed",
-    "invalid", "mismatch", "refused", "closed", "reset", "lost", "unreachable", "no space", "quota",
-    "stale", "insufficient", "busy", "assert", "fault", "expected", "unrecognized", "cancelled", "oom",
-    "xid", "exception", "signal", "fallen", "duplicate", "no locks", "truncated", "does not", "doesn't",
-    "unknown", "not initialized", "out of memory", "too many", "socket interface", "illegal", "unspecified",
-    "preemption", "node failure", "ended as", "eaddrinuse", "undefined", "interrupt", "broken pipe",
-    "no gpus", "instead of", "at minimum", "checked in", "bad ", "read-only", "loopback", "terminating",
-    "forcing", "squashfuse", "max retries", "remote", "driver", "missing", "attempt ended", "no progress",
-    "memory", "lock file", "socket", "death", "0 items", "completion", "sending", "stuck", "exitcode",
-    "sigsegv", "sigbus", "not finite",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,10 +71,21 @@ def entries() -> tuple[KnownMessage, ...]:
     return tuple(_read())
 
 
+@functools.cache
+def phrases(name: str) -> "re.Pattern[str]":
+    """Return the expressions of ``catalog/phrases.yaml`` with this name as one."""
+    return re.compile("|".join(_load("phrases")[name]), re.IGNORECASE)
+
+
 def may_match(line: str) -> bool:
     """Return False for a line that no entry can match (cheap)."""
     low = line.lower()
-    return any(word in low for word in _WORDS)
+    return any(word in low for word in _words())
+
+
+@functools.cache
+def _words() -> tuple[str, ...]:
+    return tuple(word.replace("_", " ") for word in _load("phrases")["words"].split())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -124,11 +120,13 @@ def known_cause(message: str) -> KnownMessage | None:
     return next((entry for entry in matched if entry and entry.role == "initiating"), None)
 
 
-def _read() -> Iterator[KnownMessage]:
+def _load(name: str) -> Any:
     # The parser in C takes a tenth of the time, but some builds of PyYAML lack it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), loader)
+
+
+def _read() -> Iterator[KnownMessage]:
     for name in _FILES:
-        text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-        entry: dict[str, Any]
-        for entry in yaml.load(text, loader):
+        for entry in _load(name):
             yield KnownMessage(**{**entry, "pattern": tuple(entry["pattern"])})

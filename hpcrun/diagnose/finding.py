@@ -1,7 +1,8 @@
 """The initiating cause in the lines of a failed job, without the failures that follow from it.
 
 A message that names a cause by itself comes before one that may follow from it, and the latter before one
-about another rank; among messages of equal weight the earliest counts.
+about another rank; among messages of equal weight the earliest counts. No message counts if the program
+continued after it.
 """
 
 import re
@@ -10,20 +11,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hpcrun.diagnose.catalog import RETRY_WORDS, KnownMessage, Retry, match
+from hpcrun.diagnose.catalog import RETRY_WORDS, KnownMessage, Retry, match, may_match, phrases
 from hpcrun.diagnose.collectives import Positions
 from hpcrun.diagnose.log_line import LogLine
+from hpcrun.diagnose.progress import Progress, is_warning
 
 Confidence = Literal["high", "medium", "low"]
 
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(: .*)?$")
+# Python prints these tracebacks and continues.
+_UNRAISED = ("Exception ignored in", "--- Logging error ---")
+UNKNOWN = "unknown"
+"""The id of a finding without a known cause: only the last line with an error is shown."""
 _CONFIDENCE: dict[int, Confidence] = {3: "high", 2: "medium"}
 _MOST_SIGHTINGS = 20_000
 _MOST_EVIDENCE = 4
 _TEXT = 400
 # Message of a rank about an end that Slurm or a person began.
 _SCHEDULER = "scheduler"
+_UNEXPLAINED = {
+    "exception": "an error that the catalog does not know",
+    UNKNOWN: "no known failure; the last error",
+}
 # The reason in the event log repeats the ranks' records.
 _OURS = "hpcrun: the attempt ended: "
 
@@ -32,7 +42,8 @@ _OURS = "hpcrun: the attempt ended: "
 class FailureFinding:
     """The initiating cause of a failure.
 
-    ``id``: the entry of the catalog; ``exception`` for an error of Python that is in no entry.
+    ``id``: the entry of the catalog; ``exception`` for an error of Python that is in no entry; ``unknown`` if
+    only the last line with an error is known.
     ``confidence``: high for a message that names the cause by itself, medium for one that may follow from
     another failure, low for the first trace of an unknown failure. ``ranks``: all with the same message.
     ``cascade``: the other ranks with errors. ``folded``: the number of resulting lines, for each
@@ -66,17 +77,28 @@ class FailureFinding:
 
 @dataclass(frozen=True)
 class _Sighting:
+    """A line with a known message, or with an unknown error.
+
+    ``advances``: the steps of the log before the line. ``raised``: the line ends a traceback. ``quiet``: the
+    line itself is only a warning.
+    """
+
     line: LogLine
     entry: KnownMessage | None
     order: int
+    advances: int
+    raised: bool
+    quiet: bool = False
+    unknown: bool = False
 
     @property
     def level(self) -> int:
-        return self.entry.level if self.entry else 2
+        level = self.entry.level if self.entry else 2
+        return min(level, 1) if self.quiet else level
 
     @property
     def id(self) -> str:
-        return self.entry.id if self.entry else "exception"
+        return self.entry.id if self.entry else UNKNOWN if self.unknown else "exception"
 
     @property
     def scheduler(self) -> bool:
@@ -101,12 +123,15 @@ class _Seen:
 
     def __init__(self, nodes: int) -> None:
         self._all_nodes = nodes
-        self._first: dict[tuple[str, int | None, str], _Sighting] = {}
+        self._first: dict[tuple[str, int | None, str | None, str], _Sighting] = {}
         self._counts: Counter[str] = Counter()
         self._ranks: set[int] = set()
         self._nodes: dict[int, str] = {}
         self._named_nodes: set[str] = set()
-        self._tracebacks: set[tuple[str, int | None]] = set()
+        # For each source, the label before its traceback, and whether Python ignores the exception.
+        self._tracebacks: dict[tuple[str, int | None], tuple[str, bool]] = {}
+        self._unknown: _Sighting | None = None
+        self._progress: dict[str, Progress] = {}
         self._positions = Positions()
         self._order = 0
 
@@ -119,39 +144,76 @@ class _Seen:
                 self._nodes.setdefault(line.rank, line.node)
         if line.node and len(self._named_nodes) < _MOST_SIGHTINGS:
             self._named_nodes.add(line.node)
+        progress = self._progress.setdefault(line.file, Progress())
+        progress.add(line.text, self._order)
+        raised = self._follow_traceback(line)
+        certain = raised or line.failure
+        if raised is None or not (certain or may_match(line.text)):
+            return
+        if not certain and phrases("handled").search(line.text):
+            return
         entry = match(line.text[:4000])
+        quiet = not certain and is_warning(line.text)
+        sighting = _Sighting(line, entry, self._order, progress.advances, raised)
         if entry is not None:
-            self._keep(_Sighting(line, entry, self._order))
+            self._keep(replace(sighting, quiet=quiet and entry.level > 0))
             if "ank " in line.text:
-                self._positions.add(line.text)
-        elif line.failure:
-            self._keep(_Sighting(line, None, self._order))
-        self._follow_traceback(line, entry)
+                self._positions.add(line.text, line.rank)
+        elif certain:
+            self._keep(sighting)
+        elif not quiet and phrases("error").search(line.text[:400]):
+            self._unknown = replace(sighting, unknown=True)
 
-    def _follow_traceback(self, line: LogLine, entry: KnownMessage | None) -> None:
+    def _follow_traceback(self, line: LogLine) -> bool | None:
+        """Return True for the exception at the end of a traceback; None if Python ignores the exception."""
         source = (line.file, line.rank)
-        if _TRACEBACK in line.text:
-            self._tracebacks.add(source)
-        elif source in self._tracebacks and line.text.strip() and not line.text[0].isspace():
-            self._tracebacks.discard(source)
-            if entry is None and _EXCEPTION.match(line.text):
-                self._keep(_Sighting(line, None, self._order))
+        label, ignored = self._tracebacks.get(source, ("", False))
+        if line.text.startswith(_UNRAISED):
+            self._tracebacks[source] = "", True
+        elif _TRACEBACK in line.text:
+            label = line.text.partition(_TRACEBACK)[0].removesuffix("Original ")
+            self._tracebacks[source] = label, ignored
+        elif source in self._tracebacks:
+            text = line.text[len(label) :]
+            # The label before a line may be a time.
+            same = re.sub(r"\d", "0", line.text[: len(label)]) == re.sub(r"\d", "0", label)
+            if same and text.strip() and not text[0].isspace():
+                del self._tracebacks[source]
+                if _EXCEPTION.match(text):
+                    return None if ignored else True
+        return False
 
     def _keep(self, sighting: _Sighting) -> None:
         self._counts[sighting.id] += 1
-        key = (sighting.id, sighting.line.rank, sighting.line.file)
-        if len(self._first) < _MOST_SIGHTINGS:
-            self._first.setdefault(key, sighting)
+        line = sighting.line
+        if not sighting.quiet:
+            self._progress[line.file].failed = sighting.order
+        key = (sighting.id, line.rank, line.node, line.file)
+        known = self._first.get(key)
+        if known is None and len(self._first) >= _MOST_SIGHTINGS:
+            return
+        if known is None or known.quiet > sighting.quiet or self._handled(known):
+            self._first[key] = sighting
+
+    def _handled(self, one: _Sighting) -> bool:
+        """Return True if the program continued after the message."""
+        launcher = one.id.startswith(("slurm-", "step-", "task-")) or one.scheduler
+        steps = not launcher and not (one.raised and one.level > 1)
+        progress = self._progress[one.line.file]
+        return not one.line.failure and progress.continued(one.order, one.advances, steps=steps)
 
     def finding(self) -> FailureFinding | None:
         """Choose the log line of the first error, and describe it."""
-        candidates = sorted(
-            (one for one in self._first.values() if one.level > 0), key=lambda one: one.order
-        )
+        first = (one for one in self._first.values() if not self._handled(one))
+        alive = sorted(first, key=lambda one: one.order)
+        if all(one.quiet for one in alive):
+            alive = []
+        candidates = [one for one in alive if one.level > 0]
         if not candidates:
             # Only teardown: the lines do not contain the failure itself.
-            torn = min(self._first.values(), key=lambda one: one.order, default=None)
-            return self._describe(torn, []) if torn else None
+            if self._unknown and not self._handled(self._unknown):
+                alive = [self._unknown]
+            return self._describe(alive[0], []) if alive else None
         best = _earliest(candidates)
         if best.scheduler:
             best = _before_the_end(best, candidates) or best
@@ -169,10 +231,20 @@ class _Seen:
         rank, node = best.line.rank, best.line.node
         notes: list[str] = []
         if best.id in ("collective-timeout", "watchdog-stuck"):
-            told = self._positions.told(self._ranks)
+            told = self._positions.laggards(self._ranks)
             if told:
-                rank, node = told[0][0], None
+                rank, node = (told[0][0] if told[0] else None), None
                 notes.append(told[1])
+            elif best.line.line and len(ranks) > 1:
+                # Each of them only waited.
+                rank, node = None, None
+        elif (
+            node is None
+            and rank is None
+            and len(named := {one.line.node for one in same} - {None}) == 1
+        ):
+            # slurmstepd may not name its node; srun's line about the task does.
+            (node,) = named
         if rank is None and node and len(ranks) == 1 and self._nodes.get(ranks[0]) == node:
             # slurmstepd names only its node, srun the task.
             (rank,) = ranks
@@ -182,9 +254,7 @@ class _Seen:
         finding = FailureFinding(
             id=best.id,
             kind=best.entry.kind if best.entry else "program",
-            cause=best.entry.cause
-            if best.entry
-            else f"an error that the catalog does not know: {text}",
+            cause=best.entry.cause if best.entry else f"{_UNEXPLAINED[best.id]}: {text}",
             remedy=best.entry.remedy if best.entry else "read the log around this line",
             retry=best.entry.retry if best.entry else "unlikely",
             confidence=_CONFIDENCE.get(best.level, "low") if best.entry else "low",

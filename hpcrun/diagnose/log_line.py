@@ -4,13 +4,25 @@ import re
 import time
 from dataclasses import dataclass
 
-_RANK = re.compile(
-    # torch's and torchrun's labels, Open MPI's, `srun --label`.
-    r"^\s*\[(?:rank|default|trainer)(?P<label>\d+)(?:\|\d+)?\]:? ?"
-    r"|^\s*\[1,(?P<mpi>\d+)\]<std(?:out|err)>:"
+from hpcrun.diagnose.collectives import is_default, member_of
+
+# torch's label has the global rank; any launcher, agent or log collector may print its own labels before.
+_LABEL = re.compile(r"\[rank(?P<rank>\d+)\]:? ?")
+_LAUNCHER = re.compile(
+    # torchrun's label (the local rank), Open MPI's, `srun --label`, a script's.
+    r"^.{0,40}?\[(?:default|trainer)(?P<local>\d+)(?:\|\d+)?\]:? ?"
+    r"|^.{0,40}?\[1,(?P<mpi>\d+)\]<std(?:out|err)>: ?"
     r"|^\s*(?P<srun>\d{1,6}): "
+    r"|^[Rr]ank ?(?P<script>\d+): "
 )
-_RANK_WITHIN = re.compile(r"\[(?:PG [^\]]*?)?Rank (?P<rank>\d+)\]|^\s+rank +: (?P<elastic>\d+) ")
+# Times, pdsh's and journald's host, Kubernetes' stream, Ray's process: (pid=7, ip=10.0.0.2).
+_PREFIX = re.compile(
+    r"\s*(?:\d{4}-\d\d-\d\dT\S+ (?:std(?:out|err) [FP] )?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<journal>\S+) [^\s\[]+(?:\[\d+\])?: "
+    r"|\((?:\S+ )?pid=[^)]*\) "
+    r"|(?!slurm|srun|sbatch|python|rank|epoch|step|lib)(?P<host>[a-z][a-z-]*\d[a-z0-9.-]*): )"
+)
+_ELASTIC = re.compile(r"^\s+rank +: (?P<rank>\d+) ")
 _NODE = re.compile(
     r"^(?:\[[^\]]*\] )?(?P<nccl>[A-Za-z][\w.-]*):\d+:\d+ \[\d+\]"
     r"|srun: error: (?P<srun>[^:\s]+): tasks? (?P<tasks>[\d,-]+): "
@@ -19,6 +31,8 @@ _NODE = re.compile(
     r"|Node failure on (?P<lost>[^:\s,]+)"
     r"|^\s+host +: (?P<elastic>\S+)"
 )
+_FIRST = 200
+"""Characters at the beginning of a line that may have labels."""
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\[?[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)\.(\d+)")
 
@@ -47,24 +61,34 @@ class LogLine:
 
 def labeled(text: str, file: str, line: int, rank: int | None = None) -> LogLine:
     """Read rank, node and time from ``text``; ``rank``, the rank of the file, takes precedence."""
-    found = _RANK.match(text)
-    if found:
-        number = next(group for group in found.groups() if group is not None)
-        rank = int(number) if rank is None else rank
+    when, node = _time(text), None
+    while prefix := _PREFIX.match(text):
+        node = prefix["journal"] or prefix["host"] or node
+        text = text[prefix.end() :]
+    launcher = _LAUNCHER.match(text)
+    label = _LABEL.search(text, 0, _FIRST) if "[rank" in text else None
+    if found := label or launcher:
         text = text[found.end() :]
+    if rank is None and label:
+        rank = int(label["rank"])
     if rank is None and ("ank " in text or " rank" in text):
-        within = _RANK_WITHIN.search(text)
-        rank = int(within["rank"] or within["elastic"]) if within else None
-    node = None
+        # A rank within a smaller group is not the global rank.
+        member, elastic = member_of(text), _ELASTIC.match(text)
+        if member and is_default(member[0]):
+            rank = member[1]
+        elif elastic:
+            rank = int(elastic["rank"])
+    if rank is None and launcher:
+        rank = int(next(number for number in launcher.groups() if number is not None))
     if ":" in text or "node" in text:
         named = _NODE.search(text)
         if named:
             tasks = named["tasks"]
             groups = {**named.groupdict(), "tasks": None}
-            node = next((group for group in groups.values() if group), None)
+            node = next((group for group in groups.values() if group), node)
             if rank is None and tasks and tasks.isdecimal():
                 rank = int(tasks)
-    return LogLine(text, file, line, rank, node, _time(text))
+    return LogLine(text, file, line, rank, node, when if when is not None else _time(text))
 
 
 def _time(text: str) -> float | None:
@@ -72,15 +96,13 @@ def _time(text: str) -> float | None:
     if found:
         return _seconds(f"{found[1]} {found[2]}", found[3])
     found = _GLOG.match(text)
-    if found:
-        now = time.localtime()
-        when = _seconds(f"{now.tm_year}-{found[1]}-{found[2]} {found[3]}", found[4])
-        # The label has no year.
-        late = when is not None and when > time.time() + 86_400
-        if late:
-            return _seconds(f"{now.tm_year - 1}-{found[1]}-{found[2]} {found[3]}", found[4])
-        return when
-    return None
+    if found is None:
+        return None
+    year, rest = time.localtime().tm_year, f"{found[1]}-{found[2]} {found[3]}"
+    when = _seconds(f"{year}-{rest}", found[4])
+    # The label has no year.
+    late = when is not None and when > time.time() + 86_400
+    return _seconds(f"{year - 1}-{rest}", found[4]) if late else when
 
 
 def _seconds(moment: str, fraction: str | None) -> float | None:

@@ -40,7 +40,7 @@ def test_a_log_without_a_failure_has_exit_code_0(
     log = tmp_path / "job.log"
     log.write_text("hpcrun: step 1\ndone\n")
     assert guarded(["doctor", str(log)]) == 0
-    assert capsys.readouterr().out == "hpcrun: no failure found\n"
+    assert capsys.readouterr().out == "hpcrun: no known failure\n"
 
 
 def test_a_cause_has_exit_code_1_and_its_place(
@@ -53,6 +53,20 @@ def test_a_cause_has_exit_code_1_and_its_place(
     assert f"evidence  {log}:2: OSError: [Errno 122] Disk quota exceeded" in told
     assert "where     rank 1" in told
     assert "retry     a retry is unlikely to help" in told
+
+
+def test_an_unknown_error_is_quoted_without_a_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("step 1\nOddError: this never happened before\n")
+    assert guarded(["doctor", str(log)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "hpcrun: no known failure; the last error is",
+        f"evidence  {log}:2: OddError: this never happened before",
+    ]
+    assert guarded(["doctor", str(log), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["found"] is False
 
 
 def test_a_folder_of_logs_is_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

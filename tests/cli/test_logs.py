@@ -176,6 +176,6 @@ def test_the_output_of_a_shared_job_is_shown_for_the_runs_that_it_concerns(
     lines = [line.rpartition("| ")[2] for line in said("logs", "s/000")[1].splitlines()]
     assert lines == [own, ended, "attempt 7-0 begins, 2026-11-22", "begun"]
     assert said("logs", "s/001")[1].splitlines()[0].endswith(f"run    | {lost}")
-    assert said("doctor", "s/000") == (0, "hpcrun: no failure found\n")
+    assert said("doctor", "s/000") == (0, "hpcrun: no known failure\n")
     code, told = said("doctor", "s/001")
     assert (code, "logs/pack-7.log:2" in told) == (1, True), told

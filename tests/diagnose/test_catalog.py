@@ -18,8 +18,9 @@ def _read(*names: str) -> list[Any]:
 
 
 EXCERPTS: dict[str, str] = {}
-for part in _read("catalog", "catalog-2"):
+for part in _read("catalog", "catalog-2", "catalog-3"):
     EXCERPTS |= part
+HEALTHY: dict[str, str] = _read("healthy")[0]
 UNSEEN: list[dict[str, Any]] = [item for part in _read("unseen", "unseen-2") for item in part]
 
 
@@ -56,6 +57,12 @@ def test_an_entry_is_complete(entry: Any) -> None:
     assert entry.cause
     assert entry.remedy
     assert not entry.cause.endswith(".")
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_program_that_went_on_has_no_cause(name: str) -> None:
+    found = diagnosis(HEALTHY[name])
+    assert found is None, found
 
 
 def test_the_word_filter_loses_no_line_that_an_entry_matches() -> None:

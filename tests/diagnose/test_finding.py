@@ -87,7 +87,129 @@ def test_the_rank_that_came_least_far_is_named() -> None:
         POSITION.format(2, 1582),
     )
     assert found.rank == 1
-    assert found.notes[0] == "rank 1 had begun collective 1580, and others 1582"
+    assert found.notes[0] == "rank 1 had begun collective 1580, and others 1582 (process group 1)"
+
+
+def test_a_rank_within_a_process_group_is_not_the_global_rank() -> None:
+    late = "[rank{0}]:[E321 02:07:08.4 x.cpp:607] [Rank {1}] Watchdog caught collective operation timeout: "
+    late += "WorkNCCL(SeqNum={2}, OpType=_ALLGATHER_BASE, Timeout(ms)=600000) ran for 600060 milliseconds"
+    found = cause(
+        *(f"[rank{rank}]: step 12" for rank in range(16)),
+        late.format(8, 0, 151),
+        late.format(9, 1, 151),
+        late.format(0, 0, 977),
+    )
+    assert (found.id, found.rank, found.ranks) == ("collective-timeout", None, (0, 8, 9))
+    assert found.notes == ()
+
+
+def test_positions_of_different_process_groups_are_not_compared() -> None:
+    status = (
+        "node1: [rank{0}]:[E112 15:47:18.7 x.cpp:2168] [PG ID {1} PG GUID {2} Rank {3}]  failure detected by "
+        "watchdog at work sequence id: {4} PG status: last enqueued work: {4}, last completed work: 7"
+    )
+    tensor, data = (1, "3(mesh_tp)"), (2, "9(mesh_dp)")
+    equal = [
+        status.format(8, *tensor, 0, 400),
+        status.format(9, *tensor, 1, 400),
+        status.format(1, *data, 0, 90),
+        status.format(9, *data, 1, 90),
+    ]
+    found = cause(*equal)
+    assert (found.rank, found.node) == (None, None)
+    where = "collective 400 (process group 3(mesh_tp))"
+    assert found.notes == (f"all 2 ranks that reported are at {where}; none of them is behind",)
+    found = cause(*equal[:3], status.format(9, *data, 1, 89))
+    assert (found.rank, found.node) == (9, "node1")
+    assert found.notes[0] == (
+        "rank 9 had begun collective 89, and others 90 (process group 9(mesh_dp))"
+    )
+    found = cause(equal[0], status.format(11, *tensor, 3, 400), status.format(10, *tensor, 2, 400))
+    assert found.rank is None
+    assert found.notes[0].startswith("group rank 1 reported no time-out")
+    found = cause(status.format(11, *tensor, 3, 400), status.format(15, *tensor, 7, 400))
+    assert found.notes[0].startswith("all 2 ranks that reported are at collective 400 (")
+
+
+def test_ranks_at_the_same_collective_are_not_behind() -> None:
+    found = cause(*(WATCHDOG.format(rank, 7753) for rank in range(3)))
+    assert (found.rank, found.ranks) == (None, (0, 1, 2))
+    assert found.notes == (
+        "all 3 ranks that reported are at collective 7753; none of them is behind",
+    )
+
+
+def test_output_after_a_traceback_does_not_hide_the_failure() -> None:
+    """Python writes its buffered output when it ends, and a script reports its end in any case."""
+    found = cause(
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        OUT_OF_MEMORY,
+        *(f"step {step} loss 2.0" for step in range(50)),
+        "Job finished at Tue May 5",
+    )
+    assert (found.id, found.confidence) == ("gpu-out-of-memory", "high")
+    found = cause(
+        "[rank1]: OSError: [Errno 28] No space left on device",
+        *(f"[rank{rank}]: epoch 1 step 7 loss 2.{rank}" for rank in range(8)),
+        "srun: error: node1: task 1: Exited with exit code 1",
+    )
+    assert (found.id, found.rank) == ("disk-full", 1)
+    found = cause(
+        "WARNING: Connection reset by peer",
+        "step 1 loss 2",
+        "step 2 loss 1",
+        "step 3 loss 1",
+        "[rank0]: RuntimeError: Connection closed by peer [10.0.0.2]",
+    )
+    assert (found.id, found.evidence[0].line) == ("peer-lost", 5)
+
+
+def test_the_last_unknown_error_is_quoted_without_a_cause() -> None:
+    found = cause(
+        "srun: error: the first plugin failed strangely",
+        "srun: fatal: the second plugin failed strangely",
+        "srun: error: node1: task 0: Exited with exit code 3",
+    )
+    assert (found.id, found.confidence) == ("unknown", "low")
+    assert found.line.startswith("no known failure; the last error: srun: fatal: the second plugin")
+    assert cause("OddError: this happened").id == "unknown"
+
+
+def test_a_traceback_behind_any_label_is_followed() -> None:
+    for label in (
+        "node1: ",
+        "(RayTrainWorker pid=7, ip=10.0.0.2) ",
+        "2026-11-23T08:00:00.{0}Z stderr F ",
+        "host=a |{0}| ",
+    ):
+        lines = ["Traceback (most recent call last):", '  File "x.py", line 1', "OddError: broken"]
+        found = cause(*(label.format(number) + text for number, text in enumerate(lines)))
+        assert (found.id, found.evidence[0].line) == ("exception", 3), label
+    found = cause(
+        "RuntimeError: Caught ValueError in DataLoader worker process 0.",
+        "Original Traceback (most recent call last):",
+        '  File "loader.py", line 3, in fetch',
+        "ValueError: a sample is broken",
+    )
+    assert (found.id, "a sample is broken" in found.line) == ("exception", True)
+
+
+def test_the_node_of_a_memory_failure_is_named() -> None:
+    found = cause(
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some tasks have been OOM Killed.",
+        "srun: error: node2: tasks 4-7: Out Of Memory",
+    )
+    assert (found.id, found.node, found.rank) == ("slurm-out-of-memory", "node2", None)
+
+
+def test_a_failed_folder_of_the_container_is_no_missing_image() -> None:
+    found = cause(
+        "slurmstepd: error: pyxis: failed to import docker image",
+        "slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/enroot': Permission denied",
+        "srun: error: node1: task 0: Exited with exit code 1",
+    )
+    assert found.id == "container-runtime-folder"
 
 
 def test_a_job_that_hung_until_its_time_limit_failed_because_of_the_hang() -> None:
@@ -126,6 +248,15 @@ def test_labels_of_launchers_name_rank_and_node() -> None:
         ("[1,5]<stdout>:boom", 5, None),
         (" 12: boom", 12, None),
         ("[trainer3]:boom", 3, None),
+        ("node1: [rank8]:[E1 x.cpp:607] [Rank 0] boom", 8, "node1"),
+        ("(RayTrainWorker pid=9, ip=10.0.0.2) [rank1]: boom", 1, None),
+        (" 3: [rank11]: boom", 11, None),
+        ("[default3]:[rank11]: boom", 11, None),
+        ("2026-11-23T08:00:00.1Z stderr F [rank3]: boom", 3, None),
+        ("Nov 23 08:00:00 node4 python[12]: [rank5]: boom", 5, "node4"),
+        ("2026-11-23 08:00:00,089 INFO [rank2]: boom", 2, None),
+        ("[E1 x.cpp:1] [PG ID 1 PG GUID 3(mesh_tp) Rank 1] boom", None, None),
+        ("[E1 x.cpp:1] [PG 0 (default_pg) Rank 1] boom", 1, None),
         ("node7:97:176 [0] NCCL WARN boom", None, "node7"),
         ("srun: error: node8: task 4: Killed", 4, "node8"),
         ("srun: error: node8: tasks 4-7: Killed", None, "node8"),

@@ -2,7 +2,7 @@
 
 Reads a run with all records of its newest attempt, or the logs of any job:
 files, a folder of files, or `-` for the standard input. Exit code: 0 no
-failure found, 1 a cause was found, 2 bad input.
+known failure, 1 a cause or an unknown error was found, 2 bad input.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Diagnose and print; return 1 if a cause was found."""
+    """Diagnose and print; return 1 if a cause or an unknown error was found."""
     lines, folders, nodes = _lines(arguments)
     finding = find_cause(lines, nodes)
     dumps = _dumps(folders, arguments.flight_recorder)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(as_data(finding, notes))
     elif finding is None:
-        say("hpcrun: no failure found", *(f"note      {note}" for note in notes))
+        say("hpcrun: no known failure", *(f"note      {note}" for note in notes))
     else:
         say(*report(finding, notes))
     return int(finding is not None or bool(notes))

@@ -228,7 +228,7 @@ def _print_errors(run: RunDirectory) -> int:
             say(*_error_lines(finding, attempt))
             say(f"hpcrun: doctor: {finding.line}", f"hpcrun: remedy: {finding.remedy}")
             return 0
-    say(f"hpcrun: {run.name}: no failure found")
+    say(f"hpcrun: {run.name}: no known failure")
     return 0
 
 
