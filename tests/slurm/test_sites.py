@@ -137,9 +137,7 @@ def test_node_setup_runs_one_task_per_node(typed: SlurmCluster) -> None:
     typed.run(["mkdir", str(folder)])
 
     def step(*lines: str) -> str:
-        script = (
-            f"#!/bin/bash\n{shlex.join(node_setup_command([Component(2)], lines, {}, folder))}\n"
-        )
+        script = f"#!/bin/bash\n{shlex.join(node_setup_command([Component(2)], lines, folder))}\n"
         options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=2")
         return typed.sbatch(*options, f"--output={folder}/batch-%j.log", script=script)
 
@@ -161,7 +159,7 @@ import os, sys
 from pathlib import Path
 from hpcrun.cluster.node_setup import components, node_setup_command
 parts = components(os.environ, sys.argv[2:])
-command = node_setup_command(parts, ["hostname"], {}, Path(sys.argv[1]))
+command = node_setup_command(parts, ["hostname"], Path(sys.argv[1]))
 os.execvp(command[0], command)
 """
 
