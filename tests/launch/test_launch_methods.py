@@ -32,13 +32,13 @@ def prepare(folder: Path, name: str, **changes: object) -> RunDirectory:
 
 def begin(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
     """Start Python with ``command`` in ``folder``, with the probe's sample log where the probe expects it."""
-    environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
+    environ = os.environ | {"PYTHON": sys.executable, "SLURM_JOB_ID": ""}
     return subprocess.Popen(command, cwd=folder, env=environ)
 
 
 def told_by(folder: Path, *command: str) -> str:
     """Start ``command`` as :func:`begin` does, require success, and return its output."""
-    environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
+    environ = os.environ | {"PYTHON": sys.executable, "SLURM_JOB_ID": ""}
     done = subprocess.run(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True, check=True,
         timeout=jobs.PATIENCE,
@@ -47,7 +47,7 @@ def told_by(folder: Path, *command: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the final state from the local cluster, which the test of the main job has verified."""
     folder = tmp_path_factory.mktemp("trained")
     run = jobs.submit_probe(folder, "calm", **TWO)
@@ -67,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
     ids=["torchrun", "launch"],
 )
 def test_a_launcher_of_torchs_trains_a_prepared_run(
-    tmp_path: Path, launcher: tuple[str, ...], free_port: int, trained: dict[str, bytes | str]
+    tmp_path: Path, launcher: tuple[str, ...], free_port: int, trained: dict[str, str]
 ) -> None:
     run = prepare(tmp_path, "ours")
     words = [word.replace("PORT", str(free_port)) for word in launcher]
@@ -123,7 +123,7 @@ def test_ranks_of_mp_spawn_join_by_a_config_filled_by_hand(tmp_path: Path, free_
 
 
 def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
-    tmp_path: Path, trained: dict[str, bytes | str]
+    tmp_path: Path, trained: dict[str, str]
 ) -> None:
     jobs.write_probe(tmp_path)
     (tmp_path / "probe.yaml").write_text("{}\n")
