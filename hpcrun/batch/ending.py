@@ -212,7 +212,7 @@ def conclude(
 
 def _notify_unrecorded(run: RunDirectory, attempt: Attempt, outcome: Outcome) -> None:
     """Send the notification of an end that could not be written to the event log."""
-    name = {exitcodes.DONE: "finished", exitcodes.TERMINATED: "stopped"}.get(
+    name = {exitcodes.DONE: "finished", exitcodes.TERMINATED: "cancelled"}.get(
         outcome.code or 0, "failed"
     )
     fields = {"reason": outcome.reason}

@@ -286,7 +286,9 @@ class Watch(Section):
     notify: NotifyTarget | None = field(
         default=None, description="Webhook URL, command or env:VARIABLE to notify at the end."
     )
-    notify_on: list[Literal["finished", "failed", "stopped", "budget-used-up", "requeued"]] = field(
-        default=["finished", "failed", "stopped", "budget-used-up"],
+    notify_on: list[
+        Literal["finished", "failed", "cancelled", "stopped", "budget-used-up", "requeued"]
+    ] = field(
+        default=["finished", "failed", "cancelled", "stopped", "budget-used-up"],
         description="Events that send a notification.",
     )

@@ -142,7 +142,7 @@ def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
         assert '"state": "running"' in jobs.hpcrun("status", "--json", "probe", cwd=tmp_path).stdout
         first.send_signal(signal.SIGINT)
     first.wait(jobs.PATIENCE)
-    assert jobs.result(run)["state"] == "stopped", jobs.result(run)
+    assert jobs.result(run)["state"] == "cancelled", jobs.result(run)
     second = told_by(tmp_path, *line)
     assert [event.cause for event in jobs.events(run, "ended")] == ["cancelled", "finished"]
     assert jobs.final_state(run) == trained
@@ -156,7 +156,10 @@ def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
 def test_cancel_and_preempt_reach_a_run_that_torchrun_has_started(tmp_path: Path) -> None:
     run = prepare(tmp_path, "reached", train__steps=2000, model__pause=0.05)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    for command, cause in (("cancel", "cancelled"), ("preempt", "preemption")):
+    for command, cause, state in (
+        ("cancel", "cancelled", "cancelled"),
+        ("preempt", "preemption", "stopped"),
+    ):
         before = len(jobs.events(run, "started"))
         process = begin(tmp_path, sys.executable, *torchrun, "hpcrun.worker", str(run.path))
         jobs.wait_for(lambda known=before: len(jobs.events(run, "started")) > known)
@@ -164,7 +167,8 @@ def test_cancel_and_preempt_reach_a_run_that_torchrun_has_started(tmp_path: Path
         assert done.returncode == 0, done.stderr
         assert process.wait(jobs.PATIENCE) != 0
         assert jobs.events(run, "ended")[-1].cause == cause
-        assert jobs.result(run)["state"] == "stopped"
+        assert jobs.result(run)["state"] == state
+        assert jobs.hpcrun("status", "--state", state, cwd=tmp_path).stdout.count("reached") == 1
 
 
 def test_a_failure_under_another_hosts_torchrun_is_the_runs_cause(

@@ -58,7 +58,7 @@ def test_the_printed_sbatch_command_trains_and_continues_a_canceled_run(
     with bench.held_at(run, 5):
         bench.hpcrun("cancel", "halted")
     bench.wait_for_end(first, "CANCELLED")
-    assert outcome(run) == ("stopped", ["cancelled"]), bench.told(run)
+    assert outcome(run) == ("cancelled", ["cancelled"]), bench.told(run)
     second = bench.sbatch(*line[1:])
     bench.wait_for_end(second)
     assert outcome(run) == ("finished", ["cancelled", "finished"]), bench.told(run)

@@ -37,7 +37,7 @@ def _interruptions(content: Content) -> Markup:
 
 def _articles(run_failures: Sequence[RunFailure]) -> Markup:
     if not run_failures:
-        return element("p", "Each run that ended has finished or was stopped by a person.")
+        return element("p", "Each run that ended has finished or was canceled.")
     return text(*map(_article, run_failures))
 
 
@@ -86,12 +86,12 @@ def _stopped(content: Content) -> Markup | None:
     rows = [
         (run.key, state_mark(run.state), run.reason or run.cause or "–")
         for run in content.runs
-        if run.state in ("stopped", "new")
+        if run.state in ("cancelled", "stopped", "new")
     ]
     if not rows:
         return None
     return text(
-        element("p", "Runs that were stopped, or never started:"),
+        element("p", "Runs that were canceled or stopped, or never started:"),
         table(("run", "state", "reason"), rows, wide=(2,)),
     )
 
