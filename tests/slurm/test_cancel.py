@@ -22,6 +22,10 @@ def test_a_canceled_run_saves_stops_and_resumes_to_the_same_bits(bench, calm, by
     with bench.held_at(run, 13):
         job = bench.job(run)
         if by == "scancel":
+            # Slurm signals only the shell of the batch script: the run continues.
+            bench.slurm.run(["scancel", "--batch", "--signal=TERM", job])
+    with bench.held_at(run, 18):
+        if by == "scancel":
             bench.slurm.run(["scancel", job])
         else:
             told = bench.hpcrun("cancel", "halted").stdout
@@ -29,7 +33,7 @@ def test_a_canceled_run_saves_stops_and_resumes_to_the_same_bits(bench, calm, by
     assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
     (stopped,) = jobs.events(run, "stopped")
     assert stopped.fields["committed"]
-    assert (stopped.step or 0) >= 13
+    assert (stopped.step or 0) >= 18
     assert bench.causes(run) == ["cancelled"]
     assert bench.result(run)["step"] == stopped.step
     assert "cancelled" in bench.hpcrun("status", "halted").stdout

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from tests import jobs
 
 from .cluster import PATIENCE, SlurmCluster
@@ -174,6 +175,28 @@ def test_a_stuck_sbatch_is_reported_with_the_key_that_stops_it(
     # The same command works afterwards, unless the request had arrived.
     code, _, told = submit(slurm, runs, "stuck")
     assert code == 0 or "has it already" in told, told
+
+
+def test_a_job_accepted_without_an_answer_is_found_and_recorded(
+    slurm: SlurmCluster, runs: Path
+) -> None:
+    (controller,) = processes(slurm, "ctl", "slurmctld")
+    run = RunDirectory(runs / "unheard")
+    controller.suspend()
+    try:
+        submitting = slurm.popen(line(slurm, runs, run.name), cwd=slurm.shared)
+        slurm.wait_until(lambda: asks(slurm))
+        # The timeout of sbatch: MessageTimeout of slurm.conf.
+        told_until(submitting, "sbatch got no answer")
+    finally:
+        controller.resume()
+    out, told = submitting.communicate(timeout=PATIENCE)
+    assert submitting.returncode == 0, told
+    (made,) = (job for job in slurm.squeue() if job["name"] == run.name)
+    assert json.loads(out)["job_id"] == made["jobid"]
+    (submitted,) = jobs.events(run, "submitted")
+    assert submitted.attempt == Attempt(made["jobid"], 0)
+    assert slurm.wait_state(made["jobid"]) == "COMPLETED"
 
 
 @pytest.mark.parametrize("key", [signal.SIGINT, signal.SIGTERM])
