@@ -44,7 +44,7 @@ def test_a_canceled_run_saves_stops_and_resumes_to_the_same_bits(bench, calm, by
     assert bench.slurm.restarts(job) == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def patient() -> Iterator[cluster.SlurmCluster]:
     """A cluster with enough time for a batch step to classify its end, also on a busy machine."""
     name = f"pytest-{os.getpid()}-patient"

@@ -199,7 +199,9 @@ def test_a_job_accepted_without_an_answer_is_found_and_recorded(
     assert slurm.wait_state(made["jobid"]) == "COMPLETED"
 
 
-@pytest.mark.parametrize("key", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "key", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_ends_the_wait_for_an_unreachable_controller(
     slurm: SlurmCluster, runs: Path, key: signal.Signals
 ) -> None:
