@@ -92,7 +92,7 @@ def sweep_with_four_ends(bench: Bench, name: str, axes: dict[str, list[str]]) ->
     assert causes == ["preemption", "finished"]
     assert [event.cause for event in jobs.events(runs[0], "ended")] == ["crash", "crash"]
     told = bench.hpcrun("aggregate", f"runs/{name}")
-    assert f"{count} runs (1 failed, {count - 2} finished, 1 cancelled)" in told
+    assert f"{count} runs (1 cancelled, 1 failed, {count - 2} finished)" in told
     states = dict.fromkeys(range(count), "finished") | {0: "failed", 1: "cancelled"}
     preempted = {count - 1, count - 2}
     assert told_by_status(bench, name) == (states, preempted)
