@@ -64,11 +64,11 @@ class Run:
         """Return the facts that ``hpcrun status --json`` prints.
 
         Returns:
-            Among other keys: ``state`` (new, pending, running, suspended, finished, stopped, failed or
-            lost), ``step`` (finished steps), ``committed`` (the step that a resume begins at), ``loss``,
-            ``job``, ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (age of the newest
-            metrics), ``goodput`` (seconds by kind), ``detail`` and ``diagnosis`` (the cause of a failure). An
-            unknown value is None.
+            Among other keys: ``state`` (new, pending, running, suspended, finished, cancelled, stopped,
+            failed or lost), ``step`` (finished steps), ``committed`` (the step that a resume begins at),
+            ``loss``, ``job``, ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (age of the
+            newest metrics), ``goodput`` (seconds by kind), ``detail`` and ``diagnosis`` (the cause of a
+            failure). An unknown value is None.
 
         Raises:
             UserError: the run directory cannot be read.

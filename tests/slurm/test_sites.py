@@ -225,7 +225,7 @@ def test_a_job_on_another_cluster_can_be_followed_and_canceled_from_here(
     told = hpcrun(big, "cancel", "far", env=front).stdout
     assert f"job {job}: cancelled while it waited" in told
     assert big.state(job) == "CANCELLED"
-    assert "stopped" in hpcrun(big, "status", "far", env=front).stdout
+    assert "cancelled" in hpcrun(big, "status", "far", env=front).stdout
     again = hpcrun(big, "resume", "far", "--json", env=front)
     second = str(json.loads(again.stdout)["job_id"])
     assert jobs.events(run, "submitted")[-1].fields["cluster"] == big.name
