@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hpcrun.run.io.files import append_line, read_json, read_lines, write_atomic, write_json
+from tests.kills import killed_at_each_step
 
 
 def test_a_replaced_file_is_private_and_leaves_no_temporary(tmp_path: Path) -> None:
@@ -20,23 +19,19 @@ def test_a_replaced_file_is_private_and_leaves_no_temporary(tmp_path: Path) -> N
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_write_killed_at_any_moment_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
+def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
     target = tmp_path / "state.json"
-    write_json(target, {"n": -1})
-    code = (
-        "import sys; from pathlib import Path; from hpcrun.run.io.files import write_json\n"
-        "n = 0\n"
-        "while True:\n    write_json(Path(sys.argv[1]), {'n': n, 'pad': 'x' * 20000}); n += 1\n"
-    )
-    for delay in (0.15, 0.2, 0.25):
-        writer = subprocess.Popen([sys.executable, "-c", code, str(target)])
-        try:
-            with pytest.raises(subprocess.TimeoutExpired):
-                writer.wait(delay)
-        finally:
-            writer.kill()
-            writer.wait()
-        assert isinstance((read_json(target) or {})["n"], int)
+    old, new = {"n": -1}, {"n": 1, "pad": "x" * 2000}
+    write_json(target, old)
+    drafts = 0
+    for place in killed_at_each_step(lambda: write_json(target, new)):
+        assert read_json(target) in (old, new), place
+        drafts += len([*tmp_path.glob(".state.json.*.tmp")])
+        # The next writer of the file removes the draft.
+        write_json(target, old)
+        assert [*tmp_path.iterdir()] == [target], place
+    assert drafts >= 4
+    assert read_json(target) == new
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 Every file of a run is written in one of these two ways, so that a reader never sees a partial file.
 """
 
-import contextlib
 import errno
 import json
 import math
@@ -12,43 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrun.drafts import draft_of
+from hpcrun.drafts import replacing, sync
 
+sync_directory = sync
 _STALE_READS = 2
 
 
 def write_atomic(path: Path, content: bytes | str, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``content`` atomically: a reader or a crash sees the old or the new file.
-
-    The temporary name is unique, because two attempts of a run may write at the same time. The folder is
-    fsynced as well, because only this makes a rename durable (rename(2), fsync(2)).
-
-    Raises:
-        OSError: the disk refused; the old file is unchanged and the temporary file is removed.
-    """
-    data = content.encode() if isinstance(content, str) else content
-    temporary = draft_of(path)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "wb") as stream:  # noqa: PTH123  (a descriptor, so that the mode holds)
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(folder: Path) -> None:
-    """Make the names in ``folder`` durable (fsync(2): the fsync of a file does not cover its name)."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Replace ``path`` by ``content``; atomicity and errors as in :func:`hpcrun.drafts.replacing`."""
+    with replacing(path, mode) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def make_numbered_folder(parent: Path, first: int, *, digits: int = 1) -> Path:
