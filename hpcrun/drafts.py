@@ -17,6 +17,8 @@ from pathlib import Path
 PATIENCE = 3600.0
 """Seconds after its last change for which a draft of another host may still be in use."""
 
+_MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux (proc(5)).
+
 
 @functools.cache
 def process_space() -> str:
@@ -33,8 +35,10 @@ def process_space() -> str:
         return f"{host}-{os.urandom(4).hex()}-0"
 
 
-def runs(process: int) -> bool:
-    """Return True if the process of this number, in this process space, has not ended."""
+def runs(process: object) -> bool:
+    """Return True if ``process`` is the number of a process, in this process space, that has not ended."""
+    if not isinstance(process, int) or not 0 < process <= _MAX_PID:
+        return False
     try:
         os.kill(process, 0)
     except ProcessLookupError:
