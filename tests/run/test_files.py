@@ -2,12 +2,13 @@
 
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from hpcrun.run.io.files import append_line, read_json, read_lines, write_atomic, write_json
+from hpcrun.run.io.files import append_line, end_of, read_json, read_lines, write_atomic, write_json
 from tests.kills import killed_at_each_step
 
 
@@ -91,3 +92,18 @@ def test_names_that_are_not_utf8_survive_in_both_kinds_of_file(tmp_path: Path) -
     append_line(tmp_path / "lines.jsonl", {"path": name})
     assert read_json(tmp_path / "one.json") == {"path": name}
     assert read_lines(tmp_path / "lines.jsonl") == [{"path": name}]
+
+
+@pytest.mark.parametrize("read", [read_json, read_lines])
+def test_a_special_file_is_refused_and_does_not_block(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=r"Not a regular file; remove it: .*events"):
+        read(path)
+    with pytest.raises(OSError, match="Not a regular file"):
+        read(Path("/dev/zero"))
+    assert end_of(path, 10) == b""
+    with pytest.raises(OSError, match="Not a regular file"):
+        append_line(path, {})
