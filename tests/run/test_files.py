@@ -1,15 +1,25 @@
 """Atomic replacement and torn lines."""
 
+import errno
 import json
 import os
+import resource
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from hpcrun.lifecycle.exitcodes import FAILED
+from hpcrun.run.directory import create
+from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import append_line, end_of, read_json, read_lines, write_atomic, write_json
+from hpcrun.run.io.streams import copied_to
+from hpcrun.train.phase import Position
+from hpcrun.train.start.failures import fail
 from tests.kills import killed_at_each_step
+from tests.train.forks import fork_ranks
 
 
 def test_a_replaced_file_is_private_and_leaves_no_temporary(tmp_path: Path) -> None:
@@ -107,3 +117,25 @@ def test_a_special_file_is_refused_and_does_not_block(
     assert end_of(path, 10) == b""
     with pytest.raises(OSError, match="Not a regular file"):
         append_line(path, {})
+
+
+def test_a_disk_error_of_a_run_is_one_line_with_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = create(tmp_path / "run", "{}\n", {})
+
+    def fill_the_disk(_: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        with pytest.raises(OSError, match="No space left") as raised:
+            append_line(run.events, {"pad": "x" * 200}, durable=True)
+        assert raised.value.filename == str(run.events)
+        with copied_to(tmp_path / "rank.log"):
+            for _line in range(30):
+                print("a line that the log loses when it is full")
+
+    assert fork_ranks(1, fill_the_disk) == [0]
+    error = OSError(errno.EIO, "Input/output error", str(run.events))
+    assert fail(run, Attempt("7", 0), 0, error, Position()) == FAILED
+    line = f"hpcrun: rank 0: {run.events}: Input/output error; check its owner and the free space"
+    assert capsys.readouterr().err.splitlines()[-1:] == [line]

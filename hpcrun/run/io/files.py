@@ -207,9 +207,12 @@ def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
         written = os.write(descriptor, lines)
         if written != len(lines):
             # write(2) gives no reason for a short count; for a file the reason is space.
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if durable:
             os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)  # write(2) and fsync(2) do not know it.
+        raise
     finally:
         os.close(descriptor)
 
