@@ -26,11 +26,11 @@ from hpcrun.checkpoint.state.names import replicated
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.storage.lock import FolderLock
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.control.collective import Ranks
 from hpcrun.control.making import new_control_group
 from hpcrun.device.accelerator import is_accelerator
+from hpcrun.run.io.lock_file import LockFile
 
 
 class Checkpointer:
@@ -100,7 +100,12 @@ class Checkpointer:
         self.extra: dict[str, Any] = {} if extra is None else extra
         self._retention = Retention() if retention is None else retention
         store = self._store = folder_store(folder)
-        self._lock = FolderLock(store.root)
+        lock = self._lock = _lock_of(store.root)
+
+        def still_mine() -> None:
+            store.make_root()
+            lock.hold()
+
         self._costs: list[tuple[float, float]] = []
         with self._ranks.agreed():
             every = require_arguments(
@@ -116,7 +121,7 @@ class Checkpointer:
             store,
             self._ranks,
             pinned=any(is_accelerator(parameter.device) for parameter in model.parameters()),
-            still_mine=self._lock.hold,
+            still_mine=still_mine,
             retention=self._retention,
             host_memory=host_memory,
         )
@@ -317,7 +322,11 @@ class Checkpointer:
 
     def _claim(self) -> None:
         self._store.make_root()
-        self._lock.take()
+        # A previous attempt may be ending; a lock of a dead host is taken over after three minutes.
+        self._lock.take(here=3.0, elsewhere=200.0, waiting=self._wait_for)
+
+    def _wait_for(self, holder: str) -> None:
+        self._warn(f"{self._store.root}: waiting up to 200 s for {holder}, which saves there")
 
     def _take(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
@@ -338,12 +347,25 @@ class Checkpointer:
             warnings.warn(text, CheckpointWarning, stacklevel=4)
 
 
+def _lock_of(folder: Path) -> LockFile:
+    """Return the lock of a folder without a run directory: only one training run may save there.
+
+    Two training runs would delete each other's temporary folders. A run directory has its owner record.
+    """
+    path = folder / ".lock"
+    busy = (
+        f"{folder}: another Checkpointer saves there ({{holder}}); use another folder, leave its block, "
+        f"end its training run, or pass every=0 to read only; if it has ended, remove {path}"
+    )
+    return LockFile(path, busy, error=CheckpointError)
+
+
 def _leave(
-    engine: CheckpointEngine, lock: FolderLock, ranks: Ranks, patience: Sequence[float]
+    engine: CheckpointEngine, lock: LockFile, ranks: Ranks, patience: Sequence[float]
 ) -> None:
     """Wait for the pending save, and close the lock: no work may be left when the interpreter exits."""
     engine.wait(None if ranks.world_size == 1 else patience[0])
     if ranks.world_size > 1:
         wait_until_idle(GLOO_WORKERS, patience=2.0)
     if not engine.under_way:
-        lock.close()
+        lock.release()
