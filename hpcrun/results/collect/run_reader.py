@@ -20,6 +20,7 @@ from hpcrun.results.collect.summary import NO_STEP, summary_of
 from hpcrun.results.config_text import parse_config
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
+from hpcrun.run.io.files import open_regular
 
 Signature = tuple[str, int, int, int]
 """A file's name in the run directory, size (-1: no file), time of change in nanoseconds, and inode."""
@@ -112,7 +113,7 @@ class _Reader:
 
     def _bytes(self, path: Path, *, needed: bool) -> bytes | None:
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 self._sign(path, os.fstat(stream.fileno()))
                 return stream.read()
         except OSError as error:
@@ -165,7 +166,7 @@ class _Reader:
 
     def metrics(self, path: Path) -> ParsedLines:
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 found = os.fstat(stream.fileno())
                 self._sign(path, found)
                 lines = read_lines(stream, found.st_size)
