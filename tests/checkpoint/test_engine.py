@@ -209,11 +209,13 @@ def test_a_snapshot_waits_for_a_slow_writer_of_the_same_buffer(root):
     going_on = threading.Event()
 
     class Slow(FileSystem):
-        def write(self, descriptor, data):
+        def create(self, path):
+            # Before the write: a small file is copied from the buffer first.
             assert going_on.wait(300)
-            return super().write(descriptor, data)
+            return super().create(path)
 
     engine = single_rank.engine(root, "7-0", Slow())
+    # Long enough that a snapshot which does not wait is complete.
     begin = threading.Timer(1, going_on.set)
     for step in (1, 2):
         engine.start(step, single_rank.state(step), {"rank": 0}, {"step": step})
