@@ -4,11 +4,14 @@ Imports no torch, so that every command that does not train answers immediately.
 """
 
 from hpcrun.config.compare import (
+    Changes,
+    all_differences,
     changed_ways,
+    changes_since,
     differing,
     lengths_left,
+    recorded,
     training_differences,
-    training_fingerprint,
     ways,
 )
 from hpcrun.config.fields import check_name
@@ -39,6 +42,7 @@ from hpcrun.config.writer import json_schema, to_yaml
 __all__ = [
     "FSDP",
     "AMPConfig",
+    "Changes",
     "Checkpoint",
     "Config",
     "ConfigError",
@@ -51,7 +55,9 @@ __all__ = [
     "Restarts",
     "Train",
     "Watch",
+    "all_differences",
     "changed_ways",
+    "changes_since",
     "check_name",
     "check_options",
     "decay_begins",
@@ -69,10 +75,10 @@ __all__ = [
     "override_layer",
     "profile_layer",
     "profile_path",
+    "recorded",
     "resolve",
     "to_yaml",
     "training_differences",
-    "training_fingerprint",
     "undecided",
     "ways",
     "with_task_options",

@@ -1,15 +1,18 @@
 """Comparison of two configs: the keys that a resume may change, and the keys that it may not."""
 
-import hashlib
-import json
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic_core import ValidationError
 
 from hpcrun.config.schedule import decay_begins, least_steps
 from hpcrun.config.schema import Config
 
 # Sections about the place of the run, its saves and its logs; they do not change the computation.
-_MAY_CHANGE = frozenset({"name", "job", "restarts", "checkpoint", "watch"})
+_NOT_RECORDED = frozenset({"name", "job", "restarts", "watch"})
+_MAY_CHANGE = _NOT_RECORDED | {"checkpoint"}
+_MAY_BE_SECRET = ("job.env", "job.setup", "job.node_setup", "watch.notify")
 # Keys with no effect on the weights; two of them can end a run, but do not change a run that ends well.
 _MAY_CHANGE_IN_TRAIN = frozenset(
     {
@@ -46,10 +49,62 @@ _VALIDATION = ("train.validate_every", "train.validate_batches")
 _BEST = "checkpoint.keep_best"
 
 
-def training_fingerprint(config: Config) -> str:
-    """Return a hash of all keys of ``config`` that decide the weights: 16 hexadecimal digits of a SHA-256."""
-    text = json.dumps(_essence(config), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+class Changes(NamedTuple):
+    """Changes of a config since a checkpoint, each as ``train.lr: 0.001 -> 0.003``.
+
+    ``refused``: a resume may not change these keys. ``allowed``: it may, and names them; without the keys of
+    `ways`. ``hint``: the allowed values of ``train.steps``, if the change of it is refused.
+    """
+
+    refused: list[str]
+    allowed: list[str]
+    hint: str | None
+
+    def refusal(self, path: Path, step: int) -> str:
+        """Return the message for ``path``, a config that cannot continue from ``step``."""
+        hint = f" ({self.hint})" if self.hint else ""
+        return (
+            f"{path}: cannot continue from step {step}, which was saved with another config: "
+            f"{'; '.join(self.refused)}{hint}; put the old values back, or submit with another --name"
+        )
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """Return the values of ``config`` that a checkpoint records: all except those of the job and its logs."""
+    return config.model_dump(mode="json", exclude=set(_NOT_RECORDED))
+
+
+def changes_since(
+    before: Mapping[str, Any] | None, config: Config, steps_done: int
+) -> Changes | None:
+    """Compare ``config`` with the values that a checkpoint recorded.
+
+    Args:
+        before: the result of `recorded` for the config that saved the checkpoint, if there is any.
+        steps_done: number of finished steps in the checkpoint.
+
+    Returns:
+        The changes; None if ``before`` is missing or not a config of this version of hpcrun.
+    """
+    try:
+        old = Config.model_validate(before)
+    except ValidationError:
+        return None
+    refused = training_differences(old, config, steps_done)
+    lines = differing(_flat(recorded(old)), _flat(recorded(config)))
+    known = {line.partition(":")[0] for line in refused} | {*_WAYS}
+    allowed = [line for line in lines if line.partition(":")[0] not in known]
+    return Changes(refused, allowed, lengths_left(old, config, steps_done))
+
+
+def all_differences(old: Config, new: Config) -> list[str]:
+    """Return the keys with other values, as :func:`differing` does; a secret value becomes ``***``."""
+    before, after = (_flat(config.model_dump(mode="json")) for config in (old, new))
+    return [
+        f"{key}: *** -> ***" if key.startswith(_MAY_BE_SECRET) else line
+        for line in differing(before, after)
+        for key in [line.partition(":")[0]]
+    ]
 
 
 def training_differences(old: Config, new: Config, steps_done: int | None = None) -> list[str]:

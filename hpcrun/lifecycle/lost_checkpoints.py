@@ -13,12 +13,14 @@ from hpcrun.lifecycle.history import last_committed, of_script
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import read_events
+from hpcrun.run.io.files import read_lines
 
 
 def require_none_lost(run: RunDirectory, handle: str | None = None, *, pause: float = 2.0) -> bool:
-    """Look for a checkpoint of ``run`` again after a first look found none although the event log names one.
+    """Look for a checkpoint of ``run`` again after a first look found none although the run has trained.
 
-    The first listing may have come from a cache of this node.
+    The event log names the saved steps. If it is gone too, the metrics show that the run has trained. The
+    first listing may have come from a cache of this node.
 
     Args:
             handle: the name of the run that a person types; None: the run's own name.
@@ -35,14 +37,21 @@ def require_none_lost(run: RunDirectory, handle: str | None = None, *, pause: fl
     events = read_events(run)
     step = last_committed(events)
     # A script chooses its own files and only reports its saves.
-    if step is None or of_script(events):
+    if of_script(events):
         return False
+    found = f"step {step} was saved"
+    if step is None:
+        # A start writes its event before its metrics.
+        logged = [line["step"] for line in read_lines(run.metrics) if "step" in line]
+        if not logged or any(event.what == "started" for event in events):
+            return False
+        found = f"{run.metrics.name} has step {logged[-1]}, but {run.events.name} has no start"
     time.sleep(pause)
     if steps_listed_anew(run):
         return True
     name = handle or run.name
     raise RunError(
-        f"{run.checkpoints}: step {step} was saved, and no checkpoint is left: {node_name()} has listed the "
+        f"{run.checkpoints}: {found}, and no checkpoint is left: {node_name()} has listed the "
         "folder twice; if `ls` on another node shows step folders there, the mount of this node is at fault: "
         f"`hpcrun resume {name}` without this node; else put the folder back, or start from step 0 with "
         f"`hpcrun resume {name} --from-scratch`"

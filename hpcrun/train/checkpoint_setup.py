@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hpcrun.checkpoint.interval import SaveInterval, choose_interval
 from hpcrun.checkpoint.outcome import Restored
@@ -12,12 +13,13 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.config import Config
+from hpcrun.config import Config, changes_since
 from hpcrun.control.collective import Ranks
 from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.run.owner import INCARNATION, require_ownership
+from hpcrun.train.errors import NotTrainable
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 _FAILURES = (Cause.CRASH, Cause.HANG, Cause.NODE_FAILURE, Cause.PREEMPTION, Cause.TIME_LIMIT)
@@ -57,14 +59,36 @@ def restore(
 
     Raises:
         ReadFailure: a node failed to read a checkpoint. On all ranks.
-        UserError: a checkpoint was committed but none is left, or none can be loaded. On all ranks.
+        UserError: a checkpoint was committed but none is left, none can be loaded, or ``config`` trains
+            something else. On all ranks.
     """
     restored = trainer.load_checkpoint(engine)
     while restored is None and _shown_late(run, trainer):
         restored = trainer.load_checkpoint(engine)
-    if restored is not None and trainer.is_main_process:
+    if restored is None:
+        return None
+    loaded = restored
+    # Before the removal of old checkpoints, which follows the config.
+    changes = trainer.control_ranks().together(lambda: _config_changes(run, config, loaded))
+    if trainer.is_main_process:
         make_room(engine.store, config, restored.step)
-    return restored
+    return replace(restored, notes=(*restored.notes, *changes))
+
+
+def _config_changes(run: RunDirectory, config: Config, restored: Restored) -> list[str]:
+    """Return a line on the changes of ``config`` since ``restored`` was saved, if there are any.
+
+    Raises:
+        NotTrainable: a resume may not change one of these keys.
+    """
+    # Earlier versions of hpcrun did not record the config.
+    found = changes_since(restored.meta.get("config"), config, restored.step)
+    if found is not None and found.refused:
+        raise NotTrainable(found.refusal(run.config, restored.step))
+    if found is None:
+        return [f"step {restored.step} has no record of its config; a change since is not noticed"]
+    since = f"the config has changed since step {restored.step} was saved"
+    return [f"{since}: {'; '.join(found.allowed)}"] if found.allowed else []
 
 
 def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:

@@ -7,8 +7,9 @@ import psutil
 import pytest
 
 from hpcrun.api.submission.continuing import compare, renewed, unchanged
+from hpcrun.checkpoint.storage.manifest import Manifest, encode
 from hpcrun.cli.main import guarded
-from hpcrun.config import load_resolved, override_layer, resolve
+from hpcrun.config import load_resolved, override_layer, recorded, resolve
 from hpcrun.launch.local.job_files import JobStatus, write_status
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, record_event
@@ -77,7 +78,24 @@ def test_a_run_that_has_saved_keeps_its_config(
     assert content(run) == before
     (run.checkpoints / "step-000000003").mkdir()
     assert guarded([*LINE, "train.lr=0.1", "checkpoint.keep=1"]) == 0
+    told = capsys.readouterr().err
+    assert "hpcrun: one: continues with another config: checkpoint.keep: 3 -> 1\n" in told
     assert load_resolved(run.config).checkpoint.keep == 1
+
+
+def test_a_config_that_was_edited_after_a_save_is_refused_at_once(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run.checkpoints / "step-000000003"
+    folder.mkdir()
+    meta = {"config": recorded(load_resolved(run.config))}
+    (folder / "manifest.json").write_bytes(encode(Manifest(3, 1, "7-0", 0.0, (), meta)))
+    run.config.write_text(run.config.read_text().replace("seed: 0", "seed: 1"))
+    before = content(run)
+    assert guarded(["resume", "one"]) == 2
+    line = f"{run.config}: cannot continue from step 3, which was saved with another config: seed: 0 -> 1; "
+    assert line in capsys.readouterr().err
+    assert content(run) == before
 
 
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(

@@ -1,12 +1,18 @@
 """The keys of a config that may change after a run has begun."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hpcrun.config import (
     Config,
+    all_differences,
     changed_ways,
+    changes_since,
     lengths_left,
     override_layer,
+    recorded,
     resolve,
     training_differences,
     ways,
@@ -53,6 +59,54 @@ def test_the_way_of_computing_the_same_sums_may_change(change):
 )
 def test_terms_and_precision_of_the_sums_may_not_change(change):
     assert refused(change) == [change.partition("=")[0]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("seed=1", "train.batch_size=64", "train.clip_norm=0.5", "train.ema=0.9", "train.lr=0.1"),
+        *("optim.warmup_steps=3", "optim.weight_decay=0.2", "optim.eps=1e-5"),
+        *("optim.name=sgd", "amp.dtype=fp16 amp.init_scale=4", "train.uneven=pad"),
+        *("train.compression=fp16", "data.path=there", "model.width=3", "task=digits-classifier"),
+        *("checkpoint.keep_best=1", "train.patience=3 train.validate_every=2"),
+        "train.steps=9",
+    ],
+)
+def test_a_changed_key_is_refused_after_a_save(change):
+    old, new = (resolve([override_layer([*BEGUN, *more])]) for more in ([], change.split()))
+    found = changes_since(json.loads(json.dumps(recorded(old))), new, 20)
+    named = [line.partition(":")[0] for line in found.refused]
+    assert named == sorted(word.partition("=")[0] for word in change.split())
+    assert (found.allowed, bool(found.hint)) == ([], change == "train.steps=9")
+    assert found.refusal(Path("config.yaml"), 20).startswith("config.yaml: cannot continue from st")
+
+
+def test_a_changed_key_that_a_resume_accepts_is_named():
+    change = ["train.steps=99", "checkpoint.every=7", "train.log_every=3", "train.validate_every=4"]
+    given = ["optim.schedule=constant", "job.time=10", "train.micro_batch=2"]
+    old, new = (
+        resolve([override_layer([*BEGUN, "optim.schedule=constant", *more])])
+        for more in ([], [*change, *given])
+    )
+    found = changes_since(recorded(old), new, 20)
+    assert found.refused == []
+    assert [line.partition(":")[0] for line in found.allowed] == sorted(
+        word.partition("=")[0] for word in change
+    )
+    # An earlier version recorded nothing, and a later one may know other keys.
+    assert changes_since(None, new, 20) is changes_since({"bogus": 1}, new, 20) is None
+
+
+def test_all_changes_of_a_submission_are_named_without_secrets():
+    old, new = (
+        resolve([override_layer(["job.cpu=true", "job.env.TOKEN=first", *more])])
+        for more in ([], ["job.time=10", "job.env.TOKEN=second", "train.lr=0.1"])
+    )
+    assert all_differences(old, new) == [
+        "job.env.TOKEN: *** -> ***",
+        "job.time: None -> 00:10:00",
+        "train.lr: 0.0003 -> 0.1",
+    ]
 
 
 @pytest.mark.parametrize(

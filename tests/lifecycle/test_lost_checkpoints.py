@@ -38,6 +38,18 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_with_the_way_to_check(
         require_none_lost(run, pause=0.0)
 
 
+def test_a_run_that_lost_its_event_log_too_is_refused(run: RunDirectory) -> None:
+    run.metrics.write_text('{"step": 10}\n{"step": 20}\n')
+    run.events.unlink()
+    with pytest.raises(
+        RunError, match=r"metrics.jsonl has step 20, but events.jsonl has no start,"
+    ):
+        require_none_lost(run, pause=0.0)
+    # A run that crashed before its first save has lost nothing.
+    record_event(run, "started", attempt=Attempt("7", 0), step=0)
+    assert not require_none_lost(run, pause=0.0)
+
+
 def test_checkpoints_that_show_late_are_found_by_the_second_look(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

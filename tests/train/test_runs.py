@@ -310,11 +310,16 @@ def test_a_resume_may_compute_the_same_sums_in_another_way(tmp_path):
     other = play_run(
         tmp_path,
         Exact,
-        "model.stop_at=5",
+        *("model.stop_at=17", "train.micro_batch=1"),
         name="other",
         later=(
-            *("model.stop_at=99", "train.micro_batch=1", "train.activation_checkpointing=full"),
-            *("train.parallel=fsdp", "optim.fused=false"),
+            *("train.micro_batch=2", "train.activation_checkpointing=full"),
+            *(
+                "train.parallel=fsdp",
+                "optim.fused=false",
+                "train.log_every=1",
+                "watch.tensorboard=false",
+            ),
         ),
         begin=partial(count_draws, draws),
     )
@@ -325,10 +330,27 @@ def test_a_resume_may_compute_the_same_sums_in_another_way(tmp_path):
     for name, value in last.items():
         torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-6)
     line = other.line_with("different from when")
-    assert "train.micro_batch: None -> 1; train.parallel: auto -> fsdp; the samples and" in line
+    assert "train.micro_batch: 1 -> 2; train.parallel: auto -> fsdp; the samples and" in line
+    line = other.line_with("the config has changed since")
+    assert line.endswith("since step 5 was saved: train.log_every: 2 -> 1")
     assert "environment has changed" not in other.said()
     # The checkpoint has all weights and the task no optimizer, so the sharded resume computes none.
     assert not draws.exists()
+
+
+@forked
+def test_a_resume_refuses_a_config_that_trains_something_else(tmp_path):
+    other = ("seed=1", "train.batch_size=16", "train.log_every=1")
+    played = play_run(tmp_path, Exact, "model.stop_at=5", later=other)
+    assert played.codes == [[75, 75], [2, 2]], played.said()
+    line = (
+        f"{played.run.config}: cannot continue from step 5, which was saved with another config: "
+    )
+    refused = played.said().splitlines()[-1]
+    assert refused.startswith(f"hpcrun: {line}seed: 0 -> 1; train.batch_size: 8 -> 16; put the old")
+    (event,) = played.events("bad-input")
+    assert event.fields["certain"]
+    assert CheckpointStore(played.run.checkpoints, "test-0").steps() == [5, 3]
 
 
 @forked

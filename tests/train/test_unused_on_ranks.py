@@ -158,14 +158,16 @@ def test_a_rank_that_skips_part_of_a_sharded_model_is_named_before_a_hang(
         assert named in said
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @ranks(2)
-def test_ranks_that_skip_different_blocks_of_one_size_are_named(rank):
+def test_ranks_that_skip_different_blocks_of_one_size_are_named(rank, compiled):
     """Without the comparison nothing hangs: each rank gets the sum of two blocks' gradients."""
 
-    def left_out(_pass, rank):
-        return ("first block", "last block")[rank]
+    def left_out(number, rank):
+        return ("first block", "last block")[rank] if number else None
 
-    said = refusal(rank, lambda: train(rank, Way("fsdp", 2), left_out, unused=False))
+    way = Way("fsdp", 2, accumulation=2, compiled=compiled)
+    said = refusal(rank, lambda: train(rank, way, left_out, unused=False))
     assert said.startswith(f"{BEGINNING}rank 0 reaches blocks.1 while rank 1 "), said
 
 

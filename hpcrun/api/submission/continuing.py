@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import handle
-from hpcrun.config import Config, lengths_left, training_differences
+from hpcrun.config import Config, changes_since, lengths_left, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import read_json, write_atomic, write_json
@@ -94,12 +94,13 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
     """Check that ``config`` still is the config of ``run``; like :func:`renewed`, but for a resume.
 
     Raises:
-        RunError: the run has another config now, or its checkpoints are gone.
+        RunError: the run has another config now, or had one when it saved, or its checkpoints are gone.
     """
     if load(run.config) != config:
         raise RunError(
             f"{run.path}: another command changed its config just now; run `hpcrun resume` again"
         )
+    _require_as_saved(run, config)
     if not _steps(run):
         _require_none_lost(run)
     yield ()
@@ -177,6 +178,18 @@ def _require_none_lost(run: RunDirectory) -> None:
     from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 
     require_none_lost(run, handle(run))
+
+
+def _require_as_saved(run: RunDirectory, config: Config) -> None:
+    """Raise RunError at once for a config that the ranks would refuse."""
+    from hpcrun.checkpoint.storage.manifest import newest_manifest
+
+    newest = newest_manifest(run.checkpoints)
+    if newest is None:
+        return
+    found = changes_since(newest.meta.get("config"), config, newest.step)
+    if found is not None and found.refused:
+        raise RunError(found.refusal(run.config, newest.step))
 
 
 def _steps(run: RunDirectory) -> list[int]:

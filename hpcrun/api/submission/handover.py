@@ -18,7 +18,7 @@ from hpcrun.api.places import handle
 from hpcrun.api.submission.code import keep_code
 from hpcrun.api.submission.continuing import shortened
 from hpcrun.api.sweeps.unrecorded import record_unrecorded
-from hpcrun.config import Config, to_yaml
+from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.launch import jobs, stopping, submission
 from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
@@ -59,6 +59,7 @@ def hand_over(
         KeyboardInterrupt: Ctrl-C or SIGTERM; nothing has changed, or the text names the job that stays.
     """
     submitted, ours = None, list[str]()
+    changed: list[str] = []
     with (
         noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
         _made(run, ours, make),
@@ -72,6 +73,8 @@ def hand_over(
             refuse_live(run)
             with put_back_on_failure(run), admit() as replaced:
                 keep_code(run, config, snapshot)
+                if run.config.exists():
+                    changed = all_differences(load_resolved(run.config), config)
                 # A resume may request other nodes: the ranks read the config of the newest submission.
                 write_atomic(run.config, to_yaml(config))
                 run.result.unlink(missing_ok=True)
@@ -94,6 +97,8 @@ def hand_over(
             f"hpcrun: {run.name}: no step of its earlier config was saved, so the new config replaces it: "
             f"{shortened(replaced)}"
         )
+    elif changed:
+        say_aside(f"hpcrun: {run.name}: continues with another config: {'; '.join(changed)}")
     if submitted is not None and not ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt(
             f"job {submitted.job_id} is submitted and stays; `hpcrun cancel {handle(run)}` ends it"

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
+from hpcrun.train.model.no_side_effects import kept_buffers, kept_generators
 from hpcrun.train.model.prepare import compile_in_place
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
 from hpcrun.train.parallel.fsdp_check import ShardedUse
@@ -124,10 +125,20 @@ class FSDPStrategy(Strategy):
             fill_unused(module)
         return module
 
-    def compare(self, ranks: Ranks) -> None:
-        # In a compiled model, removing the hooks after the first step would recompile everything.
-        if self._use is not None and not self._compiled:
-            self._use.compare(ranks)
+    def compare(
+        self, ranks: Ranks, model: nn.Module, forwards: Sequence[Callable[[], Tensor]]
+    ) -> None:
+        if self._use is None:
+            return
+        self._use.compare(ranks)
+        if not self._compiled:
+            return
+        # Separate passes, since a removal of hooks from compiled blocks would compile them again.
+        with torch.compiler.set_stance("force_eager"), kept_buffers(model), kept_generators():
+            for number, forward in enumerate(forwards, 1):
+                with self.micro_batch(model, last=number == len(forwards)):
+                    self.before_backward(forward())
+        self.after_evaluation(model)
 
     def before_backward(self, value: Tensor) -> None:
         if self._use is not None:

@@ -5,7 +5,7 @@ A strategy holds no tensors. The trainer calls it at the few points where the ki
 
 import contextlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -58,8 +58,14 @@ class Strategy:
         """Wrap forward and backward of a micro-batch: only the last one of a step all-reduces gradients."""
         return contextlib.nullcontext()
 
-    def compare(self, ranks: Ranks) -> None:
-        """Compare in the next step which parts of the model ``ranks`` use."""
+    def compare(
+        self, ranks: Ranks, model: nn.Module, forwards: Sequence[Callable[[], Tensor]]
+    ) -> None:
+        """Compare before or in the next step which parts of ``model`` the ``ranks`` use.
+
+        Args:
+            forwards: the forward pass of each micro-batch of that step; returns the loss.
+        """
 
     def before_backward(self, value: Tensor) -> None:
         """Check a loss before its backward pass; raise UserError if the backward pass would hang."""

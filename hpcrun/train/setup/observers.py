@@ -3,7 +3,7 @@
 import torch
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.config import training_fingerprint, ways
+from hpcrun.config import recorded, ways
 from hpcrun.run.events import note
 from hpcrun.train.checkpoint_setup import build_interval
 from hpcrun.train.data.batches import Steps
@@ -127,7 +127,7 @@ def build_saver(
         early=early,
         metrics=metrics,
         meta={
-            "fingerprint": training_fingerprint(config),
+            "config": recorded(config),
             "environment": resumed.environment,
             "ways": ways(config),
         },

@@ -319,7 +319,7 @@ class AMPTrainer:
     ) -> Sequence[Weight] | None:
         """Clear the gradients; return the factor of each micro-batch's loss, or None for equal factors."""
         require_micro_batches(micro_batches)
-        self._before_step(micro_batches[0], loss)
+        self._before_step(micro_batches, loss)
         self._clear()
         self._weighted_losses, self._weights = [], weights or ()
         if weights is None:
@@ -328,7 +328,7 @@ class AMPTrainer:
             raise ValueError(f"{len(micro_batches)} micro-batches, but {len(weights)} weights")
         return loss_factors(weights, total, ranks=self._ranks, device=self.device)
 
-    def _before_step(self, batch: Any, loss: LossFunction) -> None:
+    def _before_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> None:
         """Do what the first step needs, such as DDP's order of buckets; called before every step."""
 
     def _clear(self) -> None:

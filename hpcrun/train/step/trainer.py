@@ -5,6 +5,7 @@ AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop u
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -283,7 +284,7 @@ class DistributedAMPTrainer(AMPTrainer):
                 "load_checkpoint(), save_checkpoint() and any other use of the optimizer or the weights"
             )
 
-    def _before_step(self, batch: Any, loss: LossFunction) -> None:
+    def _before_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> None:
         if self._buckets_final:
             return
         self._require_same_group()
@@ -293,24 +294,16 @@ class DistributedAMPTrainer(AMPTrainer):
                 "setup_distributed() and wrap_model() before training_step()"
             )
         self._buckets_final = True
+        forwards = [partial(self._forward, batch, loss) for batch in micro_batches]
         if self._strategy.changes_buckets(self.model):
-            self._finalize_buckets(batch, loss)
+            # DDP finds its final bucket layout before the first optimizer step.
+            compression = self._compression
+            hook = contextlib.nullcontext() if compression is None else compression.idle()
+            finalize_buckets(self.module, forwards[0], hook=hook, ranks=self.control_ranks())
         if self._strategy.collective_forward:
-            self._strategy.compare(self.control_ranks())
+            self._strategy.compare(self.control_ranks(), self.model, forwards)
 
-    def _finalize_buckets(self, batch: Any, loss: LossFunction) -> None:
-        """Let DDP find its final bucket layout before the first optimizer step."""
-
-        def forward() -> Tensor:
-            self._leave_evaluation()
-            with self.autocast():
-                return loss(self.model, to_device(batch, self.device))
-
-        finalize_buckets(
-            self.module,
-            forward,
-            hook=contextlib.nullcontext()
-            if self._compression is None
-            else self._compression.idle(),
-            ranks=self.control_ranks(),
-        )
+    def _forward(self, batch: Any, loss: LossFunction) -> Tensor:
+        self._leave_evaluation()
+        with self.autocast():
+            return loss(self.model, to_device(batch, self.device))
