@@ -18,7 +18,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _AFTER = 30
 """Lines that a program may print at its exit, after the traceback that ends it."""
 # Threads of gloo or CUDA may abort an interpreter that exits with an uncaught exception.
-_ABORTED_EXIT = re.compile(r"(?:ended with exit code \d+: its program )?was killed by SIG(?:ABRT|SEGV): ")
+_ABORTED = re.compile(r"(?:ended with exit code \d+: its program )?was killed by SIG(ABRT|SEGV): ")
 _NUMBER = re.compile(r"(?P<code>exit code \d+)|0x[0-9a-f]+|\d+")
 # torch.distributed.elastic's log lines and its traceback: the text after them does not come from the ranks.
 _AGENT = re.compile(
@@ -67,7 +67,7 @@ def same_failure(words: str) -> str:
     log without a traceback.
     """
     words = re.sub(r": rank \d+: ", ": ", words.partition(LOG_ENDS)[0])
-    words = _ABORTED_EXIT.sub("ended with exit code 1: ", words)
+    words = _ABORTED.sub("ended with exit code 1: ", words)
     return _NUMBER.sub(lambda found: found["code"] or "0", words)
 
 

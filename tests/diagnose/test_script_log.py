@@ -84,7 +84,7 @@ def test_a_plain_script_ends_with_its_exception_or_last_line(tmp_path: Path) -> 
         ("a.py ended with exit code 1: KeyError: 'x3'", "a.py ended with exit code 1: KeyError: 'x5'"),
         ("a.py ended with exit code 1: rank 0: E", "a.py ended with exit code 1: rank 3: E"),
         ("a.py ended with exit code 1: E", "a.py was killed by SIGABRT: E"),
-        ("a.sh ended with exit code 1: E", "a.sh ended with exit code 134: its program was killed by SIGABRT: E"),
+        ("a ended with exit code 1: E", "a ended with exit code 139: its program was killed by SIGSEGV: E"),
         ("a ended with exit code 3; its log ends with: x", "a ended with exit code 3; its log ends with: y"),
     ],
 )  # fmt: skip
