@@ -11,7 +11,13 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+PATIENCE = 3600.0
+"""Seconds after its last change for which a draft of another host may still be in use."""
+
+_MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux (proc(5)).
 
 
 @functools.cache
@@ -29,8 +35,10 @@ def process_space() -> str:
         return f"{host}-{os.urandom(4).hex()}-0"
 
 
-def runs(process: int) -> bool:
-    """Return True if the process of this number, in this process space, has not ended."""
+def runs(process: object) -> bool:
+    """Return True if ``process`` is the number of a process, in this process space, that has not ended."""
+    if not isinstance(process, int) or not 0 < process <= _MAX_PID:
+        return False
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -46,7 +54,55 @@ def draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{writer}.{os.urandom(6).hex()}.tmp")
 
 
-def remove_left(path: Path, patience: float) -> None:
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[Path]:
+    """Yield an empty draft for the block to fill; then ``path`` becomes the draft atomically and durably.
+
+    A reader or a crash sees the old or the new file. The drafts of killed writers are removed first.
+
+    Raises:
+        OSError: the disk refused; the old file is unchanged and the draft is removed.
+    """
+    remove_left(path)
+    draft = draft_of(path)
+    try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield draft
+        sync(draft)
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    # Only the fsync of the folder makes a rename durable (rename(2), fsync(2)).
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def draft_folder(path: Path, patience: float = PATIENCE) -> Iterator[Path]:
+    """Yield a new folder next to ``path``; after the block, what the block has not moved away is removed.
+
+    The drafts of killed writers are removed first, as :func:`remove_left` does. Raises OSError.
+    """
+    remove_left(path, patience)
+    folder = draft_of(path)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk (fsync(2)). Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_left(path: Path, patience: float = PATIENCE) -> None:
     """Remove the drafts of ``path`` whose writers were killed; a draft that cannot be removed stays.
 
     A draft of this process space stays while its process runs. Another draft stays until nothing in it has
@@ -54,11 +110,12 @@ def remove_left(path: Path, patience: float) -> None:
     that tells no process.
     """
     named = re.compile(rf"\.{re.escape(path.name)}\.(?:(.+)-(\d+)\.)?[0-9a-f]{{8,12}}\.tmp")
-    with contextlib.suppress(OSError):
-        for draft in [*path.parent.iterdir()]:
-            found = named.fullmatch(draft.name)
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for name in [entry.name for entry in entries]:
+            found = named.fullmatch(name)
             if found is None:
                 continue
+            draft = path.with_name(name)
             with contextlib.suppress(OSError):
                 if found[1] == process_space():
                     left = not runs(int(found[2]))

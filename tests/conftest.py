@@ -1,7 +1,9 @@
 """Fixtures and hooks for all tests."""
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,44 @@ _LONGEST = ("slurm/test_chaos", "slurm/", "test_main_job", "launch/", "test_quic
 
 # The longest slow test cancels 50 jobs, one after the other.
 _SLOW_TIMEOUT_SECONDS = 2 * 3600
+
+# Settings of the user or of the shell that starts the tests.
+_PERSONAL = ("HPCRUN_", "XDG_", "GIT_", "NCCL_", "BASH_ENV", "HF_HOME", "MPLCONFIGDIR")
+_OF_TESTS = (
+    *("HPCRUN_TEST_", "HPCRUN_REQUIRE_SLURM", "HPCRUN_SLURM_UNAVAILABLE", "HPCRUN_WRITE_GOLDEN"),
+    *("HPCRUN_CANCELLATIONS", "HPCRUN_TRIALS", "HPCRUN_VENV"),
+)
+_HOME = "HPCRUN_TEST_HOME"
+
+
+def _isolate() -> Path | None:
+    """Set the same environment for the tests on any machine; return the new home, None in a child of pytest.
+
+    The processes that the tests start inherit it: other settings of a user would change their results.
+    """
+    for name in list(os.environ):
+        if name.startswith(_PERSONAL) and not name.startswith(_OF_TESTS):
+            del os.environ[name]
+    # The number of threads changes the bits of a sum, and torchrun starts its ranks with one thread.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    made = None
+    if _HOME not in os.environ:
+        # Other users, who run some of the tests, read the folder.
+        made = Path(tempfile.mkdtemp(prefix="hpcrun-tests-home-"))
+        made.chmod(0o755)
+        # In CI the checkout belongs to another user, and git refuses it without this line.
+        checkout = Path(__file__).resolve().parents[1]
+        (made / ".gitconfig").write_text(f"[safe]\n\tdirectory = {checkout}\n")
+        os.environ[_HOME] = str(made)
+    os.environ["HOME"] = os.environ[_HOME]
+    os.environ["GIT_CONFIG_GLOBAL"] = os.environ[_HOME] + "/.gitconfig"
+    os.environ["GIT_CONFIG_NOSYSTEM"] = "1"
+    return made
+
+
+# Before torch is imported, which reads the number of threads.
+_made_home = _isolate()
 
 
 def _unmoved(_number: int, _frame: object) -> None:
@@ -37,6 +77,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give the tests with ``@ranks(n)`` to a server of ranks, which is itself a pytest process."""
     if not config.pluginmanager.has_plugin("tests.rank_server"):
         config.pluginmanager.register(RankTests())
+
+
+def pytest_unconfigure() -> None:
+    """Remove the home of the tests."""
+    if _made_home is not None:
+        shutil.rmtree(_made_home, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-_OPERATIONS = frozenset(("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"))
+_OPERATIONS = frozenset(("open", "os.link", "os.mkdir", "os.rename", "os.remove", "os.rmdir"))
 _SIZES = (0, 1, 50, 1000)
 
 

@@ -83,8 +83,8 @@ def test_a_canceled_run_resumed_by_the_same_command_ends_with_the_same_bits(tmp_
     with jobs.held_at(run, 9):
         done = jobs.hpcrun("cancel", "halted", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "is stopped at step" in done.stdout
-    assert (read_json(run.result) or {})["state"] == "stopped"
+    assert "is cancelled at step" in done.stdout
+    assert (read_json(run.result) or {})["state"] == "cancelled"
     again = jobs.submit_probe(tmp_path, "halted", model__pause=0.05)
     jobs.wait_for_end(again)
     assert len(jobs.events(run, "submitted")) == 2

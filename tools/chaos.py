@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 from chaoslib.compare import verify  # noqa: E402
-from chaoslib.disturbed import NODES, PATIENCE, Chaos  # noqa: E402
+from chaoslib.disturbed import ANY_STEP, NODES, PATIENCE, Chaos  # noqa: E402
 from chaoslib.faults import disturb, plan, table  # noqa: E402
 
 from tests.slurm import cluster  # noqa: E402
@@ -35,10 +35,9 @@ def run(slurm: SlurmCluster, faults: int, ranks: int, seed: int) -> None:
     reference = chaos.submit("undisturbed", "at-once", save_every=0)
     chaos.wait_for_account(reference, PATIENCE + chaos.steps)
     print(f"undisturbed: {chaos.steps} steps on {NODES} x {ranks} ranks", flush=True)
-    chaos.allow(1)
     chaos.submit("disturbed", "pace", save_every=5)
     met = disturb(chaos, planned)
-    chaos.allow(faults + 5)
+    chaos.allow(ANY_STEP)
     chaos.wait_for_account(chaos.run, PATIENCE)
     figures = verify(chaos, reference)
     print(table(met))

@@ -23,4 +23,4 @@ def note_end(run: RunDirectory) -> None:
     if read_json(run.result) is None:
         # The job was waiting, or its batch script was killed: no other process writes a result.
         step = last_committed(read_events(run))
-        write_result(run, Cause.CANCELLED, "", "it was cancelled", step)
+        write_result(run, Cause.CANCELLED, "", "cancelled; `hpcrun resume` continues it", step)

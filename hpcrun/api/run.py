@@ -16,7 +16,7 @@ from hpcrun.errors import UserError
 from hpcrun.launch import jobs, stopping
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.io.files import open_regular, read_json, read_lines
 
 _SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
 
@@ -64,11 +64,11 @@ class Run:
         """Return the facts that ``hpcrun status --json`` prints.
 
         Returns:
-            Among other keys: ``state`` (new, pending, running, suspended, finished, stopped, failed or
-            lost), ``step`` (finished steps), ``committed`` (the step that a resume begins at), ``loss``,
-            ``job``, ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (age of the newest
-            metrics), ``goodput`` (seconds by kind), ``detail`` and ``diagnosis`` (the cause of a failure). An
-            unknown value is None.
+            Among other keys: ``state`` (new, pending, running, suspended, finished, cancelled, stopped,
+            failed or lost), ``step`` (finished steps), ``committed`` (the step that a resume begins at),
+            ``loss``, ``job``, ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (age of the
+            newest metrics), ``goodput`` (seconds by kind), ``detail`` and ``diagnosis`` (the cause of a
+            failure). An unknown value is None.
 
         Raises:
             UserError: the run directory cannot be read.
@@ -144,7 +144,8 @@ class Run:
         lines: list[str] = []
         for path in log_files(folder, rank):
             # The line break at the end of a file begins no further line.
-            raw = path.read_bytes().removesuffix(b"\n")
+            with open_regular(path) as stream:
+                raw = stream.read().removesuffix(b"\n")
             lines += marked(path, iter(raw.split(b"\n") if raw else ()), rank)
         return "".join(f"{line}\n" for line in lines)
 

@@ -212,7 +212,7 @@ def conclude(
 
 def _notify_unrecorded(run: RunDirectory, attempt: Attempt, outcome: Outcome) -> None:
     """Send the notification of an end that could not be written to the event log."""
-    name = {exitcodes.DONE: "finished", exitcodes.TERMINATED: "stopped"}.get(
+    name = {exitcodes.DONE: "finished", exitcodes.TERMINATED: "cancelled"}.get(
         outcome.code or 0, "failed"
     )
     fields = {"reason": outcome.reason}
@@ -222,12 +222,12 @@ def _notify_unrecorded(run: RunDirectory, attempt: Attempt, outcome: Outcome) ->
 
 
 def _notify_given_up(
-    run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None, reason: str
+    run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None, reason: str, name: str
 ) -> None:
     """Send the notification of a run that no job continues although the policy allows a restart."""
     if ended is None or not ended.config.watch.notify:
         return
-    asked = {KEY: "stopped"} if "stopped" in ended.config.watch.notify_on else {}
+    asked = {KEY: name} if name in ended.config.watch.notify_on else {}
     sender = start(run, ended.config.watch)
     note(
         run,
@@ -317,7 +317,7 @@ def cancelled_after_all(run: RunDirectory, attempt: Attempt, ended: EndedAttempt
         )
         reason = f"cancelled before its restart after {cause}"
         write_result(run, Cause.CANCELLED, line, reason, last_committed(events))
-        _notify_given_up(run, attempt, ended, reason)
+        _notify_given_up(run, attempt, ended, reason, "cancelled")
     except OSError as error:
         complain(f"{run.result}: {error.strerror}")
     return exitcodes.TERMINATED
@@ -347,7 +347,8 @@ def continue_in_another_job(
     except ContinuationError as problem:
         note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
         complain(f"no job continues {run.name}: {problem}")
-        _notify_given_up(run, attempt, ended, f"no job continues the run: {problem}")
+        reason = f"no job continues the run: {problem}"
+        _notify_given_up(run, attempt, ended, reason, "stopped")
         return exitcodes.UNFINISHED
     _say(f"Slurm does not requeue this job: job {job} continues {run.name} after its end")
     view = query_job(attempt.job)

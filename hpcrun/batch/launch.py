@@ -138,7 +138,7 @@ def node_setup_steps(
     parts = components(environ, options.srun_args)
     folder = run.attempt_logs(attempt.job, attempt.restart)
     # The shell has exported job.env before this srun.
-    return [node_setup_command(parts, options.node_setup, {}, folder)]
+    return [node_setup_command(parts, options.node_setup, folder)]
 
 
 def preflight_steps(run: RunDirectory, options: LaunchOptions) -> list[list[str]]:

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcrun.cluster.environment import export_lines
+from hpcrun.cluster.environment import export_from_environment
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
@@ -56,9 +56,10 @@ def run_ranks(
     os.close(writing)
     os.set_blocking(reading, False)
     try:
-        script = shell_script(setup, env, steps, report)
+        exports, values = export_from_environment(env)
+        script = shell_script(setup, exports, steps, report)
         child = subprocess.Popen(
-            ["bash", "-c", script, "hpcrun"], env=dict(environ), pass_fds=[report]
+            ["bash", "-c", script, "hpcrun"], env={**environ, **values}, pass_fds=[report]
         )
         os.close(report)
         report = -1
@@ -82,20 +83,16 @@ def run_ranks(
 
 
 def shell_script(
-    setup: Sequence[str], env: Mapping[str, str], steps: Sequence[Sequence[str]], report: int
+    setup: Sequence[str], exports: Sequence[str], steps: Sequence[Sequence[str]], report: int
 ) -> str:
-    """Return the text for bash; it writes the failed line, or that no line failed, to descriptor ``report``.
-
-    Raises:
-        ClusterError: a shell cannot have a variable of this name or value.
-    """
+    """Return the text for bash, which writes the failed line or "ready" to descriptor ``report``."""
     return "\n".join(
         [
             "set -e",
             f'hpcrun_failed() {{ printf "%s %s" "$1" "${{2:0:{_LONGEST}}}" >&{report}; exit "$1"; }}',
             'trap \'hpcrun_failed "$?" "$BASH_COMMAND"\' EXIT',
             *setup,
-            *export_lines(env),
+            *exports,
             # Only here: module and conda read variables that are not set.
             "set -u",
             # Not a trap that the set-up has made its own.

@@ -3,6 +3,7 @@
 import math
 import warnings
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,19 +26,20 @@ from hpcrun.checkpoint.state.names import replicated
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.storage.lock import FolderLock
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.control.collective import Ranks
 from hpcrun.control.making import new_control_group
 from hpcrun.device.accelerator import is_accelerator
+from hpcrun.run.io.lock_file import LockFile
 
 
 class Checkpointer:
     """Saves and restores the state of any training loop, on one process or all ranks of torch.distributed.
 
-    Use the object as a context manager: the end of the block waits for the pending save. Every method is
-    collective: all ranks call it, with the same step. With a save interval, the constructor creates the
-    folder and takes its lock.
+    Call :meth:`close` at the end of training, or use the object as a context manager: both wait for the
+    pending save. Every method is collective: all ranks call it, with the same step. With a save interval,
+    the constructor creates the folder and takes its lock. In a job of hpcrun each commit is reported, as
+    ``hpcrun.report(step, saved=True)`` does.
 
     Args:
         folder: the folder of the checkpoints; created if missing, with its parents.
@@ -60,14 +62,13 @@ class Checkpointer:
         extra: the argument; add, replace and read values at any time.
         notes: remarks of the last restore: skipped damage, a changed number of ranks, a new scheduler.
         outcome: result of the last save that has ended, as far as this rank knows; None before.
-        patience: seconds that a rank which fails waits for its save: another rank may never take part.
+        patience: seconds that a rank which fails, or ends without :meth:`close`, waits for its save: another
+            rank may never take part. Set it at any time; the default is 60.
 
     Raises:
         CheckpointError: an argument is invalid, the state cannot be saved, another training run saves to
             the folder, or the folder is writable by everybody. Raised on all ranks.
     """
-
-    patience = 60.0
 
     def __init__(
         self,
@@ -99,7 +100,12 @@ class Checkpointer:
         self.extra: dict[str, Any] = {} if extra is None else extra
         self._retention = Retention() if retention is None else retention
         store = self._store = folder_store(folder)
-        self._lock = FolderLock(store.root)
+        lock = self._lock = _lock_of(store.root)
+
+        def still_mine() -> None:
+            store.make_root()
+            lock.hold()
+
         self._costs: list[tuple[float, float]] = []
         with self._ranks.agreed():
             every = require_arguments(
@@ -115,7 +121,7 @@ class Checkpointer:
             store,
             self._ranks,
             pinned=any(is_accelerator(parameter.device) for parameter in model.parameters()),
-            still_mine=self._lock.hold,
+            still_mine=still_mine,
             retention=self._retention,
             host_memory=host_memory,
         )
@@ -136,8 +142,18 @@ class Checkpointer:
         """Notes of the last restore: skipped damage, a changed number of ranks, a new scheduler."""
         self.outcome: SaveOutcome | None = None
         """Result of the last save that has ended, as far as this rank knows."""
-        # For users without a `with` block: the interpreter must not exit while a thread saves.
-        weakref.finalize(self, _leave, self._engine, self._lock, self._ranks, self.patience)
+        self._patience = [60.0]  # a list, so that the finalizer sees a later value
+        # For a program that ends without `close`: the interpreter must not exit while a thread saves.
+        weakref.finalize(self, _leave, self._engine, self._lock, self._ranks, self._patience)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a rank which fails, or ends without :meth:`close`, waits for its save."""
+        return self._patience[0]
+
+    @patience.setter
+    def patience(self, seconds: float) -> None:
+        self._patience[0] = seconds
 
     @property
     def saving(self) -> bool:
@@ -246,6 +262,16 @@ class Checkpointer:
             raise CheckpointError(f"step {self.outcome.step} was not saved: {self.outcome.error}")
         return self.outcome
 
+    def close(self) -> None:
+        """Wait for the pending save, and release the folder; a later save takes the folder again.
+
+        Call it before ``torch.distributed.destroy_process_group()``, which would end a pending save.
+
+        Raises:
+            CheckpointError: the last save failed. Raised on all ranks.
+        """
+        self.__exit__(None, None, None)
+
     def __enter__(self) -> "Checkpointer":
         if self._claimed:
             self._ranks.from_rank_0(self._lock.hold)
@@ -271,7 +297,7 @@ class Checkpointer:
                     warnings.warn(text, CheckpointWarning, stacklevel=2)
         finally:
             self._claimed = False
-            _leave(self._engine, self._lock, self._ranks, patience)
+            _leave(self._engine, self._lock, self._ranks, [patience])
 
     def _require_savable(self) -> None:
         try:
@@ -296,7 +322,11 @@ class Checkpointer:
 
     def _claim(self) -> None:
         self._store.make_root()
-        self._lock.take()
+        # A previous attempt may be ending; a lock of a dead host is taken over after three minutes.
+        self._lock.take(here=3.0, elsewhere=200.0, waiting=self._wait_for)
+
+    def _wait_for(self, holder: str) -> None:
+        self._warn(f"{self._store.root}: waiting up to 200 s for {holder}, which saves there")
 
     def _take(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
@@ -317,10 +347,25 @@ class Checkpointer:
             warnings.warn(text, CheckpointWarning, stacklevel=4)
 
 
-def _leave(engine: CheckpointEngine, lock: FolderLock, ranks: Ranks, patience: float) -> None:
+def _lock_of(folder: Path) -> LockFile:
+    """Return the lock of a folder without a run directory: only one training run may save there.
+
+    Two training runs would delete each other's temporary folders. A run directory has its owner record.
+    """
+    path = folder / ".lock"
+    busy = (
+        f"{folder}: another Checkpointer saves there ({{holder}}); use another folder, leave its block, "
+        f"end its training run, or pass every=0 to read only; if it has ended, remove {path}"
+    )
+    return LockFile(path, busy, error=CheckpointError)
+
+
+def _leave(
+    engine: CheckpointEngine, lock: LockFile, ranks: Ranks, patience: Sequence[float]
+) -> None:
     """Wait for the pending save, and close the lock: no work may be left when the interpreter exits."""
-    engine.wait(None if ranks.world_size == 1 else patience)
+    engine.wait(None if ranks.world_size == 1 else patience[0])
     if ranks.world_size > 1:
         wait_until_idle(GLOO_WORKERS, patience=2.0)
     if not engine.under_way:
-        lock.close()
+        lock.release()

@@ -1,7 +1,5 @@
 """Export of the model to a single file, which plain PyTorch or safetensors reads without hpcrun."""
 
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.leases import hold
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.drafts import draft_folder, sync
 from hpcrun.errors import one_line
 
 FORMATS = (".safetensors", ".pt", ".pth")
@@ -74,22 +73,20 @@ def export_model(
     if target.suffix == ".safetensors":
         _require_tensors(state, target)
         write = _writer_of_safetensors(step)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    with explained("be written", target):
+    # A folder: safetensors makes a temporary file of its own next to the file.
+    with explained("be written", target), draft_folder(target) as folder:
+        draft = folder / target.name
         try:
-            try:
-                write(state, part)
-            except OSError:
-                raise
-            except Exception as error:  # the formats raise their own types, also for a full disk
-                raise CheckpointError(
-                    f"{target}: cannot be written: {one_line(error)}; check the free space"
-                ) from error
-            with part.open("rb") as stream:
-                os.fsync(stream.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+            write(state, draft)
+        except OSError:
+            raise
+        except Exception as error:  # the formats raise their own types, also for a full disk
+            raise CheckpointError(
+                f"{target}: cannot be written: {one_line(error)}; check the free space"
+            ) from error
+        sync(draft)
+        draft.replace(target)
+        sync(target.parent)
     tensors = sum(isinstance(value, torch.Tensor) for value in state.values())
     return {"tensors": tensors, "bytes": target.stat().st_size}
 

@@ -11,6 +11,7 @@ from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.collective import Ranks
+from hpcrun.run.reports import report
 
 
 def folder_store(folder: Path | str) -> CheckpointStore:
@@ -31,7 +32,7 @@ def folder_engine(
     retention: Retention | None = None,
     host_memory: float | None = None,
 ) -> CheckpointEngine:
-    """Make the engine of ``store``. Collective.
+    """Make the engine of ``store``. In a script that hpcrun started, it reports each commit. Collective.
 
     Args:
         ranks: all ranks, with their control group.
@@ -41,11 +42,17 @@ def folder_engine(
         host_memory: gigabytes (10^9 bytes) of host memory per rank for a snapshot; None: half of the free
             memory.
     """
+    prune = pruning(store, retention or Retention())
+
+    def after_commit(step: int) -> list[str]:
+        report(step, saved=True)
+        return prune(step)
+
     return CheckpointEngine(
         store,
         ranks,
         still_mine=still_mine,
-        after_commit=pruning(store, retention or Retention()),
+        after_commit=after_commit,
         staging=Staging(
             limit=None if host_memory is None else int(host_memory * 1e9),
             ranks_on_host=ranks.on_this_host(),

@@ -15,11 +15,11 @@ from hpcrun.run.directory import RunDirectory, RunError, find
 from hpcrun.run.sweep_file import NAME
 
 STATES = (
-    *("new", "pending", "running", "suspended", "finished", "stopped", "failed", "lost"),
-    "unreadable",
+    *("new", "pending", "running", "suspended", "finished", "cancelled", "stopped", "failed"),
+    *("lost", "unreadable"),
 )
-# The words that the table prints for some states.
-_ALIASES = {"waiting": "pending", "cancelled": "stopped"}
+# The word that the table prints for a state.
+_ALIASES = {"waiting": "pending"}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 SORTS = {

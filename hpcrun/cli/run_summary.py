@@ -33,21 +33,21 @@ def print_end(run: RunDirectory) -> int:
         return exitcodes.FAILED
     if result is None:
         now = jobs.state(run)
-        if now.word != "stopped":
+        if now.word != "cancelled":
             why = now.detail.removesuffix("; `hpcrun resume` continues it")
             say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
             # If neither the ranks nor the controller wrote an end, the disk was full.
             return exitcodes.SAVE_FAILED if jobs.is_full(run.path) else exitcodes.FAILED
-        result = {"state": "stopped", "step": last_committed(read_events(run))}
+        result = {"state": "cancelled", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":
         say(f"hpcrun: {run.name} is finished")
         print_result(run)
         return exitcodes.DONE
-    if state == "stopped":
+    if state in ("cancelled", "stopped"):
         say(
-            f"hpcrun: {run.name} is stopped{_where(result)}; "
+            f"hpcrun: {run.name} is {state}{_where(result)}; "
             f"{_continue(run)}, and so does the same command"
         )
         return exitcodes.UNFINISHED

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hpcrun.run.io.files import open_regular
+
 
 class Tail:
     """Yields the lines that were added to ``path`` since the last read. The file may be created later."""
@@ -14,7 +16,7 @@ class Tail:
     def read(self) -> Iterator[bytes]:
         """Yield the new whole lines without their ends; an unfinished line is kept for the next read."""
         try:
-            with self._path.open("rb") as stream:
+            with open_regular(self._path) as stream:
                 stream.seek(self._offset)
                 new = stream.read()
         except FileNotFoundError:
@@ -27,7 +29,7 @@ class Tail:
         """Yield the new whole lines and an unfinished last line, which no process will complete."""
         yield from self.read()
         try:
-            with self._path.open("rb") as stream:
+            with open_regular(self._path) as stream:
                 stream.seek(self._offset)
                 rest = stream.read()
         except FileNotFoundError:

@@ -7,7 +7,7 @@ reads them instead of passing them on.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from hpcrun.cluster.errors import ClusterError
 
@@ -136,6 +136,29 @@ def export_lines(variables: Mapping[str, str]) -> list[str]:
             with a NUL in it.
     """
     lines = []
+    for name, value in _checked(variables):
+        quoted = value.replace("'", "'\"'\"'")
+        lines.append(f"export {name}='{quoted}'")
+    return lines
+
+
+def export_from_environment(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return shell lines that export ``variables``, and the environment from which the lines take the values.
+
+    ps(1) shows the arguments of a shell to every user of a node, but its environment to its user only.
+
+    Raises:
+        ClusterError: as `export_lines`.
+    """
+    lines, environ = [], {}
+    for name, value in _checked(variables):
+        carrier = f"HPCRUN_VALUE_OF_{name}"
+        environ[carrier] = value
+        lines.append(f'export {name}="${carrier}"; unset {carrier}')
+    return lines, environ
+
+
+def _checked(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise ClusterError(
@@ -146,9 +169,7 @@ def export_lines(variables: Mapping[str, str]) -> list[str]:
             raise ClusterError(f"environment variable {name}: bash keeps it read-only; remove it")
         if "\0" in value:
             raise ClusterError(f"environment variable {name}: its value has a NUL; remove it")
-        quoted = value.replace("'", "'\"'\"'")
-        lines.append(f"export {name}='{quoted}'")
-    return lines
+        yield name, value
 
 
 def without_rank_requests(environ: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.cluster.environment import export_lines
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.hostlist import expand
 from hpcrun.cluster.slurm.options import given_option
@@ -19,15 +18,11 @@ _NAMES_ITSELF = (
 _PLACING = {"nodelist": "w", "exclude": "x", "relative": "r"}
 
 
-def node_setup_script(lines: Sequence[str], env: Mapping[str, str]) -> str:
-    """Return the shell program of a node: ``lines`` in order, up to the first that fails.
-
-    Raises:
-        ClusterError: a name in ``env`` is no variable of the shell.
-    """
+def node_setup_script(lines: Sequence[str]) -> str:
+    """Return the shell program of a node: ``lines`` in order, up to the first that fails."""
     # A warning of a preemption or of the time limit would end these commands too.
     ignore = "trap '' USR1 USR2"
-    return "\n".join([*export_lines(env), _NAMES_ITSELF, ignore, "set -e", *lines])
+    return "\n".join([_NAMES_ITSELF, ignore, "set -e", *lines])
 
 
 @dataclass(frozen=True)
@@ -66,16 +61,13 @@ def components(environ: Mapping[str, str], srun_args: Sequence[str]) -> list[Com
     ]
 
 
-def node_setup_command(
-    parts: Sequence[Component], lines: Sequence[str], env: Mapping[str, str], folder: Path
-) -> list[str]:
+def node_setup_command(parts: Sequence[Component], lines: Sequence[str], folder: Path) -> list[str]:
     """Build the srun that runs ``lines`` once on each node of ``parts``.
 
     srun returns when all nodes are done, so the ranks start after a barrier. If one node fails,
     srun ends the other nodes and names the node, as srun does for a rank.
 
     Args:
-        env: variables for the lines, such as ``job.env``.
         folder: the attempt's logs. Each node writes to ``node-setup-NODE.log`` there.
     """
     logs = str(folder).replace("%", "%%")
@@ -95,7 +87,7 @@ def node_setup_command(
             f"--output={logs}/node-setup-%N.log",
             "bash",
             "-c",
-            node_setup_script(lines, env),
+            node_setup_script(lines),
         ]
     return words
 

@@ -98,7 +98,7 @@ def changes_since(
 
 
 def all_differences(old: Config, new: Config) -> list[str]:
-    """Return the keys with other values, as :func:`differing` does; a secret value becomes ``***``."""
+    """Return the keys of ``old`` with another value in ``new``, as :func:`differing`; ``***`` for secrets."""
     before, after = (_flat(config.model_dump(mode="json")) for config in (old, new))
     return [
         f"{key}: *** -> ***" if key.startswith(_MAY_BE_SECRET) else line

@@ -288,7 +288,9 @@ class Watch(Section):
     notify: NotifyTarget | None = Field(
         default=None, description="Webhook URL, command or env:VARIABLE to notify at the end."
     )
-    notify_on: list[Literal["finished", "failed", "stopped", "budget-used-up", "requeued"]] = Field(
-        default=["finished", "failed", "stopped", "budget-used-up"],
+    notify_on: list[
+        Literal["finished", "failed", "cancelled", "stopped", "budget-used-up", "requeued"]
+    ] = Field(
+        default=["finished", "failed", "cancelled", "stopped", "budget-used-up"],
         description="Events that send a notification.",
     )

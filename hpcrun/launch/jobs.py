@@ -31,8 +31,8 @@ _FULL = 16_384
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run. ``word`` is one of new, pending, running, suspended, finished, stopped, failed,
-    lost.
+    """The state of a run. ``word`` is one of new, pending, running, suspended, finished, cancelled, stopped,
+    failed, lost.
 
     ``detail``: more in plain words; ``live``: a job has the run now. ``cluster``: the cluster of the job, if
     Slurm's commands do not reach it from here. ``through``: the cluster to name in these commands
@@ -135,7 +135,7 @@ def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str, read: Read
         return ended
     events = read(run)
     if was_cancelled(events, job[1]):
-        return RunState("stopped", "cancelled; `hpcrun resume` continues it", False, *job)
+        return RunState("cancelled", "cancelled; `hpcrun resume` continues it", False, *job)
     return RunState(_by_events(events), f"on cluster {cluster}; ask there", True, *job, cluster)
 
 
@@ -196,7 +196,7 @@ def _state(
     if ended is not None:
         return ended
     if word == "CANCELLED" or (not word and was_cancelled(read(run), job_id)):
-        return RunState("stopped", _why_cancelled(run, job_id, read), False, executor, job_id)
+        return RunState("cancelled", _why_cancelled(run, job_id, read), False, executor, job_id)
     if word == "COMPLETED":
         detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
         return RunState("lost", detail, False, executor, job_id)
@@ -207,7 +207,7 @@ def _state(
         return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
     if executor == "slurm" and _by_events(read(run)) == "pending":
         gone = "its job left Slurm while it waited; `hpcrun resume` continues it"
-        return RunState("stopped", gone, False, executor, job_id)
+        return RunState("cancelled", gone, False, executor, job_id)
     detail = detail or "ended without an exit record; `hpcrun resume` continues it"
     return RunState("lost", detail, False, executor, job_id)
 

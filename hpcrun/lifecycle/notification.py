@@ -37,7 +37,7 @@ def notification_of(cause: Cause, *, restart: bool, attempts: int) -> str:
     if cause is Cause.FINISHED:
         return "finished"
     if cause is Cause.CANCELLED:
-        return "stopped"
+        return "cancelled"
     if cause in _FAILED or (attempts < 2 and cause is not Cause.EXHAUSTED):
         return "failed"
     return "budget-used-up"

@@ -10,7 +10,7 @@ import orjson
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
-from hpcrun.run.io.files import intact_lines, parse_line
+from hpcrun.run.io.files import intact_lines, open_regular, parse_line
 
 EVENTS_READ = 1 << 16
 """Bytes of an event log: about 450 events. A run that saves every hour writes as many in two weeks."""
@@ -31,7 +31,7 @@ class LastLines:
 def last_lines(path: Path, size: int) -> LastLines:
     """Return the JSON objects in the last ``size`` bytes of ``path``; damaged lines are skipped."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             length = stream.seek(0, os.SEEK_END)
             begin = max(0, length - size)
             stream.seek(begin)
@@ -126,7 +126,7 @@ def signature(path: Path) -> tuple[int, int, int] | None:
 
 def _head(path: Path) -> list[Event]:
     """Return the events at the beginning of a log."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         lines = stream.read(_HEAD).split(b"\n")[:-1]
     return [event for line in lines if (event := to_event(parse_line(line) or {})) is not None]
 

@@ -94,5 +94,5 @@ def _is_left(folder: Path, now: float) -> bool:
     except OSError:
         return False
     here = maker.get("space") == process_space()
-    dead = here and not runs(int(maker["pid"]))
+    dead = here and not runs(maker.get("pid"))
     return dead or (not here and age > _LONGEST)

@@ -117,6 +117,7 @@ class SubmissionLock(LockFile):
         """Prepare the lock of ``run``; ``beat``: seconds between two touches."""
         held = RunDirectory(run.path.parent) if is_element(run) else run
         busy = (
-            f"{held.path}: another process is submitting this run; if not, remove {held.submitting}"
+            f"{held.path}: another process is submitting this run ({{holder}}); if not, remove "
+            f"{held.submitting}"
         )
         super().__init__(held.submitting, busy, beat=beat)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcrun.config import Config
-from hpcrun.drafts import draft_of, remove_left
+from hpcrun.drafts import replacing
 from hpcrun.tasks import digits
 from hpcrun.tasks.digits_task import Batch, DigitsTask
 from hpcrun.tasks.options.digits import AutoencoderData, AutoencoderShape
@@ -163,10 +163,6 @@ def _row(images: Tensor) -> str:
     return "\n".join("".join(2 * SHADES[step] for step in line).rstrip() for line in lines)
 
 
-_PATIENCE = 3600.0
-"""Seconds after which a writer of another host writes no more."""
-
-
 def write_images(path: Path, images: Tensor, shown: Tensor, codes: Tensor) -> None:
     """Write an HDF5 file with ``images``, ``reconstructions`` and ``codes``, replacing it atomically.
 
@@ -175,13 +171,6 @@ def write_images(path: Path, images: Tensor, shown: Tensor, codes: Tensor) -> No
     import h5py
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_left(path, _PATIENCE)
-    temporary = draft_of(path)
-    try:
-        temporary.touch(0o600, exist_ok=False)
-        with h5py.File(temporary, "w") as file:
-            for key, values in (("images", images), ("reconstructions", shown), ("codes", codes)):
-                file.create_dataset(key, data=values.numpy())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as draft, h5py.File(draft, "w") as file:
+        for key, values in (("images", images), ("reconstructions", shown), ("codes", codes)):
+            file.create_dataset(key, data=values.numpy())

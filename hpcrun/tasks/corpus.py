@@ -10,7 +10,6 @@ train bytes, then the validation bytes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import platform
@@ -22,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcrun.drafts import draft_of, remove_left
+from hpcrun.drafts import replacing
 from hpcrun.errors import UserError
-from hpcrun.tasks.durable import sync
 
 if TYPE_CHECKING:
     import numpy as np
@@ -265,27 +263,14 @@ def _unreadable(path: Path, error: OSError) -> CorpusError:
     return CorpusError(f"{path}: cannot be read: {error.strerror or error}")
 
 
-_PATIENCE = 3600.0
-"""Seconds after which a writer of another host writes no more: a corpus is written in one go."""
-
-
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
     """Write the corpus, after what killed writers of the same file have left is removed."""
-    temporary = draft_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        remove_left(path, _PATIENCE)
-        temporary.touch(0o600, exist_ok=False)
-        with temporary.open("wb") as file:
+        with replacing(path) as draft, draft.open("wb") as file:
             file.writelines(pieces)
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
     except OSError as error:
         raise CorpusError(
             f"{path}: cannot write the corpus: {error.strerror or error}; "
             "set data.path or XDG_CACHE_HOME to a writable place with enough space"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

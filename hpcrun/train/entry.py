@@ -17,6 +17,7 @@ from hpcrun.lifecycle.opening import already_finished, open_attempt
 from hpcrun.lifecycle.ownership import Occupied
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
+from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, job_of_process
 from hpcrun.run.io.streams import copied_to
@@ -67,7 +68,10 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     with copied_to(logs / f"rank-{distributed.rank:05d}.log"):
         code = run_attempt(run, attempt, config, distributed, flag)
         if distributed.rank == 0:
-            finalize(run, attempt, code, None)
+            try:
+                finalize(run, attempt, code, None)
+            except OSError as error:  # The training keeps its exit code.
+                say_aside(f"hpcrun: the end of the attempt is not recorded: {error}")
     return code
 
 

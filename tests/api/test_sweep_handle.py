@@ -44,7 +44,7 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
     with pytest.raises(TimeoutError, match="2 runs have not ended"):
         sweep.wait(timeout=0.1)
     sweep.cancel()
-    assert sweep.wait() == {"finished": 1, "failed": 1, "stopped": 2}
+    assert sweep.wait() == {"finished": 1, "failed": 1, "cancelled": 2}
     (tmp_path / "go").touch()
     again = hpcrun.submit(sweep=axes, **given)
     assert again.wait(timeout=jobs.PATIENCE) == {"finished": 2, "failed": 2}

@@ -87,7 +87,7 @@ def end(run: RunDirectory, name: str = "failed", attempt: Attempt = FIRST) -> No
     ("cause", "restart", "attempts", "name"),
     [
         (Cause.FINISHED, False, 1, "finished"),
-        (Cause.CANCELLED, False, 3, "stopped"),
+        (Cause.CANCELLED, False, 3, "cancelled"),
         (Cause.BAD_INPUT, False, 2, "failed"),
         (Cause.CRASH, False, 1, "failed"),
         (Cause.CRASH, False, 4, "budget-used-up"),

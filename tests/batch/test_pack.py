@@ -43,7 +43,7 @@ def test_the_cancellation_of_one_run_leaves_the_restart_of_the_others(
     assert start_pack_again(runs, FIRST, None) == 0
     assert [call for call in desk.asked() if "requeue" in call] == ["scontrol requeue 7"]
     states = [(read_json(run.result) or {}).get("state") for run in runs]
-    assert states == ["stopped", None]
+    assert states == ["cancelled", None]
 
 
 def test_the_reason_for_the_end_of_the_job_is_that_of_each_run(

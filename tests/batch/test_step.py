@@ -19,7 +19,7 @@ from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.io.files import write_json
+from hpcrun.run.io.files import read_json, write_json
 
 from .step_substitutes import FIRST, ROOT, SHOWN, Desk
 
@@ -228,6 +228,19 @@ def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) ->
     assert (message["event"], message["cause"]) == ("stopped", "crash")
     assert message["reason"].startswith("no job continues the run: hpcrun does not know")
     assert [event.what for event in read_events(desk.run)].count("notified") == 1
+
+
+def test_a_run_canceled_during_its_requeue_notifies_that_it_is_cancelled(tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    desk = Desk(tmp_path, watch={"notify": f"cat >> {sent}"})
+    person = json.dumps({"time": 1.0, "event": "cancelled", "job": "7", "restart": 0})
+    cancel = f"echo '{person}' >> {shlex.quote(str(desk.run.events))}"
+    desk.answer("scontrol", f"if [ $1 = show ]; then printf '{SHOWN}'; else {cancel}; fi")
+    open_attempt(desk.run, FIRST, Budgets())
+    desk.answer("srun", "exit 1")
+    assert desk.step() == 143, desk.told()
+    assert (read_json(desk.run.result) or {})["state"] == "cancelled"
+    assert json.loads(sent.read_text())["event"] == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.collective import Ranks
 from hpcrun.control.making import new_control_group
+from hpcrun.run.reports import VARIABLE, newest_report
 from hpcrun.train.step.checkpointing import TrainerCheckpoints
 from tests.pages import code_blocks
 from tests.train.forks import fork_ranks
@@ -298,6 +299,61 @@ def test_a_pending_save_is_committed_when_a_single_process_is_interrupted(tmp_pa
     with pytest.raises(KeyboardInterrupt), ckpt:
         train()
     assert Checkpointer(tmp_path, **parts()).restore() == 1
+
+
+def test_a_job_learns_of_each_commit_and_close_waits_for_the_last(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    run, going_on = CommitProtocol.run, threading.Event()
+
+    def slow(protocol, job):
+        assert going_on.wait(300)
+        return run(protocol, job)
+
+    monkeypatch.setattr(CommitProtocol, "run", slow)
+    place = tmp_path / "checkpoints"
+    ckpt = Checkpointer(place, **parts())
+    ckpt.save(4)
+    assert newest_report(tmp_path).saved is None
+    threading.Timer(0.1, going_on.set).start()
+    ckpt.close()
+    found = newest_report(tmp_path)
+    assert (ckpt.outcome.ok, found.step, found.saved) == (True, 4, 4)
+    # Another training may save there; a save of the first object is refused, and closing again is not.
+    with Checkpointer(place, **parts()) as other:
+        assert other.restore() == 4
+        with pytest.raises(
+            CheckpointError, match=r"another Checkpointer saves there \(this process\)"
+        ):
+            ckpt.save(5)
+        ckpt.close()
+    engine = engine_of_trainer(tmp_path / "of trainer")
+    engine.save(6, {"weights": torch.ones(2)}, {}, {})
+    assert newest_report(tmp_path).saved == 6
+
+
+def test_a_rank_that_ends_without_close_waits_for_its_patience_only(tmp_path):
+    """Without a limit of its own, the rank would still wait when the other rank takes part at last."""
+
+    def play(rank):
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        coming, run = threading.Event(), CommitProtocol.run
+        CommitProtocol.run = lambda *save: (coming.wait(300 * rank), run(*save))[1]
+        ckpt = Checkpointer(tmp_path / "checkpoints", **parts())
+        ckpt.patience = 0.1
+        ckpt.save(1)
+        at_last = threading.Timer(30, coming.set)
+        at_last.start()
+        del ckpt  # As at the end of the interpreter.
+        assert not (tmp_path / "checkpoints" / "step-000000001").exists()
+        at_last.cancel()
+        dist.barrier()
+        coming.set()
+
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
 
 
 def engine_of_trainer(folder, device="cpu"):

@@ -1,9 +1,9 @@
 """Arguments of Checkpointer: early refusals, the lock of the folder, and the restore of all parts."""
 
-import contextlib
+import json
 import os
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.storage.lock import LOCK, FolderLock
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from tests.train.forks import fork_ranks
@@ -196,26 +195,18 @@ def test_the_best_by_a_metric_is_kept_and_a_missing_metric_is_reported(tmp_path)
 def test_only_one_training_run_at_a_time_saves_to_a_folder(tmp_path):
     folder = tmp_path / "missing" / "checkpoints"
     with Checkpointer(folder, **parts()) as first:
-        with pytest.raises(
-            CheckpointError, match="another Checkpointer of this process saves there"
-        ):
+        with pytest.raises(CheckpointError, match=r"saves there \(this process\)"):
             Checkpointer(folder, **parts())
 
         def play(_):
             with pytest.raises(
-                CheckpointError, match=rf"\(process {os.getppid()} on .*\); use another"
+                CheckpointError, match=rf"\(process {os.getppid()} on .*\); use anot"
             ):
-                FolderLock(folder).take(here=0)
-            (folder / LOCK).write_text("process 7 on another-host")
-            waiting = pytest.warns(
-                CheckpointWarning, match="waiting 0.2 s .*process 7 on another-host"
-            )
-            with waiting, pytest.raises(CheckpointError, match="if its node is gone, remove"):
-                FolderLock(folder).take(here=0, elsewhere=0.2)
+                Checkpointer(folder, **parts())
 
         assert fork_ranks(1, play) == [0]
         assert Checkpointer(folder, **parts(), every=0).restore() == 0  # reading needs no lock
-        with pytest.raises(CheckpointError, match="another Checkpointer"):
+        with pytest.raises(CheckpointError, match="another Checkpointer saves there"):
             Checkpointer(folder, **parts(), every=0).save(1)
         first.save(1)
         assert first.wait().ok
@@ -223,7 +214,7 @@ def test_only_one_training_run_at_a_time_saves_to_a_folder(tmp_path):
     assert [made.restore(), anew.restore()] == [1, 1]
     anew.save(2)
     made.save(3)
-    with pytest.raises(CheckpointError, match=r"step 3 was not saved: .* another Checkpointer"):
+    with pytest.raises(CheckpointError, match=r"step 3 was not saved: .*another Checkpointer"):
         made.wait()
     assert anew.wait().ok
     del made, anew
@@ -231,24 +222,37 @@ def test_only_one_training_run_at_a_time_saves_to_a_folder(tmp_path):
         assert second.restore() == 2
 
 
-def test_the_lock_is_released_when_its_object_is_gone(tmp_path):
-    for _ in range(2):
-        FolderLock(tmp_path).take(here=0)
+def test_a_restarted_job_takes_the_folder_of_its_killed_start(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    ckpt = Checkpointer(folder, **parts())
+    lock = json.loads((folder / ".lock").read_text()) | {"space": "other-node-1-2", "host": "node2"}
+    (folder / ".lock").write_text(json.dumps(lock))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with Checkpointer(folder, **parts()) as again:
+        # A process of the killed start that still runs must not save.
+        ckpt.save(1)
+        with pytest.raises(
+            CheckpointError, match=r"step 1 was not saved: .*saves there \(this pro"
+        ):
+            ckpt.wait()
+        again.save(1)
+        assert again.wait().ok
+    assert not (folder / ".lock").exists()
 
 
-def test_a_forked_worker_does_not_keep_the_lock(tmp_path):
-    ckpt = Checkpointer(tmp_path / "checkpoints", **parts())
-
-    def play(_):
-        held = []
-        for entry in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                held.append(entry.readlink())
-        assert not [path for path in held if path.is_relative_to(tmp_path)]
-
-    assert fork_ranks(1, play) == [0]
-    with ckpt, pytest.raises(CheckpointError, match="another Checkpointer"):
-        FolderLock(tmp_path / "checkpoints").take(here=0)
+def test_a_folder_in_use_on_another_host_is_waited_for(tmp_path):
+    path = tmp_path / ".lock"
+    with Checkpointer(tmp_path, **parts()):
+        lock = json.loads(path.read_text()) | {"space": "other-node-1-2", "host": "node2"}
+    path.write_text(json.dumps(lock))
+    waiting = pytest.warns(CheckpointWarning, match=r"waiting up to 200 s for process \d+ on node2")
+    with waiting as warned, ThreadPoolExecutor(1) as other:
+        started = other.submit(Checkpointer, tmp_path, **parts())
+        while not warned.list:
+            time.sleep(0.01)
+        os.utime(path, (0, 0))  # as if its host had been dead for long
+        assert not started.result().saving
 
 
 def test_a_chdir_during_training_does_not_change_the_target(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Ranks save together: all ranks learn of an event on one rank."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hpcrun.checkpoint.state.capture import (
     template,
 )
 from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from tests.ranks import agreed, ranks
 
@@ -201,6 +203,26 @@ def test_one_rank_needs_no_process_group(root):
     assert restored.meta == {"note": "ü"}
     assert torch.equal(restored.shared["weights"], state["weights"])
     assert engine.restore(single_rank.nothing, skip=[20, 30]) is None
+
+
+def test_a_snapshot_waits_for_a_slow_writer_of_the_same_buffer(root):
+    going_on = threading.Event()
+
+    class Slow(FileSystem):
+        def write(self, descriptor, data):
+            assert going_on.wait(300)
+            return super().write(descriptor, data)
+
+    engine = single_rank.engine(root, "7-0", Slow())
+    begin = threading.Timer(1, going_on.set)
+    for step in (1, 2):
+        engine.start(step, single_rank.state(step), {"rank": 0}, {"step": step})
+        if step == 1:
+            begin.start()
+    assert [(outcome.ok, outcome.step) for outcome in engine.wait()] == [(True, 1), (True, 2)]
+    for skip, step in (((), 2), ((2,), 1)):
+        found = single_rank.engine(root, "7-1").restore(single_rank.nothing, skip)
+        single_rank.require_state(found, step)
 
 
 def test_saving_a_step_twice_keeps_the_first(root):

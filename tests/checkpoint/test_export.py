@@ -16,6 +16,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from hpcrun.run import directory
 from hpcrun.train.step.ema import WeightAverage
+from tests.kills import killed_at_each_step
 from tests.train.forks import fork_ranks
 
 from .single_rank import engine
@@ -72,6 +73,19 @@ def test_the_export_loads_strictly_in_plain_pytorch(run, hpcrun, tmp_path, name)
     for key, value in model.state_dict().items():
         assert torch.equal(plain.state_dict()[key], value)
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".model")] == []
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_an_export_removes_what_a_killed_export_has_left(run, tmp_path, name):
+    if name.endswith("safetensors"):
+        pytest.importorskip("safetensors")
+    store, before = CheckpointStore(run[0].checkpoints, "7-1"), {*tmp_path.iterdir()}
+    for place in killed_at_each_step(lambda: export_model(store, 2, tmp_path / name)):
+        assert {*tmp_path.glob("*")} - before <= {tmp_path / name, *tmp_path.glob(f".{name}.*")}, (
+            place
+        )
+    export_model(store, 2, tmp_path / name)
+    assert {*tmp_path.iterdir()} == before | {tmp_path / name}
 
 
 def test_the_best_and_the_averaged_weights_are_exported(run, hpcrun, tmp_path):

@@ -1,4 +1,4 @@
-"""The commands on runs in every state: live, stopped, finished, lost, and damaged by hand."""
+"""The commands on runs in every state: live, canceled, finished, lost, and damaged by hand."""
 
 import json
 import os
@@ -168,9 +168,11 @@ def test_a_live_run_has_one_job_and_is_preempted_cancelled_and_resumed(folder: P
     done = jobs.hpcrun("cancel", "live", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     step = (read_json(run.result) or {})["step"]
-    assert f"live is stopped at step {step}" in done.stdout
+    assert f"live is cancelled at step {step}" in done.stdout
     for command in ("cancel", "preempt"):
-        require_one_line(jobs.hpcrun(command, "live", cwd=folder), "live: is not running (stopped)")
+        require_one_line(
+            jobs.hpcrun(command, "live", cwd=folder), "live: is not running (cancelled)"
+        )
     resumed = json.loads(jobs.hpcrun("resume", "live", "--json", cwd=folder).stdout)
     assert resumed == {
         "run": str(run.path),
@@ -179,8 +181,8 @@ def test_a_live_run_has_one_job_and_is_preempted_cancelled_and_resumed(folder: P
         "job_id": resumed["job_id"],
     }
     killed = jobs.hpcrun("cancel", "--now", "live", cwd=folder)
-    assert "live is stopped" in killed.stdout
-    assert "stopped" in jobs.hpcrun("status", cwd=folder).stdout
+    assert "live is cancelled" in killed.stdout
+    assert "cancelled" in jobs.hpcrun("status", cwd=folder).stdout
 
 
 def _tear_events(run: RunDirectory) -> None:
@@ -298,15 +300,15 @@ def test_a_submission_that_cannot_be_recorded_leaves_the_run_as_it_was(
     finished_copy: Path, small_disk: Callable[[str], Path]
 ) -> None:
     run = RunDirectory(finished_copy / "runs" / "done")
-    stopped = json.dumps({"state": "stopped", "step": 10, "reason": "by hand"})
-    run.result.write_text(stopped)
+    ended = json.dumps({"state": "cancelled", "step": 10, "reason": "by hand"})
+    run.result.write_text(ended)
     before = run.config.read_text()
     disk = small_disk("64m")
     shutil.copytree(run.path, disk / "done")
     (disk / "ballast").write_bytes(b"x" * (shutil.disk_usage(disk).free))
     done = jobs.hpcrun("resume", str(disk / "done"), "--detach", cwd=finished_copy)
     require_one_line(done, "disk/done", "space")
-    assert (disk / "done" / "result.json").read_text() == stopped
+    assert (disk / "done" / "result.json").read_text() == ended
     assert (disk / "done" / "config.yaml").read_text() == before
 
 

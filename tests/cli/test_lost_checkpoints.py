@@ -28,7 +28,7 @@ def test_every_place_shows_the_step_that_is_really_saved(folder: Path) -> None:
         stopped = jobs.hpcrun("cancel", "r", cwd=folder)
     first = jobs.result(run)["step"]
     assert first >= 16
-    assert f"r is stopped at step {first}" in stopped.stdout
+    assert f"r is cancelled at step {first}" in stopped.stdout
     assert saved(run) == first
 
     before = (first - 1) // 6 * 6
@@ -40,7 +40,7 @@ def test_every_place_shows_the_step_that_is_really_saved(folder: Path) -> None:
         stopped = jobs.hpcrun("cancel", "r", cwd=folder)
     second = jobs.result(run)["step"]
     assert before <= second
-    assert f"r is stopped at step {second}" in stopped.stdout
+    assert f"r is cancelled at step {second}" in stopped.stdout
     assert jobs.events(run, "ended")[-1].step == saved(run) == second
     # Renamed before the first save, so that it does not count among the kept checkpoints.
     assert [path.name[:22] for path in run.checkpoints.glob("damaged-*")] == [

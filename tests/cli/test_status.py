@@ -1,10 +1,12 @@
 """The table of runs."""
 
 import json
+import os
 import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -233,17 +235,24 @@ def test_of_a_long_event_log_only_the_end_is_read(
     assert other.exists()
 
 
+@pytest.mark.parametrize(
+    ("replace", "problem"), [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a regular file")]
+)
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    replace: Callable[[Path], None],
+    problem: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_of(tmp_path, "good", "finished", 1.0)
     run = run_of(tmp_path, "bad", "finished", 1.0)
     run.events.unlink()
-    run.events.mkdir()
+    replace(run.events)
     found = {row["name"]: row for row in rows(capsys)}
     assert found["good"]["state"] == "finished"
-    assert found["bad"]["says"].startswith(f"unreadable: {run.events}: Is a directory")
+    assert found["bad"]["says"].startswith(f"unreadable: {run.events}: {problem}")
     assert guarded(["status"]) == 0
 
 

@@ -46,10 +46,10 @@ def test_ctrl_c_saves_and_a_second_one_ends_the_run(
     assert len(bar[0]) <= 80
     screen.press_ctrl_c()
     screen.read_until("saving a checkpoint, then stopping; Ctrl-C again ends it immediately")
-    step = int(screen.read_until(r"long is stopped at step (\d+); `hpcrun resume long`")[1])
+    step = int(screen.read_until(r"long is cancelled at step (\d+); `hpcrun resume long`")[1])
     assert screen.end() == 75
     assert step >= int(bar[2])
-    assert (read_json(run.result) or {})["state"] == "stopped"
+    assert (read_json(run.result) or {})["state"] == "cancelled"
     assert (run.checkpoints / f"step-{step:09d}" / "manifest.json").is_file()
 
     # A terminal without a cursor gets lines instead of a bar.
@@ -73,9 +73,9 @@ def test_ctrl_c_before_any_rank_trains_stops_the_run(
     screen.read_until("Ctrl-C +saves and stops it")
     screen.press_ctrl_c()
     screen.read_until("saving a checkpoint, then stopping")
-    screen.read_until(r"long is stopped at step [01]; `hpcrun resume long`")
+    screen.read_until(r"long is cancelled at step [01]; `hpcrun resume long`")
     assert screen.end() == 75
-    assert (read_json(RunDirectory(folder / "runs" / "long").result) or {})["state"] == "stopped"
+    assert (read_json(RunDirectory(folder / "runs" / "long").result) or {})["state"] == "cancelled"
 
 
 def test_a_closed_terminal_leaves_the_run_running(

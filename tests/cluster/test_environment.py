@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 
@@ -9,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcrun.cluster.environment import export_lines, sbatch_defaults, scrub, unused_by_sbatch
+from hpcrun.cluster.environment import (
+    export_from_environment,
+    export_lines,
+    sbatch_defaults,
+    scrub,
+    unused_by_sbatch,
+)
 from hpcrun.cluster.errors import ClusterError
 
 
@@ -76,6 +83,11 @@ def test_values_with_commas_are_one_quoted_line() -> None:
 def test_bash_reads_any_value_back(value: str) -> None:
     script = "\n".join([*export_lines({"HOSTILE": value}), 'printf %s "$HOSTILE"'])
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    assert done.stdout == value.encode()
+    lines, environ = export_from_environment({"HOSTILE": value})
+    script = "\n".join([*lines, 'printf %s "$HOSTILE${HPCRUN_VALUE_OF_HOSTILE-}"'])
+    environ["PATH"] = os.environ["PATH"]
+    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, check=True)
     assert done.stdout == value.encode()
 
 

@@ -17,21 +17,18 @@ from hpcrun.cluster.node_setup import (
 
 def test_one_task_a_node_runs_the_lines_with_the_jobs_environment() -> None:
     folder = Path("/runs/50%/logs/7/restart-0")
-    command = node_setup_command(
-        [Component(3)], ["mkdir -p /tmp/x"], {"STAGE": "/tmp/it's"}, folder
-    )
+    command = node_setup_command([Component(3)], ["mkdir -p /tmp/x"], folder)
     assert command[:5] == ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1",
                            "--kill-on-bad-exit=1"]  # fmt: skip
     assert "--output=/runs/50%%/logs/7/restart-0/node-setup-%N.log" in command
     program, option, script = command[-3:]
     assert (program, option) == ("bash", "-c")
-    assert script.splitlines()[0].startswith("export STAGE=")
     assert script.splitlines()[-1] == "mkdir -p /tmp/x"
 
 
 def test_the_first_line_that_fails_ends_it_and_the_node_is_named(tmp_path: Path) -> None:
     late = tmp_path / "late"
-    script = node_setup_script(["false || true", "exit 3", f"touch {shlex.quote(str(late))}"], {})
+    script = node_setup_script(["false || true", "exit 3", f"touch {shlex.quote(str(late))}"])
     done = subprocess.run(
         ["bash", "-c", script], env={"SLURMD_NODENAME": "n7", "PATH": "/usr/bin:/bin"},
         capture_output=True, text=True, check=False,
@@ -94,7 +91,7 @@ def test_groups_that_the_job_lacks_are_refused(groups: str) -> None:
 
 def test_the_components_are_parts_of_one_step() -> None:
     parts = [Component(1, ("--het-group=0",)), Component(2, ("--het-group=1",))]
-    command = node_setup_command(parts, ["true"], {}, Path("/logs"))
+    command = node_setup_command(parts, ["true"], Path("/logs"))
     split = command.index(":")
     assert command.count("srun") == 1
     assert command[1:5] == ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--het-group=0"]

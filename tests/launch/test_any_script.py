@@ -106,8 +106,8 @@ def test_cancelling_a_script_lets_it_save_and_resume_continues_it(tmp_path: Path
     run = start_ddp(tmp_path, "halted", 25, 0.1)
     jobs.wait_for(lambda: bool(logs(run, 0)) and "starts at" in logs(run, 0)[0])
     done = jobs.hpcrun("cancel", "halted", cwd=tmp_path)
-    assert "halted is stopped; " in done.stdout
-    assert outcome(run) == ("stopped", ["cancelled"])
+    assert "halted is cancelled; " in done.stdout
+    assert outcome(run) == ("cancelled", ["cancelled"])
     followed = jobs.hpcrun("resume", "halted", cwd=tmp_path)
     assert followed.returncode == 0, followed.stdout + followed.stderr
     assert "rank 0 is done" in followed.stdout

@@ -32,13 +32,13 @@ def prepare(folder: Path, name: str, **changes: object) -> RunDirectory:
 
 def begin(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
     """Start Python with ``command`` in ``folder``, with the probe's sample log where the probe expects it."""
-    environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
+    environ = os.environ | {"PYTHON": sys.executable, "SLURM_JOB_ID": ""}
     return subprocess.Popen(command, cwd=folder, env=environ)
 
 
 def told_by(folder: Path, *command: str) -> str:
     """Start ``command`` as :func:`begin` does, require success, and return its output."""
-    environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
+    environ = os.environ | {"PYTHON": sys.executable, "SLURM_JOB_ID": ""}
     done = subprocess.run(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True, check=True,
         timeout=jobs.PATIENCE,
@@ -47,7 +47,7 @@ def told_by(folder: Path, *command: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the final state from the local cluster, which the test of the main job has verified."""
     folder = tmp_path_factory.mktemp("trained")
     run = jobs.submit_probe(folder, "calm", **TWO)
@@ -67,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
     ids=["torchrun", "launch"],
 )
 def test_a_launcher_of_torchs_trains_a_prepared_run(
-    tmp_path: Path, launcher: tuple[str, ...], free_port: int, trained: dict[str, bytes | str]
+    tmp_path: Path, launcher: tuple[str, ...], free_port: int, trained: dict[str, str]
 ) -> None:
     run = prepare(tmp_path, "ours")
     words = [word.replace("PORT", str(free_port)) for word in launcher]
@@ -123,7 +123,7 @@ def test_ranks_of_mp_spawn_join_by_a_config_filled_by_hand(tmp_path: Path, free_
 
 
 def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
-    tmp_path: Path, trained: dict[str, bytes | str]
+    tmp_path: Path, trained: dict[str, str]
 ) -> None:
     jobs.write_probe(tmp_path)
     (tmp_path / "probe.yaml").write_text("{}\n")
@@ -142,7 +142,7 @@ def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
         assert '"state": "running"' in jobs.hpcrun("status", "--json", "probe", cwd=tmp_path).stdout
         first.send_signal(signal.SIGINT)
     first.wait(jobs.PATIENCE)
-    assert jobs.result(run)["state"] == "stopped", jobs.result(run)
+    assert jobs.result(run)["state"] == "cancelled", jobs.result(run)
     second = told_by(tmp_path, *line)
     assert [event.cause for event in jobs.events(run, "ended")] == ["cancelled", "finished"]
     assert jobs.final_state(run) == trained
@@ -156,7 +156,10 @@ def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
 def test_cancel_and_preempt_reach_a_run_that_torchrun_has_started(tmp_path: Path) -> None:
     run = prepare(tmp_path, "reached", train__steps=2000, model__pause=0.05)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    for command, cause in (("cancel", "cancelled"), ("preempt", "preemption")):
+    for command, cause, state in (
+        ("cancel", "cancelled", "cancelled"),
+        ("preempt", "preemption", "stopped"),
+    ):
         before = len(jobs.events(run, "started"))
         process = begin(tmp_path, sys.executable, *torchrun, "hpcrun.worker", str(run.path))
         jobs.wait_for(lambda known=before: len(jobs.events(run, "started")) > known)
@@ -164,7 +167,8 @@ def test_cancel_and_preempt_reach_a_run_that_torchrun_has_started(tmp_path: Path
         assert done.returncode == 0, done.stderr
         assert process.wait(jobs.PATIENCE) != 0
         assert jobs.events(run, "ended")[-1].cause == cause
-        assert jobs.result(run)["state"] == "stopped"
+        assert jobs.result(run)["state"] == state
+        assert jobs.hpcrun("status", "--state", state, cwd=tmp_path).stdout.count("reached") == 1
 
 
 def test_a_failure_under_another_hosts_torchrun_is_the_runs_cause(

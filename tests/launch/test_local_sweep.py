@@ -81,14 +81,14 @@ def test_an_element_is_cancelled_while_it_waits_in_the_queue(tmp_path: Path) -> 
     assert states(tmp_path)["001"] == "pending"
     done = jobs.hpcrun("cancel", "s/001", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert states(tmp_path)["001"] == "stopped"
+    assert states(tmp_path)["001"] == "cancelled"
     # One that waits holds its place: the same line leaves it, and a resume of it is refused.
     again = jobs.hpcrun("resume", "s/002", "--detach", cwd=tmp_path)
     assert again.returncode == 2
     assert "has it already (pending)" in again.stderr
     (tmp_path / "go").touch()
     jobs.wait_for(lambda: states(tmp_path)["002"] == "finished")
-    assert states(tmp_path) == {"000": "finished", "001": "stopped", "002": "finished"}
+    assert states(tmp_path) == {"000": "finished", "001": "cancelled", "002": "finished"}
     resumed = jobs.hpcrun("resume", "s/001", "--detach", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     jobs.wait_for(lambda: states(tmp_path)["001"] == "finished")
@@ -152,7 +152,7 @@ def test_a_cancelled_sweep_ends_its_running_and_its_waiting_runs(tmp_path: Path)
     # The waiting runs come first: no run may start in the place of a cancelled run.
     named = [line.split(":")[1].strip() for line in done.stdout.splitlines()]
     assert named == ["s/001", "s/002", "s/000"]
-    assert set(states(tmp_path).values()) == {"stopped"}
+    assert set(states(tmp_path).values()) == {"cancelled"}
     again = jobs.hpcrun("cancel", "s", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, "hpcrun: s: no run of the sweep has a job\n")
 

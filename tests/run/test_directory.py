@@ -1,22 +1,17 @@
 """Making, finding and owning a run directory."""
 
 import errno
-import json
 import multiprocessing
 import os
-import subprocess
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcrun.run import owner
 from hpcrun.run.directory import RunError, create, find, refuse_foreign
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.owner import OwnedByAnotherAttempt, SubmissionLock, claim, require_ownership
+from hpcrun.run.owner import OwnedByAnotherAttempt, claim, require_ownership
 
 
 def test_a_run_directory_is_made_whole_and_private(tmp_path: Path) -> None:
@@ -161,131 +156,6 @@ def test_an_owner_file_that_stays_unreadable_raises_and_a_missing_one_supersedes
     run.owner.mkdir()
     with pytest.raises(IsADirectoryError):
         require_ownership(run, mine, patience=0.3, pause=0.05)
-
-
-def test_two_submissions_of_one_run_exclude_each_other(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "x", {})
-    with (
-        SubmissionLock(run),
-        pytest.raises(RunError, match="another process is submitting this run"),
-        SubmissionLock(run),
-    ):
-        pass
-    with SubmissionLock(run):
-        assert run.submitting.exists()
-    assert not run.submitting.exists()
-
-
-def test_a_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "x", {})
-    child = os.fork()
-    if child == 0:
-        SubmissionLock(run).__enter__()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert run.submitting.exists()
-    with SubmissionLock(run):
-        pass
-
-
-def test_a_lock_of_another_container_of_this_host_stays(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "x", {})
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    with SubmissionLock(run):
-        # The holder has a process number that this container has not.
-        holder = json.loads(run.submitting.read_text())
-        run.submitting.write_text(json.dumps(holder | {"pid": ended.pid, "space": "elsewhere"}))
-        with pytest.raises(RunError, match="another process is submitting this run"):
-            SubmissionLock(run).__enter__()
-
-
-def test_of_several_that_find_a_stale_lock_one_takes_it_over(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "x", {})
-    SubmissionLock(run).__enter__()
-    os.utime(run.submitting, (0, 0))
-    ready = threading.Barrier(8)
-
-    def take(_: int) -> bool:
-        ready.wait()
-        try:
-            SubmissionLock(run).__enter__()
-        except RunError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as takers:
-        assert sorted(takers.map(take, range(8))) == [False] * 7 + [True]
-    assert not list(run.path.glob(".submitting*"))
-
-
-def test_a_lock_replaced_since_the_check_is_left_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = create(tmp_path / "a", "x", {})
-    first, second, late = SubmissionLock(run), SubmissionLock(run), SubmissionLock(run)
-    first.__enter__()
-    os.utime(run.submitting, (0, 0))
-    open_file, taken = os.open, []
-
-    def outrun(path: Any, *how: Any) -> int:
-        """Let the second process take over before the late process makes its claim."""
-        if Path(path).name.startswith(f".{run.submitting.name}."):
-            monkeypatch.setattr(os, "open", open_file)
-            second.__enter__()
-            taken.append(run.submitting.read_text())
-        return open_file(path, *how)
-
-    monkeypatch.setattr(os, "open", outrun)
-    with pytest.raises(RunError):
-        late.__enter__()
-    assert taken == [run.submitting.read_text()]
-    # The first holder is alive after all, and releases only its own lock.
-    first.__exit__()
-    assert run.submitting.exists()
-    second.__exit__()
-    assert not run.submitting.exists()
-
-
-def test_a_death_during_a_takeover_blocks_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = create(tmp_path / "a", "x", {})
-    for death in (1, 2):
-        child = os.fork()
-        if child == 0:
-            if death == 2:
-                # The process has made its claim, and dies before it replaces the lock.
-                monkeypatch.setattr(Path, "replace", lambda *_: os._exit(0))
-            SubmissionLock(run).__enter__()
-            os._exit(0)
-        os.waitpid(child, 0)
-    assert len(list(run.path.glob(".submitting*"))) == 1
-    with SubmissionLock(run):
-        pass
-    assert not list(run.path.glob("*submitting*"))
-
-
-def test_the_age_of_a_lock_is_by_the_file_server_s_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = create(tmp_path / "a", "x", {})
-    now = time.time()
-    with SubmissionLock(run):
-        # This host's clock is an hour ahead of the server's.
-        monkeypatch.setattr(time, "time", lambda: now + 3600)
-        with pytest.raises(RunError, match="another process is submitting this run"):
-            SubmissionLock(run).__enter__()
-
-
-def test_a_holder_touches_its_lock_regularly(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "x", {})
-    with SubmissionLock(run, beat=0.05):
-        os.utime(run.submitting, (0, 0))
-        deadline = time.monotonic() + 60
-        while run.submitting.stat().st_mtime == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 def test_events_come_back_in_order_with_their_fields(tmp_path: Path) -> None:

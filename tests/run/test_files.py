@@ -1,22 +1,33 @@
 """Atomic replacement and torn lines."""
 
+import errno
 import json
 import os
-import subprocess
-import sys
+import resource
+import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from hpcrun.lifecycle.exitcodes import FAILED
+from hpcrun.run.directory import create
+from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import (
     append_line,
+    end_of,
     read_json,
     read_lines,
     write_atomic,
     write_hashed,
     write_json,
 )
+from hpcrun.run.io.streams import copied_to
+from hpcrun.train.phase import Position
+from hpcrun.train.start.failures import fail
+from tests.kills import killed_at_each_step
+from tests.train.forks import fork_ranks
 
 
 def test_a_replaced_file_is_private_and_leaves_no_temporary(tmp_path: Path) -> None:
@@ -27,23 +38,19 @@ def test_a_replaced_file_is_private_and_leaves_no_temporary(tmp_path: Path) -> N
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_write_killed_at_any_moment_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
+def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
     target = tmp_path / "state.json"
-    write_json(target, {"n": -1})
-    code = (
-        "import sys; from pathlib import Path; from hpcrun.run.io.files import write_json\n"
-        "n = 0\n"
-        "while True:\n    write_json(Path(sys.argv[1]), {'n': n, 'pad': 'x' * 20000}); n += 1\n"
-    )
-    for delay in (0.15, 0.2, 0.25):
-        writer = subprocess.Popen([sys.executable, "-c", code, str(target)])
-        try:
-            with pytest.raises(subprocess.TimeoutExpired):
-                writer.wait(delay)
-        finally:
-            writer.kill()
-            writer.wait()
-        assert isinstance((read_json(target) or {})["n"], int)
+    old, new = {"n": -1}, {"n": 1, "pad": "x" * 2000}
+    write_json(target, old)
+    drafts = 0
+    for place in killed_at_each_step(lambda: write_json(target, new)):
+        assert read_json(target) in (old, new), place
+        drafts += len([*tmp_path.glob(".state.json.*.tmp")])
+        # The next writer of the file removes the draft.
+        write_json(target, old)
+        assert [*tmp_path.iterdir()] == [target], place
+    assert drafts >= 4
+    assert read_json(target) == new
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +127,40 @@ def test_names_that_are_not_utf8_survive_in_both_kinds_of_file(tmp_path: Path) -
     append_line(tmp_path / "lines.jsonl", {"path": name})
     assert read_json(tmp_path / "one.json") == {"path": name}
     assert read_lines(tmp_path / "lines.jsonl") == [{"path": name}]
+
+
+@pytest.mark.parametrize("read", [read_json, read_lines])
+def test_a_special_file_is_refused_and_does_not_block(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=r"Not a regular file; remove it: .*events"):
+        read(path)
+    with pytest.raises(OSError, match="Not a regular file"):
+        read(Path("/dev/zero"))
+    assert end_of(path, 10) == b""
+    with pytest.raises(OSError, match="Not a regular file"):
+        append_line(path, {})
+
+
+def test_a_disk_error_of_a_run_is_one_line_with_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = create(tmp_path / "run", "{}\n", {})
+
+    def fill_the_disk(_: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        with pytest.raises(OSError, match="No space left") as raised:
+            append_line(run.events, {"pad": "x" * 200}, durable=True)
+        assert raised.value.filename == str(run.events)
+        with copied_to(tmp_path / "rank.log"):
+            for _line in range(30):
+                print("a line that the log loses when it is full")
+
+    assert fork_ranks(1, fill_the_disk) == [0]
+    error = OSError(errno.EIO, "Input/output error", str(run.events))
+    assert fail(run, Attempt("7", 0), 0, error, Position()) == FAILED
+    line = f"hpcrun: rank 0: {run.events}: Input/output error; check its owner and the free space"
+    assert capsys.readouterr().err.splitlines()[-1:] == [line]

@@ -38,6 +38,6 @@ def test_a_job_waits_for_a_requeued_job_and_is_canceled_if_that_job_fails(
     bench.wait_for_end(second)
     bench.wait_for_end(failing, "FAILED")
     slurm.wait_until(lambda: slurm.state(hopeless) == "CANCELLED", ENDED)
-    assert bench.status("hopeless")["state"] == "stopped"
+    assert bench.status("hopeless")["state"] == "cancelled"
     causes = [event.cause for event in jobs.events(bench.run("first"), "ended")]
     assert causes == ["preemption", "finished"]

@@ -13,6 +13,7 @@ from tests import jobs
 from .cluster import PATIENCE, SlurmCluster
 from .scripts import SBATCH
 from .scripts import Bench as RawBench
+from .test_submission import processes
 from .training import ROOT, Bench
 
 pytestmark = pytest.mark.slurm
@@ -67,6 +68,40 @@ def test_a_job_is_requeued_even_if_its_end_cannot_be_recorded(bench, calm):
     assert len(bench.causes(run)) == 2
     assert bench.causes(run)[-1] == "finished"
     assert f"the end of {job}-0 is not written down" in bench.batch_log(run)
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
+@pytest.mark.slow
+def test_a_requeue_without_an_answer_happens_once(bench, calm):
+    """The controller takes the request, and answers after the timeout of scontrol (MessageTimeout)."""
+    asking, stopped, late = (bench.folder / name for name in ("asking", "stopped", "late"))
+    late.mkdir()
+    (late / "scontrol").write_text(
+        f'#!/bin/bash\nif [ "$1" = requeue ]; then echo >> {asking}; '
+        f"until [ -e {stopped} ]; do sleep 0.1; done; fi\n"
+        f'PATH={bench.slurm.path} exec scontrol "$@"\n'
+    )
+    (late / "scontrol").chmod(0o755)
+    path = {"PATH": f"{late}:{bench.slurm.path}"}
+    bench.hpcrun(*bench.arguments("unheard", model__pause=0.05), env=path)
+    run = bench.run("unheard")
+    with bench.held_at(run, 12):
+        bench.hpcrun("preempt", "unheard")
+    bench.wait_until(asking.exists, PATIENCE, lambda: bench.story(run))
+    (controller,) = processes(bench.slurm, "ctl", "slurmctld")
+    controller.suspend()
+    try:
+        stopped.touch()
+        bench.wait_until(
+            lambda: bool(jobs.events(run, "requeue-failed")),
+            *(PATIENCE, lambda: bench.batch_log(run)),
+        )
+    finally:
+        controller.resume()
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["preemption", "finished"]
+    assert bench.slurm.restarts(bench.job(run)) == 1
+    assert len(asking.read_text().splitlines()) == 1
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 

@@ -22,17 +22,21 @@ def test_a_canceled_run_saves_stops_and_resumes_to_the_same_bits(bench, calm, by
     with bench.held_at(run, 13):
         job = bench.job(run)
         if by == "scancel":
+            # Slurm signals only the shell of the batch script: the run continues.
+            bench.slurm.run(["scancel", "--batch", "--signal=TERM", job])
+    with bench.held_at(run, 18):
+        if by == "scancel":
             bench.slurm.run(["scancel", job])
         else:
             told = bench.hpcrun("cancel", "halted").stdout
-            assert "halted is stopped at step" in told
+            assert "halted is cancelled at step" in told
     assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
     (stopped,) = jobs.events(run, "stopped")
     assert stopped.fields["committed"]
-    assert (stopped.step or 0) >= 13
+    assert (stopped.step or 0) >= 18
     assert bench.causes(run) == ["cancelled"]
     assert bench.result(run)["step"] == stopped.step
-    assert "stopped" in bench.hpcrun("status", "halted").stdout
+    assert "cancelled" in bench.hpcrun("status", "halted").stdout
     bench.hpcrun("resume", "halted")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert [event.step for event in jobs.events(run, "started")] == [0, stopped.step]
@@ -40,7 +44,7 @@ def test_a_canceled_run_saves_stops_and_resumes_to_the_same_bits(bench, calm, by
     assert bench.slurm.restarts(job) == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def patient() -> Iterator[cluster.SlurmCluster]:
     """A cluster with enough time for a batch step to classify its end, also on a busy machine."""
     name = f"pytest-{os.getpid()}-patient"
@@ -77,7 +81,7 @@ def test_a_job_canceled_before_its_ranks_start_stays_canceled(patient, stage):
     assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
     assert bench.causes(run) == ["cancelled"], bench.story(run)
     assert patient.restarts(job) == 0
-    assert bench.result(run)["state"] == "stopped"
+    assert bench.result(run)["state"] == "cancelled"
 
 
 def test_a_job_canceled_during_the_set_up_of_a_restart_stays_canceled(patient):
@@ -129,7 +133,7 @@ def test_a_cancellation_during_the_requeue_wins(bench, by):
         bench.hpcrun("cancel", "--no-wait", "met")
     assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
     assert bench.causes(run) == ["preemption"]
-    assert "stopped" in bench.hpcrun("status", "met").stdout
+    assert "cancelled" in bench.hpcrun("status", "met").stdout
     assert len(jobs.events(run, "opened")) == 1
 
 
@@ -138,7 +142,7 @@ def test_a_job_canceled_immediately_does_not_restart(bench):
     with bench.held_at(run, 3):
         told = bench.hpcrun("cancel", "--now", "ended").stdout
     assert "killed" in told
-    assert "ended is stopped" in told
+    assert "ended is cancelled" in told
     assert not jobs.events(run, "saved")
     assert bench.causes(run) == ["cancelled"]
     assert bench.wait_for_end(run) == "FAILED"
@@ -160,17 +164,17 @@ def test_a_job_canceled_during_its_preflight_starts_no_rank(bench):
     bench.wait_for_end(run)
     assert not jobs.events(run, "opened"), bench.story(run)
     assert bench.slurm.restarts(bench.job(run)) == 0
-    assert "stopped" in bench.hpcrun("status", "checked").stdout
+    assert "cancelled" in bench.hpcrun("status", "checked").stdout
 
 
 def test_a_pending_job_is_canceled_by_scancel_or_hpcrun_and_never_lost(bench):
     held = {"job.sbatch_args": ["--hold"]}
     bench.submit("ours", **held)
     theirs = bench.submit("theirs", **held)
-    assert "is stopped" in bench.hpcrun("cancel", "ours").stdout
+    assert "is cancelled" in bench.hpcrun("cancel", "ours").stdout
     bench.slurm.run(["scancel", bench.job(theirs)])
     told = bench.hpcrun("status").stdout
-    assert told.count("stopped") == 2
+    assert told.count("cancelled") == 2
     assert "lost" not in told
     bench.hpcrun("resume", "ours")
     assert "it is held" in bench.hpcrun("status", "ours").stdout
@@ -188,6 +192,6 @@ def test_a_pending_requeued_job_is_canceled_permanently(unhurried):
     assert "waiting" in bench.hpcrun("status", "again").stdout
     told = bench.hpcrun("cancel", "again").stdout
     assert "cancelled while it waited" in told
-    assert f"is stopped at step {jobs.events(run, 'stopped')[0].step}" in told
-    assert "stopped" in bench.hpcrun("status", "again").stdout
+    assert f"is cancelled at step {jobs.events(run, 'stopped')[0].step}" in told
+    assert "cancelled" in bench.hpcrun("status", "again").stdout
     assert bench.wait_for_end(run) == "CANCELLED"

@@ -45,7 +45,7 @@ def test_the_multinode_tool_trains_one_run_on_two_hosts_and_both_stop_together(
         return [host.wait(PATIENCE) for host in hosts]
 
     assert all(start()), bench.told(run)
-    assert jobs.result(run)["state"] == "stopped"
+    assert jobs.result(run)["state"] == "cancelled"
     assert start() == [0, 0], bench.told(run)
     ends = [event.cause for event in jobs.events(run, "ended")]
     assert (jobs.result(run)["state"], ends) == ("finished", ["cancelled", "finished"])

@@ -10,7 +10,7 @@ from tests import jobs
 pytestmark = [pytest.mark.slurm]
 
 TARGET = 'cat >> "$HPCRUN_RUN/messages.jsonl"'
-EVENTS = ["requeued", "finished", "stopped"]
+EVENTS = ["requeued", "finished", "cancelled"]
 
 
 def test_a_requeue_and_the_finish_each_send_one_message(bench):

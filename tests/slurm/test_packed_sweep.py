@@ -55,7 +55,7 @@ def test_packed_runs_have_their_own_ends_and_share_a_requeue(slurm: SlurmCluster
     assert job is not None
     cancelled = bench.hpcrun("cancel", "p/002")
     assert "the other runs of the job continue" in cancelled
-    assert state(2) == "stopped"
+    assert state(2) == "cancelled"
     assert bench.status("p/003")["state"] == "running"
     bench.hpcrun("preempt", "p/003")
     slurm.wait_until(lambda: state(3) == "finished", ENDED, told)

@@ -23,7 +23,7 @@ try:
 except TimeoutError as error:
     print(error)
 long.cancel(now=True)
-assert long.result()["state"] == "stopped", long.result()
+assert long.result()["state"] == "cancelled", long.result()
 try:
     hpcrun.submit(command=["true"], name="lost", partition="nope", **wanted)
 except hpcrun.UserError as error:

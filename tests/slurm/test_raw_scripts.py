@@ -22,7 +22,7 @@ def bench(slurm: SlurmCluster) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(bench: Bench) -> dict[str, bytes | str]:
+def undisturbed(bench: Bench) -> dict[str, str]:
     """The final state of an undisturbed run of four ranks with train.sbatch."""
     run = bench.prepare("calm")
     job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/calm")
@@ -33,7 +33,7 @@ def undisturbed(bench: Bench) -> dict[str, bytes | str]:
 
 @pytest.mark.lifecycle
 def test_a_preempted_raw_job_ends_with_the_state_of_the_undisturbed_run(
-    bench: Bench, undisturbed: dict[str, bytes | str]
+    bench: Bench, undisturbed: dict[str, str]
 ) -> None:
     run = bench.prepare("rough", model__pause=0.05)
     job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/rough")
@@ -49,7 +49,7 @@ def test_a_preempted_raw_job_ends_with_the_state_of_the_undisturbed_run(
 
 @pytest.mark.slow
 def test_the_printed_sbatch_command_trains_and_continues_a_canceled_run(
-    bench: Bench, undisturbed: dict[str, bytes | str]
+    bench: Bench, undisturbed: dict[str, str]
 ) -> None:
     run = bench.prepare("halted", model__pause=0.05)
     line = shlex.split(bench.hpcrun("submit", "--prepare", *bench.same("halted")).splitlines()[-1])
@@ -58,7 +58,7 @@ def test_the_printed_sbatch_command_trains_and_continues_a_canceled_run(
     with bench.held_at(run, 5):
         bench.hpcrun("cancel", "halted")
     bench.wait_for_end(first, "CANCELLED")
-    assert outcome(run) == ("stopped", ["cancelled"]), bench.told(run)
+    assert outcome(run) == ("cancelled", ["cancelled"]), bench.told(run)
     second = bench.sbatch(*line[1:])
     bench.wait_for_end(second)
     assert outcome(run) == ("finished", ["cancelled", "finished"]), bench.told(run)
@@ -82,7 +82,7 @@ def test_a_second_sbatch_of_a_run_with_a_live_job_is_refused(bench: Bench) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("warned", [False, True])
 def test_under_torchrun_a_warned_or_preempted_job_ends_with_the_same_state(
-    bench: Bench, undisturbed: dict[str, bytes | str], warned: bool
+    bench: Bench, undisturbed: dict[str, str], warned: bool
 ) -> None:
     name = f"torchrun-{'warned' if warned else 'preempted'}"
     run = bench.prepare(name, model__pause=0.05)

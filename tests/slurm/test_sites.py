@@ -137,9 +137,7 @@ def test_node_setup_runs_one_task_per_node(typed: SlurmCluster) -> None:
     typed.run(["mkdir", str(folder)])
 
     def step(*lines: str) -> str:
-        script = (
-            f"#!/bin/bash\n{shlex.join(node_setup_command([Component(2)], lines, {}, folder))}\n"
-        )
+        script = f"#!/bin/bash\n{shlex.join(node_setup_command([Component(2)], lines, folder))}\n"
         options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=2")
         return typed.sbatch(*options, f"--output={folder}/batch-%j.log", script=script)
 
@@ -161,7 +159,7 @@ import os, sys
 from pathlib import Path
 from hpcrun.cluster.node_setup import components, node_setup_command
 parts = components(os.environ, sys.argv[2:])
-command = node_setup_command(parts, ["hostname"], {}, Path(sys.argv[1]))
+command = node_setup_command(parts, ["hostname"], Path(sys.argv[1]))
 os.execvp(command[0], command)
 """
 
@@ -227,7 +225,7 @@ def test_a_job_on_another_cluster_can_be_followed_and_canceled_from_here(
     told = hpcrun(big, "cancel", "far", env=front).stdout
     assert f"job {job}: cancelled while it waited" in told
     assert big.state(job) == "CANCELLED"
-    assert "stopped" in hpcrun(big, "status", "far", env=front).stdout
+    assert "cancelled" in hpcrun(big, "status", "far", env=front).stdout
     again = hpcrun(big, "resume", "far", "--json", env=front)
     second = str(json.loads(again.stdout)["job_id"])
     assert jobs.events(run, "submitted")[-1].fields["cluster"] == big.name

@@ -41,9 +41,9 @@ def test_status_asks_sacct_for_jobs_that_squeue_has_forgotten(forgetful):
     forgetful.wait_until(forgotten)
     forgetful.wait_until(lambda: len(forgetful.sacct(",".join(jobs))) == 2)
     told = bench.hpcrun("status").stdout
-    assert told.count("stopped") == 2
+    assert told.count("cancelled") == 2
     assert told.count("cancelled; `hpcrun resume` continues it") == 2
     forgetful.stop_daemon("slurmdbd")
     without = bench.hpcrun("status").stdout
-    assert without.count("stopped") == 2
+    assert without.count("cancelled") == 2
     assert without.count("its job left Slurm while it waited") == 2

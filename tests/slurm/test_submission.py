@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from tests import jobs
 
 from .cluster import PATIENCE, SlurmCluster
@@ -176,7 +177,31 @@ def test_a_stuck_sbatch_is_reported_with_the_key_that_stops_it(
     assert code == 0 or "has it already" in told, told
 
 
-@pytest.mark.parametrize("key", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_accepted_without_an_answer_is_found_and_recorded(
+    slurm: SlurmCluster, runs: Path
+) -> None:
+    (controller,) = processes(slurm, "ctl", "slurmctld")
+    run = RunDirectory(runs / "unheard")
+    controller.suspend()
+    try:
+        submitting = slurm.popen(line(slurm, runs, run.name), cwd=slurm.shared)
+        slurm.wait_until(lambda: asks(slurm))
+        # The timeout of sbatch: MessageTimeout of slurm.conf.
+        told_until(submitting, "sbatch got no answer")
+    finally:
+        controller.resume()
+    out, told = submitting.communicate(timeout=PATIENCE)
+    assert submitting.returncode == 0, told
+    (made,) = (job for job in slurm.squeue() if job["name"] == run.name)
+    assert json.loads(out)["job_id"] == made["jobid"]
+    (submitted,) = jobs.events(run, "submitted")
+    assert submitted.attempt == Attempt(made["jobid"], 0)
+    assert slurm.wait_state(made["jobid"]) == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    "key", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_ends_the_wait_for_an_unreachable_controller(
     slurm: SlurmCluster, runs: Path, key: signal.Signals
 ) -> None:

@@ -122,7 +122,7 @@ def test_a_suspended_job_can_be_canceled_and_resumed(bench, calm):
     bench.hpcrun("cancel", "unwanted")
     assert bench.slurm.wait_state(job) == "CANCELLED"
     assert bench.slurm.restarts(job) == 0
-    assert (bench.result(run)["state"], bench.result(run)["cause"]) == ("stopped", "cancelled")
+    assert (bench.result(run)["state"], bench.result(run)["cause"]) == ("cancelled", "cancelled")
     # Slurm kills a suspended batch step without a signal, usually before it classifies the end.
     assert bench.causes(run) in ([], ["cancelled"])
     bench.hpcrun("resume", "unwanted", "--detach")

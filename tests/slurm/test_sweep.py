@@ -81,14 +81,19 @@ def sweep_with_four_ends(bench: Bench, name: str, axes: dict[str, list[str]]) ->
 
     bench.slurm.wait_until(over, ENDED, lambda: "\n".join(map(bench.told, runs.values())))
     found = {number: jobs.result(run).get("state") for number, run in runs.items()}
-    expected = {"": "finished", "preempted": "finished", "crash": "failed", "cancelled": "stopped"}
+    expected = {
+        "": "finished",
+        "preempted": "finished",
+        "crash": "failed",
+        "cancelled": "cancelled",
+    }
     assert found == {number: expected[kind] for number, kind in kinds.items()}
     causes = [event.cause for event in jobs.events(runs[count - 1], "ended")]
     assert causes == ["preemption", "finished"]
     assert [event.cause for event in jobs.events(runs[0], "ended")] == ["crash", "crash"]
     told = bench.hpcrun("aggregate", f"runs/{name}")
-    assert f"{count} runs (1 failed, {count - 2} finished, 1 stopped)" in told
-    states = dict.fromkeys(range(count), "finished") | {0: "failed", 1: "stopped"}
+    assert f"{count} runs (1 cancelled, 1 failed, {count - 2} finished)" in told
+    states = dict.fromkeys(range(count), "finished") | {0: "failed", 1: "cancelled"}
     preempted = {count - 1, count - 2}
     assert told_by_status(bench, name) == (states, preempted)
     assert told_by_report(bench, name) == (states, preempted)

@@ -121,7 +121,7 @@ def test_runs_with_one_job_id_on_two_clusters_are_distinguished(far: Far) -> Non
     )
     bench.wait_until(there.result.exists, PATIENCE, lambda: bench.story(there))
     assert far.near.state(job) == "RUNNING"
-    assert (shown(bench, "there"), shown(bench, "here")) == ("stopped", "running")
+    assert (shown(bench, "there"), shown(bench, "here")) == ("cancelled", "running")
     bench.hpcrun("resume", "there", "--detach")
     second = bench.job(there)
     assert second != job

@@ -189,7 +189,7 @@ def test_status_asks_squeue_once_for_all_runs_and_works_without_a_controller(ben
         done = bench.hpcrun("cancel", run.name)
         assert "cancelled while it waited" in done.stdout
         assert "continues it" in done.stdout
-    assert bench.hpcrun("status").stdout.count("stopped") == 3
+    assert bench.hpcrun("status").stdout.count("cancelled") == 3
 
 
 def test_a_job_of_another_cluster_is_not_confused_with_the_same_id_here(bench):

@@ -69,8 +69,12 @@ class Bench:
         return [sys.executable, "-m", "hpcrun", *arguments]
 
     def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return variables that select this checkout and a separate bad-node list."""
-        return {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.folder), **(env or {})}
+        """Return variables that select this checkout, one thread per rank and a separate bad-node list."""
+        return {
+            **{"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.folder)},
+            # The number of threads changes the bits of a sum.
+            **{"OMP_NUM_THREADS": "1", **(env or {})},
+        }
 
     def hpcrun(
         self,

@@ -111,7 +111,7 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
     assert attempt(calm, tmp_path / "calm-logs") == exitcodes.DONE
     # The run stops between the validations of steps 8 and 10; the second exceeds the patience.
     assert attempt(broken, tmp_path / "broken-logs") == exitcodes.UNFINISHED
-    assert read_json(broken.result)["state"] == "stopped"
+    assert read_json(broken.result)["state"] == "cancelled"
     assert attempt(broken, tmp_path / "broken-logs", 1) == exitcodes.DONE
     results = [read_json(run.result) for run in (calm, broken)]
     for run, result in zip((calm, broken), results, strict=True):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hpcrun import DistributedAMPTrainer, setup_distributed
 from hpcrun.errors import UserError
+from tests.pages import code_blocks
 from tests.ports import free_port
 from tests.ranks import agreed, forked, ranks
 from tests.train import gan
@@ -30,8 +31,8 @@ DISTURBANCES = [("step 100:", signal.SIGKILL), ("step 150:", signal.SIGTERM), No
 
 @pytest.fixture
 def script(tmp_path):
-    """Return the page's script as a file."""
-    (text,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    """Return the page's first script as a file."""
+    text = code_blocks(PAGE.read_text(), "python")[0]
     path = tmp_path / "add.py"
     path.write_text(text)
     return path

@@ -1,4 +1,4 @@
-"""The disturbed run: submit it, watch it, and keep it from ending before the last fault."""
+"""The disturbed run: submit it, watch it, and hold it back until the last fault."""
 
 from __future__ import annotations
 
@@ -27,18 +27,24 @@ PATIENCE = 300.0
 # limit leaves one to two minutes.
 WARNING_LEAD = 110
 LIMIT_MINUTES = 30
-# Seconds per micro-batch: normal, and while the run waits for the next fault.
-PACE, SLOW_PACE = 0.02, 0.5
+ANY_STEP = 1_000_000
 
+# The task slows itself down. The tool could not: it waits for a node while the restarted run continues.
 PACED = '''
 
 class Paced(Probe):
-    """Computes as fast as the file `pace` says, so that the run lasts until the last fault."""
+    """Computes fast up to the step in the file `pace`, then ten seconds per step, until the file changes."""
 
     def note(self, indices):
         super().note(indices)
+        time.sleep(0.02)
+        late = time.monotonic() + 5
+        while self.step >= self.allowed() and not STOP.reason and time.monotonic() < late:
+            time.sleep(0.1)
+
+    def allowed(self):
         with open(os.path.join(self.config.data.own["log"], self.config.model.own["pace"])) as pace:
-            time.sleep(float(pace.read()))
+            return int(pace.read())
 '''
 
 
@@ -53,10 +59,10 @@ class Chaos:
         slurm.run(["mkdir", "-p", str(self.folder)])
         self.write("probe.py", jobs.PROBE + PACED)
         self.write("empty.yaml", "{}\n")
-        self.write("at-once", "0.0")
+        self.write("at-once", str(ANY_STEP))
+        self.write("pace", str(STEPS_PER_FAULT))
         self.run = RunDirectory(self.folder / "runs" / "disturbed")
-        self._ceiling = STEPS_PER_FAULT
-        self._pace = self._looked = 0.0
+        self._looked = 0.0
         self._held = False
 
     def write(self, name: str, text: str) -> None:
@@ -77,7 +83,7 @@ class Chaos:
         return self.slurm.run(command, cwd=self.folder, env=env, timeout=PATIENCE).stdout
 
     def submit(self, name: str, pace: str, save_every: int) -> RunDirectory:
-        """Submit a run of the probe task on two nodes; ``pace`` names the file with its speed."""
+        """Submit a run of the probe task on two nodes; ``pace`` names the file with its last fast step."""
         settings = jobs.probe_config(
             self.folder,
             **{
@@ -130,14 +136,13 @@ class Chaos:
         return result is not None and result.get("state") in ("finished", "failed")
 
     def wait(self, what: Callable[[], bool], why: str) -> None:
-        """Wait until ``what`` is true, and keep the run from ending before.
+        """Wait until ``what`` is true.
 
         Raises:
             AssertionError: the run has ended, or ``what`` did not become true in time.
         """
 
         def come() -> bool:
-            self._keep_pace()
             if what():
                 return True
             assert not self.ended(), f"{why}: the run has ended\n{self.story()}"
@@ -145,16 +150,9 @@ class Chaos:
 
         self.slurm.wait_until(come, PATIENCE, lambda: f"{why}\n{self.story()}")
 
-    def _keep_pace(self) -> None:
-        pace = PACE if self.step() < self._ceiling else SLOW_PACE
-        if pace != self._pace:
-            self._pace = pace
-            self.write("pace", str(pace))
-
-    def allow(self, faults: int) -> None:
-        """Let the run continue at full speed through the steps of this number of faults."""
-        self._ceiling = STEPS_PER_FAULT * faults
-        self._keep_pace()
+    def allow(self, step: int) -> None:
+        """Let the run continue at full speed up to ``step``."""
+        self.write("pace", str(step))
 
     def story(self, run: RunDirectory | None = None) -> str:
         """Return logs, events and queue of a run (default: the disturbed run) for a failure report."""

@@ -89,6 +89,7 @@ def cancel_and_resume(chaos: Chaos) -> str:
 def stop_controller(chaos: Chaos) -> str:
     """Stop slurmctld for some seconds; running jobs must continue."""
     at, ends, seconds = chaos.step(), len(chaos.ends()), chaos.dice.randint(2, 10)
+    chaos.allow(at + 6)
     chaos.slurm.stop_daemon("slurmctld")
     until = time.monotonic() + seconds
 
@@ -168,7 +169,7 @@ def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
     """Inject the faults of the plan, and print a line for each."""
     met: list[Met] = []
     for number, planned in enumerate(plan, start=1):
-        chaos.allow(number)
+        chaos.allow(STEPS_PER_FAULT * number)
         last = _meet(chaos, planned)
         print(
             f"fault {number:>3}: {last.fault:<16} at step {last.step:>5}, next step after "
@@ -209,6 +210,7 @@ def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
     detail = fault.strike(chaos)
     # Beyond the last step: recomputed steps are not progress.
     had = chaos.step()
+    chaos.allow(had + 2)
     chaos.wait(chaos.starts_again, "the run did not start again")
     chaos.wait(lambda: chaos.step() > had, "the run made no progress")
     causes = chaos.ends()[ends:]

@@ -17,7 +17,7 @@ from hpcrun.diagnose.run_lines import names_another_run
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event
-from hpcrun.run.io.files import read_lines
+from hpcrun.run.io.files import open_regular, read_lines
 
 _BLOCK = 1 << 16
 # The lines of `hpcrun.run.progress_lines`: "step 12/100: loss …", "step 12: validation loss …".
@@ -164,7 +164,7 @@ def file_lines(path: Path) -> Iterator[bytes]:
     offset, rest = 0, b""
     while True:
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 stream.seek(offset)
                 block = stream.read(_BLOCK)
         except FileNotFoundError:

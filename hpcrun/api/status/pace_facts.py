@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.io.files import open_regular
 from hpcrun.run.last_lines import last_lines
 
 METRICS_READ = 1 << 13
@@ -85,7 +86,7 @@ def total_steps(run: RunDirectory) -> int | None:
     Reading the text costs a hundredth of parsing the YAML, and there may be thousands of runs.
     """
     try:
-        with run.config.open("rb") as stream:
+        with open_regular(run.config) as stream:
             text = stream.read(_CONFIG_READ)
     except (FileNotFoundError, NotADirectoryError):
         return None

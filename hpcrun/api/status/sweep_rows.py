@@ -10,13 +10,16 @@ from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.sweep_file import read_sweep
 
-_WORDS = {"pending": "waiting", "new": "not submitted", "stopped": "cancelled"}
+_WORDS = {"pending": "waiting", "new": "not submitted"}
 _ORDER = (
-    *("finished", "running", "suspended", "pending", "new", "failed", "lost", "stopped"),
-    "unreadable",
+    *("finished", "running", "suspended", "pending", "new", "failed", "lost", "cancelled"),
+    *("stopped", "unreadable"),
 )
 # The state of a sweep is the first of these states that occurs among its runs.
-_LEADING = ("running", "suspended", "pending", "failed", "lost", "unreadable", "stopped", "new")
+_LEADING = (
+    *("running", "suspended", "pending", "failed", "lost", "unreadable", "cancelled", "stopped"),
+    "new",
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from hpcrun.api.submission.continuing import shortened
 from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.launch import jobs, stopping, submission
+from hpcrun.launch.errors import SubmissionUnanswered
 from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
@@ -118,7 +119,9 @@ def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None)
         yield
     except BaseException as error:
         # If two submissions began together, the loser must not remove the directory that the winner uses.
-        if make is not None and not run.submitting.exists():
+        # A job that Slurm has accepted without an answer needs the directory.
+        unanswered = isinstance(error, SubmissionUnanswered)
+        if make is not None and not unanswered and not run.submitting.exists():
             given = jobs.current_job(run)
             if given is None or given[1] in ours:
                 remove(run.path)

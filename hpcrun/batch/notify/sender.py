@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from hpcrun.run.io.lock_file import LockFile
 
 # Seconds for one notification.
 _LIMIT = 40
-_LOCK_TRIES, _LOCK_PAUSE = 100, 0.5
+_LOCK_WAIT = 50
 _MOST = 20
 
 
@@ -88,21 +87,17 @@ def _send(run: RunDirectory, one: Due, watch: Watch, cluster: str | None) -> Non
 @contextlib.contextmanager
 def _locked(run: RunDirectory) -> Iterator[None]:
     """Hold the lock of the run's senders; raises RunError if another sender holds it too long."""
-    for number in range(_LOCK_TRIES):
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(LockFile(run.path / ".notifying", "another process sends them"))
-            except RunError as error:
-                # On a full disk the lock cannot be made: two deliveries are better than none.
-                unwritable = isinstance(error.__cause__, OSError)
-                if number + 1 == _LOCK_TRIES or not run.path.exists():
-                    raise
-            else:
-                unwritable = True
-            if unwritable:
-                yield
-                return
-        time.sleep(_LOCK_PAUSE)
+    lock = LockFile(run.path / ".notifying", "another process sends them")
+    try:
+        lock.hold(_LOCK_WAIT, _LOCK_WAIT)
+    except RunError as error:
+        # On a full disk the lock cannot be made: two deliveries are better than none.
+        if not isinstance(error.__cause__, OSError) or not run.path.exists():
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _unpacked(raw: bytes) -> Due | None:

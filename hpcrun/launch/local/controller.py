@@ -79,7 +79,7 @@ class LocalAttempt:
             return False
         self._setting_up = True
         lines = [*request.setup, *request.node_setup]
-        command = ["bash", "-c", node_setup_script(lines, request.env)]
+        command = ["bash", "-c", node_setup_script(lines)]
         self.tasks = [
             self._started(node * request.tasks_per_node, command, self._node_log(host_name(node)))
             for node in range(request.nodes)

@@ -34,7 +34,8 @@ class RequeueingSlurmExecutor(SlurmExecutor):
     """Sends ``request``'s script to sbatch.
 
     ``accepted``: the job's id from the moment when sbatch has printed it, even if a later step fails.
-    ``cluster``: the cluster that sbatch has printed, which it does after ``--clusters``.
+    ``cluster``: the cluster that sbatch has printed, which it does after ``--clusters``. ``script``: the file
+    of the newest submission, by which squeue shows the job.
     """
 
     def __init__(self, folder: Path, request: BatchRequest) -> None:
@@ -42,12 +43,14 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         self._request = request
         self.accepted: str | None = None
         self.cluster: str | None = None
+        self.script = folder
         self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.tasks_on_node)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return batch_script(self._request)
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        self.script = submission_file_path
         return sbatch_command(submission_file_path, dict(os.environ))
 
     def _submit_command(self, command: str) -> Job[Any]:

@@ -41,7 +41,7 @@ from hpcrun.run.endings import (
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.io.files import read_json, write_hashed
 
-_ORDERLY = (Cause.CANCELLED, Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
+_ORDERLY = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,7 @@ def finalize(
     # A job that did no work must not replace the result of a finished run.
     if not decision.restart and (opened or not done):
         if cause is not Cause.FINISHED:
-            stops = _ORDERLY if budgets is None else (Cause.CANCELLED,)
-            write_result(run, cause, line, decision.reason, step, stops)
+            write_result(run, cause, line, decision.reason, step, by_hand=budgets is None)
         elif not run.result.exists():
             # The result of a script is written here, because only now all of its ranks are known to have
             # ended well.
@@ -290,14 +289,16 @@ def write_result(
     line: str,
     reason: str,
     step: int | None,
-    stops: Collection[Cause] = (Cause.CANCELLED,),
+    *,
+    by_hand: bool = False,
 ) -> None:
     """Write result.json for a run that ended before it was finished; raises OSError.
 
     Args:
-        stops: the causes that leave the run stopped, not failed.
+        by_hand: a person started the attempt: preemption and time limit leave the run stopped, not failed.
     """
-    state = "stopped" if cause in stops else "failed"
+    state = "stopped" if by_hand and cause in _ORDERLY else "failed"
+    state = "cancelled" if cause is Cause.CANCELLED else state
     write_hashed(
         run.result,
         {

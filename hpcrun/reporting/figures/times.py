@@ -42,7 +42,7 @@ _MARKS = {
     history.SAVED: ("|", INK, "saved"),
     history.PREEMPTED: ("v", ORANGE, "preempted or at the time limit"),
     history.FAILED: ("X", VERMILION, "failed"),
-    history.STOPPED: ("s", OTHERS, "stopped"),
+    history.STOPPED: ("s", OTHERS, "cancelled or stopped"),
     history.FINISHED: ("o", GREEN, "finished"),
 }
 PARTS = {

@@ -22,7 +22,7 @@ def failures_section(content: Content) -> Markup:
     for one in content.failures:
         groups.setdefault(_kind(one), []).append(one)
     equal = list(groups.values())
-    none = element("p", "Each run that ended has finished or was stopped by a person.")
+    none = element("p", "Each run that ended has finished or was canceled.")
     return text(
         _interruptions(content),
         *map(_article, equal[:_MOST_ARTICLES]),
@@ -103,12 +103,12 @@ def _stopped(content: Content) -> Markup | None:
     rows = [
         (run.key, state_mark(run.state), run.reason or run.cause or "–")
         for run in content.runs
-        if run.state in ("stopped", "new")
+        if run.state in ("cancelled", "stopped", "new")
     ]
     if not rows:
         return None
     return text(
-        element("p", "Runs that were stopped, or never started:"),
+        element("p", "Runs that were canceled or stopped, or never started:"),
         table(("run", "state", "reason"), rows, wide=(2,)),
     )
 

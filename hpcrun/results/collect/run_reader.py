@@ -20,12 +20,12 @@ from hpcrun.results.collect.summary import NO_STEP, summary_of
 from hpcrun.results.config_text import parse_config
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
-from hpcrun.run.io.files import without_hash
+from hpcrun.run.io.files import open_regular, without_hash
 
 Signature = tuple[str, int, int, int]
 """A file's name in the run directory, size (-1: no file), time of change in nanoseconds, and inode."""
 
-STATES = ("finished", "stopped", "failed")
+STATES = ("finished", "cancelled", "stopped", "failed")
 _NO_FILE = (-1, 0, 0)
 # Names, because a Path for each of fifty thousand files costs time in a call that finds nothing changed.
 _RUN = RunDirectory(Path())
@@ -113,7 +113,7 @@ class _Reader:
 
     def _bytes(self, path: Path, *, needed: bool) -> bytes | None:
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 self._sign(path, os.fstat(stream.fileno()))
                 return stream.read()
         except OSError as error:
@@ -167,7 +167,7 @@ class _Reader:
 
     def metrics(self, path: Path) -> ParsedLines:
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 found = os.fstat(stream.fileno())
                 self._sign(path, found)
                 lines = read_lines(stream, found.st_size)

@@ -3,56 +3,28 @@
 Every file of a run is written in one of these two ways, so that a reader never sees a partial file.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
 import math
 import os
+import stat
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from hpcrun.drafts import draft_of
+from hpcrun.drafts import replacing, sync
 
-_STALE_READS = 2
 _HASH = "sha256"
 _CRC = b',"_crc32":"'
+sync_directory = sync
 
 
 def write_atomic(path: Path, content: bytes | str, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``content`` atomically: a reader or a crash sees the old or the new file.
-
-    The temporary name is unique, because two attempts of a run may write at the same time. The folder is
-    fsynced as well, because only this makes a rename durable (rename(2), fsync(2)).
-
-    Raises:
-        OSError: the disk refused; the old file is unchanged and the temporary file is removed.
-    """
-    data = content.encode() if isinstance(content, str) else content
-    temporary = draft_of(path)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "wb") as stream:  # noqa: PTH123  (a descriptor, so that the mode holds)
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(folder: Path) -> None:
-    """Make the names in ``folder`` durable (fsync(2): the fsync of a file does not cover its name)."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Replace ``path`` by ``content``; atomicity and errors as in :func:`hpcrun.drafts.replacing`."""
+    with replacing(path, mode) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def make_numbered_folder(parent: Path, first: int, *, digits: int = 1) -> Path:
@@ -181,6 +153,25 @@ def finite(value: Any) -> Any:
     return value
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. A FIFO would block its reader, and ``/dev/zero`` has no end.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular file.
+    """
+    return open(path, "rb", opener=_only_regular)
+
+
+def _only_regular(path: str | Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    mode = os.fstat(descriptor).st_mode
+    # Python itself refuses a directory.
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file; remove it", str(path))
+    return descriptor
+
+
 def read_json(path: Path, *, hashed: bool = False) -> dict[str, Any] | None:
     """Return the JSON object in ``path``; None if there is none, or if it is damaged or not ``hashed``.
 
@@ -196,19 +187,19 @@ def read_json(path: Path, *, hashed: bool = False) -> dict[str, Any] | None:
     return without_hash(value)
 
 
-def _read_replaced(path: Path) -> str:
+def _read_replaced(path: Path, tries: int = 3) -> str:
     """Return the text of a file that other processes may replace during the read.
 
     An NFS client may hold the handle of the replaced file, and gets ESTALE; a second open finds the new file
     (nfs(5)).
     """
-    for _ in range(_STALE_READS):
-        try:
-            return path.read_text()
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-    return path.read_text()
+    try:
+        with open_regular(path) as stream:
+            return stream.read().decode()
+    except OSError as error:
+        if error.errno != errno.ESTALE or tries == 1:
+            raise
+    return _read_replaced(path, tries - 1)
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
@@ -256,7 +247,7 @@ def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
 
     A line torn by a crash is ended first, so that the new lines do not continue it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    descriptor = _only_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -264,9 +255,12 @@ def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
         written = os.write(descriptor, lines)
         if written != len(lines):
             # write(2) gives no reason for a short count; for a file the reason is space.
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if durable:
             os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)  # write(2) and fsync(2) do not know it.
+        raise
     finally:
         os.close(descriptor)
 
@@ -274,7 +268,8 @@ def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return all valid JSON object lines of ``path``, in order; torn or damaged lines are skipped."""
     try:
-        raw = path.read_bytes()
+        with open_regular(path) as stream:
+            raw = stream.read()
     except (FileNotFoundError, NotADirectoryError):
         return []
     lines = []
@@ -288,7 +283,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def end_of(path: Path, size: int) -> bytes:
     """Return the last ``size`` bytes of a log; none if it cannot be read."""
     try:
-        with path.open("rb") as log:
+        with open_regular(path) as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - size))
             return log.read(size)
     except OSError:

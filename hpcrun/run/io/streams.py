@@ -1,4 +1,4 @@
-"""Output that survives a full disk: lines of the log are lost, but training and requeue continue."""
+"""Output that survives a full or failing disk: log lines are lost, training and requeue continue."""
 
 import contextlib
 import errno
@@ -11,11 +11,11 @@ from typing import Any, TextIO, cast
 
 from hpcrun.printing import say_aside
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 class _DroppingWrites(io.RawIOBase):
-    """A descriptor whose writes are dropped while the disk is full."""
+    """A descriptor whose writes are dropped while the disk is full or fails."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class _DroppingWrites(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: Any) -> int:
-        """Write ``data``, or drop it on a full disk; raises OSError for other errors."""
+        """Write ``data``, or drop it if the disk fails; raises OSError for other errors."""
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in _LOST:
                 raise
             return len(data)
 

@@ -1,18 +1,15 @@
 """Write a folder of token shards; it appears complete or not at all."""
 
-import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcrun.drafts import draft_of, remove_left
-from hpcrun.tasks.durable import sync
+from hpcrun.drafts import draft_folder, sync
 from hpcrun.tasks.tokens.shards import DESCRIPTION, FORMAT, TokenError, blocks, ends_path
 
 VALIDATION, TRAIN = "validation", "train"
@@ -45,41 +42,38 @@ def write_folder(
     """
     if folder.exists() or folder.is_symlink():
         raise TokenError(f"{folder}: exists already; remove it, or name another folder")
-    remove_left(folder, _PATIENCE)
-    draft = draft_of(folder)
     dtype = "uint16" if vocabulary <= 2**16 else "uint32"
     try:
-        draft.mkdir(parents=True)
-        writers = {
-            split: _Split(draft, split, dtype, shard_tokens) for split in (TRAIN, VALIDATION)
-        }
-        ending = [] if end_token is None else [end_token]
-        for name, tokens in documents:
-            if len(tokens):
-                writers[VALIDATION if validation(name) else TRAIN].add([*tokens, *ending])
-        shards = {split: writer.finish() for split, writer in writers.items()}
-        if not shards[TRAIN]:
-            raise TokenError(f"{folder}: the input has no documents to train on; give more text")
-        described: dict[str, Any] = {
-            "format": FORMAT,
-            "dtype": dtype,
-            "vocabulary": vocabulary,
-            "tokenizer": tokenizer,
-            "end_token": end_token,
-            "splits": {split: made for split, made in shards.items() if made},
-        }
-        (draft / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n")
-        for path in (*draft.iterdir(), draft):
-            sync(path)
-        draft.rename(folder)
-        sync(folder.parent)
+        with draft_folder(folder, _PATIENCE) as draft:
+            writers = {
+                split: _Split(draft, split, dtype, shard_tokens) for split in (TRAIN, VALIDATION)
+            }
+            ending = [] if end_token is None else [end_token]
+            for name, tokens in documents:
+                if len(tokens):
+                    writers[VALIDATION if validation(name) else TRAIN].add([*tokens, *ending])
+            shards = {split: writer.finish() for split, writer in writers.items()}
+            if not shards[TRAIN]:
+                raise TokenError(
+                    f"{folder}: the input has no documents to train on; give more text"
+                )
+            described: dict[str, Any] = {
+                "format": FORMAT,
+                "dtype": dtype,
+                "vocabulary": vocabulary,
+                "tokenizer": tokenizer,
+                "end_token": end_token,
+                "splits": {split: made for split, made in shards.items() if made},
+            }
+            (draft / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n")
+            for path in (*draft.iterdir(), draft):
+                sync(path)
+            draft.rename(folder)
+            sync(folder.parent)
     except OSError as error:
         raise TokenError(
             f"{folder}: cannot be written: {error.strerror or error}; choose another folder, or free space"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(draft)
     return described
 
 

@@ -102,6 +102,11 @@ def fail(
         raise error from None
     if isinstance(error, UserError):
         print(f"hpcrun: rank {rank}: {error}", file=sys.stderr, flush=True)
+    elif isinstance(error, OSError) and str(error.filename).startswith(f"{run.path}/"):
+        # The failure is of a disk, not of the program; the record has the traceback.
+        file = error.filename2 or error.filename
+        reason = f"{file}: {error.strerror}; check its owner and the free space"
+        print(f"hpcrun: rank {rank}: {reason}", file=sys.stderr, flush=True)
     elif is_cascade(failure):
         first_line = (failure.message.splitlines() or [""])[0]
         print(f"hpcrun: rank {rank} lost its peers: {first_line}", file=sys.stderr, flush=True)

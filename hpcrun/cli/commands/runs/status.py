@@ -19,6 +19,7 @@ from hpcrun.api.status.overview import Overview
 from hpcrun.api.status.sweep_rows import folded
 from hpcrun.cli.choosing_runs import (
     SORTS,
+    STATES,
     Selection,
     everything,
     fold,
@@ -47,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="redraw the table until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument(
-        "--state",
-        metavar="STATE,…",
-        help="only these states: new, pending, running, suspended, finished, stopped, failed, lost",
+        "--state", metavar="STATE,…", help=f"only these states: {', '.join(STATES)}"
     )
     parser.add_argument(
         "--name", metavar="GLOB", help="only names that match, such as 'gpt-*' or 'sweep/*'"
