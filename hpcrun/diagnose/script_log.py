@@ -17,6 +17,8 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
 _AFTER = 30
 """Lines that a program may print at its exit, after the traceback that ends it."""
+# Threads of gloo or CUDA may abort an interpreter that exits with an uncaught exception.
+_ABORTED = re.compile(r"(?:ended with exit code \d+: its program )?was killed by SIG(ABRT|SEGV): ")
 _NUMBER = re.compile(r"(?P<code>exit code \d+)|0x[0-9a-f]+|\d+")
 # torch.distributed.elastic's log lines and its traceback: the text after them does not come from the ranks.
 _AGENT = re.compile(
@@ -61,9 +63,11 @@ def script_exception(log: Path) -> tuple[str, str]:
 def same_failure(words: str) -> str:
     """Return ``words`` about a failure without the parts that differ between two equal failures.
 
-    These parts are the rank, numbers in the exception, and the last line of a log without a traceback.
+    These parts are the rank, numbers in the exception, an abort after the exception, and the last line of a
+    log without a traceback.
     """
     words = re.sub(r": rank \d+: ", ": ", words.partition(LOG_ENDS)[0])
+    words = _ABORTED.sub("ended with exit code 1: ", words)
     return _NUMBER.sub(lambda found: found["code"] or "0", words)
 
 

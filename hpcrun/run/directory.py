@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.run.io.files import sync_directory, write_atomic, write_json
+from hpcrun.run.io.files import read_json, sync_directory, write_atomic, write_hashed
 from hpcrun.run.leftover_folders import clear_deleted_run, make_staged, publish, sweep
 
 _FREE_IT = "put it right, move it away, or choose another --name"
@@ -166,7 +166,7 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
         write_atomic(staged.config, config_text)
         if diff:
             write_atomic(staged.diff, diff)
-        write_json(staged.record, record)
+        write_hashed(staged.record, record)
         publish(filled, path)
         sync_directory(path.parent)
     except BaseException as error:
@@ -187,6 +187,16 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
             "folder with --runs-dir, or free some space"
         ) from error
     return run
+
+
+def read_record(run: RunDirectory) -> dict[str, Any]:
+    """Return the content of run.json, empty without the file; raises RunError if it is damaged."""
+    facts = read_json(run.record)
+    if facts is None and run.record.exists():
+        raise RunError(
+            f"{run.record}: is damaged or was edited; correct its values, and remove its line with sha256"
+        )
+    return facts or {}
 
 
 def remove_if_empty(folders: Iterable[Path]) -> None:

@@ -10,7 +10,7 @@ import orjson
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
-from hpcrun.run.io.files import open_regular, parse_line
+from hpcrun.run.io.files import intact_lines, open_regular, parse_line
 
 EVENTS_READ = 1 << 16
 """Bytes of an event log: about 450 events. A run that saves every hour writes as many in two weeks."""
@@ -44,6 +44,7 @@ def last_lines(path: Path, size: int) -> LastLines:
 
 def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the JSON objects of ``lines``, without damaged lines."""
+    lines = intact_lines(lines)
     try:
         # One call for all lines takes a third of the time. If a line has NaN, read the lines one by one.
         whole = orjson.loads(b"[" + b",".join(lines) + b"]")

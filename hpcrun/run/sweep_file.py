@@ -4,8 +4,6 @@ The folder ``runs/SWEEP`` holds this file and a run directory for each element: 
 An element keeps its name for good: a later submission adds elements and renames none.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import finite, read_json, write_json
+from hpcrun.run.io.files import read_json, write_hashed
 
 NAME = "sweep.json"
 VERSION = 2
-_HASH = "sha256"
 
 
 @dataclass(frozen=True)
@@ -82,16 +79,14 @@ def read_sweep(folder: Path) -> SweepFile | None:
     path = folder / NAME
     if not path.exists():
         return None
-    content = read_json(path)
+    content = read_json(path, hashed=True)
     if content is None:
-        raise RunError(f"{path}: is damaged: no JSON object; restore it from a backup")
+        raise RunError(f"{path}: is damaged or was edited; restore it from a backup")
     if content.get("version") != VERSION:
         raise RunError(
             f"{path}: has version {content.get('version')!r}, and this hpcrun reads version {VERSION}; "
             "use the hpcrun that made the sweep"
         )
-    if content.pop(_HASH, None) != _hash(content):
-        raise RunError(f"{path}: is damaged: its checksum is wrong; restore it from a backup")
     return SweepFile(
         folder,
         content["name"],
@@ -103,18 +98,14 @@ def read_sweep(folder: Path) -> SweepFile | None:
 
 def write_sweep(sweep: SweepFile) -> None:
     """Replace ``sweep.json`` in the folder of ``sweep``; raises OSError if the disk refuses."""
-    content = finite(
+    # With a hash: a wrong name of an element would start another run.
+    write_hashed(
+        sweep.folder / NAME,
         {
             "version": VERSION,
             "name": sweep.name,
             "axes": sweep.axes,
             "runs": [{"name": run.name, "values": run.values} for run in sweep.runs],
             "submissions": [asdict(one) for one in sweep.submissions],
-        }
+        },
     )
-    write_json(sweep.folder / NAME, {**content, _HASH: _hash(content)})
-
-
-def _hash(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the content: a wrong name of an element would start another run."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -17,7 +17,7 @@ from hpcrun.lifecycle.signals import StopReason
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, note, read_events
-from hpcrun.run.io.files import write_json
+from hpcrun.run.io.files import write_hashed
 from hpcrun.run.owner import require_ownership
 from hpcrun.run.progress_lines import result_lines
 from hpcrun.train.evaluation.best import Weights
@@ -94,7 +94,7 @@ def finished(
     if trainer.is_main_process:
         # The run may have a new owner since the last commit.
         require_ownership(run, attempt)
-        write_json(
+        write_hashed(
             run.result,
             {
                 "state": "finished",

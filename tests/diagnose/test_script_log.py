@@ -83,6 +83,8 @@ def test_a_plain_script_ends_with_its_exception_or_last_line(tmp_path: Path) -> 
     [
         ("a.py ended with exit code 1: KeyError: 'x3'", "a.py ended with exit code 1: KeyError: 'x5'"),
         ("a.py ended with exit code 1: rank 0: E", "a.py ended with exit code 1: rank 3: E"),
+        ("a.py ended with exit code 1: E", "a.py was killed by SIGABRT: E"),
+        ("a ended with exit code 1: E", "a ended with exit code 139: its program was killed by SIGSEGV: E"),
         ("a ended with exit code 3; its log ends with: x", "a ended with exit code 3; its log ends with: y"),
     ],
 )  # fmt: skip
@@ -94,6 +96,8 @@ def test_other_exit_codes_and_exceptions_are_other_failures() -> None:
     line = "a.py ended with exit code 1: KeyError: 'x'"
     assert same_failure(line) != same_failure(line.replace("code 1", "code 2"))
     assert same_failure(line) != same_failure(line.replace("KeyError", "TypeError"))
+    # Without an exception, the signal is the failure.
+    assert same_failure("a.py was killed by SIGABRT") != same_failure("a.py ended with exit code 1")
 
 
 def test_torchruns_report_leads_to_the_rank_that_failed_first(tmp_path: Path) -> None:

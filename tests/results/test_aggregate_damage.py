@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.results.store import ResultsFile
-from hpcrun.run.io.files import append_line
+from hpcrun.run.io.files import append_line, write_hashed
 from tests.results.conftest import MakeRun, collect
 
 
@@ -46,6 +46,22 @@ def test_a_corrupt_file_is_named_and_the_rest_is_kept(
     assert what in found.problems[0][2]
     assert found.rows == (1 if name == "metrics.jsonl" else 3)
     assert sum(found.states.values()) == 2
+
+
+def test_a_flipped_bit_in_a_value_is_named(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("r", [1.0, 2.0, 3.0])
+    run.metrics.unlink()
+    for step, loss in enumerate([0.5, 0.25, 0.125]):
+        append_line(run.metrics, {"step": step, "loss": loss})
+    write_hashed(run.result, {"state": "finished", "loss": 0.125})
+    for file in (run.metrics, run.result):
+        file.write_bytes(file.read_bytes().replace(b"0.125", b"0.135"))
+    found = collect(tmp_path)
+    assert found.rows == 2
+    assert found.problems == [
+        (str(run.path), "metrics.jsonl", "1 damaged line"),
+        (str(run.path), "result.json", "is no JSON object, or its checksum is wrong"),
+    ]
 
 
 def test_a_missing_file_is_named(tmp_path: Path, make_run: MakeRun) -> None:

@@ -14,7 +14,15 @@ import pytest
 from hpcrun.lifecycle.exitcodes import FAILED
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
-from hpcrun.run.io.files import append_line, end_of, read_json, read_lines, write_atomic, write_json
+from hpcrun.run.io.files import (
+    append_line,
+    end_of,
+    read_json,
+    read_lines,
+    write_atomic,
+    write_hashed,
+    write_json,
+)
 from hpcrun.run.io.streams import copied_to
 from hpcrun.train.phase import Position
 from hpcrun.train.start.failures import fail
@@ -67,7 +75,24 @@ def test_a_number_that_is_not_finite_becomes_null(tmp_path: Path) -> None:
     write_json(tmp_path / "file", value)
     for name in ("log", "file"):
         read = json.loads((tmp_path / name).read_text(), parse_constant=refuse)
+        read.pop("_crc32", None)
         assert read == {"loss": None, "norms": [1.5, None], "step": 3}
+
+
+@pytest.mark.parametrize("old", [b'"loss":0.25', b'"step":3'])
+def test_a_flipped_bit_makes_a_line_and_a_file_damaged(tmp_path: Path, old: bytes) -> None:
+    value = {"step": 3, "loss": 0.25, "text": "\udc80é"}
+    append_line(tmp_path / "log", value)
+    write_hashed(tmp_path / "file", value)
+    assert read_lines(tmp_path / "log") == [value]
+    assert read_json(tmp_path / "file") == value
+    flipped = old[:-1] + bytes([old[-1] ^ 1])
+    for name in ("log", "file"):
+        text = (tmp_path / name).read_bytes().replace(b'": ', b'":')
+        assert old in text
+        (tmp_path / name).write_bytes(text.replace(old, flipped))
+    assert read_lines(tmp_path / "log") == []
+    assert read_json(tmp_path / "file") is None
 
 
 def test_a_torn_last_line_is_skipped_and_the_next_line_is_whole(tmp_path: Path) -> None:

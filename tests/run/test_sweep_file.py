@@ -1,11 +1,11 @@
 """sweep.json: what is written is read back, and a damaged file is named."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.io.files import write_hashed
 from hpcrun.run.sweep_file import (
     SweepFile,
     SweepRun,
@@ -51,7 +51,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text(json.dumps({"version": 3}))
+    write_hashed(tmp_path / "sweep.json", {"version": 3})
     with pytest.raises(RunError, match="has version 3"):
         read_sweep(tmp_path)
 

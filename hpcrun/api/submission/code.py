@@ -13,9 +13,9 @@ from hpcrun.lifecycle.history import last_committed
 from hpcrun.printing import say_aside
 from hpcrun.run.code.changes import changes
 from hpcrun.run.code.snapshot import Snapshot, take_snapshot
-from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.directory import RunDirectory, RunError, read_record
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.io.files import read_json, write_json
+from hpcrun.run.io.files import write_hashed
 
 
 def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
@@ -27,7 +27,7 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
     Raises:
         RunError: the code cannot be copied, or differs although ``job.same_code`` is set; no copy remains.
     """
-    facts = read_json(run.record) or {}
+    facts = read_record(run)
     if wanted is None:
         wanted = facts.get("snapshot") is not False
     facts["snapshot"] = wanted
@@ -44,14 +44,14 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
                     f"job.same_code: no copy of the code can be compared: {why}; submit from a git work "
                     "tree, or set job.same_code=false"
                 )
-            write_json(run.record, {**facts, "code": None})
+            write_hashed(run.record, {**facts, "code": None})
             return
         try:
             code = compared(run, config, snapshot, facts.get("code"))
         except BaseException:
             shutil.rmtree(snapshot.root, ignore_errors=True)
             raise
-        write_json(run.record, {**facts, "code": code})
+        write_hashed(run.record, {**facts, "code": code})
     except OSError as error:
         raise RunError(
             f"{error.filename or run.code}: cannot be copied to the run: {error.strerror or error}; "

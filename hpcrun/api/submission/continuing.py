@@ -15,7 +15,7 @@ from hpcrun.api.places import handle
 from hpcrun.config import Config, changes_since, lengths_left, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import read_json, write_atomic, write_json
+from hpcrun.run.io.files import read_json, write_atomic, write_hashed
 
 Identity = Callable[[], tuple[Mapping[str, Any], str]]
 """Return the contents of run.json and uncommitted.patch for a submission."""
@@ -81,7 +81,7 @@ def renewed(run: RunDirectory, config: Config, identity: Identity) -> Iterator[S
         facts, diff = identity()
         before = read_json(run.record) or {}
         replaces = {key: before.get(key) for key in ("created", "command")}
-        write_json(run.record, {**facts, "replaces": {**replaces, "changed": [*found.replaced]}})
+        write_hashed(run.record, {**facts, "replaces": {**replaces, "changed": [*found.replaced]}})
         if diff:
             write_atomic(run.diff, diff)
         else:

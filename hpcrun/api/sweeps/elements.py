@@ -22,7 +22,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.code.snapshot import Snapshot, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import read_json, write_atomic, write_json
+from hpcrun.run.io.files import read_json, write_atomic, write_hashed
 from hpcrun.run.sweep_file import NAME, SweepFile, write_sweep
 
 
@@ -128,11 +128,11 @@ def admitted(
     if not trust_owner:
         directory.refuse_foreign(run)
     with put_back_on_failure(run), renewed(run, config, lambda: identity):
-        facts = read_json(run.record) or {}
+        facts = directory.read_record(run)
         before = facts.get("code")
         code = None if snapshot is None else compared(run, config, snapshot, before)
         own = {"snapshot": keeps_code, "code": code, **_swept(one)}
-        write_json(run.record, facts | own)
+        write_hashed(run.record, facts | own)
         write_atomic(run.config, one.element.text)
         if (script := _script(one, fitted)) is not None:
             run.batch_script.parent.mkdir(parents=True, exist_ok=True)

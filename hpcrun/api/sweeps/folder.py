@@ -6,7 +6,6 @@ files are written first, then one syncfs(2) makes them durable, and then they be
 
 import contextlib
 import ctypes
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import finite, sync_directory
+from hpcrun.run.io.files import hashed_json, sync_directory
 from hpcrun.run.leftover_folders import make_staged
 from hpcrun.run.leftover_folders import sweep as remove_abandoned
 
@@ -76,13 +75,13 @@ def new_runs(
         OSError: the disk refuses; no run directory remains.
     """
     runs, published = list(runs), list[Path]()
-    content = _record_text(record)
+    content = hashed_json(dict(record))
     staged = make_staged(folder / "sweep")
     try:
         remove_abandoned(staged)
         patch = _write_diff(folder, diff) if runs and diff else None
         for run in runs:
-            own = _record_text({**record, **run.record}) if run.record else content
+            own = hashed_json({**record, **run.record}) if run.record else content
             _fill(RunDirectory(staged / run.name), run, own, patch)
         sync_file_system(folder)
         for run in runs:
@@ -96,11 +95,6 @@ def new_runs(
         raise
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-
-
-def _record_text(record: Mapping[str, Any]) -> bytes:
-    text = json.dumps(finite(dict(record)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode(errors="backslashreplace")
 
 
 def _write_diff(folder: Path, diff: str) -> str:

@@ -39,7 +39,7 @@ from hpcrun.run.endings import (
     read_heard_stop,
 )
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
-from hpcrun.run.io.files import read_json, write_json
+from hpcrun.run.io.files import read_json, write_hashed
 
 _ORDERLY = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
 
@@ -183,7 +183,9 @@ def finalize(
             # The result of a script is written here, because only now all of its ranks are known to have
             # ended well.
             programs = _programs(events, attempt)
-            write_json(run.result, {"state": "finished", "time": round(time.time(), 3), **programs})
+            write_hashed(
+                run.result, {"state": "finished", "time": round(time.time(), 3), **programs}
+            )
         _add_goodput(run)
     return Classification(cause, step, line, decision, diagnosis, elsewhere, host)
 
@@ -297,7 +299,7 @@ def write_result(
     """
     state = "stopped" if by_hand and cause in _ORDERLY else "failed"
     state = "cancelled" if cause is Cause.CANCELLED else state
-    write_json(
+    write_hashed(
         run.result,
         {
             "state": state,
@@ -313,6 +315,6 @@ def _add_goodput(run: RunDirectory) -> None:
     """Add the breakdown of the run's time to result.json after the end of the last attempt."""
     result = read_json(run.result)
     if result is not None:
-        write_json(
+        write_hashed(
             run.result, {**result, "goodput": goodput(read_events(run), time.time()).as_record()}
         )

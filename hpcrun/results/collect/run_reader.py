@@ -20,7 +20,7 @@ from hpcrun.results.collect.summary import NO_STEP, summary_of
 from hpcrun.results.config_text import parse_config
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
-from hpcrun.run.io.files import open_regular
+from hpcrun.run.io.files import open_regular, without_hash
 
 Signature = tuple[str, int, int, int]
 """A file's name in the run directory, size (-1: no file), time of change in nanoseconds, and inode."""
@@ -158,11 +158,12 @@ class _Reader:
         if raw is None:
             return {}
         rows, _ = parse_rows(raw.replace(b"\n", b" "))
-        if len(rows) != 1:
-            self._problem(path, "is no JSON object")
+        value = without_hash(rows[0]) if len(rows) == 1 else None
+        if value is None:
+            self._problem(path, "is no JSON object, or its checksum is wrong")
             return {}
-        self.data.documents[name] = orjson.dumps(rows[0], option=orjson.OPT_NON_STR_KEYS)
-        return rows[0]
+        self.data.documents[name] = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+        return value
 
     def metrics(self, path: Path) -> ParsedLines:
         try:

@@ -4,16 +4,20 @@ Every file of a run is written in one of these two ways, so that a reader never 
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hpcrun.drafts import replacing, sync
 
+_HASH = "sha256"
+_CRC = b',"_crc32":"'
 sync_directory = sync
 
 
@@ -109,8 +113,33 @@ def make_log_folder(folder: Path) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``value`` as indented JSON; raises OSError as :func:`write_atomic` does."""
-    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomic(path, _encoded(text))
+    write_atomic(path, _indented(finite(value)))
+
+
+def _indented(value: Mapping[str, Any]) -> bytes:
+    return _encoded(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def write_hashed(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace ``path`` as :func:`write_json`, with a hash, so that readers detect damage."""
+    write_atomic(path, hashed_json(value))
+
+
+def hashed_json(value: Mapping[str, Any]) -> bytes:
+    """Return the text of a file of :func:`write_hashed`."""
+    content = finite(value)
+    # First, so that an editor can remove the line and leave valid JSON.
+    return _indented({_HASH: _hash(content), **content})
+
+
+def without_hash(value: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the content of a file of :func:`write_hashed` or :func:`write_json`; None if it is damaged."""
+    written = value.pop(_HASH, None)
+    return value if written in (None, _hash(value)) else None
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def finite(value: Any) -> Any:
@@ -143,8 +172,8 @@ def _only_regular(path: str | Path, flags: int) -> int:
     return descriptor
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in ``path``, or None if the file does not exist or holds no JSON object.
+def read_json(path: Path, *, hashed: bool = False) -> dict[str, Any] | None:
+    """Return the JSON object in ``path``; None if there is none, or if it is damaged or not ``hashed``.
 
     Raises:
         OSError: the file exists but cannot be read.
@@ -153,7 +182,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(_read_replaced(path))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict) or (hashed and _HASH not in value):
+        return None
+    return without_hash(value)
 
 
 def _read_replaced(path: Path, tries: int = 3) -> str:
@@ -184,9 +215,26 @@ def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) 
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """Return ``value`` as a line of JSON."""
+    """Return ``value`` as a line of JSON that ends with a checksum of its other bytes."""
     text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return _encoded(text)
+    body = _encoded(text).removesuffix(b"}\n")
+    return b'%b%b%08x"}\n' % (body, _CRC, zlib.crc32(body))
+
+
+def without_checksum(line: bytes) -> bytes | None:
+    """Return a line of :func:`json_line` without its checksum; None if the checksum is wrong.
+
+    Lines of other programs and of earlier versions have no checksum, and are returned as they are.
+    """
+    body, mark, written = line.rpartition(_CRC)
+    if not mark:
+        return line
+    return body + b"}" if written.rstrip() == b'%08x"}' % zlib.crc32(body) else None
+
+
+def intact_lines(lines: Iterable[bytes]) -> list[bytes]:
+    """Return ``lines`` without their checksums, and without the lines whose checksum is wrong."""
+    return [line for line in map(without_checksum, lines) if line is not None]
 
 
 def _encoded(text: str) -> bytes:
@@ -243,9 +291,9 @@ def end_of(path: Path, size: int) -> bytes:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in ``line``, or None if a crash or a full disk tore the line."""
+    """Return the JSON object in ``line``, or None if the line is torn or damaged."""
     try:
-        value = json.loads(line)
+        value = json.loads(without_checksum(line) or b"")
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -14,9 +14,8 @@ from hpcrun.control.errors import error_on_all_ranks
 from hpcrun.lifecycle.rank.shared_interface import AUTO, NoSharedInterface, shared_interface
 from hpcrun.run.code.import_path import copied_path, folders
 from hpcrun.run.code.snapshot import recorded_snapshot
-from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.directory import RunDirectory, RunError, read_record
 from hpcrun.run.events import Attempt
-from hpcrun.run.io.files import read_json
 
 
 def enter_folder(run: RunDirectory) -> None:
@@ -24,7 +23,7 @@ def enter_folder(run: RunDirectory) -> None:
 
     The task's module and relative paths are then found, no matter where and how this process was started.
     """
-    folder = (read_json(run.record) or {}).get("folder")
+    folder = read_record(run).get("folder")
     if folder is None:
         return
     try:
@@ -32,7 +31,7 @@ def enter_folder(run: RunDirectory) -> None:
     except OSError as error:
         raise RunError(
             f"{folder}: the folder from which {run.name} was submitted cannot be entered: "
-            f"{error.strerror}; restore it, or correct `folder` in {run.record}"
+            f"{error.strerror}; restore it, or correct `folder` in {run.record}, without its line sha256"
         ) from error
     snapshot = recorded_snapshot(run)
     copied = snapshot.copy_of(Path(folder)) if snapshot else None
