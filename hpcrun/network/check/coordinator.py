@@ -150,34 +150,22 @@ class Check:
     def _check_interfaces(self) -> None:
         """Let each node try its interfaces, and choose as ``job.interface: auto`` does."""
         self._progress(0, 1, "interfaces")
-        found: dict[int, list[str]] = {}
-
-        def take(answer: dict[str, Any]) -> bool:
-            found[answer["index"]] = answer["names"]
-            return True
-
         doors = {index: self._doors[index] for index in self._nodes}
         self._fleet.tell({"type": "interfaces", "doors": doors})
         counts = [sum(map(len, door["interfaces"].values())) for door in doors.values()]
         # Two waits per try, for the connection and for the answer; the peers are tried in two groups.
         seconds = max(counts, default=0) * 4 * reachable.TRIES * reachable.PATIENCE + _GRACE
-        silent = self._wait("interfaces", set(self._nodes), seconds, take)
-        self._lose(silent, "no answer while interfaces were tried")
-        names = [found[index] for index in self._nodes]
-        self.measured.interface = reachable.agreed(names, reachable.link_speeds())
+        why = "no answer while interfaces were tried"
+        found = self._collect("interfaces", "names", seconds, why)
+        self.measured.interface = reachable.agreed(list(found.values()), reachable.link_speeds())
 
     def _check_ports(self) -> None:
         """Let each node listen on the ports of a run, and others connect to them."""
         if not self._options.ports:
             return
         self._progress(0, 1, "ports")
-        held: dict[int, list[int]] = {}
         name = {node.index: node.name for node in self._nodes.values()}
         of = {node.name: node.index for node in self._nodes.values()}
-
-        def take_held(answer: dict[str, Any]) -> bool:
-            held[answer["index"]] = answer["ports"]
-            return True
 
         def take_reached(answer: dict[str, Any]) -> bool:
             if "target" in answer:
@@ -190,9 +178,8 @@ class Check:
 
         why = "no answer while ports were tried"
         self._fleet.tell({"type": "hold", "ports": self._options.ports})
-        self._lose(self._wait("hold", set(self._nodes), _GRACE * 3, take_held), why)
-        left = {index: held[index] for index in self._nodes}
-        self._fleet.tell({"type": "reach", "held": left, "first": min(left, default=0)})
+        held = self._collect("hold", "ports", _GRACE * 3, why)
+        self._fleet.tell({"type": "reach", "held": held, "first": min(held, default=0)})
         # Two waits per try, for the connection and for the answer; three nodes are tried.
         seconds = 3 * 2 * ports.TRIES * ports.PATIENCE + _GRACE
         self._lose(self._wait("reach", set(self._nodes), seconds, take_reached), why)
@@ -244,6 +231,17 @@ class Check:
             if answer.get("type") == kind and answer["index"] in waiting and take(answer):
                 waiting.discard(answer["index"])
         return waiting
+
+    def _collect(self, kind: str, field: str, seconds: float, why: str) -> dict[int, Any]:
+        """Return a field of each node's answer; nodes without one are lost."""
+        found: dict[int, Any] = {}
+
+        def take(answer: dict[str, Any]) -> bool:
+            found[answer["index"]] = answer[field]
+            return True
+
+        self._lose(self._wait(kind, set(self._nodes), seconds, take), why)
+        return {index: found[index] for index in self._nodes}
 
     def _rounds(self) -> list[list[Pair]]:
         """Return the schedule, in the agents' indexes."""

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +149,10 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeas
         patience=arguments.patience,
     )
     with tqdm(disable=None, unit="round", file=sys.stderr, leave=False) as bar:
-
-        def progress(step: int, steps: int, text: str) -> None:
-            _show(bar, step, steps, text)
-
-        if arguments.local is not None:
-            measured = _check(fleet.on_this_machine(len(names)), names, options, progress)
-        else:
-            measured = _on_slurm(names, options, progress)
-    return measured
+        progress = partial(_show, bar)
+        if arguments.local is None:
+            return _on_slurm(names, options, progress)
+        return _check(fleet.on_this_machine(len(names)), names, options, progress)
 
 
 def _on_slurm(names: list[str], options: Options, progress: Progress) -> NetworkMeasurements:
@@ -237,14 +233,9 @@ def _in_an_allocation(arguments: argparse.Namespace) -> int:
     for option in ("nodelist", "partition", "account", "qos", "reservation", "exclude", "time"):
         value = getattr(arguments, option)
         asked += [f"--{option}={value}"] if value else []
-    inner = [sys.executable, "-m", "hpcrun", "netcheck", f"--seconds={arguments.seconds}"]
-    inner += [
-        f"--streams={arguments.streams}",
-        f"--with={arguments.tool}",
-        f"--seed={arguments.seed}",
-        f"--all-reduce={arguments.all_reduce}",
-    ]
-    inner += [f"--threshold={arguments.threshold}", f"--patience={arguments.patience}"]
+    inner = [sys.executable, "-m", "hpcrun", "netcheck", f"--with={arguments.tool}"]
+    for name in ("seconds", "streams", "seed", "all_reduce", "threshold", "patience"):
+        inner.append(f"--{name.replace('_', '-')}={getattr(arguments, name)}")
     inner += ["--json"] if arguments.json else []
     inner += [f"--png={arguments.png}"] if arguments.png is not None else []
     return subprocess.run(["salloc", *asked, *inner], check=False).returncode
