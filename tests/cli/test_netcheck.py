@@ -58,6 +58,13 @@ def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) 
     require_one_line(jobs.hpcrun("netcheck", *words, cwd=tmp_path), expected)
 
 
+def test_iperf3_is_refused_on_nodes_without_iperf3(tmp_path: Path) -> None:
+    env = {"PATH": str(tmp_path)}
+    words = ("--local", "2", *QUICK, "--with", "iperf3")
+    done = jobs.hpcrun("netcheck", *words, cwd=tmp_path, env=env)
+    require_one_line(done, "--with iperf3: not on PATH on 127.0.0.1, 127.0.0.2; install it")
+
+
 def test_without_salloc_there_is_one_sentence(tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path)}
     require_one_line(jobs.hpcrun("netcheck", "--nodes", "2", cwd=tmp_path, env=env), "no salloc")

@@ -64,6 +64,51 @@ def test_a_node_that_drops_packets_is_named(whole: SlurmCluster) -> None:
     assert named(report)[0][0] in ("lossy", "slow", "silent"), report["findings"]
 
 
+@pytest.mark.slow
+def test_a_node_that_drops_few_packets_is_named(whole: SlurmCluster) -> None:
+    whole.lossy_link("node3", 3)
+    report = check(whole)
+    assert report["exclude"] == ["node3"], report["findings"]
+    assert named(report)[0][0] in ("lossy", "slow"), report["findings"]
+    assert report["nodes"][2]["resent"] > 0.01
+
+
+def test_a_node_with_a_smaller_mtu_is_named(whole: SlurmCluster) -> None:
+    set_mtu = ["ip", "link", "set", "eth0", "mtu"]
+    whole.run([*set_mtu, "576"], host="node2", user="root")
+    try:
+        report = check(whole)
+    finally:
+        whole.run([*set_mtu, "1500"], host="node2", user="root")
+    assert ("mtu", ["node2"]) in named(report)
+    assert report["exclude"] == ["node2"]
+
+
+def test_more_nodes_than_the_partition_has_are_refused(whole: SlurmCluster) -> None:
+    words = [whole.python, "-m", "hpcrun", "netcheck", "--nodes", "99"]
+    done = whole.run(words, env=environment(whole), check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hpcrun: --nodes 99: partition batch has 4 nodes; request fewer")
+
+
+@pytest.mark.slow
+def test_only_the_node_that_vanishes_is_named(whole: SlurmCluster) -> None:
+    """Without --no-kill, Slurm ends the job and the tasks on the healthy nodes too."""
+    words = ["salloc", "-N4", whole.python, "-m", "hpcrun", "netcheck", "--json", *SHORT]
+    checking = whole.popen([*words, "--seconds", "4"], env=environment(whole))
+
+    def started() -> bool:
+        return any("check.agent" in command_of(pid) for pid in whole.processes("node3"))
+
+    whole.wait_until(started)
+    whole.kill_node("node3")
+    out, err = checking.communicate(timeout=300)
+    assert checking.returncode == 1, err
+    report = json.loads(out)
+    assert report["exclude"] == ["node3"], report["findings"]
+    assert ("silent", []) in named(report)
+
+
 def test_a_slow_link_between_two_good_nodes_is_named(whole: SlurmCluster) -> None:
     there = planted_faults.addresses(whole)["node4"]
     rule = f"ip daddr {there} limit rate over 6 mbytes/second burst 256 kbytes drop"

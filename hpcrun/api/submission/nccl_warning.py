@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from hpcrun.network.nccl.settings import concerns_nccl, settings_of
+from hpcrun.network.nccl.settings import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
 
 
@@ -30,4 +30,4 @@ def warn_of(env: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> 
 
 
 def _ours(name: str) -> bool:
-    return concerns_nccl(name) or name.startswith("FI_")
+    return concerns_nccl(name) or name.startswith(PARTLY_KNOWN)

@@ -244,18 +244,18 @@ def targets(own: int, indexes: Sequence[int], first: int) -> list[int]:
     return [one for one in dict.fromkeys([first, *ring]) if one != own and one in indexes]
 
 
-def own_addresses() -> list[str]:
-    """Return the addresses of this node that others can use, in the kernel's order."""
+def own_addresses() -> dict[str, int]:
+    """Return the MTU in bytes of each address of this node that others can use, in the kernel's order."""
     import psutil
 
-    found = []
-    for entries in psutil.net_if_addrs().values():
+    found, stats = [], psutil.net_if_stats()
+    for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             local = entry.address.startswith(("127.", "::1", "fe80"))
             if entry.family in (socket.AF_INET, socket.AF_INET6) and not local:
-                found.append(entry.address)
+                found.append((entry.address, stats[name].mtu if name in stats else 0))
     # IPv4 first, because host files mostly contain IPv4 addresses.
-    return sorted(found, key=lambda address: ":" in address)[:16]
+    return dict(sorted(found, key=lambda one: ":" in one[0])[:16])
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from hpcrun.network.check.measurements import (
     Transfer,
 )
 from hpcrun.network.check.schedule import Pair, rounds_for
+from hpcrun.network.errors import NetworkError
 
 _HELLO = 120.0
 _GRACE = 10.0
@@ -52,18 +53,18 @@ Progress = Callable[[int, int, str], None]
 """Shows the number of finished steps, the number of all steps, and the current work."""
 
 
+class _FleetEnded(Exception):
+    """The agents were ended before the check did."""
+
+
 class Check:
     """One check over the nodes ``names``, in the order of the fleet's tasks."""
 
     def __init__(
         self, fleet: Fleet, names: Sequence[str], options: Options, progress: Progress
     ) -> None:
-        self._fleet, self._names, self._options, self._progress = (
-            fleet,
-            list(names),
-            options,
-            progress,
-        )
+        self._fleet, self._names = fleet, list(names)
+        self._options, self._progress = options, progress
         self._tool = options.tool
         # A listener answers no other connection.
         self._token = secrets.token_hex(16)
@@ -75,6 +76,14 @@ class Check:
     def run(self) -> NetworkMeasurements:
         """Measure everything. A node that stops answering is recorded, and skipped from then on."""
         self._meet()
+        try:
+            self._measure()
+        except _FleetEnded:
+            # Slurm ends the tasks of all nodes if one node fails: silence is no sign of a bad node here.
+            self.measured.ended = True
+        return self.measured
+
+    def _measure(self) -> None:
         if len(self._nodes) > 1:
             self._check_names()
             self._check_interfaces()
@@ -87,12 +96,15 @@ class Check:
             self.measured.seconds = time.monotonic() - begun
             self._again(len(rounds))
             self._all_reduce()
-        return self.measured
 
     def _meet(self) -> None:
-        """Wait until every node has reported its name, or the time is over."""
+        """Wait until every node has reported its name, or the time is over.
+
+        Raises:
+            NetworkError: iperf3 is requested, and a node lacks it.
+        """
         self._progress(0, 1, "starting")
-        equipped = True
+        lacking = []
         end = time.monotonic() + self._options.patience
         while len(self._nodes) < len(self._names) and time.monotonic() < end:
             answer = self._fleet.hear(end - time.monotonic())
@@ -100,13 +112,21 @@ class Check:
                 break
             if answer.get("type") == "hello":
                 node = MeasuredNode(
-                    answer["node"], answer["index"], answer["port"], tuple(answer["addresses"])
+                    answer["node"],
+                    answer["index"],
+                    answer["port"],
+                    answer["addresses"],
                 )
                 self._nodes[node.index] = node
                 self._doors[node.index] = answer["door"]
-                equipped = equipped and answer["iperf3"]
+                lacking += [] if answer["iperf3"] else [node.name]
+        if self._tool == "iperf3" and lacking:
+            where = ", ".join(sorted(lacking))
+            raise NetworkError(
+                f"--with iperf3: not on PATH on {where}; install it or use --with sockets"
+            )
         if self._tool == "auto":
-            self._tool = "iperf3" if equipped else "sockets"
+            self._tool = "sockets" if lacking else "iperf3"
         self.measured.options = {**vars(self._options), "tool": self._tool}
         found = {node.name for node in self._nodes.values()}
         for name in self._names:
@@ -122,40 +142,30 @@ class Check:
         silent = self._wait("names", set(self._nodes), seconds, self._take_names)
         self._lose(silent, "no answer while names were checked")
         for node in self._nodes.values():
-            self._addresses[node.name] = self._address(node)
+            address = self._addresses[node.name] = self._address(node)
+            if mtu := node.addresses.get(address):
+                self.measured.mtus[node.name] = mtu
         self._tell_peers()
 
     def _check_interfaces(self) -> None:
         """Let each node try its interfaces, and choose as ``job.interface: auto`` does."""
         self._progress(0, 1, "interfaces")
-        found: dict[int, list[str]] = {}
-
-        def take(answer: dict[str, Any]) -> bool:
-            found[answer["index"]] = answer["names"]
-            return True
-
         doors = {index: self._doors[index] for index in self._nodes}
         self._fleet.tell({"type": "interfaces", "doors": doors})
         counts = [sum(map(len, door["interfaces"].values())) for door in doors.values()]
         # Two waits per try, for the connection and for the answer; the peers are tried in two groups.
         seconds = max(counts, default=0) * 4 * reachable.TRIES * reachable.PATIENCE + _GRACE
-        silent = self._wait("interfaces", set(self._nodes), seconds, take)
-        self._lose(silent, "no answer while interfaces were tried")
-        names = [found[index] for index in self._nodes]
-        self.measured.interface = reachable.agreed(names, reachable.link_speeds())
+        why = "no answer while interfaces were tried"
+        found = self._collect("interfaces", "names", seconds, why)
+        self.measured.interface = reachable.agreed(list(found.values()), reachable.link_speeds())
 
     def _check_ports(self) -> None:
         """Let each node listen on the ports of a run, and others connect to them."""
         if not self._options.ports:
             return
         self._progress(0, 1, "ports")
-        held: dict[int, list[int]] = {}
         name = {node.index: node.name for node in self._nodes.values()}
         of = {node.name: node.index for node in self._nodes.values()}
-
-        def take_held(answer: dict[str, Any]) -> bool:
-            held[answer["index"]] = answer["ports"]
-            return True
 
         def take_reached(answer: dict[str, Any]) -> bool:
             if "target" in answer:
@@ -168,9 +178,8 @@ class Check:
 
         why = "no answer while ports were tried"
         self._fleet.tell({"type": "hold", "ports": self._options.ports})
-        self._lose(self._wait("hold", set(self._nodes), _GRACE * 3, take_held), why)
-        left = {index: held[index] for index in self._nodes}
-        self._fleet.tell({"type": "reach", "held": left, "first": min(left, default=0)})
+        held = self._collect("hold", "ports", _GRACE * 3, why)
+        self._fleet.tell({"type": "reach", "held": held, "first": min(held, default=0)})
         # Two waits per try, for the connection and for the answer; three nodes are tried.
         seconds = 3 * 2 * ports.TRIES * ports.PATIENCE + _GRACE
         self._lose(self._wait("reach", set(self._nodes), seconds, take_reached), why)
@@ -199,7 +208,7 @@ class Check:
         ]
         self._fleet.tell({"type": "peers", "peers": peers, "token": self._token})
         # A node answers only the nodes that it knows.
-        silent = self._wait("ready", set(self._nodes), _GRACE * 3, _is_enough)
+        silent = self._wait("ready", set(self._nodes), _GRACE * 3, bool)
         self._lose(silent, "no answer after it had started")
 
     def _take_names(self, answer: dict[str, Any]) -> bool:
@@ -222,6 +231,17 @@ class Check:
             if answer.get("type") == kind and answer["index"] in waiting and take(answer):
                 waiting.discard(answer["index"])
         return waiting
+
+    def _collect(self, kind: str, field: str, seconds: float, why: str) -> dict[int, Any]:
+        """Return a field of each node's answer; nodes without one are lost."""
+        found: dict[int, Any] = {}
+
+        def take(answer: dict[str, Any]) -> bool:
+            found[answer["index"]] = answer[field]
+            return True
+
+        self._lose(self._wait(kind, set(self._nodes), seconds, take), why)
+        return {index: found[index] for index in self._nodes}
 
     def _rounds(self) -> list[list[Pair]]:
         """Return the schedule, in the agents' indexes."""
@@ -266,16 +286,8 @@ class Check:
             if sent is None or got is None:
                 continue
             rate = (got["received"] or 0.0) if sent["connected"] else None
-            found.append(
-                Transfer(
-                    self._nodes[sender].name,
-                    self._nodes[receiver].name,
-                    rate,
-                    refused=sent["refused"],
-                    lost=sent["lost"],
-                    again_for=again_for,
-                )
-            )
+            ends = self._nodes[sender].name, self._nodes[receiver].name
+            found.append(Transfer(*ends, rate, sent["refused"], sent["lost"], again_for))
         return found
 
     def _of_iperf(
@@ -287,16 +299,8 @@ class Check:
             ends = (server, client) if one["reverse"] else (client, server)
             sender, receiver = (self._nodes[index].name for index in ends)
             refused = "refused" in one.get("error", "")
-            found.append(
-                Transfer(
-                    sender,
-                    receiver,
-                    one.get("rate"),
-                    refused=refused,
-                    lost=one.get("lost"),
-                    again_for=again_for,
-                )
-            )
+            rate, lost = one.get("rate"), one.get("lost")
+            found.append(Transfer(sender, receiver, rate, refused, lost, again_for))
         return found
 
     def _again(self, number: int) -> None:
@@ -342,14 +346,11 @@ class Check:
         self.measured.collective = whole.run(sorted(well))
 
     def _lose(self, indexes: set[int], why: str) -> None:
+        if indexes and self._fleet.ended():
+            raise _FleetEnded
         for index in sorted(indexes):
             node = self._nodes.pop(index)
             self.measured.silent[node.name] = why
-
-
-def _is_enough(answer: dict[str, Any]) -> bool:
-    """Return True: one answer of this kind suffices."""
-    return bool(answer)
 
 
 def _name_check(resolver: str, record: dict[str, Any]) -> NameCheck:

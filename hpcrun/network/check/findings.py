@@ -1,30 +1,37 @@
 """The findings about nodes and links, from the measurements. A fault-free allocation has no finding."""
 
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcrun.network.check.measurements import Collective, NameCheck, NetworkMeasurements, Transfer
 from hpcrun.network.check.port_findings import port_faults
 from hpcrun.network.check.statistics import (
+    direction_rates,
     in_the_rounds,
     link_rates,
     node_rates,
     rate_again,
-    resent_share,
+    resent_shares,
     scores,
     usual_rate,
 )
 
 Kind = Literal[
-    "silent", "name", "refuses", "unreachable", "slow", "lossy", "link", "ports", "collective"
-]
+    "silent", "name", "refuses", "unreachable", "slow", "lossy", "link", "mtu", "ports", "collective"
+]  # fmt: skip
 
 THRESHOLD = 0.5
 """A node or a link below this fraction of the usual rate is slow."""
 
+# A slow port drops packets too, so that only a high share explains a low rate.
 _LOSSY = 0.08
+# Sound nodes of the dev cluster resend up to 0.1 %; nodes that drop 2 % and 5 % resend as much.
+_RESENT, _TIMES_THE_USUAL = 0.01, 5
+_LEAST_MTU = 1280
+"""The least MTU of a network with IPv6."""
 _FIREWALL = "look for a firewall (iptables, nftables) that closes the ephemeral ports of the nodes"
 
 
@@ -46,7 +53,7 @@ class NetworkFinding:
 
 @dataclass(frozen=True)
 class Suspects:
-    """Nodes and links with a low rate, to be measured again while no other node sends."""
+    """Nodes and links that are slow or lose packets, to be measured again while no other node sends."""
 
     nodes: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
@@ -58,13 +65,23 @@ def findings(measured: NetworkMeasurements, threshold: float = THRESHOLD) -> lis
         NetworkFinding("silent", (node,), f"does not answer: {why}")
         for node, why in measured.silent.items()
     ]
+    if measured.ended:
+        text = (
+            "srun ended before the check, so the rest is not measured; start the job with --no-kill"
+        )
+        found.append(NetworkFinding("silent", (), text))
     known = set(measured.silent)
     for judged in (
         _of_names(measured.names, len(measured.nodes)),
         _of_connections(measured.transfers),
         _of_rates(measured.transfers, threshold),
+        _of_losses(measured.transfers),
+        _of_mtus(measured.mtus),
     ):
-        fresh = [one for one in judged if not known.intersection(one.nodes)]
+        named = {one.nodes for one in found}
+        fresh = [
+            one for one in judged if not known.intersection(one.nodes) and one.nodes not in named
+        ]
         found += fresh
         known.update(node for one in fresh if len(one.nodes) == 1 for node in one.nodes)
     found = _with_ports(found, measured)
@@ -90,9 +107,18 @@ def _with_ports(
 
 
 def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
-    """Return the slow nodes and links. This is not yet a finding, because other jobs may be the cause."""
+    """Return the slow and the lossy nodes and links. Not yet findings: other jobs may be the cause."""
+    slow, lossy = _slow(transfers, threshold), _lossy(transfers)
+    nodes = {*slow.nodes, *lossy.nodes}
+    links = {pair for pair in (*slow.links, *lossy.links) if not nodes.intersection(pair)}
+    return Suspects(tuple(sorted(nodes)), tuple(sorted(links)))
+
+
+def _slow(transfers: Sequence[Transfer], threshold: float) -> Suspects:
     marks = scores(transfers)
-    slow = {node for node, score in marks.items() if score < threshold} if len(marks) > 2 else set()
+    if len(marks) < 3:
+        return Suspects((), ())
+    slow = {node for node, score in marks.items() if score < threshold}
     usual = usual_rate(node_rates(transfers)) or 0.0
     links = [
         pair
@@ -100,7 +126,21 @@ def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Sus
         if not slow.intersection(pair)
         and rate < threshold * usual * min(1.0, *(marks[node] for node in pair))
     ]
-    return Suspects(tuple(sorted(slow)), tuple(sorted(links)) if len(marks) > 2 else ())
+    return Suspects(tuple(sorted(slow)), tuple(sorted(links)))
+
+
+def _lossy(transfers: Sequence[Transfer]) -> Suspects:
+    rounds = in_the_rounds(transfers)
+    shares = resent_shares(rounds)
+    usual = statistics.median(shares.values()) if len(shares) > 2 else 0.0
+    limit = max(_RESENT, _TIMES_THE_USUAL * usual)
+    nodes = {node for node, share in shares.items() if share > limit and len(shares) > 2}
+    links = {
+        (min(one.sender, one.receiver), max(one.sender, one.receiver))
+        for one in rounds
+        if (one.lost or 0.0) > limit and not nodes.intersection((one.sender, one.receiver))
+    }
+    return Suspects(tuple(sorted(nodes)), tuple(sorted(links)))
 
 
 def excluded(found: Iterable[NetworkFinding]) -> list[str]:
@@ -181,30 +221,65 @@ def _fails_to_most(node: str, outbound: dict[str, list[Transfer]]) -> bool:
 
 
 def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[NetworkFinding]:
-    marks = scores(transfers)
-    rates = node_rates(transfers)
+    marks, rates, rounds = scores(transfers), node_rates(transfers), in_the_rounds(transfers)
     usual = usual_rate(rates) or 0.0
-    low = suspects(transfers, threshold)
+    low, ways, shares = _slow(transfers, threshold), direction_rates(rounds), resent_shares(rounds)
     found = []
     for node in low.nodes:
         if _was_fast_again(transfers, (node,), threshold * usual):
             continue
-        share = resent_share(transfers, node) or 0.0
+        share = shares.get(node, 0.0)
         speed = f"{rate_text(rates[node])}, {marks[node]:.0%} of the usual {rate_text(usual)}"
         if share > _LOSSY:
             text = f"drops packets ({share:.0%} sent again): {speed}; look at its cable and optics"
             found.append(NetworkFinding("lossy", (node,), text))
         else:
-            text = f"all its links are slow: {speed}; look at its cable, port speed and duplex"
+            slow = [way for way, rate in ways[node].items() if rate < threshold * usual]
+            what = f"only {slow[0]} is slow" if len(slow) == 1 else "all its links are slow"
+            text = f"{what}: {speed}; look at its cable, port speed and duplex"
             found.append(NetworkFinding("slow", (node,), text))
     lowest = link_rates(transfers)
     for pair in low.links:
         if _was_fast_again(transfers, pair, threshold * usual):
             continue
         speed = f"{rate_text(lowest[pair])}, the usual rate is {rate_text(usual)}"
-        text = f"the link is slow, but not its nodes: {speed}; check the switches between them"
+        slow = [
+            f"from {one.sender} to {one.receiver}"
+            for one in rounds
+            if {one.sender, one.receiver} == {*pair} and (one.rate or 0.0) < threshold * usual
+        ]
+        way = f"only {slow[0]}" if len(slow) == 1 else "but not its nodes"
+        text = f"the link is slow, {way}: {speed}; check the switches between them"
         found.append(NetworkFinding("link", pair, text))
     return found
+
+
+def _of_losses(transfers: Sequence[Transfer]) -> list[NetworkFinding]:
+    """Return findings about nodes and links that lose packets, in the repeated measurement too."""
+    lossy, found = _lossy(transfers), []
+    for subject in (*((node,) for node in lossy.nodes), *lossy.links):
+        seen = [one for one in transfers if {*subject} <= {one.sender, one.receiver}]
+        again = [one for one in seen if one.again_for]
+        share = max(one.lost or 0.0 for one in again or seen)
+        if share > _RESENT:
+            what = "the link loses" if len(subject) > 1 else "drops"
+            text = f"{what} packets: up to {share:.1%} are sent again; look at cables and optics"
+            found.append(NetworkFinding("lossy", subject, text))
+    return found
+
+
+def _of_mtus(mtus: Mapping[str, int]) -> list[NetworkFinding]:
+    """Return findings about an MTU that differs from that of most nodes, or that is small on all nodes."""
+    counts = Counter(mtus.values())
+    usual = max(counts, key=lambda mtu: (counts[mtu], mtu), default=_LEAST_MTU)
+    texts: dict[tuple[str, ...], str] = {
+        (node,): f"its MTU is {mtu}, that of the other nodes {usual}; set it to {usual}"
+        for node, mtu in mtus.items()
+        if mtu != usual
+    }
+    if usual < _LEAST_MTU:
+        texts[()] = f"the MTU is {usual}, below {_LEAST_MTU}; most networks have 1500 or 9000"
+    return [NetworkFinding("mtu", nodes, text) for nodes, text in texts.items()]
 
 
 def _of_collective(seen: Collective) -> list[NetworkFinding]:

@@ -26,6 +26,9 @@ class Fleet(Protocol):
     def words(self) -> str:
         """Return what the launcher printed in addition to answers."""
 
+    def ended(self) -> bool:
+        """Return True if all agents have ended, or Slurm ends them."""
+
     def close(self) -> None:
         """End all agents."""
 
@@ -76,6 +79,10 @@ class Processes:
     def words(self) -> str:
         """Return the last lines of standard error."""
         return "\n".join(self._words[-50:])
+
+    def ended(self) -> bool:
+        """Return True if every process has ended, or srun reports that Slurm cancels the step."""
+        return self._left == 0 or "CANCELLED AT" in self.words()
 
     def close(self) -> None:
         """Ask the agents to end, and end those that do not."""

@@ -9,12 +9,12 @@ NameProblem = Literal["unresolved", "wrong", "refused", "unreachable"]
 
 @dataclass(frozen=True)
 class MeasuredNode:
-    """A node that answered: its name in Slurm, its place, its listener, and its own addresses."""
+    """A node that answered: its name in Slurm, its place, its listener, and its addresses with their MTUs."""
 
     name: str
     index: int
     port: int
-    addresses: tuple[str, ...]
+    addresses: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,16 @@ class NetworkMeasurements:
     """All measurements of a check.
 
     ``silent``: nodes that did not answer, and when they stopped. ``interface``: the interface on which all
-    other nodes connect.
+    other nodes connect. ``mtus``: of the interface at which the other nodes reach a node, in bytes.
+    ``ended``: all tasks ended before the check did.
     """
 
     nodes: list[str]
     silent: dict[str, str] = field(default_factory=dict)
+    ended: bool = False
     names: list[NameCheck] = field(default_factory=list)
     interface: str | None = None
+    mtus: dict[str, int] = field(default_factory=dict)
     ports: list[PortCheck] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     collective: Collective | None = None

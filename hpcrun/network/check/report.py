@@ -7,12 +7,19 @@ from typing import Any
 from hpcrun.network.check.allreduce.busbw import MIB
 from hpcrun.network.check.findings import NetworkFinding, excluded, rate_text
 from hpcrun.network.check.measurements import Collective, NetworkMeasurements
-from hpcrun.network.check.statistics import node_rates, resent_share, scores, usual_rate
+from hpcrun.network.check.statistics import (
+    in_the_rounds,
+    node_rates,
+    resent_shares,
+    scores,
+    usual_rate,
+)
 
 
 def as_data(measured: NetworkMeasurements, found: Sequence[NetworkFinding]) -> dict[str, Any]:
     """Return everything as plain data: rates in bit/s, times in seconds."""
     rates, marks = node_rates(measured.transfers), scores(measured.transfers)
+    shares = resent_shares(in_the_rounds(measured.transfers))
     return {
         "nodes": [
             {
@@ -20,7 +27,8 @@ def as_data(measured: NetworkMeasurements, found: Sequence[NetworkFinding]) -> d
                 "bits_per_second": rates.get(name),
                 "score": marks.get(name),
                 "latency_seconds": latency(measured, name),
-                "resent": resent_share(measured.transfers, name),
+                "resent": shares.get(name),
+                "mtu": measured.mtus.get(name),
             }
             for name in measured.nodes
         ],

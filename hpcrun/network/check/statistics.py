@@ -13,20 +13,24 @@ def node_rates(transfers: Iterable[Transfer]) -> dict[str, float]:
     A bad fiber is often bad in one direction. A transfer without a connection says nothing about speed,
     and one that was repeated for a suspect nothing about its partner: neither counts here.
     """
-    return _lower_medians(in_the_rounds(transfers))
+    return _lower(direction_rates(in_the_rounds(transfers)))
 
 
-def _lower_medians(transfers: Iterable[Transfer]) -> dict[str, float]:
-    sent: dict[str, list[float]] = defaultdict(list)
-    received: dict[str, list[float]] = defaultdict(list)
+def direction_rates(transfers: Iterable[Transfer]) -> dict[str, dict[str, float]]:
+    """Return for each node its median rates in bit/s, of ``sending`` and of ``receiving``."""
+    rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for transfer in transfers:
         if transfer.rate is not None:
-            sent[transfer.sender].append(transfer.rate)
-            received[transfer.receiver].append(transfer.rate)
+            rates[transfer.sender]["sending"].append(transfer.rate)
+            rates[transfer.receiver]["receiving"].append(transfer.rate)
     return {
-        node: min(statistics.median(rates[node]) for rates in (sent, received) if node in rates)
-        for node in {**sent, **received}
+        node: {way: statistics.median(seen) for way, seen in ways.items()}
+        for node, ways in rates.items()
     }
+
+
+def _lower(rates: dict[str, dict[str, float]]) -> dict[str, float]:
+    return {node: min(ways.values()) for node, ways in rates.items()}
 
 
 def in_the_rounds(transfers: Iterable[Transfer]) -> list[Transfer]:
@@ -44,7 +48,7 @@ def rate_again(transfers: Iterable[Transfer], subject: tuple[str, ...]) -> float
         return None
     if len(subject) > 1:
         return min(one.rate or 0.0 for one in again)
-    return _lower_medians(again).get(subject[0], 0.0)
+    return _lower(direction_rates(again)).get(subject[0], 0.0)
 
 
 def usual_rate(rates: dict[str, float]) -> float | None:
@@ -71,11 +75,18 @@ def link_rates(transfers: Iterable[Transfer]) -> dict[tuple[str, str], float]:
     return {pair: min(rates) for pair, rates in found.items()}
 
 
-def resent_share(transfers: Iterable[Transfer], node: str) -> float | None:
-    """Return the median fraction of retransmitted segments on the links of ``node``; None if unknown."""
-    shares = [
-        one.lost
-        for one in in_the_rounds(transfers)
-        if one.lost is not None and node in (one.sender, one.receiver)
-    ]
-    return statistics.median(shares) if shares else None
+def resent_shares(transfers: Iterable[Transfer]) -> dict[str, float]:
+    """Return for each node the usual fraction of retransmitted segments on its links, where known.
+
+    The higher of sending and receiving: a node that drops received packets sends without loss. One bad link
+    of two is not usual, hence the lower median.
+    """
+    shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in transfers:
+        if one.lost is not None:
+            shares[one.sender]["sending"].append(one.lost)
+            shares[one.receiver]["receiving"].append(one.lost)
+    return {
+        node: max(statistics.median_low(seen) for seen in ways.values())
+        for node, ways in shares.items()
+    }

@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pydantic import TypeAdapter
 
 Level = Literal["error", "warning", "note"]
 
@@ -16,12 +17,16 @@ _LIBRARIES = ("nccl", "plugins", "libfabric", "torch", "rccl", "unread")
 
 @dataclass(frozen=True)
 class Remark:
-    """A statement about particular values of a variable; ``*`` means every value."""
+    """A statement about particular values of a variable; ``*`` means every value.
+
+    ``since``: the version of the library from which the statement is true.
+    """
 
     values: tuple[str, ...]
     level: Level
     advice: str
     source: str
+    since: str = "0"
 
 
 @dataclass(frozen=True)
@@ -42,19 +47,21 @@ class Variable:
     max: int | None = None
     default: str | None = None
     advice: str | None = None
+    system_with: str | None = None
     remarks: tuple[Remark, ...] = ()
 
 
 @dataclass(frozen=True)
 class Combination:
-    """Settings that conflict, or have no effect without each other."""
+    """Settings that conflict, or have no effect without each other. ``since``: from this NCCL on."""
 
     about: str
     level: Level
     advice: str
     source: str
-    when: Mapping[str, str]
-    relation: Mapping[str, Any]
+    when: Mapping[str, str] = field(default_factory=dict)
+    relation: Mapping[str, Any] = field(default_factory=dict)
+    since: str = "0"
 
 
 @dataclass(frozen=True)
@@ -71,12 +78,9 @@ class Rules:
 def rules() -> Rules:
     """Return the rules of this package; the files are read once."""
     data = _read("variables.yaml")
-    variables = {
-        entry["name"]: _variable(library, entry)
-        for library in _LIBRARIES
-        for entry in data[library]
-    }
-    combinations = tuple(_combination(entry) for entry in _read("combinations.yaml"))
+    entries = [entry | {"library": name} for name in _LIBRARIES for entry in data[name]]
+    variables = {one.name: one for one in TypeAdapter(list[Variable]).validate_python(entries)}
+    combinations = TypeAdapter(tuple[Combination, ...]).validate_python(_read("combinations.yaml"))
     return Rules(variables, combinations, data["sources"], data["newest"]["nccl"])
 
 
@@ -84,24 +88,3 @@ def _read(name: str) -> Any:
     # The parser in C takes a tenth of the time, and some builds of PyYAML lack it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load((_FOLDER / name).read_text(encoding="utf-8"), loader)
-
-
-def _variable(library: str, entry: Mapping[str, Any]) -> Variable:
-    fields = dict(entry)
-    remarks = tuple(
-        Remark(tuple(remark["values"]), remark["level"], remark["advice"], remark["source"])
-        for remark in fields.pop("remarks", [])
-    )
-    choices = tuple(fields.pop("choices", ()))
-    return Variable(library=library, choices=choices, remarks=remarks, **fields)
-
-
-def _combination(entry: Mapping[str, Any]) -> Combination:
-    return Combination(
-        about=entry["about"],
-        level=entry["level"],
-        advice=entry["advice"],
-        source=entry["source"],
-        when=entry.get("when", {}),
-        relation=entry.get("relation", {}),
-    )

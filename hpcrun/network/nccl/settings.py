@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "RCCL_", "OFI_NCCL_")
 """The prefixes of libraries that the rules know completely."""
+PARTLY_KNOWN = ("GLOO_", "FI_", "TORCH_DISTRIBUTED_")
+"""The prefixes of libraries that read further variables."""
+_OF_GOOGLE = ("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_SHIMNET_")
 
 
 @dataclass(frozen=True)
@@ -27,5 +30,5 @@ def effective(settings: Iterable[Setting]) -> dict[str, Setting]:
 
 
 def concerns_nccl(name: str) -> bool:
-    """Return True if a variable of this name is NCCL's, RCCL's, or of PyTorch's NCCL process group."""
-    return name.startswith(PREFIXES)
+    """Return True for a name of NCCL, RCCL or PyTorch's NCCL process group, but not of Google's plugins."""
+    return name.startswith(PREFIXES) and not name.startswith(_OF_GOOGLE)

@@ -6,6 +6,7 @@ from hpcrun.network.nccl.rules import Variable
 
 # The numbers that strtoll(…, 0) accepts, with which NCCL reads them.
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|\d+)")
+_LISTS = ("devices", "interfaces", "exact-interfaces")
 _PER_PROCESS = ("%p", "%h")
 _TRAILING_NUMBER = re.compile(r"[A-Za-z_]+\d*[A-Za-z_]+(\d)|[A-Za-z]+(\d)")
 
@@ -29,6 +30,8 @@ def wrong_value(variable: Variable, value: str) -> str | None:
     """
     if value == "":
         return None
+    if variable.type in _LISTS and len(value.split()) > 1:
+        return f"has a space, which counts as part of a name; write {''.join(value.split())}"
     if variable.type == "flag":
         return None if number(value) in (0, 1) else f"should be 0 or 1, not {value}"
     if variable.min is not None or variable.max is not None:

@@ -35,7 +35,7 @@ class Played:
                 "hello",
                 node=name,
                 port=1,
-                addresses=[f"10.0.0.{index}"],
+                addresses={f"10.0.0.{index}": 1500},
                 iperf3=False,
                 door={"interfaces": {}},
             )
@@ -93,6 +93,10 @@ class Played:
     def words(self) -> str:
         """Return nothing."""
         return ""
+
+    def ended(self) -> bool:
+        """Return False."""
+        return False
 
     def close(self) -> None:
         """Do nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -87,7 +88,9 @@ def test_a_node_that_is_slow_in_one_direction_is_named(count: int, seed: int) ->
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 48e6 if receiver == "n1" else usual(sender, receiver, dice)
 
-    assert kinds(findings(fleet(count, seed, rate))) == [("slow", ("n1",))]
+    (found,) = findings(fleet(count, seed, rate))
+    assert (found.kind, found.nodes) == ("slow", ("n1",))
+    assert found.text.startswith("only receiving is slow: 48 Mbit/s")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -100,7 +103,9 @@ def test_a_link_that_is_slow_in_one_direction_is_named(seed: int) -> None:
         Transfer("n1", "n3", 48e6, again_for=("n1", "n3")),
         Transfer("n3", "n1", 9e9, again_for=("n1", "n3")),
     ]
-    assert kinds(findings(measured)) == [("link", ("n1", "n3"))]
+    (found,) = findings(measured)
+    assert (found.kind, found.nodes) == ("link", ("n1", "n3"))
+    assert "only from n1 to n3" in found.text
 
 
 def test_two_slow_nodes_of_eight_are_both_named() -> None:
@@ -122,6 +127,46 @@ def test_a_node_that_drops_packets_differs_from_a_slow_node() -> None:
     (found,) = findings(measured)
     assert (found.kind, found.nodes) == ("lossy", ("n2",))
     assert "22% sent again" in found.text
+
+
+def lossy(count: int, share: Callable[[str, str], float]) -> NetworkMeasurements:
+    """Return the measurements of sound nodes; ``share`` gives the resent segments of a transfer."""
+    measured = fleet(count, 1, usual)
+    measured.transfers = [
+        dataclasses.replace(one, lost=share(one.sender, one.receiver)) for one in measured.transfers
+    ]
+    return measured
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_a_node_that_loses_received_packets_is_named_at_full_rate(count: int) -> None:
+    measured = lossy(count, lambda _sender, receiver: 0.022 if receiver == "n1" else 0.0011)
+    (found,) = findings(measured)
+    assert (found.kind, found.nodes) == ("lossy", ("n1",))
+    assert found.text.startswith("drops packets: up to 2.2% are sent again")
+    assert suspects(measured.transfers).nodes == ("n1",)
+    measured.transfers.append(Transfer("n2", "n1", 9e9, lost=0.0, again_for=("n1",)))
+    assert findings(measured) == []
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_link_that_loses_packets_is_a_link_and_not_a_node(count: int) -> None:
+    measured = lossy(count, lambda sender, receiver: 0.05 * ((sender, receiver) == ("n1", "n0")))
+    assert kinds(findings(measured)) == [("lossy", ("n0", "n1"))]
+
+
+def test_losses_that_all_nodes_have_are_no_finding() -> None:
+    assert findings(lossy(4, lambda _sender, _receiver: 0.02)) == []
+
+
+def test_an_mtu_that_differs_or_is_small_is_named() -> None:
+    mtus = dict.fromkeys(names(4), 1500)
+    assert findings(fleet(4, 1, usual, mtus=mtus)) == []
+    (found,) = findings(fleet(4, 1, usual, mtus=mtus | {"n2": 576}))
+    assert (found.kind, found.nodes) == ("mtu", ("n2",))
+    assert found.text == "its MTU is 576, that of the other nodes 1500; set it to 1500"
+    small = findings(fleet(4, 1, usual, mtus=dict.fromkeys(names(4), 576)))
+    assert kinds(small) == [("mtu", ())]
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])

@@ -85,7 +85,7 @@ def test_ports_that_refuse_differ_from_ports_with_another_program() -> None:
         NetcheckAgent("127.0.0.2", 1, told),
     )
     free, unused = free_ports(2)
-    peer = {"index": 0, "name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": []}
+    peer = {"index": 0, "name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": {}}
     with socket.create_server(("", 0)) as stranger:
         threading.Thread(target=talk, args=(stranger,), daemon=True).start()
         other = stranger.getsockname()[1]

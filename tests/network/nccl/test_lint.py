@@ -80,6 +80,12 @@ def test_a_name_that_no_program_reads() -> None:
     assert one("error", NCCL_TIMEOUT="1800").endswith("use init_process_group(timeout=...)")
     assert "did you mean NCCL_SOCKET_IFNAME?" in one("error", NCCL_SOCKET_IFNAMES="=eth0")
     assert "did you mean TORCH_NCCL_BLOCKING_WAIT?" in one("error", TORCH_NCCL_BLOCK_WAIT="0")
+    assert one("error", GLOO_IFNAME="eth0").endswith("use GLOO_SOCKET_IFNAME")
+    assert "init_process_group(" in one("error", TORCH_DISTRIBUTED_TIMEOUT="60")
+    assert "did you mean GLOO_SOCKET_IFNAME?" in one("warning", GLOO_SOCKET_IFNAM="eth0")
+    assert "did you mean FI_PROVIDER?" in one("warning", FI_PROVIDERS="efa")
+    # libfabric and Google's plugin read these.
+    assert found(FI_CXI_DEFAULT_RX_SIZE="512", NCCL_FASTRAK_IFNAME="eth1") == []
     assert one("warning", NCCL_MY_PLUGINS_OWN="1") == "neither NCCL nor PyTorch reads this name"
 
 
@@ -104,6 +110,11 @@ def test_versions_decide_what_is_gone_and_what_is_not_there_yet() -> None:
         ("NCCL_ALGO", "allreduce:^tree;broadcast:fast", "'fast'"),
         ("NCCL_SOCKET_NTHREADS", "four", "whole number"),
         ("NCCL_BUFFSIZE", "4M", "whole number"),
+        (
+            "NCCL_SOCKET_IFNAME",
+            "=eth0, eth1",
+            "has a space, which counts as part of a name; write =eth0,eth1",
+        ),
         ("NCCL_SOCKET_FAMILY", "ipv4", "AF_INET or AF_INET6"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "4", "0 to 3"),
     ],

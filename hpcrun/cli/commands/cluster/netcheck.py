@@ -16,7 +16,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ from tqdm import tqdm
 
 from hpcrun.cli.commands.cluster.local_option import add_local, require_local
 from hpcrun.cli.output import print_json
+from hpcrun.cluster import slurm
 from hpcrun.cluster.launchers import step_hosts
 from hpcrun.cluster.network.ports import port_candidates
+from hpcrun.cluster.slurm.node_table import parse_sinfo_gres, sinfo_gres_command
 from hpcrun.errors import UserError
 from hpcrun.network.check import fleet
 from hpcrun.network.check.coordinator import Check, Options, Progress
@@ -145,15 +149,10 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeas
         patience=arguments.patience,
     )
     with tqdm(disable=None, unit="round", file=sys.stderr, leave=False) as bar:
-
-        def progress(step: int, steps: int, text: str) -> None:
-            _show(bar, step, steps, text)
-
-        if arguments.local is not None:
-            measured = _check(fleet.on_this_machine(len(names)), names, options, progress)
-        else:
-            measured = _on_slurm(names, options, progress)
-    return measured
+        progress = partial(_show, bar)
+        if arguments.local is None:
+            return _on_slurm(names, options, progress)
+        return _check(fleet.on_this_machine(len(names)), names, options, progress)
 
 
 def _on_slurm(names: list[str], options: Options, progress: Progress) -> NetworkMeasurements:
@@ -163,6 +162,10 @@ def _on_slurm(names: list[str], options: Options, progress: Progress) -> Network
         started = fleet.on_slurm([name for name in names if name not in lost])
         here = [name for name in names if name not in lost]
         measured = _check(started, here, options, progress)
+        if measured.ended:
+            states = slurm.parse_sinfo(slurm.run(slurm.sinfo_command(here)).stdout)
+            down = [name for name in here if states.get(name, "").startswith("down")]
+            measured.silent = dict.fromkeys(down, "Slurm has it as down") | measured.silent
         dead = fleet.not_launched(started.words(), here)
         if len(measured.silent) < len(here) or not dead or len(here) - len(dead) < 2:
             break
@@ -202,6 +205,17 @@ def _print(measured: NetworkMeasurements, found: list[NetworkFinding]) -> None:
     say("", *finding_lines(found))
 
 
+def _require_nodes(count: int, partition: str | None) -> None:
+    """Raise UserError if no requested partition has ``count`` nodes: salloc would wait without end."""
+    rows = parse_sinfo_gres(slurm.run(sinfo_gres_command(partition)).stdout)
+    sizes = Counter(row.partition for row in rows if partition or row.default).most_common(1)
+    if sizes and count > sizes[0][1]:
+        raise UserError(
+            f"--nodes {count}: partition {sizes[0][0]} has {sizes[0][1]} nodes; request fewer nodes, or "
+            "another --partition"
+        )
+
+
 def _in_an_allocation(arguments: argparse.Namespace) -> int:
     """Request nodes from Slurm and check them there; return the exit code of that check."""
     if arguments.nodes is None and arguments.nodelist is None:
@@ -214,18 +228,14 @@ def _in_an_allocation(arguments: argparse.Namespace) -> int:
     # The check must report a node that fails, and not end with it.
     asked = ["--ntasks-per-node=1", "--job-name=netcheck", "--no-kill"]
     if arguments.nodes is not None:
+        _require_nodes(arguments.nodes, arguments.partition)
         asked.append(f"--nodes={arguments.nodes}")
     for option in ("nodelist", "partition", "account", "qos", "reservation", "exclude", "time"):
         value = getattr(arguments, option)
         asked += [f"--{option}={value}"] if value else []
-    inner = [sys.executable, "-m", "hpcrun", "netcheck", f"--seconds={arguments.seconds}"]
-    inner += [
-        f"--streams={arguments.streams}",
-        f"--with={arguments.tool}",
-        f"--seed={arguments.seed}",
-        f"--all-reduce={arguments.all_reduce}",
-    ]
-    inner += [f"--threshold={arguments.threshold}", f"--patience={arguments.patience}"]
+    inner = [sys.executable, "-m", "hpcrun", "netcheck", f"--with={arguments.tool}"]
+    for name in ("seconds", "streams", "seed", "all_reduce", "threshold", "patience"):
+        inner.append(f"--{name.replace('_', '-')}={getattr(arguments, name)}")
     inner += ["--json"] if arguments.json else []
     inner += [f"--png={arguments.png}"] if arguments.png is not None else []
     return subprocess.run(["salloc", *asked, *inner], check=False).returncode

@@ -48,7 +48,7 @@ def advise(facts: NodeFacts, nccl: str | None = None) -> list[Advice]:
         lines = _rdma_lines(facts, version)
     else:
         lines = _tcp_lines(facts)
-    lines += _gloo_lines(facts) + _node_remarks(facts)
+    lines += _gloo_lines(facts, lines) + _node_remarks(facts)
     return sorted(lines, key=lambda line: line.name is None)
 
 
@@ -80,12 +80,7 @@ def _slingshot(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
             ),
         ]
     lines += [
-        Advice(
-            "NCCL_NET",
-            "AWS Libfabric",
-            "fail where the plugin is missing, not fall back to TCP",
-            "cscs",
-        ),
+        Advice("NCCL_NET", "AWS Libfabric", "fail without the plugin, and do not use TCP", "cscs"),
         Advice("NCCL_NET_GDR_LEVEL", "PHB", "GPU and NIC share a NUMA node at most", "cscs"),
         Advice("NCCL_CROSS_NIC", "1", "Slingshot has no separate rails", "shs"),
         Advice("FI_CXI_DEFAULT_CQ_SIZE", "131072", "the default overflows in large jobs", "shs"),
@@ -104,11 +99,12 @@ def _rdma_lines(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
     if ports[0].layer == "Ethernet":
         lines += _gid_lines(ports, version)
     if facts.verbs is False:
-        devices = "RDMA devices exist, and /dev/infiniband cannot be opened"
-        lines.append(_remark(f"{devices}: give the container or the job those devices", "env"))
-        lines.append(
-            Advice("NCCL_IB_DISABLE", "1", f"{devices} (remove the line once it can)", "env")
-        )
+        text = "/dev/infiniband cannot be opened, so NCCL uses TCP: give the container or the job its devices"
+        lines.append(_remark(text, "env"))
+    down = [one.device for one in facts.rdma if one.layer == ports[0].layer and not one.active]
+    if down:
+        text = f"{', '.join(down)}: {ports[0].layer} port down, which NCCL leaves out; look at its cable"
+        lines.append(_remark(text, "env"))
     if facts.memlock is not None and facts.memlock != -1:
         lines.append(
             _remark(
@@ -175,6 +171,14 @@ def _tcp_lines(facts: NodeFacts) -> list[Advice]:
     if facts.rdma:
         lines.append(_remark("no port of the RDMA devices is active; NCCL uses TCP", "env"))
     used = _used(facts)
+    usable = [one for one in _taken_by_nccl(facts.interfaces) if not one.name.startswith(_INNER)]
+    best = max(usable, key=lambda one: one.speed or 0, default=used)
+    if used and best and used.speed and (best.speed or 0) >= 2 * used.speed:
+        text = (
+            f"the route, {used.name}, has {used.speed} Mbit/s, {best.name} has {best.speed}: if it "
+        )
+        text += f"connects the nodes, set NCCL_SOCKET_IFNAME=={best.name} and GLOO_SOCKET_IFNAME={best.name}"
+        lines.append(_remark(text, "env"))
     if used is not None and (used.speed or 0) >= _FAST:
         gigabits = (used.speed or 0) // 1000
         reason = f"{used.name} has {gigabits} Gbit/s, more than one TCP stream fills"
@@ -210,11 +214,17 @@ def _used(facts: NodeFacts) -> Interface | None:
     return next((one for one in facts.interfaces if one.name == facts.route), None)
 
 
-def _gloo_lines(facts: NodeFacts) -> list[Advice]:
-    if not facts.loopback_name or facts.route is None:
+def _gloo_lines(facts: NodeFacts, lines: list[Advice]) -> list[Advice]:
+    chosen = [line.value or "" for line in lines if line.name == "NCCL_SOCKET_IFNAME"]
+    if chosen:
+        reason = "gloo does not read NCCL_SOCKET_IFNAME, and takes whole names only"
+    elif facts.loopback_name:
+        reason = f"{facts.host} resolves to loopback here, and gloo would use that address"
+    else:
         return []
-    reason = f"{facts.host} resolves to loopback here, and gloo would use that address"
-    return [Advice("GLOO_SOCKET_IFNAME", facts.route, reason, "torch-distributed")]
+    prefix = chosen[0].removeprefix("=") if chosen else facts.route or "-"
+    names = [one.name for one in facts.interfaces if one.name.startswith(prefix)][:1]
+    return [Advice("GLOO_SOCKET_IFNAME", name, reason, "torch-distributed") for name in names]
 
 
 def _node_remarks(facts: NodeFacts) -> list[Advice]:

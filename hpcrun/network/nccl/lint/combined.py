@@ -6,13 +6,14 @@ from hpcrun.network.nccl.lint.findings import NcclFinding
 from hpcrun.network.nccl.rules import Combination, rules
 from hpcrun.network.nccl.settings import Setting
 from hpcrun.network.nccl.values import number
+from hpcrun.network.nccl.versions import version_key
 
 
-def combined_findings(settings: Mapping[str, Setting]) -> list[NcclFinding]:
-    """Return a finding for each combination of the rules that occurs in ``settings``."""
+def combined_findings(settings: Mapping[str, Setting], version: str) -> list[NcclFinding]:
+    """Return a finding for each combination that occurs in ``settings``, with this version of NCCL."""
     findings: list[NcclFinding] = []
     for rule in rules().combinations:
-        if _holds(rule, settings):
+        if version_key(version) >= version_key(rule.since) and _holds(rule, settings):
             findings += [
                 NcclFinding(rule.level, settings[name], rule.advice, rule.source)
                 for name in _about(rule, settings)

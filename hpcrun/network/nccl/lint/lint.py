@@ -2,11 +2,12 @@
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hpcrun.network.nccl.lint.combined import combined_findings
 from hpcrun.network.nccl.lint.findings import NcclFinding, by_severity
 from hpcrun.network.nccl.rules import Level, Variable, rules
-from hpcrun.network.nccl.settings import Setting, concerns_nccl, effective
+from hpcrun.network.nccl.settings import PARTLY_KNOWN, Setting, concerns_nccl, effective
 from hpcrun.network.nccl.values import is_old_distance, prefix_trap, shared_file, wrong_value
 from hpcrun.network.nccl.versions import version_key
 
@@ -26,15 +27,29 @@ def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[NcclFindi
         if variable is None:
             findings += _unknown(setting)
         else:
-            findings += _known(setting, variable, version)
-    return by_severity(findings + combined_findings(last))
+            findings += _known(setting, _applying(variable, version, last), version)
+    return by_severity(findings + combined_findings(last, version))
+
+
+def _applying(variable: Variable, version: str, others: Iterable[str]) -> Variable:
+    """Return ``variable`` with the remarks for this version, and its kind among the ``others``."""
+    prefix, key = variable.system_with, version_key(version)
+    remarks = tuple(one for one in variable.remarks if key >= version_key(one.since))
+    kind = "system" if prefix and any(name.startswith(prefix) for name in others) else variable.kind
+    return replace(variable, remarks=remarks, kind=kind)
 
 
 def _unknown(setting: Setting) -> list[NcclFinding]:
     """Return the finding for a name that no library reads: an error if a similar name exists, else a warning.
 
-    A network plugin may read further names.
+    A network plugin may read further names. libfabric and gloo do: only a name with a letter too many or too
+    few is reported for them.
     """
+    if setting.name.startswith(PARTLY_KNOWN):
+        near = difflib.get_close_matches(setting.name, rules().variables, n=1, cutoff=0.94)
+        message = f"not a known variable; did you mean {''.join(near)}?"
+        long = [name for name in near if len(name) != len(setting.name)]
+        return [NcclFinding("warning", setting, message, "env") for _ in long]
     if not concerns_nccl(setting.name):
         return []
     near = difflib.get_close_matches(setting.name, rules().variables, n=1, cutoff=0.86)

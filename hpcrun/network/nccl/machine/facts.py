@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from hpcrun.network.errors import NetworkError
 
 
@@ -79,6 +81,7 @@ class NodeFacts:
     numa_balancing: bool | None = None
     nccl: str | None = None
     torch: str | None = None
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     def as_record(self) -> dict[str, Any]:
         """Return the facts as plain JSON data."""
@@ -96,28 +99,11 @@ def facts_from(record: Mapping[str, Any]) -> NodeFacts:
     Raises:
         NetworkError: the record is invalid; the text names the field.
     """
-    fields = dict(record)
     try:
-        interfaces = tuple(_interface(one) for one in fields.pop("interfaces", ()))
-        rdma = tuple(_port(one) for one in fields.pop("rdma", ()))
-        plain = {key: _frozen(value) for key, value in fields.items()}
-        return NodeFacts(interfaces=interfaces, rdma=rdma, **plain)
-    except (TypeError, ValueError, AttributeError) as error:
-        words = str(error).partition("__init__() ")[2] or str(error)
+        return TypeAdapter(NodeFacts).validate_python(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
         raise NetworkError(
-            f"recorded facts: {words}; record them with `hpcrun nccl advise --record`"
+            f"recorded facts: {place}: {first['msg']}; record them with `hpcrun nccl advise --record`"
         ) from error
-
-
-def _interface(record: Mapping[str, Any]) -> Interface:
-    return Interface(**{key: _frozen(value) for key, value in record.items()})
-
-
-def _port(record: Mapping[str, Any]) -> RdmaPort:
-    fields = dict(record)
-    gids = tuple(Gid(**gid) for gid in fields.pop("gids", ()))
-    return RdmaPort(gids=gids, **fields)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
