@@ -70,7 +70,9 @@ class Bench:
 
     def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return variables that select this checkout and a separate bad-node list."""
-        return {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.folder), **(env or {})}
+        # The table of `hpcrun status` has room for long states.
+        ours = {"XDG_STATE_HOME": str(self.folder), "COLUMNS": "200"}
+        return {"PYTHONPATH": str(ROOT), **ours, **(env or {})}
 
     def hpcrun(
         self,

@@ -81,9 +81,7 @@ class SubmitRequest:
 def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None) -> Config:
     """Return the resolved config, with its task and the task's options checked; torch is not imported.
 
-    Args:
-        request: the options.
-        layers: the result of :func:`config_layers`, if it is known.
+    ``layers``: the result of :func:`config_layers`, if known.
 
     Raises:
         ConfigError: with a line for each problem.

@@ -109,7 +109,9 @@ def numbered(
             return run, standing
         if run == base:
             replaceable = standing
-    if free and (replaceable is None or not _live(base)):
+    from hpcrun.launch import jobs
+
+    if free and (replaceable is None or not jobs.state(base).live):
         return base, replaceable
     new = RunDirectory(base.path.with_name(f"{base.path.name}-{max(numbers, default=1) + 1}"))
     say_aside(f"hpcrun: {told}; the new run is {new.name}")
@@ -228,12 +230,6 @@ def _free_name(path: Path) -> Path:
     """Return ``path``, or the first free name with a number appended."""
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
-
-
-def _live(run: RunDirectory) -> bool:
-    from hpcrun.launch import jobs
-
-    return jobs.state(run).live
 
 
 def _require_none_lost(run: RunDirectory) -> None:
