@@ -97,7 +97,11 @@ def numbered(
     near = base.path.parent.glob(f"{base.path.name}-*")
     numbers = sorted(int(found[1]) for path in near if (found := name.fullmatch(path.name)))
     runs = [base.path.with_name(f"{base.path.name}-{number}") for number in numbers]
-    free, told, replaceable = not is_sweep(base.path), f"{base.path}: the name is in use", None
+    free, told, replaceable = (
+        not is_sweep(base.path),
+        f"{base.path}: a sweep or another job has the name",
+        None,
+    )
     for run in [base, *map(RunDirectory, runs)]:
         try:
             standing = standing_of(run, config, scratch)
