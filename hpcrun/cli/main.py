@@ -89,7 +89,8 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             option = unknown.split("=")[0].split()[0]
-            message = f"{option}: no such option{_near(option, known)}"
+            what = "no such option" if option.startswith("-") else "one argument too many"
+            message = f"{option}: {what}{_near(option, known)}"
         say_aside(f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)")
         self.exit(2)
 

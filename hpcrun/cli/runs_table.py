@@ -10,11 +10,8 @@ from hpcrun.printing import escaped
 
 Row = Mapping[str, Any]
 
-UNLIMITED = 100_000
-"""Columns of an output that is no terminal."""
-
 _GAP = 2
-_LEAST_STATE, _MOST_NAME, _MOST_VALUES = 24, 32, 40
+_LEAST_STATE, _MOST_NAME, _MOST_VALUES, _MOST = 24, 32, 40, 100_000
 _DASH = "-"
 
 
@@ -36,15 +33,14 @@ def table_lines(rows: Sequence[Row], width: int) -> list[str]:
     columns = _columns(rows)
     cells = [[column.heading for column in columns]]
     cells += [[escaped(column.cell(row)) for column in columns] for row in rows]
-    if width < UNLIMITED:
-        most = {"name": _MOST_NAME, "values": _MOST_VALUES}
-        told = [index for index in range(len(columns)) if _tells(cells, index)]
-        columns = [columns[index] for index in told]
-        limits = [most.get(column.heading, UNLIMITED) for column in columns]
-        cells = [
-            [_cut(line[index], limit) for index, limit in zip(told, limits, strict=True)]
-            for line in cells
-        ]
+    most = {"name": _MOST_NAME, "values": _MOST_VALUES}
+    told = [index for index in range(len(columns)) if _tells(cells, index)]
+    columns = [columns[index] for index in told]
+    limits = [most.get(column.heading, _MOST) for column in columns]
+    cells = [
+        [_cut(line[index], limit) for index, limit in zip(told, limits, strict=True)]
+        for line in cells
+    ]
     widths = [max(map(cells_wide, column)) for column in zip(*cells, strict=True)]
     state = next(index for index, column in enumerate(columns) if column.heading == "state")
     shown = _fitting(widths, state, width)

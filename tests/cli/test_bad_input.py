@@ -41,6 +41,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "no such command": (["sbumit"], ["sbumit", "did you mean submit?"]),
     "no such option of the program": (["--verison"], ["--verison", "did you mean --version?"]),
     "no such option": (["submit", "--nodez", "2"], ["--nodez", "did you mean --nodes?", "--help"]),
+    "a second run": (["resume", "a", "b"], ["resume: b: one argument too many", "--help"]),
     "half an option": (["submit", "--node", "2"], ["--node:", "did you mean --nodes?"]),
     "an option without its value": (["submit", "--nodes"], ["--nodes", "expected one argument"]),
     "no command after the dashes": (["submit", "--"], ["there is no command after `--`"]),

@@ -1,5 +1,7 @@
 """A run with a name that is submitted with another config continues, is replaced, or is refused."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +133,68 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
         assert not run.metrics.exists()
     assert guarded(line) == 0
     assert (run.job_logs("7") / "metrics.jsonl").read_text() == "the old ones\n"
+
+
+def test_another_config_without_a_name_is_a_numbered_run(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = run.path.parent
+    line = ["submit", "--prepare", "--no-snapshot", "--json", "--", "python", "x.py", "--lr"]
+
+    def name(lr: str, *options: str) -> str:
+        assert guarded([*line[:-4], *options, *line[-4:], lr]) == 0
+        return Path(json.loads(capsys.readouterr().out)["run"]).name
+
+    def start(name: str) -> None:
+        record_event(RunDirectory(runs / name), "opened", attempt=Attempt("7", 0))
+
+    assert name("1") == "x"
+    # Nothing has started, so the new command replaces the old command.
+    assert name("2") == "x"
+    start("x")
+    assert name("3", "--dry-run") == "x-2"
+    assert guarded([*line, "3"]) == 0
+    told = capsys.readouterr().err
+    assert "x: is a run of another config (command: ['python', 'x.py', '--lr', '2'] -> " in told
+    assert told.endswith("; the new run is x-2\n")
+    assert load_resolved(runs / "x-2" / "config.yaml").name == "x-2"
+    start("x-2")
+    assert name("4") == "x-3"
+    # The same command finds its run, also after the removal of another.
+    shutil.rmtree(runs / "x")
+    assert [name("3"), name("4")] == ["x-2", "x-3"]
+    assert name("5") == "x"
+    # A name that is given stays: on the command line, or in the config.
+    Path("x.yaml").write_text("name: x\ncommand: [python, x.py]\n")
+    start("x")
+    for given in (["--name", "x"], ["name=x"], ["-c", "x.yaml"]):
+        assert guarded([*line[:-4], *given, *line[-4:], "7"]) == 2
+        assert "is a run of another config" in capsys.readouterr().err
+    # The first error is that of the new run.
+    monkeypatch.setenv("PATH", "")
+    assert guarded(["submit", "--executor", "slurm", *line[-4:], "8"]) == 2
+    assert "there is no sbatch on PATH" in capsys.readouterr().err
+
+
+def test_the_names_of_a_sweep_and_a_waiting_run_are_taken(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, script = run.path.parent, ["--", "python", "x.py"]
+    (runs / "x").mkdir()
+    (runs / "x" / "sweep.json").write_text("{}")
+    line = ["submit", "--prepare", "--no-snapshot"]
+    assert guarded([*line, *script]) == 0
+    waiting = RunDirectory(runs / "x-2")
+    record_event(waiting, "submitted", attempt=Attempt("7", 0), executor="local")
+    me = psutil.Process()
+    waiting.job_logs("7").mkdir()
+    status = JobStatus("7", "RUNNING", 0, me.pid, me.create_time(), [])
+    write_status(waiting.job_logs("7"), status)
+    assert guarded([*line, *script, "2"]) == 0
+    assert (runs / "x-3" / "config.yaml").exists()
+    # The same command again must not train twice.
+    assert guarded([*line, *script]) == 2
+    assert "x-2: job 7 has it already" in capsys.readouterr().err
 
 
 def test_from_scratch_keeps_the_checkpoints_that_are_there_out_of_the_way(

@@ -69,6 +69,24 @@ def test_a_plain_ddp_script_is_preempted_crashes_and_ends_as_if_nothing_had_happ
     assert json.loads(told.stdout)["state"] == "finished"
 
 
+def test_several_runs_are_canceled_together(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(scripts_of_others.UNAWARE)
+    for name in ("one", "two"):
+        start(tmp_path, name, sys.executable, "plain.py", str(tmp_path))
+    unknown = jobs.hpcrun("cancel", "one", "nope", cwd=tmp_path)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    done = jobs.hpcrun("cancel", "one", "two", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(": job")[0].split(" is ")[0] for line in done.stdout.splitlines()]
+    # Both get their signal before the wait for the first.
+    assert lines == [f"hpcrun: {name}" for name in ("one", "two", "one", "two")]
+    again = jobs.hpcrun("cancel", "one", "two", cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.count("is not running (stopped)") == 2
+    # hpcrun does not know the step of a script.
+    assert "None" not in jobs.hpcrun("logs", "one", cwd=tmp_path).stdout
+
+
 def test_a_script_without_handlers_dies_of_a_preemption_and_starts_again(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(scripts_of_others.UNAWARE)
     run = start(tmp_path, "plain", sys.executable, "plain.py", str(tmp_path))

@@ -72,8 +72,8 @@ class Bench:
         """Return variables that select this checkout, one thread per rank and a separate bad-node list."""
         return {
             **{"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.folder)},
-            # The number of threads changes the bits of a sum.
-            **{"OMP_NUM_THREADS": "1", **(env or {})},
+            # The number of threads changes the bits of a sum. Long states need a wide table.
+            **{"OMP_NUM_THREADS": "1", "COLUMNS": "200", **(env or {})},
         }
 
     def hpcrun(

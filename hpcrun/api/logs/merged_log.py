@@ -233,7 +233,8 @@ def _ended(event: Event) -> str:
 
 _WORDS: Mapping[str, Callable[[Event], str]] = {
     "opened": _opened,
-    "stopped": lambda event: f"stops at step {event.step}",
+    # The step of a script is unknown unless the script reports it.
+    "stopped": lambda event: "stops" + (f" at step {event.step}" if event.step is not None else ""),
     "suspended": lambda event: f"was suspended for {event.fields.get('seconds')} s",
     "save-failed": lambda event: f"a checkpoint of step {event.step} could not be written",
     "nonfinite": lambda event: f"gradients are not finite in step {event.step}",

@@ -78,13 +78,15 @@ class SubmitRequest:
     runs: Path | None = None
 
 
-def choose_config(request: SubmitRequest) -> Config:
+def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None) -> Config:
     """Return the resolved config, with its task and the task's options checked; torch is not imported.
+
+    ``layers``: the result of :func:`config_layers`, if known.
 
     Raises:
         ConfigError: with a line for each problem.
     """
-    layers = config_layers(request)
+    layers = config_layers(request) if layers is None else layers
     try:
         config = resolve(layers)
     except ConfigError as error:
@@ -99,6 +101,8 @@ def choose_config(request: SubmitRequest) -> Config:
 
 def config_layers(request: SubmitRequest) -> list[Layer]:
     """Return the sources of the config, lowest precedence first: defaults, profile, file, overrides, flags.
+
+    The first layer has the default name only.
 
     Raises:
         ConfigError: a file or a value cannot be read.

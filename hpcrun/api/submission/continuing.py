@@ -5,6 +5,7 @@ The functions import what only an existing run needs, so that the submission of 
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +15,21 @@ from typing import Any
 from hpcrun.api.places import handle
 from hpcrun.config import Config, changes_since, lengths_left, training_differences
 from hpcrun.config import load_resolved as load
+from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import read_json, write_atomic, write_hashed
+from hpcrun.run.sweep_file import is_sweep
 
 Identity = Callable[[], tuple[Mapping[str, Any], str]]
 """Return the contents of run.json and uncommitted.patch for a submission."""
+
+
+class OtherConfigError(RunError):
+    """A run trains something else. ``found``: the differences; the text also has the remedy."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"{found}; {remedy}")
+        self.found = found
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,8 @@ def compare(run: RunDirectory, config: Config) -> Standing:
     """Compare ``run`` with ``config``.
 
     Raises:
-        RunError: the run has another config and saved steps, or its checkpoints are gone.
+        OtherConfigError: the run has another config and saved steps.
+        RunError: its checkpoints are gone.
     """
     result = read_json(run.result)
     done = result is not None and result.get("state") == "finished"
@@ -55,9 +67,59 @@ def compare(run: RunDirectory, config: Config) -> Standing:
         told += f"; {stands} {'step is' if stands == 1 else 'steps are'} done"
         left = lengths_left(old, config, stands)
         told += f", and {left}" if left else ""
-    raise RunError(
-        f"{told}; choose another --name, or continue it as it is with `hpcrun resume {handle(run)}`"
+    raise OtherConfigError(
+        told,
+        f"choose another --name, or continue it as it is with `hpcrun resume {handle(run)}`",
     )
+
+
+def standing_of(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
+    """Return :func:`compare`, or with ``scratch`` :func:`require_restartable`; None if there is no run."""
+    if not run.exists():
+        return None
+    if scratch:
+        require_restartable(run, config)
+        return Standing()
+    return compare(run, config)
+
+
+def numbered(
+    base: RunDirectory, config: Config, scratch: bool
+) -> tuple[RunDirectory, Standing | None]:
+    """Return the run for a ``config`` without a given name: ``base``, ``base-2``, ``base-3`` and so on.
+
+    It is the run of this config, or else ``base`` if no other training has it, or else a new run.
+
+    Raises:
+        RunError: the checkpoints of the run are gone.
+    """
+    name = re.compile(re.escape(base.path.name) + r"-([2-9]|[1-9]\d+)")
+    near = base.path.parent.glob(f"{base.path.name}-*")
+    numbers = sorted(int(found[1]) for path in near if (found := name.fullmatch(path.name)))
+    runs = [base.path.with_name(f"{base.path.name}-{number}") for number in numbers]
+    free, told, replaceable = (
+        not is_sweep(base.path),
+        f"{base.path}: a sweep or another job has the name",
+        None,
+    )
+    for run in [base, *map(RunDirectory, runs)]:
+        try:
+            standing = standing_of(run, config, scratch)
+        except OtherConfigError as error:
+            if run == base:
+                free, told = False, error.found
+            continue
+        if standing is not None and not standing.replaced:
+            return run, standing
+        if run == base:
+            replaceable = standing
+    from hpcrun.launch import jobs
+
+    if free and (replaceable is None or not jobs.state(base).live):
+        return base, replaceable
+    new = RunDirectory(base.path.with_name(f"{base.path.name}-{max(numbers, default=1) + 1}"))
+    say_aside(f"hpcrun: {told}; the new run is {new.name}")
+    return new, None
 
 
 @contextmanager
@@ -127,8 +189,9 @@ def from_scratch(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
 def require_restartable(run: RunDirectory, config: Config) -> None:
     """Raise RunError if ``run`` cannot begin at step 0 with ``config``."""
     if differences := training_differences(load(run.config), config, None):
-        raise RunError(
-            f"{run.path}: is a run of another config ({shortened(differences)}); choose another --name"
+        raise OtherConfigError(
+            f"{run.path}: is a run of another config ({shortened(differences)})",
+            "choose another --name",
         )
     if config.command:
         raise RunError(

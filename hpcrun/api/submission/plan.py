@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.places import runs_folder
-from hpcrun.api.submission.choose_config import SubmitRequest, choose_config, idle_on_this_machine
+from hpcrun.api.submission.choose_config import (
+    SubmitRequest,
+    choose_config,
+    config_layers,
+    idle_on_this_machine,
+)
 from hpcrun.api.submission.nccl_warning import warn_of
 from hpcrun.api.submission.packages import require_packages
 from hpcrun.command.checks import check_command
@@ -109,13 +114,23 @@ def plan_submission(
         snapshot: keep a copy of the code.
 
     Raises:
-        UserError: the config is wrong, or a run of the same name trains something else.
+        UserError: the config is wrong, or the run of the given name trains something else.
     """
-    config = choose_config(request)
+    layers = config_layers(request)
+    config = choose_config(request, layers)
     assert config.name is not None
     warn_of(config.job.env)
     run = RunDirectory((request.runs or runs_folder()) / config.name)
-    standing = _standing(run, config, scratch)
+    standing: Standing | None = None
+    # What only an existing run needs is not imported for a new run.
+    if any(run.path.parent.glob(f"{config.name}*")):
+        from hpcrun.api.submission.continuing import numbered, standing_of
+
+        if any("name" in layer.values for layer in layers[1:]):
+            standing = standing_of(run, config, scratch)
+        else:
+            run, standing = numbered(run, config, scratch)
+            config = config.model_copy(update={"name": run.path.name})
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
     executor: ExecutorName = "prepared" if prepare else submission.choose_executor(config)
@@ -186,15 +201,3 @@ def refuse_live_if_replaced(plan: SubmissionPlan) -> None:
         from hpcrun.api.submission.handover import refuse_live
 
         refuse_live(plan.run)
-
-
-def _standing(run: RunDirectory, config: Config, scratch: bool) -> "Standing | None":
-    """Compare the run of that name with ``config``; return None if there is no run."""
-    if not run.exists():
-        return None
-    from hpcrun.api.submission.continuing import Standing, compare, require_restartable
-
-    if scratch:
-        require_restartable(run, config)
-        return Standing()
-    return compare(run, config)

@@ -11,7 +11,6 @@ spent.
 
 import argparse
 import shutil
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from hpcrun.cli.choosing_runs import (
 )
 from hpcrun.cli.output import cells_wide, print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
-from hpcrun.cli.runs_table import UNLIMITED, Row, table_lines
+from hpcrun.cli.runs_table import Row, table_lines
 from hpcrun.cli.watching import require_terminal, watch
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, say
@@ -155,8 +154,8 @@ class _Table:
 
 def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
     """Print the table, and below it the texts that are too long for a cell."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
-    lines = table_lines(rows, width)
+    # 80 columns in a pipe, unless $COLUMNS says otherwise.
+    lines = table_lines(rows, shutil.get_terminal_size().columns)
     say(*lines)
     # A line for each run of a sweep would double the length of the output.
     if len(rows) == len(arguments.runs):

@@ -1,8 +1,10 @@
 """Start a training, or continue it where it stopped.
 
 The same command again continues from the newest checkpoint; a finished run is
-not changed. If Slurm answers, the job goes to sbatch. Otherwise it runs on this
-machine: nodes x gpus processes, each with the environment of a Slurm task.
+not changed. Without --name, other settings start a numbered run (train-2).
+
+If Slurm answers, the job goes to sbatch. Otherwise it runs on this machine:
+nodes x gpus processes, each with the environment of a Slurm task.
 
   hpcrun submit                                     the quick start
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hpcrun submit [options] [key.sub=value ...] [-- command ...]"
     what = parser.add_argument_group("what to run")
     what.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
-    what.add_argument("--name", help="the run's name (default: the config's or task's)")
+    what.add_argument("--name", help="the run's name (default: the config's, task's or script's)")
     what.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
     add_runs_dir(what)
     add_sweep(parser)
