@@ -79,21 +79,25 @@ def read_sweep(folder: Path) -> SweepFile | None:
     path = folder / NAME
     if not path.exists():
         return None
-    content = read_json(path, hashed=True)
+    content = read_json(path)
+    damaged = RunError(f"{path}: is damaged or was edited; restore it from a backup")
     if content is None:
-        raise RunError(f"{path}: is damaged or was edited; restore it from a backup")
+        raise damaged
     if content.get("version") != VERSION:
         raise RunError(
             f"{path}: has version {content.get('version')!r}, and this hpcrun reads version {VERSION}; "
             "use the hpcrun that made the sweep"
         )
-    return SweepFile(
-        folder,
-        content["name"],
-        content["axes"],
-        [SweepRun(run["name"], run["values"]) for run in content["runs"]],
-        [SweepSubmission(**one) for one in content["submissions"]],
-    )
+    try:
+        return SweepFile(
+            folder,
+            content["name"],
+            content["axes"],
+            [SweepRun(run["name"], run["values"]) for run in content["runs"]],
+            [SweepSubmission(**one) for one in content["submissions"]],
+        )
+    except (KeyError, TypeError) as error:
+        raise damaged from error
 
 
 def write_sweep(sweep: SweepFile) -> None:

@@ -172,8 +172,8 @@ def _only_regular(path: str | Path, flags: int) -> int:
     return descriptor
 
 
-def read_json(path: Path, *, hashed: bool = False) -> dict[str, Any] | None:
-    """Return the JSON object in ``path``; None if there is none, or if it is damaged or not ``hashed``.
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in ``path``, or None if there is none or it is damaged.
 
     Raises:
         OSError: the file exists but cannot be read.
@@ -182,9 +182,7 @@ def read_json(path: Path, *, hashed: bool = False) -> dict[str, Any] | None:
         value = json.loads(_read_replaced(path))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or (hashed and _HASH not in value):
-        return None
-    return without_hash(value)
+    return without_hash(value) if isinstance(value, dict) else None
 
 
 def _read_replaced(path: Path, tries: int = 3) -> str:
