@@ -55,8 +55,6 @@ FOLDERS = {
 }
 """The commands, by their folder in `hpcrun/cli/commands`."""
 COMMANDS = {name: what for commands in FOLDERS.values() for name, what in commands.items()}
-# Controllers of the local cluster that started before the rename still call `hpcrun settle`.
-_EARLIER_NAMES = {"settle": "finalize"}
 
 EXIT_CODES = """\
 exit codes:
@@ -135,7 +133,6 @@ def _drop_output() -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Parse ``arguments``, beginning with the command, and return the command's exit code."""
-    arguments = [*(_EARLIER_NAMES.get(word, word) for word in arguments[:1]), *arguments[1:]]
     if arguments[:1] not in (["batch"], ["finalize"]):
         _require_folder()
     if arguments[:1] == ["help"] and len(arguments) > 1:

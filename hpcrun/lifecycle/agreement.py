@@ -69,6 +69,3 @@ class StopAgreement:
         if self._pending is not None:
             self._pending[0].wait()
             self._pending = None
-
-    settle = finish
-    """Earlier name of :meth:`finish`."""

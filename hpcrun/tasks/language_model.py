@@ -1,4 +1,4 @@
-"""Task of the quick start: a small GPT, or BDH, learns to write Python byte by byte.
+"""Task of the quick start: a small GPT learns to write Python byte by byte.
 
 It needs no download and no tokenizer, and shows within a minute that it learns: compare the loss with the
 unigram entropy, which a model that ignores the context can reach.
@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from hpcrun.config import Config
 from hpcrun.tasks import corpus
-from hpcrun.tasks.bdh import BDH
 from hpcrun.tasks.gpt import GPT, generate
 from hpcrun.tasks.options.language_model import LanguageModelData, LanguageModelShape
 from hpcrun.tasks.windows import ByteWindows
@@ -33,10 +32,12 @@ class LanguageModel(Task):
     """Next-byte prediction on the Python standard library's sources."""
 
     unit = "tokens"
+    options_of_model: type[LanguageModelShape] = LanguageModelShape
+    """The model of the keys in the section ``model``; a subclass of the task may have further keys."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.shape = LanguageModelShape.model_validate(config.model.own)
+        self.shape = self.options_of_model.model_validate(config.model.own)
         self.options = LanguageModelData.model_validate(config.data.own)
         self.units_per_sample = self.shape.context
 
@@ -45,8 +46,7 @@ class LanguageModel(Task):
         corpus.ensure(self._path, self.options.max_bytes, self.options.validation_fraction)
 
     def build_model(self) -> nn.Module:
-        kind = BDH if self.shape.kind == "bdh" else GPT
-        return kind(self.shape, seed=self.config.seed)
+        return GPT(self.shape, seed=self.config.seed)
 
     def train_dataset(self) -> ByteWindows:
         return self._windows("train", self._corpus.train_bytes)

@@ -108,7 +108,6 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "no view of the config": (["config"], ["config show"]),
     "a misspelt view of the config": (["config", "shwo"], ["shwo", "did you mean show?"]),
     "finalize by hand": (["finalize", "x", "--exit-code", "0"], ["finalize", "local cluster"]),
-    "the earlier name of finalize": (["settle", "x", "--exit-code", "0"], ["finalize: only a job"]),
 }
 
 

@@ -54,7 +54,9 @@ CASES = {
     "fsdp-offload": f"{GPT} {TWO} train.parallel=fsdp fsdp.cpu_offload=true train.ema=0.9",
     "hybrid": f"{GPT} {HYBRID}",
     "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} train.ema=0.9 amp.dtype=fp16",
-    "bdh": f"{BYTES} model.kind=bdh model.layers=2 model.heads=4 model.width=128",
+    "bdh": f"{BYTES} model.layers=2 model.heads=4 model.width=128".replace(
+        "language-model", "examples.bdh:BDHTask"
+    ),
     "tokens": "task=token-model model.layers=2 model.heads=4 model.width=256 model.context=128 "
     "model.vocabulary=8000 data.boundaries=attention data.end_token=0 train.batch_size=4 "
     "data.paths=[FOLDER/tokens.bin]",

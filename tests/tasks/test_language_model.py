@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from examples.bdh import BDHTask
 from hpcrun.config import Config, file_layer, locate, resolve, with_task_options
 from hpcrun.errors import UserError
 from hpcrun.tasks import corpus, options_for
@@ -33,20 +34,20 @@ def read_config(name: str) -> Config:
 
 
 @pytest.mark.parametrize(
-    "model_keys",
+    ("kind", "model_keys"),
     [
-        {"layers": 1, "heads": 2, "width": 64, "context": 64},
-        {"kind": "bdh", "layers": 2, "heads": 4, "width": 32, "context": 64, "neurons": 256},
+        (LanguageModel, {"layers": 1, "heads": 2, "width": 64, "context": 64}),
+        (BDHTask, {"layers": 2, "heads": 4, "width": 32, "context": 64, "neurons": 256}),
     ],
-    ids=["gpt", "bdh"],
 )
 def test_training_on_the_standard_library_beats_the_unigram_entropy_within_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_keys: dict[str, object]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[LanguageModel],
+    model_keys: dict[str, object],
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    learner = LanguageModel(
-        Config.model_validate({"model": model_keys, "data": {"max_bytes": 2_000_000}})
-    )
+    learner = kind(Config.model_validate({"model": model_keys, "data": {"max_bytes": 2_000_000}}))
     learner.prepare()
     model, train = learner.build_model(), learner.train_dataset()
     validation = learner.validation_dataset()

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hpcrun.tasks.bdh import BDH
+from examples.bdh import BDH, BDHShape
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
 
 CONTEXT = 12
 SHAPES = {
     "gpt": LanguageModelShape(layers=2, heads=2, width=32, context=CONTEXT),
-    "bdh": LanguageModelShape(kind="bdh", layers=2, heads=2, width=16, context=CONTEXT, neurons=64),
+    "bdh": BDHShape(layers=2, heads=2, width=16, context=CONTEXT, neurons=64),
 }
 KINDS: dict[str, type[GPT] | type[BDH]] = {"gpt": GPT, "bdh": BDH}
 

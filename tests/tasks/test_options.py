@@ -20,8 +20,6 @@ def checked(*overrides: str):
         ("model.width=130", "nearest: 128 or 136"),
         ("model.width=1", "nearest: 8"),
         ("model.heads=0", "model.heads: should be at least 1, not 0"),
-        ("model.kind=bhd", "model.kind: should be gpt or bdh, not 'bhd'; did you mean bdh?"),
-        ("model.neurons=64", "model.neurons: is for model.kind=bdh; omit it, or write null"),
         ("model.dropout=1", "model.dropout: should be less than 1, not 1"),
         ("data.max_byte=5", "did you mean data.max_bytes?"),
         ("data.validation_fraction=0", "data.validation_fraction: should be"),
@@ -36,21 +34,14 @@ def test_a_bad_option_is_refused_in_one_line_with_its_place(override: str, line:
     assert "\n" not in str(caught.value)
 
 
-def test_neurons_that_do_not_divide_among_the_heads_are_refused_with_the_nearest_that_do():
-    with pytest.raises(ConfigError, match="nearest: 64 or 72"):
-        checked("model.kind=bdh", "model.neurons=70")
-
-
 def test_defaults_are_filled_in_so_that_the_run_directory_has_them():
     config = checked("model.layers=3")
     assert config.model.own == {
-        "kind": "gpt",
         "layers": 3,
         "heads": 4,
         "width": 128,
         "context": 128,
         "dropout": 0.0,
-        "neurons": None,
     }
     assert config.data.own["path"] is None
 

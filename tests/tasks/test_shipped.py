@@ -54,6 +54,10 @@ SMALL = {
     ],
     "autoencoder": ["model.hidden=16", "data.reconstructions=FOLDER/digits.h5"],
     "classifier": ["model.channels=4"],
+    "examples.bdh:BDHTask": [
+        "model.layers=2", "model.heads=2", "model.width=32", "model.context=32",
+        "model.neurons=64", "data.max_bytes=300000",
+    ],
     "token-model": [
         "model.layers=2", "model.heads=2", "model.width=32", "model.context=32",
         "data.paths=[FOLDER/web, FOLDER/code]", "data.weights=[3, 1]", "data.boundaries=attention",
@@ -85,8 +89,10 @@ def small(folder: Path, name: str, way: str) -> Config:
     task = resolve([file_layer(path)]).task
     given = [line.replace("FOLDER", str(folder)) for line in SHORT + SMALL[task]]
     layers = [file_layer(path), override_layer([*given, *WAYS[way]])]
-    config = with_task_options(resolve(layers), options_for(task), locate(layers))
-    return config.model_copy(update={"task": BUILTIN[task]})
+    config, options = resolve(layers), options_for(task)
+    if options is not None:
+        config = with_task_options(config, options, locate(layers))
+    return config.model_copy(update={"task": BUILTIN.get(task, task)})
 
 
 def play(folder: Path, name: str, config: Config) -> tuple[RunDirectory, list[list[int]], str]:

@@ -35,7 +35,7 @@ def test_a_deferred_build_gives_the_bits_of_a_normal_build() -> None:
 
 @pytest.mark.parametrize("name", [*BUILTIN, "bdh"])
 def test_every_built_in_task_can_be_deferred(name: str, tmp_path: Path) -> None:
-    settings = ["task=language-model", "model.kind=bdh"] if name == "bdh" else [f"task={name}"]
+    settings = ["task=examples.bdh:BDHTask" if name == "bdh" else f"task={name}"]
     if name == "token-model":
         tokens = tmp_path / "tokens.bin"
         tokens.write_bytes(bytes(2 * 4096))

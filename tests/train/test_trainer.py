@@ -12,7 +12,6 @@ from torch import nn
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.control.collective import Ranks
-from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.train.build import compile_mode
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.model.prepare import Preparation
@@ -391,5 +390,3 @@ def test_a_trainer_takes_rank_and_world_size_and_keeps_earlier_names():
     assert made.is_distributed
     with pytest.raises(ValueError, match="distributed describes this rank already"):
         DistributedAMPTrainer(model, sgd(model), distributed=place, rank=1)
-    assert DistributedAMPTrainer.joined_step is DistributedAMPTrainer.step_with_join
-    assert StopAgreement.settle is StopAgreement.finish

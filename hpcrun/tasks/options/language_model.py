@@ -1,34 +1,20 @@
 """Options of the language model."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field
 
 from hpcrun.config.fields import BelowOne, Count, ShellText, Shrinking
 from hpcrun.config.section import Section
 from hpcrun.tasks.options.checks import from_here, splits_over_heads
 
 
-def _neurons_split(neurons: int | None, others: ValidationInfo) -> int | None:
-    if neurons is None:
-        return None
-    if others.data.get("kind") == "gpt":
-        raise ValueError("is for model.kind=bdh; omit it, or write null")
-    return splits_over_heads(neurons, others)
-
-
 class LanguageModelShape(Section):
-    """The ``model`` section of the language model: a small GPT, or BDH, over bytes."""
+    """The ``model`` section of the language model: a small GPT over bytes."""
 
-    kind: Literal["gpt", "bdh"] = Field(
-        default="gpt", description="Transformer, or the Dragon Hatchling (arXiv:2509.26507)."
-    )
-    layers: Count = Field(
-        default=4, description="Transformer blocks; bdh: passes through its only block."
-    )
+    layers: Count = Field(default=4, description="Transformer blocks.")
     heads: Count = Field(
-        default=4,
-        description="Attention heads per block, which divide the width; bdh: the neurons.",
+        default=4, description="Attention heads per block, which divide the width."
     )
     width: Annotated[Count, AfterValidator(splits_over_heads)] = Field(
         default=128, description="Length of the vector of one byte."
@@ -39,14 +25,6 @@ class LanguageModelShape(Section):
     dropout: BelowOne = Field(
         default=0.0, description="Fraction of activations set to zero in training; 0: none."
     )
-    neurons: Annotated[Count | None, AfterValidator(_neurons_split)] = Field(
-        default=None, description="bdh: neurons per layer; null: 32 times the width."
-    )
-
-    @property
-    def neurons_or_default(self) -> int:
-        """Number of neurons of a BDH layer."""
-        return self.neurons or 32 * self.width
 
 
 class LanguageModelData(Section):

@@ -221,9 +221,6 @@ class DistributedAMPTrainer(AMPTrainer):
         share_gradients(trained_by(self.optimizer), self.device, receives=idle)
         return self._update(value)
 
-    joined_step = step_with_join
-    """Earlier name of :meth:`step_with_join`."""
-
     def control_group(self) -> Any:
         """Return a CPU process group for decisions and checkpoints, apart from the gradients' collectives.
 

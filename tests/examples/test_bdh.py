@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional as F
 
-from hpcrun.tasks.bdh import BDH, ROTATION_BASE, attended
+from examples.bdh import BDH, ROTATION_BASE, BDHShape, attended
 from hpcrun.tasks.gpt import generate, rotate, rotation
-from hpcrun.tasks.options.language_model import LanguageModelShape
 
-SHAPE = LanguageModelShape(kind="bdh", layers=2, heads=2, width=16, context=12, neurons=64)
+SHAPE = BDHShape(layers=2, heads=2, width=16, context=12, neurons=64)
 
 
 def tokens(count: int = 3, length: int = 12) -> torch.Tensor:
@@ -62,8 +62,13 @@ def test_every_weight_gets_a_gradient(layers: int):
 
 
 def test_without_a_number_of_neurons_there_are_32_times_the_width():
-    shape = LanguageModelShape(kind="bdh", heads=2, width=16)
+    shape = BDHShape(heads=2, width=16)
     assert BDH(shape).blocks[0].excite.weight.shape == (512, 16)
+
+
+def test_neurons_that_do_not_divide_among_the_heads_are_refused():
+    with pytest.raises(ValidationError, match="nearest: 64 or 72"):
+        BDHShape(heads=4, neurons=70)
 
 
 def test_it_writes_a_sample():

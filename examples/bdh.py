@@ -1,4 +1,8 @@
-"""A small, readable Dragon Hatchling over bytes: attention between neurons instead of heads.
+"""The Dragon Hatchling over bytes: attention between neurons instead of heads.
+
+    hpcrun submit -c configs/bdh.yaml
+
+The task is the language model of the quick start with another model. Copy the file to change it.
 
 BDH-GPU of Kosowski et al. 2025 (arXiv:2509.26507). A byte is a short vector. In every layer it activates
 many neurons, with values that are positive and mostly zero (ReLU). Attention is linear, in the space of the
@@ -18,21 +22,54 @@ It has no buffers, which DDP would broadcast at every step.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import AfterValidator, Field, ValidationInfo
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpcrun.config.fields import Count
 from hpcrun.tasks.gpt import INIT_STD, VOCABULARY, rotate, rotation
+from hpcrun.tasks.language_model import LanguageModel
+from hpcrun.tasks.options.checks import splits_over_heads
 from hpcrun.tasks.options.language_model import LanguageModelShape
 
 ROTATION_BASE = 2.0**16
 """As in the authors' experiments: slower than a transformer's rotation, because the heads are much longer."""
 
 
+def _split(neurons: int | None, others: ValidationInfo) -> int | None:
+    return None if neurons is None else splits_over_heads(neurons, others)
+
+
+class BDHShape(LanguageModelShape):
+    """The ``model`` section; ``layers`` counts the passes through the only block."""
+
+    neurons: Annotated[Count | None, AfterValidator(_split)] = Field(
+        default=None, description="Neurons per layer; null: 32 times the width."
+    )
+
+    @property
+    def neurons_or_default(self) -> int:
+        """Number of neurons of a layer."""
+        return self.neurons or 32 * self.width
+
+
+class BDHTask(LanguageModel):
+    """Next-byte prediction with the Dragon Hatchling."""
+
+    options_of_model = BDHShape
+    shape: BDHShape
+
+    def build_model(self) -> nn.Module:
+        return BDH(self.shape, seed=self.config.seed)
+
+
 class BDH(nn.Module):
     """Logits of the next byte at every position: integer [B, T] -> float [B, T, 256]."""
 
-    def __init__(self, shape: LanguageModelShape, seed: int = 0) -> None:
+    def __init__(self, shape: BDHShape, seed: int = 0) -> None:
         """Build with weights that depend only on ``shape`` and ``seed``."""
         super().__init__()
         self.layers = shape.layers
@@ -58,7 +95,7 @@ class BDH(nn.Module):
 class BDHLayer(nn.Module):
     """One pass through the neurons: float [B, T, width] -> float [B, T, width]."""
 
-    def __init__(self, shape: LanguageModelShape) -> None:
+    def __init__(self, shape: BDHShape) -> None:
         super().__init__()
         self.heads, self.dropout = shape.heads, shape.dropout
         neurons = shape.neurons_or_default
