@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.run.io.files import read_json, sync_directory, write_atomic, write_hashed
+from hpcrun.run.io.files import (
+    read_json,
+    sync_directory,
+    with_comment_crc,
+    write_atomic,
+    write_hashed,
+)
 from hpcrun.run.leftover_folders import clear_deleted_run, make_staged, publish, sweep
 
 _FREE_IT = "put it right, move it away, or choose another --name"
@@ -163,7 +169,7 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
         staged = RunDirectory(filled)
         for folder in (staged.checkpoints, staged.logs):
             folder.mkdir(mode=0o700)
-        write_atomic(staged.config, config_text)
+        write_atomic(staged.config, with_comment_crc(config_text))
         if diff:
             write_atomic(staged.diff, diff)
         write_hashed(staged.record, record)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.results.store import ResultsFile
+from hpcrun.run.directory import create
 from hpcrun.run.io.files import append_line, write_hashed
 from tests.results.conftest import MakeRun, collect
 
@@ -62,6 +63,14 @@ def test_a_flipped_bit_in_a_value_is_named(tmp_path: Path, make_run: MakeRun) ->
         (str(run.path), "metrics.jsonl", "1 damaged line"),
         (str(run.path), "result.json", "is no JSON object, or its checksum is wrong"),
     ]
+
+
+def test_a_changed_config_is_named(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs" / "r", "train:\n  batch_size: 8\n", {})
+    problem = (str(run.path), "config.yaml", "was changed after hpcrun wrote it")
+    assert problem not in collect(tmp_path).problems
+    run.config.write_text(run.config.read_text().replace("8", "9"))
+    assert problem in collect(tmp_path).problems
 
 
 def test_a_missing_file_is_named(tmp_path: Path, make_run: MakeRun) -> None:

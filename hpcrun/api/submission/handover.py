@@ -25,7 +25,7 @@ from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import write_atomic
+from hpcrun.run.io.files import with_comment_crc, write_atomic
 from hpcrun.run.owner import SubmissionLock
 from hpcrun.run.sweep_file import is_element
 
@@ -77,7 +77,7 @@ def hand_over(
                 if run.config.exists():
                     changed = all_differences(load_resolved(run.config), config)
                 # A resume may request other nodes: the ranks read the config of the newest submission.
-                write_atomic(run.config, to_yaml(config))
+                write_atomic(run.config, with_comment_crc(to_yaml(config)))
                 run.result.unlink(missing_ok=True)
                 stop_if_interrupted(signals)
                 if executor in ("slurm", "local"):

@@ -24,7 +24,7 @@ from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json
+from hpcrun.run.io.files import read_json, without_comment_crc
 
 if TYPE_CHECKING:
     from hpcrun.api.submission.continuing import Standing
@@ -190,6 +190,8 @@ def plan_resume(
     from hpcrun.api.submission.continuing import from_scratch, unchanged
 
     config = load_resolved(run.config)
+    if not without_comment_crc(run.config.read_text())[1]:
+        say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
     executor = submission.choose_executor(config)
     admit = from_scratch if scratch else unchanged
     return SubmissionPlan(run, config, executor, lambda: admit(run, config), snapshot=snapshot)

@@ -22,7 +22,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.code.snapshot import Snapshot, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import read_json, write_atomic, write_hashed
+from hpcrun.run.io.files import read_json, with_comment_crc, write_atomic, write_hashed
 from hpcrun.run.sweep_file import NAME, SweepFile, write_sweep
 
 
@@ -133,7 +133,7 @@ def admitted(
         code = None if snapshot is None else compared(run, config, snapshot, before)
         own = {"snapshot": keeps_code, "code": code, **_swept(one)}
         write_hashed(run.record, facts | own)
-        write_atomic(run.config, one.element.text)
+        write_atomic(run.config, with_comment_crc(one.element.text))
         if (script := _script(one, fitted)) is not None:
             run.batch_script.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(run.batch_script, script)

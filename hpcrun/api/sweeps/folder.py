@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import hashed_json, sync_directory
+from hpcrun.run.io.files import hashed_json, sync_directory, with_comment_crc
 from hpcrun.run.leftover_folders import make_staged
 from hpcrun.run.leftover_folders import sweep as remove_abandoned
 
@@ -109,7 +109,7 @@ def _write_diff(folder: Path, diff: str) -> str:
 def _fill(run: RunDirectory, new: NewRun, record: bytes, patch: str | None) -> None:
     for path in (run.path, run.checkpoints, run.logs):
         path.mkdir(mode=0o700)
-    _write(run.config, new.config.encode())
+    _write(run.config, with_comment_crc(new.config).encode())
     _write(run.record, record)
     if new.script is not None:
         _write(run.batch_script, new.script.encode())

@@ -20,7 +20,7 @@ from hpcrun.results.collect.summary import NO_STEP, summary_of
 from hpcrun.results.config_text import parse_config
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
-from hpcrun.run.io.files import open_regular, without_hash
+from hpcrun.run.io.files import open_regular, without_comment_crc, without_hash
 
 Signature = tuple[str, int, int, int]
 """A file's name in the run directory, size (-1: no file), time of change in nanoseconds, and inode."""
@@ -146,7 +146,10 @@ class _Reader:
             return {}
         try:
             # The results are shared, and the URL of a webhook is a secret.
-            values = masked_values(parse_config(raw.decode()))
+            text, intact = without_comment_crc(raw.decode())
+            if not intact:
+                self._problem(path, "was changed after hpcrun wrote it")
+            values = masked_values(parse_config(text))
             self.data.documents["config"] = orjson.dumps(values)
         except (ValueError, TypeError, RecursionError) as error:
             self._problem(path, f"is no config: {' '.join(str(error).split())[:200]}")

@@ -18,6 +18,7 @@ from hpcrun.drafts import replacing, sync
 
 _HASH = "sha256"
 _CRC = b',"_crc32":"'
+_COMMENT_CRC = "# crc32 of the lines above: "
 sync_directory = sync
 
 
@@ -228,6 +229,17 @@ def without_checksum(line: bytes) -> bytes | None:
     if not mark:
         return line
     return body + b"}" if written.rstrip() == b'%08x"}' % zlib.crc32(body) else None
+
+
+def with_comment_crc(text: str) -> str:
+    """Return ``text``, a YAML file, with a last line that has its checksum in a comment."""
+    return f"{text}{_COMMENT_CRC}{zlib.crc32(text.encode()):08x}\n"
+
+
+def without_comment_crc(text: str) -> tuple[str, bool]:
+    """Return a text without the line of :func:`with_comment_crc`, and False if its checksum is wrong."""
+    body, mark, written = text.rpartition(_COMMENT_CRC)
+    return (body, written == f"{zlib.crc32(body.encode()):08x}\n") if mark else (text, True)
 
 
 def intact_lines(lines: Iterable[bytes]) -> list[bytes]:
