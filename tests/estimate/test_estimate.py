@@ -78,6 +78,7 @@ def test_a_model_that_needs_numbers_is_built_for_real_and_what_fits_is_found(tmp
     assert "needs real memory" in done.stderr
     found = json.loads(done.stdout)
     assert not found["fits"]
+    assert found["remarks"] == []
     assert found["parts"]["weights"] == found["arithmetic"]["weights"] == 4 * (512 * 512 + 512) * 4
     smaller = [one for one in found["would_fit"] if "train.micro_batch" in one["settings"][0]]
     assert smaller
@@ -85,10 +86,11 @@ def test_a_model_that_needs_numbers_is_built_for_real_and_what_fits_is_found(tmp
 
 
 def test_a_step_that_depends_on_its_data_gets_the_arithmetic(tmp_path):
-    done = estimate(tmp_path, "task=users:Chooses", "--gpu", "h100")
+    done = estimate(tmp_path, "task=users:Chooses", "--gpu", "v100-32", "amp.dtype=bf16")
     assert done.returncode == 0, done.stderr
     assert "depends on the values of its data" in done.stdout
     assert "optimizer state" in done.stdout
+    assert "no tensor cores for bf16" in done.stdout
 
 
 @pytest.mark.parametrize(

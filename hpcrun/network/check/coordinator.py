@@ -111,12 +111,8 @@ class Check:
             if answer is None:
                 break
             if answer.get("type") == "hello":
-                node = MeasuredNode(
-                    answer["node"],
-                    answer["index"],
-                    answer["port"],
-                    answer["addresses"],
-                )
+                fields = (answer[key] for key in ("node", "index", "port", "addresses"))
+                node = MeasuredNode(*fields)
                 self._nodes[node.index] = node
                 self._doors[node.index] = answer["door"]
                 lacking += [] if answer["iperf3"] else [node.name]

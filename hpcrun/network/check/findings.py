@@ -66,17 +66,16 @@ def findings(measured: NetworkMeasurements, threshold: float = THRESHOLD) -> lis
         for node, why in measured.silent.items()
     ]
     if measured.ended:
-        text = (
-            "srun ended before the check, so the rest is not measured; start the job with --no-kill"
-        )
+        text = "srun ended before the check, and the rest is missing; start the job with --no-kill"
         found.append(NetworkFinding("silent", (), text))
     known = set(measured.silent)
     for judged in (
         _of_names(measured.names, len(measured.nodes)),
         _of_connections(measured.transfers),
+        # A wrong MTU explains low rates and losses.
+        _of_mtus(measured.mtus),
         _of_rates(measured.transfers, threshold),
         _of_losses(measured.transfers),
-        _of_mtus(measured.mtus),
     ):
         named = {one.nodes for one in found}
         fresh = [
@@ -130,14 +129,13 @@ def _slow(transfers: Sequence[Transfer], threshold: float) -> Suspects:
 
 
 def _lossy(transfers: Sequence[Transfer]) -> Suspects:
-    rounds = in_the_rounds(transfers)
-    shares = resent_shares(rounds)
+    shares = resent_shares(transfers)
     usual = statistics.median(shares.values()) if len(shares) > 2 else 0.0
     limit = max(_RESENT, _TIMES_THE_USUAL * usual)
     nodes = {node for node, share in shares.items() if share > limit and len(shares) > 2}
     links = {
         (min(one.sender, one.receiver), max(one.sender, one.receiver))
-        for one in rounds
+        for one in in_the_rounds(transfers)
         if (one.lost or 0.0) > limit and not nodes.intersection((one.sender, one.receiver))
     }
     return Suspects(tuple(sorted(nodes)), tuple(sorted(links)))
@@ -223,7 +221,8 @@ def _fails_to_most(node: str, outbound: dict[str, list[Transfer]]) -> bool:
 def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[NetworkFinding]:
     marks, rates, rounds = scores(transfers), node_rates(transfers), in_the_rounds(transfers)
     usual = usual_rate(rates) or 0.0
-    low, ways, shares = _slow(transfers, threshold), direction_rates(rounds), resent_shares(rounds)
+    low, ways = _slow(transfers, threshold), direction_rates(rounds)
+    shares = resent_shares(transfers)
     found = []
     for node in low.nodes:
         if _was_fast_again(transfers, (node,), threshold * usual):

@@ -7,19 +7,13 @@ from typing import Any
 from hpcrun.network.check.allreduce.busbw import MIB
 from hpcrun.network.check.findings import NetworkFinding, excluded, rate_text
 from hpcrun.network.check.measurements import Collective, NetworkMeasurements
-from hpcrun.network.check.statistics import (
-    in_the_rounds,
-    node_rates,
-    resent_shares,
-    scores,
-    usual_rate,
-)
+from hpcrun.network.check.statistics import node_rates, resent_shares, scores, usual_rate
 
 
 def as_data(measured: NetworkMeasurements, found: Sequence[NetworkFinding]) -> dict[str, Any]:
     """Return everything as plain data: rates in bit/s, times in seconds."""
     rates, marks = node_rates(measured.transfers), scores(measured.transfers)
-    shares = resent_shares(in_the_rounds(measured.transfers))
+    shares = resent_shares(measured.transfers)
     return {
         "nodes": [
             {

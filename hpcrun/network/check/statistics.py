@@ -82,7 +82,7 @@ def resent_shares(transfers: Iterable[Transfer]) -> dict[str, float]:
     of two is not usual, hence the lower median.
     """
     shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in transfers:
+    for one in in_the_rounds(transfers):
         if one.lost is not None:
             shares[one.sender]["sending"].append(one.lost)
             shares[one.receiver]["receiving"].append(one.lost)

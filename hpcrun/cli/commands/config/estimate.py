@@ -1,6 +1,6 @@
 """Estimate the memory of a training on a GPU, without a GPU: one step of one
 rank on tensors without data, in seconds to a minute. Exit code 1: it does
-not fit.
+not fit. It predicts no time per step, and ignores train.compile.
   hpcrun estimate -c configs/gpt.yaml --gpu h100 --nodes 4 --gpus 8
   hpcrun estimate -c my.yaml --gpu-memory 40GiB train.micro_batch=2
 """
@@ -20,6 +20,7 @@ from hpcrun.estimate.start import estimate
 from hpcrun.printing import say
 
 _DOES_NOT_FIT = 1
+_BF16 = "a V100 has no tensor cores for bf16, and torch emulates it: use amp.dtype=fp16"
 _ROWS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -55,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Without a fake run only weights, gradients and optimizer state are known: they may already be too
     # large.
     fits = found.get("fits", False if least > memory else None)
-    found |= {"fits": fits, "gpu": arguments.gpu, "gpu_memory": memory}
+    slow = config.amp.dtype == "bf16" and (arguments.gpu or "").lower().startswith("v100")
+    found |= {"fits": fits, "gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
     if arguments.json:
         print_json({**found, "nodes": config.job.nodes, "gpus": config.job.gpus})
     else:
@@ -69,6 +71,7 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
     size = f"{billions:.2f} billion" if billions >= 0.1 else f"{billions * 1000:.1f} million"
     ranks = f"{job.nodes} x {job.gpus} {gpu}" if job.world_size > 1 else f"one {gpu}"
     yield f"{size} parameters, {found['parallel']} on {ranks}, {config.amp.dtype}"
+    yield from found["remarks"]
     if "untraceable" in found:
         yield f"no activations: the step depends on the values of its data ({found['untraceable']})"
         yield from (_row(_ROWS.get(name, name), size) for name, size in arithmetic.items() if size)
