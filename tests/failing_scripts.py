@@ -80,10 +80,10 @@ WAYS = (
     ),
     _fails(
         "exit-2",
-        "ended with exit code 2: fails.py: no such speed",
+        "ended with exit code 2; its log ends with: fails.py: no such speed",
         rank=None,
     ),
-    _fails("exit-74", "ended with exit code 74: the disk is full"),
+    _fails("exit-74", "ended with exit code 74; its log ends with: the disk is full"),
     Way(
         "exit-75",
         ("python", "fails.py", "exit-75"),

@@ -212,7 +212,7 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
     if config.optim.warmup_steps > train.steps:
         yield (
             ["optim.warmup_steps", "train.steps"],
-            f"{config.optim.warmup_steps} is more than train.steps={train.steps}",
+            f"{config.optim.warmup_steps} is more than train.steps={train.steps}; lower it",
         )
     if config.optim.schedule == "wsd":
         ends = config.optim.warmup_steps + (config.optim.decay_steps or 0)

@@ -29,8 +29,7 @@ def load_results(path: str | Path) -> Results:
         import pandas  # noqa: F401
     except ImportError as error:
         raise ResultsError(
-            "pandas is not installed: `pip install pandas`; h5py reads the file without it, see "
-            "docs/results.md"
+            "pandas is not installed: `pip install pandas`; h5py reads the file without it"
         ) from error
     return Results(Path(path))
 

@@ -183,11 +183,15 @@ def load_task(config: Config) -> Task:
             f"task: {config.task}: is not a subclass of hpcrun.Task; derive it from hpcrun.Task"
         )
     try:
-        return kind(config)
+        task: Task = kind(config)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"task: {config.task}: the constructor raised {_summary(error)}") from error
+    for name, own in vars(Task).items():
+        if callable(own) and not callable(given := getattr(task, name)):
+            raise UserError(f"task: {config.task}: {name} is {given!r}; write it as a method")
+    return task
 
 
 def _summary(error: BaseException) -> str:

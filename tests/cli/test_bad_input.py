@@ -42,6 +42,10 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "no such option of the program": (["--verison"], ["--verison", "did you mean --version?"]),
     "no such option": (["submit", "--nodez", "2"], ["--nodez", "did you mean --nodes?", "--help"]),
     "a second run": (["resume", "a", "b"], ["resume: b: one argument too many", "--help"]),
+    "too few steps for the quick start": (
+        ["submit", "train.steps=2"],
+        ["the quick start:39: optim.warmup_steps: 30 is more than train.steps=2; lower it"],
+    ),
     "half an option": (["submit", "--node", "2"], ["--node:", "did you mean --nodes?"]),
     "an option without its value": (["submit", "--nodes"], ["--nodes", "expected one argument"]),
     "no command after the dashes": (["submit", "--"], ["there is no command after `--`"]),

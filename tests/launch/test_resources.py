@@ -92,6 +92,15 @@ def test_a_type_that_no_node_has_is_refused_with_those_there_are() -> None:
     assert fitted(Job(gpu_type="A100"), lambda _: OFFER)[0].gpu_type == "a100"
 
 
+def test_more_gpus_than_a_node_has_are_refused() -> None:
+    for keys, most in (({}, 8), ({"partition": "given"}, 4)):
+        with pytest.raises(LaunchError, match=f"16 per node, but a node has at most {most};"):
+            fitted(Job.model_validate({"gpus": 16, **keys}), lambda _: OFFER)
+    # The user's own request, and a cluster without GPUs, are Slurm's matter.
+    for job, offer in ((Job(gpus=16, sbatch_args=["-G16"]), OFFER), (Job(gpus=16), WITHOUT_GRES)):
+        assert fitted(job, lambda _, offer=offer: offer)[0].gpus == 16
+
+
 @pytest.mark.parametrize(
     ("job", "share"),
     [

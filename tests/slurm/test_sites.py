@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -256,7 +257,9 @@ def test_another_job_with_the_same_id_is_neither_shown_nor_canceled(typed: Slurm
     typed.wait_state(job)
     stranger = typed.sbatch("--hold", "--job-name=other", "--wrap=true")
     # As after a new installation of the cluster, which counts job ids from 1 again.
-    log = run.events.read_text().replace(f'"{job}"', f'"{stranger}"')
+    # Without the checksums, which would not be right.
+    log = re.sub(r',"_crc32":"[0-9a-f]{8}"', "", run.events.read_text())
+    log = log.replace(f'"{job}"', f'"{stranger}"')
     typed.run(["tee", str(run.events)], stdin=log)
     assert "it is held" not in hpcrun(typed, "status", "reused").stdout
     refused = hpcrun(typed, "cancel", "reused", check=False)

@@ -11,6 +11,7 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_json
+from tests import jobs
 
 from .training import Bench
 
@@ -196,7 +197,7 @@ def test_a_job_of_another_cluster_is_not_confused_with_the_same_id_here(bench):
     run = bench.submit("away", **{"job.sbatch_args": ["--hold"]})
     theirs = bench.job(run)
     # Like a submission from another cluster that shares the folder.
-    run.events.write_text(run.events.read_text().replace(f'"{bench.slurm.name}"', '"elsewhere"'))
+    jobs.replace_in_lines(run.events, f'"{bench.slurm.name}"', '"elsewhere"')
     assert "on cluster elsewhere" in bench.hpcrun("status", "away").stdout
     for command in ("cancel", "resume"):
         refused = bench.hpcrun(command, "away", check=False)

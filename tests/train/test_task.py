@@ -116,6 +116,11 @@ def test_a_task_without_a_loss(load):
     assert "loss" in line
 
 
+def test_a_method_that_is_no_function_is_refused(load):
+    assert line_of(load, GOOD + "    loss = None\n") == "loss is None; write it as a method"
+    assert line_of(load, GOOD + "    collate = 3\n") == "collate is 3; write it as a method"
+
+
 def test_a_task_whose_constructor_raises_says_where(load, tmp_path):
     constructor = "    def __init__(self, config):\n        super().__init__(config)\n"
     line = line_of(load, GOOD + constructor + "        [][config.seed]\n")

@@ -79,9 +79,7 @@ class SubmitRequest:
 
 
 def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None) -> Config:
-    """Return the resolved config, with its task and the task's options checked; torch is not imported.
-
-    ``layers``: the result of :func:`config_layers`, if known.
+    """Return the resolved config of ``request``, or of its ``layers``, with the task's options checked.
 
     Raises:
         ConfigError: with a line for each problem.
@@ -100,19 +98,17 @@ def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None)
 
 
 def config_layers(request: SubmitRequest) -> list[Layer]:
-    """Return the sources of the config, lowest precedence first: defaults, profile, file, overrides, flags.
-
-    The first layer has the default name only.
+    """Return the sources of the config, lowest precedence first: default name, profile, file, …, flags.
 
     Raises:
         ConfigError: a file or a value cannot be read.
     """
     command, file, overrides = [*request.command], request.file, request.overrides
-    task = overrides.values.get("task", _QUICKSTART_TASK)
+    task, shown = overrides.values.get("task", _QUICKSTART_TASK), None
     # The quick start's steps and data fit its task only: another task begins with the plain defaults.
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
-        file = quickstart()
-    layers = [] if file is None else [file_layer(file)]
+        file, shown = quickstart(), "the quick start"
+    layers = [] if file is None else [file_layer(file, shown)]
     profile = profile_path(os.environ, request.profile)
     if profile is not None:
         layers.insert(0, profile_layer(profile))

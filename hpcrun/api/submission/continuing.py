@@ -20,16 +20,13 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import read_json, write_atomic, write_hashed
 from hpcrun.run.sweep_file import is_sweep
 
+_REMEDY = "; choose another --name"
 Identity = Callable[[], tuple[Mapping[str, Any], str]]
 """Return the contents of run.json and uncommitted.patch for a submission."""
 
 
 class OtherConfigError(RunError):
-    """A run trains something else. ``found``: the differences; the text also has the remedy."""
-
-    def __init__(self, found: str, remedy: str) -> None:
-        super().__init__(f"{found}; {remedy}")
-        self.found = found
+    """A run trains something else."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,7 @@ def compare(run: RunDirectory, config: Config) -> Standing:
     """Compare ``run`` with ``config``.
 
     Raises:
-        OtherConfigError: the run has another config and saved steps.
-        RunError: its checkpoints are gone.
+        RunError: its checkpoints are gone; OtherConfigError: it has another config and saved steps.
     """
     result = read_json(run.result)
     done = result is not None and result.get("state") == "finished"
@@ -68,8 +64,7 @@ def compare(run: RunDirectory, config: Config) -> Standing:
         left = lengths_left(old, config, stands)
         told += f", and {left}" if left else ""
     raise OtherConfigError(
-        told,
-        f"choose another --name, or continue it as it is with `hpcrun resume {handle(run)}`",
+        f"{told}{_REMEDY}, or continue it as it is with `hpcrun resume {handle(run)}`"
     )
 
 
@@ -89,36 +84,27 @@ def numbered(
     """Return the run for a ``config`` without a given name: ``base``, ``base-2``, ``base-3`` and so on.
 
     It is the run of this config, or else ``base`` if no other training has it, or else a new run.
-
-    Raises:
-        RunError: the checkpoints of the run are gone.
     """
     name = re.compile(re.escape(base.path.name) + r"-([2-9]|[1-9]\d+)")
     near = base.path.parent.glob(f"{base.path.name}-*")
     numbers = sorted(int(found[1]) for path in near if (found := name.fullmatch(path.name)))
-    runs = [base.path.with_name(f"{base.path.name}-{number}") for number in numbers]
-    free, told, replaceable = (
-        not is_sweep(base.path),
-        f"{base.path}: a sweep or another job has the name",
-        None,
-    )
-    for run in [base, *map(RunDirectory, runs)]:
+    runs = [RunDirectory(base.path.with_name(f"{base.path.name}-{number}")) for number in numbers]
+    taken = f"{base.path}: a sweep or another job has the name"
+    standings: dict[RunDirectory, Standing | None] = {}
+    for run in [base, *runs]:
         try:
-            standing = standing_of(run, config, scratch)
+            standings[run] = standing = standing_of(run, config, scratch)
         except OtherConfigError as error:
-            if run == base:
-                free, told = False, error.found
+            taken = str(error).partition(_REMEDY)[0] if run == base else taken
             continue
         if standing is not None and not standing.replaced:
             return run, standing
-        if run == base:
-            replaceable = standing
     from hpcrun.launch import jobs
 
-    if free and (replaceable is None or not jobs.state(base).live):
-        return base, replaceable
+    if base in standings and not is_sweep(base.path) and not jobs.state(base).live:
+        return base, standings[base]
     new = RunDirectory(base.path.with_name(f"{base.path.name}-{max(numbers, default=1) + 1}"))
-    say_aside(f"hpcrun: {told}; the new run is {new.name}")
+    say_aside(f"hpcrun: {taken}; the new run is {new.name}")
     return new, None
 
 
@@ -190,8 +176,7 @@ def require_restartable(run: RunDirectory, config: Config) -> None:
     """Raise RunError if ``run`` cannot begin at step 0 with ``config``."""
     if differences := training_differences(load(run.config), config, None):
         raise OtherConfigError(
-            f"{run.path}: is a run of another config ({shortened(differences)})",
-            "choose another --name",
+            f"{run.path}: is a run of another config ({shortened(differences)}){_REMEDY}"
         )
     if config.command:
         raise RunError(

@@ -195,11 +195,3 @@ def plan_resume(
     executor = submission.choose_executor(config)
     admit = from_scratch if scratch else unchanged
     return SubmissionPlan(run, config, executor, lambda: admit(run, config), snapshot=snapshot)
-
-
-def refuse_live_if_replaced(plan: SubmissionPlan) -> None:
-    """Raise RunError if a job has the run that the plan replaces."""
-    if plan.replaced:
-        from hpcrun.api.submission.handover import refuse_live
-
-        refuse_live(plan.run)

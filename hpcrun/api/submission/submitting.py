@@ -127,8 +127,7 @@ def submit(
         task: a built-in task or ``module:Class``, instead of the config's task.
         command: the words of a program that each task runs, such as ``["python", "train.py"]``.
         overrides: values of the config by dotted key, such as ``{"train.lr": 3e-4}``.
-        name: the name of the run; None: the config's, or that of the file, the task or the script, with a
-            number if that run has another config.
+        name: the name of the run; None: the config's, or that of the file, task or script, or numbered.
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
         nodes: number of nodes.
         gpus: GPUs per node (``4``, ``"a100:4"``), with one rank each; on the CPU, ranks per node.

@@ -35,17 +35,18 @@ class Layer:
     where: Mapping[str, str] = field(default_factory=dict)
 
 
-def file_layer(path: str | Path) -> Layer:
+def file_layer(path: str | Path, name: str | None = None) -> Layer:
     """Read the YAML or JSON file ``path``; an empty file is an empty layer.
 
     The suffix decides the format: ``.yaml``, ``.yml`` or ``.json``. The file has at most 1 MiB.
+    ``name``: its name in messages, if not its path.
 
     Raises:
         ConfigError: the file cannot be read, has another format than its suffix says, gives a key twice, or
             contains anything but keys and values.
     """
     path = Path(path)
-    shown = _shown(path)
+    shown = name or _shown(path)
     if path.suffix.lower() not in _SUFFIXES:
         _refuse(shown, f"the name of a config file must end in {', '.join(_SUFFIXES)}")
     text = _read(path, shown)

@@ -45,7 +45,7 @@ def fitted(
     """Return ``job`` with everything filled in that depends on this cluster, and lines for the user about it.
 
     Raises:
-        LaunchError: no node has GPUs of the requested type.
+        LaunchError: no node has GPUs of the requested type, or so many GPUs.
     """
     if job.cpu:
         return job.model_copy(update=_one_core_per_rank(job)), []
@@ -66,6 +66,12 @@ def fitted(
             "the node's other GPUs directly; gpus-per-node avoids this"
         )
     update["gpu_request"] = request
+    nodes = () if offer is None or request == "none" else _nodes_for(job, offer)
+    most = max((node.gpu_count(job.gpu_type) for node in nodes), default=0)
+    if 0 < most < job.gpus:
+        raise LaunchError(
+            f"job.gpus: {job.gpus} per node, but a node has at most {most}; use more --nodes"
+        )
     share = None if offer is None else node_share(job, offer)
     if share is not None:
         update["cpus_per_task"] = share.cpus_per_task

@@ -6,7 +6,6 @@ from typing import Any
 
 from hpcrun.errors import UserError
 
-_PAGE = "(docs/checkpointing.md, Streams)"
 _BUFFERED = "BufferShuffled"
 
 
@@ -21,7 +20,7 @@ def require_exact(stream: Any, workers: int) -> None:
     if needed:
         raise UserError(
             f"data: {name}.state_dict() needs {' and '.join(needed)}, which only its own loader knows; give "
-            f"its samples by index, in a map-style dataset {_PAGE}"
+            "its samples by index, in a map-style dataset"
         )
     if type(stream).__module__.partition(".")[0] != "datasets":
         return
@@ -30,12 +29,12 @@ def require_exact(stream: Any, workers: int) -> None:
         # The first process to begin a new pass makes the others ignore the state that they load.
         raise UserError(
             f"data.workers: {workers} processes of a {name} of the package datasets do not resume where they "
-            f"stopped; set data.workers=0, or give the map-style datasets.Dataset {_PAGE}"
+            "stopped; set data.workers=0, or give the map-style datasets.Dataset"
         )
     if _buffers(getattr(stream, "_ex_iterable", None)):
         raise UserError(
             f"data: the state of {name}.shuffle() lacks the samples in its buffer, so a resume would leave "
-            f"them out; remove it, or give the map-style datasets.Dataset, which hpcrun shuffles {_PAGE}"
+            "them out; remove it, or give the map-style datasets.Dataset, which hpcrun shuffles"
         )
 
 

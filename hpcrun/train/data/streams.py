@@ -33,8 +33,6 @@ from hpcrun.train.data.workers import reseed, start_worker
 _Item = tuple[Any, "bytes | None", "str | None"]
 """(micro-batch, pickled state of the reader after it, or an error message instead of both)."""
 
-_REMEDY = "(docs/checkpointing.md, Streams)"
-
 
 @dataclass(frozen=True)
 class StreamState:
@@ -76,14 +74,14 @@ def require_stream(stream: IterableDataset[Any], ranks: int, workers: int) -> No
     if lacking:
         raise UserError(
             f"data: {name} is a stream without {' and '.join(lacking)}, so training could not resume in it; "
-            f"write state_dict() and load_state_dict(state) {_REMEDY}, or give a map-style dataset"
+            "write state_dict() and load_state_dict(state), or give a map-style dataset"
         )
     require_exact(stream, workers)
     if ranks * max(1, workers) > 1 and _declared(stream) is None:
         raise UserError(
             f"data: {name} does not say how {ranks} ranks x {max(1, workers)} loader processes divide it; "
             "set its shards_itself to False (all iterate the same samples, and hpcrun divides them) or to "
-            f"True (each iterates its own samples) {_REMEDY}"
+            "True (each iterates its own samples)"
         )
     _plain_state(stream)
 

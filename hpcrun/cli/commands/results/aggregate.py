@@ -3,8 +3,7 @@
 RUN is a run directory, a folder of them, or a name in --runs-dir (default: all
 runs there). A second call reads only what has changed. Runs may train in the
 meantime: an unfinished last line waits for the next call. Damaged lines and
-files are named, and everything else is kept. docs/results.md describes the
-file.
+files are named, and everything else is kept.
 
   hpcrun aggregate runs/sweep-* -o results.h5
   hpcrun aggregate runs -o results.h5 --csv tables

@@ -5,7 +5,6 @@ RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
 by config, curves with bands over seeds, the sensitivity to each swept
 parameter, throughput, goodput, timelines, failures with the causes that
 `hpcrun doctor` finds, and the requested and the used resources.
-docs/report.md describes it.
 
   hpcrun report runs/sweep-7 -o report.html
   hpcrun report results.h5 --metric accuracy --figures figures

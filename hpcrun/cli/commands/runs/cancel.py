@@ -1,20 +1,18 @@
 """Save, then stop: send SIGTERM to every rank; the run checkpoints and ends.
 
 `hpcrun resume` continues a run. Given a sweep, the command cancels every run
-that has a job; the command that submitted the sweep continues its runs. Of
-several names, all jobs get their signal before the command waits.
+that has a job; the command that submitted the sweep continues its runs.
 """
 
 import argparse
 from pathlib import Path
 
-from hpcrun.api.cancelling import note_end, time_to_end
-from hpcrun.api.sweeps.cancelling import cancel_sweep, wait_for_ends
+from hpcrun.api.sweeps.cancelling import Cancelled, cancel_sweep, wait_for_ends
 from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
 from hpcrun.cli.run_summary import print_end
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs, stopping
+from hpcrun.launch import stopping
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.sweep_file import is_element, is_sweep
@@ -34,38 +32,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Cancel the jobs of the runs and sweeps, and wait for the ends."""
     # An unknown name cancels nothing.
     folders = [_folder(name, arguments) for name in arguments.runs]
-    code, single, swept = 0, list[RunDirectory](), list[RunDirectory]()
+    outcomes: list[Cancelled] = []
     for folder in dict.fromkeys(folders):
         if is_sweep(folder):
-            code = max(code, _cancel_sweep(folder, arguments.now, swept))
-            continue
-        try:
-            directory = RunDirectory(folder)
-            if is_element(directory):
-                record_killed_submission(folder.parent)
-            done = stopping.kill(directory) if arguments.now else stopping.cancel(directory)
-        except UserError as error:
-            if len(folders) == 1:
-                raise
-            say_aside(f"hpcrun: {error}")
-            code = 2
-            continue
-        say(f"hpcrun: {directory.name}: {done}" if len(folders) > 1 else f"hpcrun: {done}")
-        single.append(directory)
-    if arguments.no_wait:
-        return code
-    for directory in single:
-        limit = time_to_end(directory)
-        if jobs.wait_until_ended(directory, limit):
-            note_end(directory)
-            print_end(directory)
-            continue
-        say(f"hpcrun: the job has not ended after {limit:.0f} s; `hpcrun status` shows its state")
-        code = max(code, 1)
-    for directory in wait_for_ends(swept):
-        say(f"hpcrun: {directory.name}: the job has not ended; `hpcrun status` shows its state")
-        code = max(code, 1)
-    return code
+            found = [*cancel_sweep(folder, now=arguments.now)]
+        else:
+            found = [_cancel_run(RunDirectory(folder), arguments.now, only=len(folders) == 1)]
+        for one in found:
+            name = f"{one.run.name}: " if one.done else ""
+            (say if one.done else say_aside)(f"hpcrun: {name}{one.words}")
+        if not found:
+            say(f"hpcrun: {folder.name}: no run of the sweep has a job")
+        outcomes += found
+    signaled = [one.run for one in outcomes if one.done and not arguments.no_wait]
+    live = wait_for_ends(signaled)
+    for run in signaled:
+        if run in live:
+            say(f"hpcrun: {run.name}: the job has not ended; `hpcrun status` shows its state")
+        elif run.path in folders:
+            print_end(run)
+    return 0 if not live and all(one.done for one in outcomes) else 1
 
 
 def _folder(name: str, arguments: argparse.Namespace) -> Path:
@@ -76,15 +62,13 @@ def _folder(name: str, arguments: argparse.Namespace) -> Path:
     return find(name, runs_dir(arguments)).path
 
 
-def _cancel_sweep(folder: Path, now: bool, signaled: list[RunDirectory]) -> int:
-    """Cancel every run of the sweep that has a job, and append these runs to ``signaled``."""
-    found = []
-    for one in cancel_sweep(folder, now=now):
-        found.append(one)
-        (say if one.done else say_aside)(
-            f"hpcrun: {one.run.name}: {one.words}" if one.done else f"hpcrun: {one.words}"
-        )
-    if not found:
-        say(f"hpcrun: {folder.name}: no run of the sweep has a job")
-    signaled += [one.run for one in found if one.done]
-    return 0 if all(one.done for one in found) else 1
+def _cancel_run(run: RunDirectory, now: bool, only: bool) -> Cancelled:
+    """Cancel the job of ``run``; raise UserError only if it is the ``only`` run."""
+    if is_element(run):
+        record_killed_submission(run.path.parent)
+    try:
+        return Cancelled(run, True, (stopping.kill if now else stopping.cancel)(run))
+    except UserError as error:
+        if only:
+            raise
+        return Cancelled(run, False, str(error))

@@ -2,7 +2,6 @@
 
 The same command again continues from the newest checkpoint; a finished run is
 not changed. Without --name, other settings start a numbered run (train-2).
-
 If Slurm answers, the job goes to sbatch. Otherwise it runs on this machine:
 nodes x gpus processes, each with the environment of a Slurm task.
 
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import handle
-from hpcrun.api.submission.plan import SubmissionPlan, plan_submission, refuse_live_if_replaced
+from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
 from hpcrun.cli.submit_arguments import add_sweep, request_of
@@ -140,7 +139,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.dry_run:
         plan.require_packages()
-        refuse_live_if_replaced(plan)
+        if plan.replaced:
+            from hpcrun.api.submission.handover import refuse_live
+
+            refuse_live(plan.run)
         after = plan.waits_for(arguments.after, runs_dir(arguments))
         return _show(plan, _waiting(plan.config, after), arguments.json)
     if plan.finished is not None:
