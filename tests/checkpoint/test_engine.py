@@ -227,6 +227,11 @@ def test_a_snapshot_waits_for_a_slow_writer_of_the_same_buffer(root):
         single_rank.require_state(found, step)
 
 
+def test_a_state_that_no_save_can_write_ends_the_first_save(root):
+    with pytest.raises(CheckpointError, match="x"):
+        single_rank.engine(root, "7-0").start(1, {"x": torch.ones(3).to_sparse()}, {}, {})
+
+
 def test_saving_a_step_twice_keeps_the_first(root):
     engine = single_rank.engine(root, "7-0")
     assert engine.save(1, {"x": 1}, {}, {}).ok

@@ -97,6 +97,10 @@ class CheckpointEngine:
             alike: returns True if the whole tensor of this name has the same value on all ranks. Any rank
                 may then write it; otherwise rank 0 does.
             trouble: the reason why this rank has no state; the save then fails on all ranks.
+
+        Raises:
+            CheckpointError: no save can write this state, for example because the shards do not cover a tensor.
+                On all ranks.
         """
         began = time.perf_counter()
         ended = self._join()
@@ -236,11 +240,12 @@ class CheckpointEngine:
             trouble, key, state = error, None, _FAILED
         state = self._agree(state)
         share: RankShard | str | None = None
+        if state == _CHANGED:
+            self._key, self._plan = None, None
+            # An error here, on all ranks, ends the training: no later save could succeed.
+            self._plan = make_plan(tensors, alike, ranks)
+            self._key = key
         try:
-            if state == _CHANGED:
-                self._key, self._plan = None, None
-                self._plan = make_plan(tensors, alike, ranks)
-                self._key = key
             if trouble is not None:
                 raise trouble
             if state != _FAILED and self._plan is not None:
