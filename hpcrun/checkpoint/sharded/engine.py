@@ -99,7 +99,7 @@ class CheckpointEngine:
             trouble: the reason why this rank has no state; the save then fails on all ranks.
 
         Raises:
-            CheckpointError: no save can write this state, for example because the shards do not cover a tensor.
+            CheckpointError: no save can write this state, for example if shards do not cover a tensor.
                 On all ranks.
         """
         began = time.perf_counter()
