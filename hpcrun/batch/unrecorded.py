@@ -16,7 +16,7 @@ from hpcrun.lifecycle.end.batch_log import batch_log
 from hpcrun.lifecycle.history import all_histories, asked_to_end, jobs_of
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import is_unfinished, read_heard_stop
+from hpcrun.run.endings import is_unfinished, read_heard_stops
 from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.run.io.files import read_json
 
@@ -53,7 +53,7 @@ def decide_unrecorded(
     script = "opened" in mine and mine["opened"].fields.get("script")
     folder = run.attempt_logs(attempt.job, attempt.restart)
     asked = _read(lambda: is_unfinished(folder)) or False
-    stopped = "stopped" in mine or _read(lambda: read_heard_stop(folder)) is not None
+    stopped = "stopped" in mine or _read(lambda: bool(read_heard_stops(folder))) or False
     ended_well = script and exit_code == exitcodes.DONE and word is None and not asked
     done = ended_well and not stopped
     if finished or done or "finished" in mine:

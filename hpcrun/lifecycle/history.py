@@ -121,12 +121,12 @@ def _note(record: dict[str, Any], event: Event) -> None:
         record["trained"] = True
     elif event.what == "stopped":
         record["killed"] = bool(event.fields.get("killed"))
-        record["unsaved"] = bool(event.fields.get("unsaved"))
     elif event.what == "ended":
         record["cause"] = _cause(event.cause)
         record["crash_step"] = event.step if event.cause == Cause.CRASH.value else None
         record["ended"] = event.time
         record["failure"] = event.fields.get("failure")
+        record["unsaved"] = bool(event.fields.get("unsaved"))
 
 
 def _note_start_of_next(record: dict[str, Any], step: int) -> None:

@@ -27,7 +27,6 @@ _TERMINATED = re.compile(
     r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"
 )
 _UNFINISHED = "unfinished"
-_HEARD = "heard-stop.json"
 _LOG_END = 1 << 16
 """Bytes at the end of a log that are searched; other threads print less after the message."""
 
@@ -180,29 +179,34 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / _UNFINISHED).exists()
 
 
-def record_heard_stop(folder: Path, cause: str, code: int | None, *, done: bool = False) -> None:
-    """Record that a rank other than rank 0 received a stop signal; raises OSError.
+@dataclass(frozen=True)
+class HeardStop:
+    """A stop signal that a rank other than rank 0 received, and the end of its script.
 
-    Args:
-        cause: terminate or warning.
-        code: the exit code of the rank's script, -n for signal n; None: the script had not started.
-        done: the script has finished its work.
+    ``code``: -n for signal n; None: the script had not started. ``done``: exit code 0 means finished.
     """
+
+    cause: str
+    code: int | None
+    done: bool = False
+
+
+def record_heard_stop(folder: Path, rank: int, heard: HeardStop) -> None:
+    """Record the stop of a rank other than rank 0; raises OSError."""
     make_log_folder(folder)
-    # All ranks receive the signal at almost the same time, and the work of all of them must be finished.
-    if not (folder / _HEARD).exists() or not done:
-        write_json(folder / _HEARD, {"cause": cause, "exit_code": code, "done": done})
+    # The ranks that end well share a file, because thousands may end at the same time.
+    path = folder / (f"heard-stop-{rank:05d}.json" if heard.code else "heard-stop.json")
+    if heard.code or not path.exists():
+        write_json(path, asdict(heard))
 
 
-def read_heard_stop(folder: Path) -> tuple[str, int | None, bool] | None:
-    """Return (cause, exit code, work finished) of a rank other than rank 0 that received a stop signal.
-
-    It is a rank with unfinished work, if there is any.
-    """
-    found = read_json(folder / _HEARD)
-    if found is None or not isinstance(found.get("exit_code"), int | None):
-        return None
-    return str(found.get("cause")), found["exit_code"], found.get("done") is True
+def read_heard_stops(folder: Path) -> list[HeardStop]:
+    """Return the stops that ranks other than rank 0 have recorded; ranks that did not end well come first."""
+    found = []
+    for path in sorted(folder.glob("heard-stop*.json")):
+        with contextlib.suppress(TypeError):
+            found.append(HeardStop(**(read_json(path) or {})))
+    return sorted(found, key=lambda heard: heard.code == 0)
 
 
 def stacks_path(folder: Path, rank: int) -> Path:

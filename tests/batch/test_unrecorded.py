@@ -85,7 +85,7 @@ def test_a_result_that_cannot_be_read_leaves_the_events(
     assert decide_unrecorded(run, FIRST, 1, None).code == 0
 
 
-@pytest.mark.parametrize("name", ["is_unfinished", "read_heard_stop"])
+@pytest.mark.parametrize("name", ["is_unfinished", "read_heard_stops"])
 def test_a_log_folder_that_cannot_be_read_leaves_the_job_to_start_again(
     run: RunDirectory, unwritable: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

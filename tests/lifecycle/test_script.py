@@ -24,7 +24,7 @@ from hpcrun.lifecycle.script.watching import ScriptWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run import owner
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.endings import last_output, record_heard_stop
+from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.owner import OwnerPolling, claim
 from tests import jobs
@@ -277,11 +277,7 @@ def test_exit_code_0_after_a_signal(
     command = [sys.executable, "-c", script]
     assert run_script(command, run, FIRST, config, flag, terms) == 0
     ended = finalize(run, FIRST, 0, of_script(Budgets()))
-    if rank == 1 and cause is Cause.PREEMPTION:
-        # Only rank 0 decides that no save was reported.
-        assert (ended.cause, ended.decision.restart) == (cause, True)
-    else:
-        assert (ended.cause, ended.decision.restart) == (cause, restart), ended
+    assert (ended.cause, ended.decision.restart) == (cause, restart), ended
 
 
 def test_the_unfinished_work_of_one_rank_counts(tmp_path: Path) -> None:
@@ -289,9 +285,19 @@ def test_the_unfinished_work_of_one_rank_counts(tmp_path: Path) -> None:
     record_event(run, "opened", attempt=FIRST, script=True)
     note_stop(run, FIRST, StopReason.WARNING, 0, None, done=True)
     logs = run.attempt_logs("7", 0)
-    record_heard_stop(logs, "warning", -12)
-    record_heard_stop(logs, "warning", 0, done=True)
+    record_heard_stop(logs, 1, HeardStop("warning", -12))
+    record_heard_stop(logs, 2, HeardStop("warning", 0, done=True))
     assert finalize(run, FIRST, 0, of_script(Budgets())).cause is Cause.PREEMPTION
+
+
+def test_rank_0_alone_reports_the_end(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "{}\n", {})
+    record_event(run, "opened", attempt=FIRST, script=True)
+    note_stop(run, FIRST, StopReason.WARNING, 0, None, done=True)
+    record_heard_stop(run.attempt_logs("7", 0), 1, HeardStop("warning", 0))
+    # The scheduler killed a rank that still worked.
+    assert finalize(run, FIRST, 137, of_script(Budgets())).cause is Cause.PREEMPTION
+    assert finalize(run, FIRST, 0, of_script(Budgets())).cause is Cause.FINISHED
 
 
 def test_a_script_without_output_is_a_hang(
@@ -326,5 +332,5 @@ def test_a_stop_that_rank_1_heard_is_not_lost_with_the_events(tmp_path: Path) ->
     run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=FIRST, script=True)
     assert decide_unrecorded(run, FIRST, 0, None).code == 0
-    record_heard_stop(run.attempt_logs("7", 0), "warning", 0)
+    record_heard_stop(run.attempt_logs("7", 0), 1, HeardStop("warning", 0))
     assert decide_unrecorded(run, FIRST, 0, None).code is None

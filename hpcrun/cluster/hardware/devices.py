@@ -5,7 +5,6 @@ initialized before the worker has chosen its device.
 """
 
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -91,19 +90,18 @@ def require_given_gpus(environ: Mapping[str, str]) -> None:
     )
 
 
-def print_missing_driver(environ: Mapping[str, str], proc: Path = NVIDIA) -> None:
-    """Print a warning if Slurm lists GPUs for a script, but this node has no driver for them.
+def missing_driver(environ: Mapping[str, str], proc: Path = NVIDIA) -> str | None:
+    """Return a warning if Slurm lists GPUs for a script, but this node has no driver for them; else None.
 
     hpcrun cannot import the libraries of a script, so it cannot see that the script trains on the CPU.
     """
     listed = given_gpus(environ) and "CUDA_VISIBLE_DEVICES" in environ
     if listed and not _driver_count(proc) and not AMD_DRIVER.exists() and not _nvml_count():
-        print(
-            f"hpcrun: WARNING: {socket.gethostname()}: Slurm gave this job GPUs here, and the node shows no "
-            f"GPU driver ({proc}): the script may train on the CPU; run nvidia-smi on this node",
-            file=sys.stderr,
-            flush=True,
+        return (
+            f"WARNING: {socket.gethostname()}: Slurm gave this job GPUs here, and the node shows no GPU "
+            f"driver ({proc}): the script may train on the CPU; run nvidia-smi on this node"
         )
+    return None
 
 
 def lists_mig(environ: Mapping[str, str]) -> bool:

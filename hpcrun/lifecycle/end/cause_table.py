@@ -219,7 +219,12 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "a script has finished its work before a signal ended it",
-        lambda e: e.script and e.stopped and e.stopped.fields.get("done"),
+        lambda e: (
+            e.script
+            and e.exit_code == exitcodes.DONE
+            and e.stopped
+            and e.stopped.fields.get("done")
+        ),
         Cause.FINISHED,
         lambda e: f"the work is finished; then {e.saved}",
     ),

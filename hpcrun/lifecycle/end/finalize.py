@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
@@ -15,7 +16,13 @@ from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.diagnose.script_log import same_failure
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.cause_table import classify, evidence_of, host_of, is_of_node
+from hpcrun.lifecycle.end.cause_table import (
+    Evidence,
+    classify,
+    evidence_of,
+    host_of,
+    is_of_node,
+)
 from hpcrun.lifecycle.end.scheduler_view import SchedulerWord
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import (
@@ -36,10 +43,11 @@ from hpcrun.run.endings import (
     read_exits,
     read_failures,
     read_hang,
-    read_heard_stop,
+    read_heard_stops,
 )
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.io.files import read_json, write_hashed
+from hpcrun.run.reports import published
 
 _ORDERLY = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
 
@@ -144,7 +152,11 @@ def finalize(
     cause, line = classify(evidence)
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
-    words = {"failure": same_failure(crashed.words)} if crashed and _repeats(crashed) else {}
+    words: dict[str, Any] = {}
+    if crashed and _repeats(crashed):
+        words["failure"] = same_failure(crashed.words)
+    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(evidence, events, folder):
+        words["unsaved"] = True
     named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
     step_at_end = crashed.step if crashed else step
     ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
@@ -188,6 +200,15 @@ def finalize(
             )
         _add_goodput(run)
     return Classification(cause, step, line, decision, diagnosis, elsewhere, host)
+
+
+def _ended_unsaved(evidence: Evidence, events: Sequence[Event], folder: Path) -> bool:
+    """Return True if a script ended with exit code 0 after a signal, and has reported steps but no save."""
+    stop = evidence.stopped
+    if not evidence.script or stop is None or stop.fields.get("exit_code") != 0:
+        return False
+    saved = any(event.what == "saved" for event in events)
+    return not saved and published(folder).step is not None
 
 
 def _programs(events: Sequence[Event], attempt: Attempt) -> dict[str, int]:
@@ -269,17 +290,18 @@ def _with_stop_of_other_ranks(
 
     All ranks may have ended with exit code 0 because the script saves on the signal. Then it is not finished.
     """
-    heard = read_heard_stop(run.attempt_logs(attempt.job, attempt.restart))
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    heard = read_heard_stops(folder)
     stops = [one for one in events if one.what == "stopped" and one.attempt == attempt]
-    # Rank 0 knows only its own work.
-    contradicted = (
-        heard is not None and bool(stops) and stops[-1].fields.get("done") and not heard[2]
-    )
-    if heard is None or (stops and not contradicted):
+    if not heard:
         return events
-    cause, code, done = heard
-    facts = {**stop_facts(code), **({"done": True} if done else {})}
-    record_event(run, "stopped", attempt=attempt, cause=cause, **facts)
+    # Rank 0 knows only its own work.
+    ended_well = all(one.code == 0 for one in heard)
+    if stops and (ended_well or not stops[-1].fields.get("done")):
+        return events
+    done = ended_well and (published(folder).done or all(one.done for one in heard))
+    facts = {**stop_facts(heard[0].code), **({"done": True} if done else {})}
+    record_event(run, "stopped", attempt=attempt, cause=heard[0].cause, **facts)
     return read_events(run)
 
 

@@ -59,7 +59,6 @@ def note_stop(
     saved: int | None,
     *,
     done: bool = False,
-    unsaved: bool = False,
 ) -> None:
     """Write the event ``stopped`` of a script that received a stop signal.
 
@@ -70,11 +69,9 @@ def note_stop(
         code: the script's exit code, -n for signal n; None: the signal came before the script started.
         saved: the step that the script reported as saved after the signal.
         done: the script has finished its work.
-        unsaved: the script has reported steps, but no save ever.
     """
     step = {} if saved is None else {"step": saved}
-    flags = {"done": done, "unsaved": unsaved and code == 0}
-    known = {name: True for name, flag in flags.items() if flag}
+    known = {"done": True} if done else {}
     facts = {**stop_facts(code, committed=saved is not None), **step, **known}
     note(run, "stopped", attempt, cause=reason.name.lower(), **facts)
 

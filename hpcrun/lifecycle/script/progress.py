@@ -59,7 +59,6 @@ class ProgressWatch:
         self._waiting: _Unpublished | None = None
         self._looked = self._published_at = float("-inf")
         self._stop_at: float | None = None
-        self._saved_before = False
 
     def __enter__(self) -> "ProgressWatch":
         try:
@@ -97,12 +96,6 @@ class ProgressWatch:
         """True if the script has reported that its work is finished."""
         return self._newest.done
 
-    @property
-    def unsaved(self) -> bool:
-        """True if the script has reported steps, and neither it nor an earlier attempt a save."""
-        saved = self._newest.saved is not None or self._known.saved is not None
-        return self._newest.step is not None and not saved and not self._saved_before
-
     def stop_received(self) -> None:
         """Remember the time of the stop signal; later calls change nothing."""
         self._stop_at = self._stop_at or time.time()
@@ -114,7 +107,6 @@ class ProgressWatch:
             steps = [
                 record.committed for record in histories(read_events(self._run)) if record.committed
             ]
-        self._saved_before = bool(steps)
         begun = {"step": max(steps)} if steps else {}
         note(self._run, "started", self._attempt, **begun)
 

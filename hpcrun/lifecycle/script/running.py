@@ -27,7 +27,7 @@ from hpcrun.lifecycle.script.rendezvous import meet_rank_zero
 from hpcrun.lifecycle.script.watching import ScriptWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import record_heard_stop, record_unfinished
+from hpcrun.run.endings import HeardStop, record_heard_stop, record_unfinished
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import End, RendezvousFile, RendezvousStopped
 from hpcrun.run.stacks import Mailbox
@@ -134,12 +134,12 @@ def run_script(
                 file=sys.stderr,
                 flush=True,
             )
-            done = progress.done or (code == 0 and terms.zero_finishes)
+            finishes = code == 0 and terms.zero_finishes
             if config.rank == 0:
-                saved, unsaved = progress.saved_since_stop, progress.unsaved
-                note_stop(run, attempt, flag.reason, code, saved, done=done, unsaved=unsaved)
+                done = progress.done or finishes
+                note_stop(run, attempt, flag.reason, code, progress.saved_since_stop, done=done)
             else:
-                _record_heard(folder, flag.reason, code, done=done)
+                _record_heard(folder, config.rank, flag.reason, code, done=finishes)
             return exitcodes.DONE
     if code == exitcodes.UNFINISHED:
         try:
@@ -155,11 +155,11 @@ def run_script(
 
 
 def _record_heard(
-    folder: Path, reason: StopReason, code: int | None, *, done: bool = False
+    folder: Path, rank: int, reason: StopReason, code: int | None, *, done: bool = False
 ) -> None:
-    """Write a record in case rank 0, on another node, does not receive the signal in time."""
+    """Write a record: rank 0 may not receive the signal in time, and knows only the end of its own script."""
     try:
-        record_heard_stop(folder, reason.name.lower(), code, done=done)
+        record_heard_stop(folder, rank, HeardStop(reason.name.lower(), code, done))
     except OSError as error:
         print(f"hpcrun: the signal to stop is not recorded: {error}", file=sys.stderr, flush=True)
 
@@ -180,7 +180,8 @@ def _unstarted(
         if config.rank == 0:
             note_stop(run, attempt, flag.reason, None, None)
         else:
-            _record_heard(run.attempt_logs(attempt.job, attempt.restart), flag.reason, None)
+            folder = run.attempt_logs(attempt.job, attempt.restart)
+            _record_heard(folder, config.rank, flag.reason, None)
     return exitcodes.DONE
 
 

@@ -2,10 +2,11 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.hardware.devices import print_missing_driver
+from hpcrun.cluster.hardware.devices import missing_driver
 from hpcrun.command.launcher import Launcher, launching_python
 from hpcrun.config import Config
 from hpcrun.errors import UserError
@@ -28,8 +29,8 @@ def run_command(
     launcher = _launcher(config, distributed)
     command = _as_submitted(run, config.command, launcher)
     # The ranks that a task starts inherit its variables.
-    if distributed.local_rank == 0 and not config.job.cpu:
-        print_missing_driver(os.environ)
+    if distributed.local_rank == 0 and not config.job.cpu and (line := missing_driver(os.environ)):
+        print(f"hpcrun: {line}", file=sys.stderr, flush=True)
     started = max(1, config.job.gpus // config.job.tasks_on_node)
     prepare_environment(distributed, bind=False, started=started)
     return run_script(command, run, attempt, distributed, flag, _terms(config), launcher)
