@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 MASK = "***"
 _URL = re.compile(r"https?://[^\s'\"|;<>]*[^\s'\"|;<>:,.)]", re.IGNORECASE)
 _OVERRIDE = re.compile(r"((?:--)?(?:watch\.)?notify=)(.*)", re.DOTALL)
-_ENV = re.compile(r"(\s*job\s*(?:\.\s*env\s*(?:\.[^=]*)?)?=).*", re.DOTALL)
+_ENV = re.compile(r"(\s*(?:job\s*(?:\.\s*env\s*(?:\.[^=]*)?)?|watch)\s*=).*", re.DOTALL)
 
 
 def masked(text: str) -> str:
@@ -37,12 +37,19 @@ def _host(url: str) -> str:
 
 
 def masked_words(words: list[str]) -> list[str]:
-    """Return the ``words`` of a command line with the values of `watch.notify=` and `job.env.X=` masked."""
+    """Return the ``words`` of a command line with the values of `watch.notify=` and `job.env.X=` masked.
+
+    The text of a program (``python -c``) is masked too: it may call ``hpcrun.submit`` with such values.
+    """
+    shown = [
+        MASK if before == "-c" and "(" in word else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
     return [
         f"{env[1]}{MASK}"
         if (env := _ENV.fullmatch(word))
         else _OVERRIDE.sub(lambda found: found[1] + masked(found[2]), word)
-        for word in words
+        for word in shown
     ]
 
 

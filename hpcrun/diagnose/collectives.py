@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hpcrun.diagnose.stacks import ranges
 
-_MEMBER = re.compile(r"\[(?:PG (?:ID \S+ PG GUID )?(?P<group>[^\]]*?) )?Rank (?P<rank>\d+)\]")
+_MEMBER = re.compile(r"\[(?:PG (?:ID \S+ PG GUID )?(?P<group>[^\][]*?) )?Rank (?P<rank>\d+)\]")
 _BEGUN = re.compile(r"last enqueued (?:NCCL )?work: (?P<at>-?\d+)")
 _TIMED_OUT = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<at>\d+), "

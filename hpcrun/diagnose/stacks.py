@@ -62,8 +62,10 @@ def summary(groups: Sequence[StackGroup], unread: Sequence[int] = ()) -> str:
         return "no rank could be read"
     held = [stack for stack in stacks if stack.doing == STOPPED]
     if held:
-        return f"{ranks_of(held)} {_is(held)} {STOPPED}; the others wait for {_it(held)}"
-    line = _comparison(groups, stacks)
+        waits = f"; the others wait for {_it(held)}" if len(held) < len(stacks) else ""
+        line = f"{ranks_of(held)} {_is(held)} {STOPPED}{waits}"
+    else:
+        line = _comparison(groups, stacks)
     if not unread:
         return line
     return f"{line}; not read: {'task' if len(unread) == 1 else 'tasks'} {ranges(sorted(unread))}"

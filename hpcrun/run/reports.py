@@ -165,19 +165,22 @@ def _progress(value: dict[str, object] | None) -> ScriptProgress:
 
 def _step(value: SupportsIndex) -> int:
     number = operator.index(value)
-    if number < 0:
-        raise ValueError(f"hpcrun.report: step {number} is negative")
+    if not 0 <= number < 2**63:
+        raise ValueError(f"hpcrun.report: step {number} is negative, or too large")
     return number
 
 
 def _number(name: str, value: SupportsFloat) -> float:
     if name in _RESERVED:
         raise ValueError(f"hpcrun.report: {name} is a column of hpcrun; choose another name")
-    if isinstance(value, int | float):
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63):
         return value
     if not hasattr(value, "__float__"):
         raise TypeError(f"hpcrun.report: {name}={value!r:.60} is not a number")
-    return float(value)
+    try:
+        return float(value)
+    except (OverflowError, ValueError, RuntimeError, TypeError) as error:
+        raise TypeError(f"hpcrun.report: {name} is not one number: {error}") from error
 
 
 def _at_least(mine: int | None, other: int | None) -> bool:

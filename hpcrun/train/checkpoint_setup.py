@@ -69,7 +69,7 @@ def restore(
         return None
     loaded = restored
     # Before the removal of old checkpoints, which follows the config.
-    changes = trainer.control_ranks().together(lambda: _config_changes(run, config, loaded))
+    changes = engine.ranks.together(lambda: _config_changes(run, config, loaded))
     if trainer.is_main_process:
         make_room(engine.store, config, restored.step)
     return replace(restored, notes=(*restored.notes, *changes))

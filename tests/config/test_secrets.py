@@ -93,3 +93,10 @@ def test_an_unknown_event_is_refused_with_the_choices() -> None:
 
 def test_a_run_notifies_nobody_by_default() -> None:
     assert Config().watch.notify is None
+
+
+def test_the_text_of_a_program_is_masked_and_a_config_is_not() -> None:
+    text = "import hpcrun; hpcrun.submit(overrides={'job.env.A': 'secret'})"
+    assert masked_words(["python", "-c", text]) == ["python", "-c", "***"]
+    assert masked_words(["hpcrun", "submit", "-c", "gpt.yaml"])[-1] == "gpt.yaml"
+    assert masked_words(["watch={notify: https://x.org/secret}"]) == ["watch=***"]

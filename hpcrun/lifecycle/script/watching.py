@@ -96,6 +96,7 @@ class ScriptWatch:
     def _note_suspension(self, seconds: float) -> None:
         """Record that Slurm suspended the step, if a wait took ``seconds`` too long."""
         if seconds > NOTICED and self._rank == 0:
+            self._last_sign = time.time()
             print(
                 f"hpcrun: was suspended for {seconds:.0f} s; continues", file=sys.stderr, flush=True
             )
@@ -110,10 +111,12 @@ class ScriptWatch:
         if self._progress.step != self._last_step:
             self._last_step, self._last_sign = self._progress.step, now
         try:
-            self._last_sign = max(self._last_sign, last_output(self._logs) or 0.0)
+            newest = last_output(self._logs)
         except OSError as error:
             self._report_once(f"the logs cannot be read now: {error.strerror}; looking again")
             return
+        # The debug executor writes no logs of the ranks.
+        self._last_sign = now if newest is None else max(self._last_sign, newest)
         if now - self._last_sign <= self._silent_after:
             return
         line = f"no rank printed anything for {self._silent_after:g} s (job.silent_after)"

@@ -250,7 +250,8 @@ def _guarded(data: RunData, path: str, name: str, read: Any) -> Any:
     except OSError as error:
         data.problems.append((name, f"cannot be read: {error.strerror or error}"))
         return None
-    except (ValueError, TypeError, LookupError, RecursionError, csv.Error, ConfigError) as error:
+    # h5py raises RuntimeError for a damaged file.
+    except (ValueError, TypeError, LookupError, RuntimeError, csv.Error, ConfigError) as error:
         data.problems.append((name, f"cannot be parsed: {' '.join(str(error).split())[:200]}"))
         return None
     data.problems += [(name, what) for what in problems]
