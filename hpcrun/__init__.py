@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hpcrun.checkpoint.state.names import named_parameters
     from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
     from hpcrun.checkpoint.storage.retention import Retention
-    from hpcrun.cluster.distributed import DistributedConfig
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
     from hpcrun.errors import UserError
-    from hpcrun.lifecycle.agreement import StopAgreement
-    from hpcrun.lifecycle.signals import STOP
+    from hpcrun.ranks.agreement import StopAgreement
+    from hpcrun.ranks.distributed import DistributedConfig
+    from hpcrun.ranks.signals import STOP
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
@@ -92,16 +92,16 @@ _HOMES = {
     "Config": "hpcrun.config",
     "ConfigError": "hpcrun.config",
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
-    "DistributedConfig": "hpcrun.cluster.distributed",
+    "DistributedConfig": "hpcrun.ranks.distributed",
     "FSDP": "hpcrun.config",
     "Mixture": "hpcrun.train.data.mixture",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
     "Retention": "hpcrun.checkpoint.storage.retention",
     "Run": "hpcrun.api.run",
-    "STOP": "hpcrun.lifecycle.signals",
+    "STOP": "hpcrun.ranks.signals",
     "Sweep": "hpcrun.api.sweeps.handle",
-    "StopAgreement": "hpcrun.lifecycle.agreement",
+    "StopAgreement": "hpcrun.ranks.agreement",
     "Task": "hpcrun.train.task",
     "UserError": "hpcrun.errors",
     "choose_kernels": "hpcrun.train.determinism",

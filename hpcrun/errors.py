@@ -23,3 +23,108 @@ def one_line(error: Exception) -> str:
     """Return the first line of ``error``, with its type unless it is a UserError."""
     text = (str(error).splitlines() or [""])[0]
     return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
+
+
+class ClusterError(UserError):
+    """The environment, or an answer of the scheduler, cannot be used; one line gives the reason."""
+
+
+class NodeUnfit(ClusterError):
+    """A node lacks what the job needs, and another node may have it."""
+
+
+class LaunchError(UserError):
+    """A job that cannot be launched, found or signalled; the text gives the reason and the remedy."""
+
+
+class SubmissionUnanswered(LaunchError):
+    """sbatch got no answer: the job may exist or not."""
+
+
+class NetworkError(UserError):
+    """A file, a setting or a node that the network tools cannot use; the text has the reason."""
+
+
+class ResultsError(UserError):
+    """A file, an option or a table that the results cannot use; the text has the reason."""
+
+
+class ErrorOnAllRanks(UserError):
+    """User error known to all ranks; rank 0 prints it.
+
+    ``everywhere``: every node has the cause at this start. ``certain``: no node can change the failure.
+    ``host``: the node of the first rank that has the cause.
+    """
+
+    def __init__(
+        self, line: str, *, everywhere: bool = True, certain: bool = True, host: str | None = None
+    ) -> None:
+        super().__init__(line)
+        self.everywhere, self.certain, self.host = everywhere, certain, host
+
+
+class PrintedByRankZero(UserError):
+    """User error that rank 0 prints: the other ranks exit without output, with the same exit code."""
+
+
+class PeerFailed(RuntimeError):
+    """Another rank has failed and reports the cause itself."""
+
+
+def error_on_all_ranks(
+    line: str,
+    rank: int,
+    *,
+    everywhere: bool = True,
+    certain: bool = True,
+    host: str | None = None,
+) -> UserError:
+    """Return the error to raise on ``rank`` when every rank knows the same ``line``.
+
+    Args:
+        everywhere: every node has the cause at this start.
+        certain: no node can change the failure.
+        host: the node of the first rank that has the cause; None: this node.
+    """
+    if rank != 0:
+        return PrintedByRankZero(line)
+    return ErrorOnAllRanks(line, everywhere=everywhere, certain=certain, host=host)
+
+
+class PlannedStop(RuntimeError):
+    """Intended stop with a complete message; printed without a traceback."""
+
+
+class NotTrainable(UserError, PlannedStop):
+    """The task's model or loss cannot be trained; any single rank may find this at any step."""
+
+    certain = True
+
+
+class NotDeterministic(NotTrainable):
+    """A kernel is not deterministic, which train.deterministic forbids."""
+
+
+class NotSameBits(NotTrainable):
+    """A resume would change the last bits, which train.deterministic=strict forbids."""
+
+
+# Missing or closed files, missing names, and code that Python cannot read.
+_TO_CORRECT = (
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
+    *(ImportError, SyntaxError, NameError),
+)
+_OF_A_NODE = ("/dev/", "/proc/", "/sys/")
+_OF_A_DRIVER = ("shared object", "undefined symbol", "GLIBC", "CUDA", "libcu")
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Return True if ``error``, raised before the first step, would occur at every other start too.
+
+    Errors of a node, such as those of its devices and its driver's libraries, do not count.
+    """
+    if isinstance(error, OSError) and str(error.filename).startswith(_OF_A_NODE):
+        return False
+    if isinstance(error, ImportError) and any(word in str(error) for word in _OF_A_DRIVER):
+        return False
+    return isinstance(error, _TO_CORRECT)

@@ -16,12 +16,12 @@ import torch
 
 from hpcrun.checkpoint.sharded.read import StoreReader
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.launch import jobs
-from hpcrun.launch.local import job_files
-from hpcrun.launch.local.job_files import JobStatus
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.slurm.launch import jobs
+from hpcrun.slurm.local import job_files
+from hpcrun.slurm.local.job_files import JobStatus
 
 PATIENCE = 300.0
 """Seconds for each wait: a start on a busy machine takes minutes."""
@@ -33,7 +33,7 @@ import json, os, time
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from hpcrun.lifecycle.signals import STOP
+from hpcrun.ranks.signals import STOP
 from hpcrun.train.task import Task
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from hpcrun.cluster.bad_node_list import NodeFailure
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Failure
+from hpcrun.slurm.bad_node_list import NodeFailure
 from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.ranks.signals import StopFlag
 
 ROOT = Path(__file__).parents[1]
 NAMES = {
@@ -126,8 +126,8 @@ def test_a_single_process_answers_as_rank_0_of_one_and_makes_no_group() -> None:
     "line",
     [
         "from hpcrun.checkpoint.checkpointer import Checkpointer",
-        "from hpcrun.lifecycle.agreement import StopAgreement",
-        "from hpcrun.lifecycle.signals import STOP",
+        "from hpcrun.ranks.agreement import StopAgreement",
+        "from hpcrun.ranks.signals import STOP",
         "from hpcrun.train.data import training_steps",
         "from hpcrun.train.task import Task",
     ],

@@ -1,8 +1,8 @@
 """The end of a cancelled job: the longest time until its end, and its record."""
 
 from hpcrun.config import load_resolved
-from hpcrun.lifecycle.end.finalize import write_result
-from hpcrun.lifecycle.history import last_committed
+from hpcrun.job.end.finalize import write_result
+from hpcrun.job.history import last_committed
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Cause, read_events
 from hpcrun.run.io.files import read_json

@@ -13,10 +13,10 @@ from hpcrun.api.status.run_status import row_of
 from hpcrun.api.submission.plan import SubmissionPlan, finished_result, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs, stopping
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.io.files import open_regular, read_json, read_lines
+from hpcrun.slurm.launch import jobs, stopping
 
 _SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
 

@@ -27,9 +27,9 @@ from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
-from hpcrun.control.collective import Ranks
-from hpcrun.control.making import new_control_group
-from hpcrun.device.accelerator import is_accelerator
+from hpcrun.devices.accelerator import is_accelerator
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.making import new_control_group
 from hpcrun.run.io.lock_file import LockFile
 
 

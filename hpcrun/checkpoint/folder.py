@@ -10,7 +10,7 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.reports import report
 
 

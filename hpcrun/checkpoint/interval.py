@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 
 FIRST_GUESS = 5.0
 """Seconds that a save is assumed to cost before the first measurement."""

@@ -14,13 +14,13 @@ from hpcrun.cli.run_summary import describe_restart, print_end
 from hpcrun.cli.tail import Tail
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs, stopping
-from hpcrun.launch.poll_interval import pauses
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
 from hpcrun.run.io.files import parse_line
 from hpcrun.run.progress_lines import facts_of, validation_line
+from hpcrun.slurm.launch import jobs, stopping
+from hpcrun.slurm.launch.poll_interval import pauses
 
 # Seconds between two reads of the run's files; on a cluster their server is shared by everyone.
 _POLL_LOCAL, _POLL_SLURM = 0.2, 1.0

@@ -5,10 +5,9 @@ from typing import Any
 from hpcrun.api.logs.log_files import last_attempt
 from hpcrun.api.places import handle
 from hpcrun.diagnose.causes import first_cause
-from hpcrun.launch import jobs
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.batch_log import batch_log
-from hpcrun.lifecycle.history import last_committed
+from hpcrun.job import exitcodes
+from hpcrun.job.end.batch_log import batch_log
+from hpcrun.job.history import last_committed
 from hpcrun.printing import quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
@@ -16,6 +15,7 @@ from hpcrun.run.events import Event, read_events
 from hpcrun.run.io.files import read_json
 from hpcrun.run.leftover_folders import holds_only_logs
 from hpcrun.run.progress_lines import result_lines
+from hpcrun.slurm.launch import jobs
 
 _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
 

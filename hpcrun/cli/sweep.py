@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.api.places import handle, runs_folder
+from hpcrun.api.sweeps.axes import read_axes
+from hpcrun.api.sweeps.file import read_sweep_file
 from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep
 from hpcrun.api.sweeps.packing import groups, shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
+from hpcrun.api.sweeps.rows import SweepRequest, text_of
 from hpcrun.cli.output import aligned, print_json
 from hpcrun.cli.run_arguments import runs_dir
 from hpcrun.cli.submit_arguments import request_of
 from hpcrun.errors import UserError
-from hpcrun.launch.slurm import submission as slurm_submission
-from hpcrun.launch.slurm.array import arrays, max_array_size
-from hpcrun.launch.slurm.batch_script import batch_request, batch_script
-from hpcrun.launch.slurm.sbatch_options import wanted_cluster
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.sweep.axes import read_axes
-from hpcrun.sweep.file import read_sweep_file
-from hpcrun.sweep.rows import SweepRequest, text_of
+from hpcrun.slurm.launch import slurm_submission
+from hpcrun.slurm.launch.array import arrays, max_array_size
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script
+from hpcrun.slurm.launch.sbatch_options import wanted_cluster
 
 # Options of a single run, which have no meaning for many.
 _SINGLE = {

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.cluster import slurm
+from hpcrun import slurm
 from hpcrun.diagnose.causes import signal_name
 from hpcrun.diagnose.log_line import LogLine
 from hpcrun.diagnose.read_log import HEAD, TAIL, read_log

@@ -6,7 +6,7 @@ Recorded with Slurm 22.05, 24.11 and 26.05. Since 25.05 slurmstepd names the sig
 
 import re
 
-from hpcrun.cluster.slurm import unix_time
+from hpcrun.slurm import unix_time
 
 _ENDED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON (?P<host>\S+) CANCELLED AT (?P<at>[^\s,*]+)"

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
-from hpcrun.device.vendor import CompileMode
+from hpcrun.devices.vendor import CompileMode
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.strategies import Strategy

@@ -13,8 +13,8 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.errors import ResultsError
 from hpcrun.results.config_text import flat
-from hpcrun.results.errors import ResultsError
 from hpcrun.results.frames import beside_run, config_of, fields
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.io.files import sync_directory

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.errors import ResultsError
 from hpcrun.results.collect.summary import counted
 from hpcrun.results.config_text import flat
-from hpcrun.results.errors import ResultsError
 from hpcrun.results.store import ResultsFile
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.errors import ResultsError
 from hpcrun.results.collect.summary import NO_STEP, counted
 from hpcrun.results.config_text import SAME_TRAINING, flat
-from hpcrun.results.errors import ResultsError
 from hpcrun.results.frames import fields, own_config, with_parameters
 from hpcrun.results.store import ResultsFile
 

@@ -20,10 +20,10 @@ import numpy as np
 from h5py import h5d, h5g, h5o, h5p, h5s, h5t
 from numpy.typing import NDArray
 
+from hpcrun.errors import ResultsError
 from hpcrun.results.collect.copying import FileCopy
 from hpcrun.results.collect.layout import DOCUMENTS, EVENTS, FORMAT, METRICS, VERSION, unit_of
 from hpcrun.results.collect.run_reader import RunData
-from hpcrun.results.errors import ResultsError
 from hpcrun.run.io.files import sync_directory
 
 # h5dump 1.10 and later read it.

@@ -5,12 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
-from hpcrun.control.errors import error_on_all_ranks
-from hpcrun.device import vendor
-from hpcrun.device.vendor import CompileMode
-from hpcrun.errors import UserError
+from hpcrun.devices import vendor
+from hpcrun.devices.vendor import CompileMode
+from hpcrun.errors import UserError, error_on_all_ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.deferred.fill import fill, give_memory

@@ -12,14 +12,14 @@ from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config, changes_since
-from hpcrun.control.collective import Ranks
-from hpcrun.lifecycle.lost_checkpoints import require_none_lost
+from hpcrun.errors import NotTrainable
+from hpcrun.job.lost_checkpoints import require_none_lost
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.run.owner import INCARNATION, require_ownership
-from hpcrun.train.errors import NotTrainable
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 _FAILURES = (Cause.CRASH, Cause.HANG, Cause.NODE_FAILURE, Cause.PREEMPTION, Cause.TIME_LIMIT)

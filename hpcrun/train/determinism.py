@@ -16,9 +16,8 @@ import numpy as np
 import torch
 import torch.utils.deterministic
 
-from hpcrun.device import vendor
-from hpcrun.errors import UserError
-from hpcrun.train.errors import NotDeterministic
+from hpcrun.devices import vendor
+from hpcrun.errors import NotDeterministic, UserError
 
 Deterministic = Literal[True, False, "warn", "strict"]
 

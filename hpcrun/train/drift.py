@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from hpcrun.config import differing
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
+from hpcrun.errors import NotSameBits
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import node_name
-from hpcrun.train.errors import NotSameBits
 
 ON_GPUS = (
     "CUBLAS_WORKSPACE_CONFIG",

@@ -5,23 +5,27 @@ import sys
 from pathlib import Path
 
 from hpcrun.checkpoint.storage.errors import ReadFailure
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import NodeUnfit
-from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config, load_resolved
-from hpcrun.control.errors import PeerFailed, PrintedByRankZero
-from hpcrun.errors import UserError
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.opening import already_finished, open_attempt
-from hpcrun.lifecycle.ownership import Occupied
-from hpcrun.lifecycle.policy import Budgets, of_script
-from hpcrun.lifecycle.signals import StopFlag, end_helpers
+from hpcrun.errors import (
+    NodeUnfit,
+    NotTrainable,
+    PeerFailed,
+    PrintedByRankZero,
+    UserError,
+    is_mistake,
+)
+from hpcrun.job import exitcodes
+from hpcrun.job.end.finalize import finalize
+from hpcrun.job.opening import already_finished, open_attempt
+from hpcrun.job.ownership import Occupied
+from hpcrun.job.policy import Budgets, of_script
 from hpcrun.printing import say_aside
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.launchers import scheduler
+from hpcrun.ranks.signals import StopFlag, end_helpers
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, job_of_process
 from hpcrun.run.io.streams import copied_to
-from hpcrun.train.errors import NotTrainable, is_mistake
 from hpcrun.train.phase import Position
 from hpcrun.train.start.command import run_command
 from hpcrun.train.start.environment import (
@@ -90,7 +94,7 @@ def _job_by_hand(run: RunDirectory, config: Config, distributed: DistributedConf
     from hpcrun.train.parallel.process_group import broadcast_word
 
     try:
-        return broadcast_word(distributed, f"hpcrun/launch/{distributed.restart_count}", own)
+        return broadcast_word(distributed, f"hpcrun/slurm/launch/{distributed.restart_count}", own)
     except RuntimeError as error:
         line = (str(error).splitlines() or [""])[0]
         print(f"hpcrun: rank 0 did not send its name: {line}", file=sys.stderr, flush=True)

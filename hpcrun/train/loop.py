@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.config import Config
-from hpcrun.lifecycle.agreement import StopAgreement
-from hpcrun.lifecycle.signals import StopReason
+from hpcrun.ranks.agreement import StopAgreement
+from hpcrun.ranks.signals import StopReason
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.health.nonfinite import NonFiniteWatch
 from hpcrun.train.metrics.log import MetricsLog

@@ -9,12 +9,12 @@ from typing import Any
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import Config
-from hpcrun.control.collective import Ranks
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import histories
-from hpcrun.lifecycle.policy import OWN_DOING
-from hpcrun.lifecycle.signals import StopReason
+from hpcrun.job import exitcodes
+from hpcrun.job.history import histories
+from hpcrun.job.policy import OWN_DOING
 from hpcrun.printing import say
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, note, read_events
 from hpcrun.run.io.files import write_hashed

@@ -4,10 +4,10 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
-from hpcrun.lifecycle.agreement import StopAgreement
-from hpcrun.lifecycle.signals import StopFlag, StopReason
+from hpcrun.ranks.agreement import StopAgreement
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.train.checkpoint_setup import build_engine

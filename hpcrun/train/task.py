@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.config import Config
-from hpcrun.errors import UserError
+from hpcrun.errors import NotTrainable, UserError
 from hpcrun.run.tracebacks import place_of
-from hpcrun.train.errors import NotTrainable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

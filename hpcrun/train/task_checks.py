@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hpcrun.config import Config
-from hpcrun.errors import UserError
-from hpcrun.train.errors import NotTrainable
+from hpcrun.errors import NotTrainable, UserError
 from hpcrun.train.model.unused_parameters import shortened
 from hpcrun.train.task import Task
 

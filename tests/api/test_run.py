@@ -13,7 +13,7 @@ import pytest
 
 import hpcrun
 from hpcrun.api.submission import debug
-from hpcrun.lifecycle.signals import end_helpers
+from hpcrun.ranks.signals import end_helpers
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event

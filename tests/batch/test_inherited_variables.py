@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcrun.batch.inherited_variables import own_variables
-from hpcrun.cluster.slurm import parse_show_job
+from hpcrun.job.inherited_variables import own_variables
+from hpcrun.slurm import parse_show_job
 
 # sbatch -N2 --ntasks-per-node=2 --gpus-per-node=2 -c 2
 WITH_GPUS = """\

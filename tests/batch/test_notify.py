@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcrun.batch.notify import delivery
-from hpcrun.batch.notify.delivery import DeliveryError, deliver
-from hpcrun.batch.notify.message import LINE_CHARACTERS, LINES, message
-from hpcrun.batch.notify.starting import start
 from hpcrun.cli.main import guarded
 from hpcrun.config import Watch
-from hpcrun.lifecycle.notification import KEY, due, notification_of
+from hpcrun.job.notification import KEY, due, notification_of
+from hpcrun.job.notify import delivery
+from hpcrun.job.notify.delivery import DeliveryError, deliver
+from hpcrun.job.notify.message import LINE_CHARACTERS, LINES, message
+from hpcrun.job.notify.starting import start
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
@@ -191,7 +191,7 @@ def test_a_message_holds_the_end_of_the_failed_ranks_log(tmp_path: Path) -> None
 DECIDER = """
 import os, signal, sys
 from pathlib import Path
-from hpcrun.batch.notify.starting import start
+from hpcrun.job.notify.starting import start
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory
 from tests.batch.test_notify import end

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.batch.launch import surviving
-from hpcrun.cluster.bad_node_list import add_failure, node_failures
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
-from hpcrun.lifecycle.opening import open_attempt
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.policy import Budgets
+from hpcrun.job.srun import surviving
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.io.files import read_json, write_json
+from hpcrun.slurm.bad_node_list import add_failure, node_failures
 
 from .step_substitutes import FIRST, ROOT, SHOWN, Desk
 

@@ -8,12 +8,12 @@ from typing import NoReturn
 
 import pytest
 
-from hpcrun.batch import ending
-from hpcrun.batch.retries import Clock
-from hpcrun.batch.unrecorded import decide_unrecorded
 from hpcrun.config import Config, to_yaml
-from hpcrun.lifecycle.opening import open_attempt
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.job import ending
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.policy import Budgets
+from hpcrun.job.retries import Clock
+from hpcrun.job.unrecorded import decide_unrecorded
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.io.files import write_json
@@ -73,7 +73,7 @@ def test_a_log_that_cannot_be_read_does_not_count_as_starts_that_wrote_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run with many preemptions has a high number of starts, and each of them has worked."""
-    monkeypatch.setattr("hpcrun.batch.unrecorded.read_events", stale)
+    monkeypatch.setattr("hpcrun.job.unrecorded.read_events", stale)
     assert decide_unrecorded(run, Attempt("7", 5), 1, None).code is None
 
 
@@ -81,7 +81,7 @@ def test_a_result_that_cannot_be_read_leaves_the_events(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_event(run, "finished", attempt=FIRST)
-    monkeypatch.setattr("hpcrun.batch.unrecorded.read_json", stale)
+    monkeypatch.setattr("hpcrun.job.unrecorded.read_json", stale)
     assert decide_unrecorded(run, FIRST, 1, None).code == 0
 
 
@@ -89,7 +89,7 @@ def test_a_result_that_cannot_be_read_leaves_the_events(
 def test_a_log_folder_that_cannot_be_read_leaves_the_job_to_start_again(
     run: RunDirectory, unwritable: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(f"hpcrun.batch.unrecorded.{name}", stale)
+    monkeypatch.setattr(f"hpcrun.job.unrecorded.{name}", stale)
     clock = Clock(now=lambda: 0.0, sleep=lambda _: None)
     assert ending.conclude(run, FIRST, 137, clock=clock) == 0
     assert "requeue 7" in unwritable.read_text().splitlines()

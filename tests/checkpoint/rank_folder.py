@@ -9,7 +9,7 @@ from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.owner import OwnedByAnotherAttempt
 
 from .single_rank import nothing

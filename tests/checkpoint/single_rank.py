@@ -7,7 +7,7 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 
 SIZE = 20_000
 

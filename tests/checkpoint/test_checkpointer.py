@@ -26,8 +26,8 @@ from hpcrun.checkpoint.sharded.save import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
-from hpcrun.control.making import new_control_group
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.making import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
 from hpcrun.train.step.checkpointing import TrainerCheckpoints
 from tests.pages import code_blocks

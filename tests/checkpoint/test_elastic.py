@@ -24,7 +24,7 @@ from hpcrun.checkpoint.state.capture import (
 )
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batches import training_steps
 from tests.ranks import gathered, ranks
 

@@ -14,7 +14,7 @@ from hpcrun.checkpoint.state.capture import apply_shared, capture_shared, templa
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX, Piece, Place, TensorEntry, covered
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 
 from .single_rank import engine, save
 from .test_state import require_equal

@@ -15,7 +15,7 @@ from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.index import INDEX, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control import making
+from hpcrun.ranks import making
 from tests.ranks import agreed, gathered, ranks
 from tests.train.nccl_rules import Rules
 

@@ -11,7 +11,7 @@ from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import INDEX, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.step.amp_trainer import AMPTrainer
 
 TENSORS = {"model/weight", "model/bias", "extra/seen"} | {

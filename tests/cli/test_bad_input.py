@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import main
-from hpcrun.cluster.network.ports import port_candidates
+from hpcrun.ranks.network.ports import port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json

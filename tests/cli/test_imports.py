@@ -13,10 +13,14 @@ HEAVY = {"torch", "numpy", "h5py", "matplotlib", "scipy", "rich", "pandas"}
 # What only an existing run, Slurm, a sweep, a command or another task needs.
 ELSEWHERE = {
     *("hpcrun.api.submission.continuing", "hpcrun.api.submission.handover", "hpcrun.run.events"),
-    *("hpcrun.launch.jobs", "hpcrun.launch.dependencies", "hpcrun.launch.stopping"),
-    *("hpcrun.launch.slurm.submission", "hpcrun.cluster.slurm.answers", "hpcrun.cluster.nodes"),
-    *("hpcrun.launch.slurm.array", "hpcrun.run.sweep_file", "hpcrun.run.record"),
-    *("hpcrun.command.missing", "hpcrun.command.rank_starters"),
+    *(
+        "hpcrun.slurm.launch.jobs",
+        "hpcrun.slurm.launch.dependencies",
+        "hpcrun.slurm.launch.stopping",
+    ),
+    *("hpcrun.slurm.launch.slurm_submission", "hpcrun.slurm.answers", "hpcrun.slurm.nodes"),
+    *("hpcrun.slurm.launch.array", "hpcrun.run.sweep_file", "hpcrun.run.record"),
+    *("hpcrun.job.command.missing", "hpcrun.job.command.rank_starters"),
     *("hpcrun.tasks.options.token_model", "hpcrun.tasks.options.digits"),
 }
 
@@ -60,7 +64,7 @@ def test_a_dry_run_imports_only_what_it_needs(tmp_path: Path) -> None:
 def test_a_submission_hands_over_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys; import hpcrun; import hpcrun.cli.commands.runs.submit, hpcrun.cli.follow;"
-        "import hpcrun.launch.local.start, hpcrun.launch.slurm.executor, hpcrun.worker;"
+        "import hpcrun.slurm.local.start, hpcrun.slurm.launch.executor, hpcrun.worker;"
         f"sys.exit(', '.join(set(sys.modules) & {HEAVY - {'numpy'}!r}))"
     )
     done = subprocess.run(

@@ -10,15 +10,14 @@ from hpcrun.cli.follow import follow
 from hpcrun.cli.progress import Pace
 from hpcrun.cli.run_summary import print_end, print_result
 from hpcrun.config import Config
-from hpcrun.control.errors import PeerFailed
-from hpcrun.launch.local.job_files import JobStatus, write_status
-from hpcrun.lifecycle import exitcodes
+from hpcrun.errors import PeerFailed, PlannedStop
+from hpcrun.job import exitcodes
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.io.files import write_json
 from hpcrun.run.progress_lines import facts_of
-from hpcrun.train.errors import PlannedStop
+from hpcrun.slurm.local.job_files import JobStatus, write_status
 
 
 def test_numbers_come_first_then_texts_and_tables(

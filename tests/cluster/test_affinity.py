@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.cluster.hardware.affinity import (
+from hpcrun.devices.affinity import (
     bind_rank,
     cores_of,
     cpus_of_rank,
@@ -170,7 +170,7 @@ def test_ranks_of_reported_nodes_get_equal_shares_near_their_gpus(
 
 BIND = """
 import os, sys
-from hpcrun.cluster.hardware.affinity import bind_rank
+from hpcrun.devices.affinity import bind_rank
 own = bind_rank({}, int(sys.argv[1]), 2, gpu=False)
 again = bind_rank({}, int(sys.argv[1]), 2, gpu=False)
 print(own, again, *sorted(os.sched_getaffinity(0)))

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster import slurm
-from hpcrun.cluster.avoided_nodes import (
+from hpcrun import slurm
+from hpcrun.slurm.avoided_nodes import (
     NodeRequest,
     nodes_to_avoid,
     request_of,
     take_back_if_stuck,
     with_options,
 )
-from hpcrun.cluster.bad_node_list import add_failure, bad_nodes_path
+from hpcrun.slurm.bad_node_list import add_failure, bad_nodes_path
 
 RECORDED = Path(__file__).parent / "recorded"
 TEN = "".join(f"batch*|n{n}|{'idle' if n <= 2 else 'down*'}|(null)\n" for n in range(1, 11))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.cluster.errors import NodeUnfit
-from hpcrun.cluster.hardware.devices import given_gpus, lists_mig, require_given_gpus, visible_gpus
+from hpcrun.devices.devices import given_gpus, lists_mig, require_given_gpus, visible_gpus
+from hpcrun.errors import NodeUnfit
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.existing_group import ExistingGroup, place_in_group
-from hpcrun.cluster.launchers import read_placement
-from hpcrun.cluster.network.ports import port_candidates
+from hpcrun.errors import ClusterError
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.existing_group import ExistingGroup, place_in_group
+from hpcrun.ranks.launchers import read_placement
+from hpcrun.ranks.network.ports import port_candidates
 
 Recorded = Callable[[str], dict[str, str]]
 

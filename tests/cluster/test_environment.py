@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcrun.cluster.environment import (
+from hpcrun.errors import ClusterError
+from hpcrun.slurm.environment import (
     export_from_environment,
     export_lines,
     sbatch_defaults,
     scrub,
     unused_by_sbatch,
 )
-from hpcrun.cluster.errors import ClusterError
 
 
 def test_nothing_of_another_job_survives(

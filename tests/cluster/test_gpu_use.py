@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.cluster.hardware.gpu_use import GpuUse, ask_nvml, gpu_use
+from hpcrun.devices.gpu_use import GpuUse, ask_nvml, gpu_use
 from hpcrun.train.metrics.log import gpu_facts
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.hostlist import expand
+from hpcrun.errors import ClusterError
+from hpcrun.slurm.hostlist import expand
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hpcrun.cluster.errors import NodeUnfit
-from hpcrun.cluster.network import interfaces
-from hpcrun.cluster.network.interfaces import (
+from hpcrun.errors import NodeUnfit
+from hpcrun.ranks.network import interfaces
+from hpcrun.ranks.network.interfaces import (
     chosen_interfaces,
     gloo_interface,
     interface_variables,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.launchers import job_id, read_placement
+from hpcrun.errors import ClusterError
+from hpcrun.ranks.launchers import job_id, read_placement
 
 Env = dict[str, str]
 Recorded = Callable[[str], Env]

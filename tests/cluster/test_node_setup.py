@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.node_setup import (
+from hpcrun.errors import ClusterError
+from hpcrun.slurm.node_setup import (
     Component,
     components,
     node_setup_command,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcrun.cluster.nodes import (
+from hpcrun.slurm.nodes import (
     PartitionLimits,
     gpu_types,
     parse_gres,

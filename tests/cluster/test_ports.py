@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.network.ports import (
+from hpcrun.errors import ClusterError
+from hpcrun.ranks.network.ports import (
     ephemeral_range,
     is_free,
     listen,

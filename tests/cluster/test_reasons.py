@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcrun.cluster.slurm import parse_squeue
-from hpcrun.cluster.slurm.reasons import reason_in_words
+from hpcrun.slurm import parse_squeue
+from hpcrun.slurm.reasons import reason_in_words
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster import slurm
-from hpcrun.cluster.slurm.reasons import reason_in_words
+from hpcrun import slurm
+from hpcrun.slurm.reasons import reason_in_words
 
 from .conftest import RECORDED, VERSIONS
 

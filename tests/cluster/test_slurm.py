@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.cluster import slurm
-from hpcrun.cluster.errors import ClusterError
+from hpcrun import slurm
+from hpcrun.errors import ClusterError
 
 Recorded = Callable[[str], str]
 

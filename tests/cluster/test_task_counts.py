@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.task_counts import tasks_per_node
+from hpcrun.errors import ClusterError
+from hpcrun.slurm.task_counts import tasks_per_node
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.hardware.threads import threads_per_rank
+from hpcrun.devices.threads import threads_per_rank
+from hpcrun.errors import ClusterError
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.command import keep_code
-from hpcrun.command.keep_code import asks_to_continue
-from hpcrun.command.launcher import Launcher, launching_python
+from hpcrun.job.command import keep_code
+from hpcrun.job.command.keep_code import asks_to_continue
+from hpcrun.job.command.launcher import Launcher, launching_python
 
 NODE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "4711"}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.command.rank_starters import rank_starter, require_script, separate_trainings
 from hpcrun.errors import UserError
+from hpcrun.job.command.rank_starters import rank_starter, require_script, separate_trainings
 
 
 @pytest.mark.parametrize(

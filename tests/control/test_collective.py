@@ -4,8 +4,8 @@ import pytest
 import torch.distributed as dist
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
 from tests.ranks import gathered, ranks
 
 

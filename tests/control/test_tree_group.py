@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from hpcrun.control import making
-from hpcrun.control.tree_group import TreeGroup
-from hpcrun.lifecycle.agreement import StopAgreement
-from hpcrun.lifecycle.signals import StopReason
+from hpcrun.ranks import making
+from hpcrun.ranks.agreement import StopAgreement
+from hpcrun.ranks.signals import StopReason
+from hpcrun.ranks.tree_group import TreeGroup
 from hpcrun.train.health import flight_recorder
 from hpcrun.train.parallel import process_group
 from tests.ranks import forked, ranks

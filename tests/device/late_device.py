@@ -16,7 +16,7 @@ tensor), of page-locked memory (a copy from pageable memory is asynchronous too,
 vendor's kernels (the CPU computes). Random numbers are drawn when the work runs.
 
 The device is a tensor subclass with torch's device type for other vendors (PrivateUse1). The seam
-(``hpcrun/device/accelerator.py``) asks torch for events and page-locked memory, which a device written in
+(``hpcrun/devices/accelerator.py``) asks torch for events and page-locked memory, which a device written in
 Python cannot have; :func:`plugged` replaces these functions.
 """
 
@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 
 KIND = "late"
 GARBAGE = 77

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
 from hpcrun.train.step.amp_trainer import AMPTrainer

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.device import vendor
-from hpcrun.lifecycle.signals import STOP
+from hpcrun.devices import vendor
+from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.io.files import read_lines
 from hpcrun.train.entry import run_rank

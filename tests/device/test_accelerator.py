@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
 
 
 class Module:

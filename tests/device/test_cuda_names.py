@@ -1,4 +1,4 @@
-"""No module outside ``hpcrun/device`` names CUDA in its code."""
+"""No module outside ``hpcrun/devices`` names CUDA in its code."""
 
 import ast
 import re

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config, override_layer, resolve
 from hpcrun.estimate.fake_run import FakeRun
 from hpcrun.estimate.live_storages import LiveStorages
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.task_path import task_path
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batching import Batching, accumulation_of

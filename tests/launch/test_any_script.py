@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs, scripts_of_others
 from tests.jobs import outcome
 

@@ -8,9 +8,9 @@ import pytest
 
 from hpcrun.api.sweeps.packing import groups
 from hpcrun.config import Job
-from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.slurm.array import ArrayTasks, arrays, element_name
-from hpcrun.launch.slurm.batch_script import BatchRequest, batch_script
+from hpcrun.errors import LaunchError
+from hpcrun.slurm.launch.array import ArrayTasks, arrays, element_name
+from hpcrun.slurm.launch.batch_script import BatchRequest, batch_script
 
 
 @pytest.mark.parametrize("largest", [10, 11, 100, 101, 999, 1000, 1001, 4096, 10001, 100001])

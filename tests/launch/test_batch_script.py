@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import Job
-from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.slurm.batch_script import BatchRequest, batch_script
-from hpcrun.launch.slurm.raw_script import SCRIPTS
+from hpcrun.errors import LaunchError
+from hpcrun.slurm.launch.batch_script import BatchRequest, batch_script
+from hpcrun.slurm.launch.raw_script import SCRIPTS
 
 SHOWN = "JobId=7 JobName=a\\n   JobState={} Reason=None\\n   Requeue=1 Restarts={} BatchFlag=1"
 

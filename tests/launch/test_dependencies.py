@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.launch.dependencies import unfinished_runs
-from hpcrun.launch.errors import LaunchError
+from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
+from hpcrun.slurm.launch.dependencies import unfinished_runs
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import Config
-from hpcrun.launch.slurm.batch_script import BatchRequest, batch_script
+from hpcrun.slurm.launch.batch_script import BatchRequest, batch_script
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster.slurm.job_states import is_over
-from hpcrun.launch import jobs, stopping
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.io.files import write_json
+from hpcrun.slurm.job_states import is_over
+from hpcrun.slurm.launch import jobs, stopping
 
 
 @pytest.fixture

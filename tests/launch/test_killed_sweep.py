@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.sweep_file import read_sweep, write_sweep
+from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs
 
 # Runs the command, and kills it at the call CALL of the function NAME.

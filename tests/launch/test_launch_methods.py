@@ -90,7 +90,7 @@ def test_plain_python_trains_a_run_of_one_rank(tmp_path: Path) -> None:
 SPAWN = """
 import sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp
-from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.parallel.process_group import cleanup_distributed, setup_distributed
 
 

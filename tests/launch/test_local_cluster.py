@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from hpcrun.config import file_layer, flag_layer, resolve
-from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.local import job_files
-from hpcrun.launch.local.job_files import JobRequest, JobStatus
-from hpcrun.launch.local.start import new_job_folder, start_job
-from hpcrun.launch.local.submission import local_devices
-from hpcrun.launch.local.task_environment import step_environment
+from hpcrun.errors import LaunchError
 from hpcrun.run.endings import read_exits, read_failures
+from hpcrun.slurm.local import job_files
+from hpcrun.slurm.local.job_files import JobRequest, JobStatus
+from hpcrun.slurm.local.start import new_job_folder, start_job
+from hpcrun.slurm.local.submission import local_devices
+from hpcrun.slurm.local.task_environment import step_environment
 from tests import jobs
 from tests.launch.local_tasks import say_which, slurm_variables, wait_for_signal
 

@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.owner import SubmissionLock
 from hpcrun.run.sweep_file import read_sweep
+from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs
 
 # Elements with `wait` stay until somebody makes the file `go`.

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.launch import jobs, stopping
-from hpcrun.launch.errors import LaunchError
-from hpcrun.lifecycle.history import asked_to_end
+from hpcrun.errors import LaunchError
+from hpcrun.job.history import asked_to_end
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event, was_cancelled
+from hpcrun.slurm.launch import jobs, stopping
 
 FIRST = Attempt("1_0", 0)
 SQUEUE = """#!/bin/bash

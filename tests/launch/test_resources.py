@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster.nodes import (
+from hpcrun.config import Job
+from hpcrun.errors import LaunchError
+from hpcrun.slurm.launch.resources import CpuAndMemory, fitted, gpu_request, node_share
+from hpcrun.slurm.launch.sbatch_options import sbatch_lines
+from hpcrun.slurm.nodes import (
     NodeResources,
     Offer,
     PartitionLimits,
@@ -15,11 +19,7 @@ from hpcrun.cluster.nodes import (
     parse_nodes,
     parse_partitions,
 )
-from hpcrun.cluster.slurm.options import given_option
-from hpcrun.config import Job
-from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.slurm.resources import CpuAndMemory, fitted, gpu_request, node_share
-from hpcrun.launch.slurm.sbatch_options import sbatch_lines
+from hpcrun.slurm.options import given_option
 
 RECORDED = Path(__file__).parents[1] / "cluster" / "recorded"
 

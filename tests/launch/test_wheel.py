@@ -35,7 +35,7 @@ def test_a_wheel_holds_the_batch_scripts_where_the_program_looks_for_them(tmp_pa
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     found = subprocess.run(
-        [sys.executable, "-c", "import hpcrun.launch.slurm.raw_script as r; print(r.SCRIPTS)"],
+        [sys.executable, "-c", "import hpcrun.slurm.launch.raw_script as r; print(r.SCRIPTS)"],
         cwd=tmp_path / "installed", capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     assert Path(found) == tmp_path / "installed" / "hpcrun" / "sbatch"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.ranks.signals import StopFlag
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster import slurm
-from hpcrun.lifecycle.end.scheduler_view import (
+from hpcrun import slurm
+from hpcrun.job.end.scheduler_view import (
     Ending,
     JobView,
     ending_of,

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from hpcrun.lifecycle.rank.deadline import DeadlineWatch, JobEnd
+from hpcrun.ranks.deadline import DeadlineWatch, JobEnd
 
 
 class Clock:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import resolve, to_yaml
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.opening import open_attempt
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.job import exitcodes
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.io.files import write_json

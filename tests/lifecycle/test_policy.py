@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcrun.lifecycle.history import AttemptRecord, histories, last_committed
-from hpcrun.lifecycle.policy import Budgets, decide, of_script
+from hpcrun.job.history import AttemptRecord, histories, last_committed
+from hpcrun.job.policy import Budgets, decide, of_script
 from hpcrun.run.events import Attempt, Cause, Event
 
 

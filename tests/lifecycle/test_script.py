@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from hpcrun.batch.unrecorded import decide_unrecorded
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.policy import Budgets, of_script
-from hpcrun.lifecycle.script import running
-from hpcrun.lifecycle.script.end import ScriptEnd, note_stop
-from hpcrun.lifecycle.script.orphans import code_of_all
-from hpcrun.lifecycle.script.progress import ProgressWatch
-from hpcrun.lifecycle.script.running import ScriptTerms, rank_code, run_script
-from hpcrun.lifecycle.script.watching import ScriptWatch
-from hpcrun.lifecycle.signals import StopFlag, StopReason
+from hpcrun.job.end.finalize import finalize
+from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.script import running
+from hpcrun.job.script.end import ScriptEnd, note_stop
+from hpcrun.job.script.orphans import code_of_all
+from hpcrun.job.script.progress import ProgressWatch
+from hpcrun.job.script.running import ScriptTerms, rank_code, run_script
+from hpcrun.job.script.watching import ScriptWatch
+from hpcrun.job.unrecorded import decide_unrecorded
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run import owner
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
@@ -150,10 +150,10 @@ def suspended_for(event: Event) -> float:
 WATCHED = """
 import signal, subprocess
 from pathlib import Path
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.lifecycle.script.progress import ProgressWatch
-from hpcrun.lifecycle.script.watching import ScriptWatch
-from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.job.script.progress import ProgressWatch
+from hpcrun.job.script.watching import ScriptWatch
+from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 child = subprocess.Popen(["cat"])

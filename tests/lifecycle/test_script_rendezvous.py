@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.network.ports import port_candidates
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.script.rendezvous import RankZeroFailed
-from hpcrun.lifecycle.script.running import ScriptTerms, run_script
-from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.job import exitcodes
+from hpcrun.job.script.rendezvous import RankZeroFailed
+from hpcrun.job.script.running import ScriptTerms, run_script
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.network.ports import port_candidates
+from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, read_events

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.batch.ending import conclude
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.opening import Refused, open_attempt
-from hpcrun.lifecycle.ownership import Occupied, require_own_number
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.job import exitcodes
+from hpcrun.job.ending import conclude
+from hpcrun.job.opening import Refused, open_attempt
+from hpcrun.job.ownership import Occupied, require_own_number
+from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.io.files import read_json

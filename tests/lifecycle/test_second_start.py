@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster import slurm
-from hpcrun.cluster.errors import NodeUnfit
-from hpcrun.lifecycle.end.finalize import Classification, finalize
-from hpcrun.lifecycle.opening import open_attempt
-from hpcrun.lifecycle.policy import Budgets, of_script
-from hpcrun.lifecycle.script.end import ScriptFailed
-from hpcrun.lifecycle.second_start import start_elsewhere
+from hpcrun import slurm
+from hpcrun.errors import NodeUnfit, NotDeterministic
+from hpcrun.job.end.finalize import Classification, finalize
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.script.end import ScriptFailed
+from hpcrun.job.second_start import start_elsewhere
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, Cause, record_event
-from hpcrun.train.errors import NotDeterministic
 
 FIRST, SECOND = Attempt("7", 0), Attempt("7", 1)
 

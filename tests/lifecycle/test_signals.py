@@ -9,7 +9,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from hpcrun.lifecycle.signals import StopFlag, StopReason, end_helpers, kill_helpers
+from hpcrun.ranks.signals import StopFlag, StopReason, end_helpers, kill_helpers
 
 
 def test_the_weightiest_signal_is_remembered(flag: StopFlag) -> None:
@@ -47,7 +47,7 @@ def test_the_worker_survives_a_signal_in_its_first_moments() -> None:
     code = textwrap.dedent(
         """
         import os, signal, sys
-        from hpcrun.lifecycle.signals import STOP
+        from hpcrun.ranks.signals import STOP
         before = set(sys.modules)
         STOP.install()
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -80,8 +80,8 @@ def test_the_log_of_a_worker_that_c_code_ends_says_which_line_called_it(tmp_path
 AGREEMENT = textwrap.dedent(
     """
     import os, sys, torch.distributed as dist
-    from hpcrun.lifecycle.agreement import StopAgreement
-    from hpcrun.lifecycle.signals import StopReason
+    from hpcrun.ranks.agreement import StopAgreement
+    from hpcrun.ranks.signals import StopReason
     rank, size, port = map(int, sys.argv[1:])
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)

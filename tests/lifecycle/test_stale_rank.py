@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.opening import open_attempt
-from hpcrun.lifecycle.policy import Budgets
-from hpcrun.lifecycle.rank.abandoned import harmless_code
+from hpcrun.job.abandoned import harmless_code
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 

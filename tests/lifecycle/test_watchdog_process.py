@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.rank.watchdog_process import Post, RunningTime, StackAnswerer, WatchdogProcess
+from hpcrun.ranks.watchdog_process import Post, RunningTime, StackAnswerer, WatchdogProcess
 from hpcrun.run.stacks import Mailbox
 from tests import jobs
 
 RANK = """
 import ctypes, resource, sys, time
-from hpcrun.lifecycle.rank.watchdog_process import WatchdogProcess
+from hpcrun.ranks.watchdog_process import WatchdogProcess
 stacks = open(sys.argv[1], "w")
 if sys.argv[2] == "many files":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -157,8 +157,8 @@ def test_a_long_gap_is_no_running_time() -> None:
 HELD = """
 import ctypes, sys
 from pathlib import Path
-from hpcrun.lifecycle.rank.stack_writer import own_stacks
-from hpcrun.lifecycle.rank.watchdog_process import Post, WatchdogProcess
+from hpcrun.ranks.stack_writer import own_stacks
+from hpcrun.ranks.watchdog_process import Post, WatchdogProcess
 from hpcrun.run.stacks import Mailbox
 mail = Mailbox(Path(sys.argv[1]))
 mail.prepare(0)
@@ -192,7 +192,7 @@ def test_a_rank_that_holds_the_lock_shows_its_stacks_and_continues(tmp_path: Pat
 
 STALLED = """
 import ctypes, sys
-from hpcrun.lifecycle.rank.watchdog_process import Post, WatchdogProcess
+from hpcrun.ranks.watchdog_process import Post, WatchdogProcess
 stacks = open(sys.argv[2], "a")
 helper = WatchdogProcess(stacks, 0.2, Post(sys.argv[1], sys.argv[1], sys.argv[2], 0, "n", 0.2))
 helper.postpone(4.0)

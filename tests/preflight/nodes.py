@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts, Result
-from hpcrun.preflight.report import results
+from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts, Result
+from hpcrun.network.preflight.report import results
 
 GIB = 1 << 30
 DEVICE = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpcrun.preflight.preflight_facts import JobNeeds
-from hpcrun.preflight.report import as_data, cause, failures, lines, results, unfit
+from hpcrun.network.preflight.preflight_facts import JobNeeds
+from hpcrun.network.preflight.report import as_data, cause, failures, lines, results, unfit
 
 from .nodes import DEVICE, sound, told
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from hpcrun.preflight.gpus import parse_xids, read_gpus
+from hpcrun.network.preflight.gpus import parse_xids, read_gpus
 
 
 class Refused(Exception):

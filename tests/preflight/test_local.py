@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.commands.cluster import preflight
-from hpcrun.cluster.bad_node_list import bad_nodes_path, node_failures
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure
-from hpcrun.lifecycle.bad_nodes import record_bad_nodes
-from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.policy import Budgets
-from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts
+from hpcrun.job.bad_nodes import record_bad_nodes
+from hpcrun.job.end.finalize import finalize
+from hpcrun.job.policy import Budgets
+from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.io.files import read_json
 from hpcrun.run.preflight_report import record_report
+from hpcrun.slurm.bad_node_list import bad_nodes_path, node_failures
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
 

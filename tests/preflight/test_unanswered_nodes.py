@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from hpcrun.preflight.child import Child
-from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts
-from hpcrun.preflight.report import failures, results, unfit
-from hpcrun.preflight.start import check_twice
+from hpcrun.network.preflight.child import Child
+from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts
+from hpcrun.network.preflight.report import failures, results, unfit
+from hpcrun.network.preflight.start import check_twice
 from tests.preflight.nodes import told
 
 LOST = "srun: error: Task launch for StepId=7.0 failed on node n3: Communication connection failure"
@@ -156,7 +156,7 @@ UNWRITABLE = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 from pathlib import Path
-from hpcrun.preflight import node
+from hpcrun.network.preflight import node
 print(json.dumps([node.spaces(sys.argv[1]), node.write(Path(sys.argv[1]), "n1")]))
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hpcrun.config import Config, to_yaml
-from hpcrun.reporting.open_results import open_results
-from hpcrun.reporting.runs import ReportedRun, read_runs
+from hpcrun.results.report.open_results import open_results
+from hpcrun.results.report.runs import ReportedRun, read_runs
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.io.files import append_line, write_json
 

@@ -7,16 +7,24 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from hpcrun.cluster.slurm import parse_sacct_usage, sacct_usage_command
-from hpcrun.reporting.bands import band, thinned
-from hpcrun.reporting.drawings import MOST_ROWS, chosen_rows
-from hpcrun.reporting.efficiency import efficiency, memory_bytes
-from hpcrun.reporting.failures import run_failures
-from hpcrun.reporting.figures.curves import LegendEntry, curve_figure
-from hpcrun.reporting.plotting import terminal_lines
-from hpcrun.reporting.sweep import rank_correlation, sensitivities, swept_keys
-from hpcrun.reporting.terminal import Curve, bar, plot
-from hpcrun.reporting.timeline import FINISHED, LOST, PREEMPTED, QUEUED, RUNNING, SAVED, timeline
+from hpcrun.results.report.bands import band, thinned
+from hpcrun.results.report.drawings import MOST_ROWS, chosen_rows
+from hpcrun.results.report.efficiency import efficiency, memory_bytes
+from hpcrun.results.report.failures import run_failures
+from hpcrun.results.report.figures.curves import LegendEntry, curve_figure
+from hpcrun.results.report.plotting import terminal_lines
+from hpcrun.results.report.sweep import rank_correlation, sensitivities, swept_keys
+from hpcrun.results.report.terminal import Curve, bar, plot
+from hpcrun.results.report.timeline import (
+    FINISHED,
+    LOST,
+    PREEMPTED,
+    QUEUED,
+    RUNNING,
+    SAVED,
+    timeline,
+)
+from hpcrun.slurm import parse_sacct_usage, sacct_usage_command
 
 from .conftest import START, MakeRun, read
 

@@ -4,13 +4,13 @@ import json
 import sys
 from pathlib import Path
 
-from hpcrun.launch import jobs as run_jobs
-from hpcrun.reporting.open_results import open_results
-from hpcrun.reporting.runs import read_runs
-from hpcrun.reporting.sweep import swept_keys
 from hpcrun.results.frames import load_results
 from hpcrun.results.groups import Question, grouped
+from hpcrun.results.report.open_results import open_results
+from hpcrun.results.report.runs import read_runs
+from hpcrun.results.report.sweep import swept_keys
 from hpcrun.run.sweep_file import read_sweep
+from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs
 
 LINE = ("--sweep", "lr=0.1,0.2", "--sweep", "seed=3:5", "--name", "s", "--executor", "local")

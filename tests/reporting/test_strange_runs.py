@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.cluster.slurm import parse_sacct_usage
-from hpcrun.reporting.efficiency import efficiency
+from hpcrun.results.report.efficiency import efficiency
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import append_line, write_json
+from hpcrun.slurm import parse_sacct_usage
 
 from .conftest import START, MakeRun, add_event, read
 from .page import Page

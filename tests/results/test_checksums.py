@@ -7,7 +7,7 @@ import h5py
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.results.errors import ResultsError
+from hpcrun.errors import ResultsError
 from hpcrun.results.store import ResultsFile
 from tests.results.conftest import MakeRun, collect
 

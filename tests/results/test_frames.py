@@ -8,7 +8,7 @@ import pytest
 
 from hpcrun import load_results
 from hpcrun.cli.main import guarded
-from hpcrun.results.errors import ResultsError
+from hpcrun.errors import ResultsError
 from hpcrun.run.io.files import append_line
 from tests.results.conftest import MakeRun
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.exitcodes import FAILED
+from hpcrun.job.exitcodes import FAILED
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import (

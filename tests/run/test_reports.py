@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hpcrun
-from hpcrun.lifecycle.script.progress import ProgressWatch
+from hpcrun.job.script.progress import ProgressWatch
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.io.files import read_lines

@@ -47,7 +47,7 @@ def test_a_node_that_fails_twice_is_excluded(slurm: SlurmCluster, folder: Path) 
     run = RunDirectory(Path(told["run"]))
     # The first failure was in another run.
     add_failure = (
-        "import sys; from pathlib import Path; from hpcrun.cluster.bad_node_list import add_failure;"
+        "import sys; from pathlib import Path; from hpcrun.slurm.bad_node_list import add_failure;"
         "add_failure(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
     )
     with jobs.held_at(run, 20):
@@ -80,7 +80,7 @@ def test_an_exclusion_that_leaves_no_node_is_removed_and_the_job_runs(
     slurm.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=node1"])
     slurm.wait_until(lambda: slurm.scontrol_show_job(job)["Reason"] == "BadConstraints")
     take_back = (
-        "import sys; from hpcrun.cluster.avoided_nodes import take_back_if_stuck as take_back;"
+        "import sys; from hpcrun.slurm.avoided_nodes import take_back_if_stuck as take_back;"
     )
     told = slurm.run(
         [slurm.python, "-c", f"{take_back} print(take_back(sys.argv[1], []))", job], cwd=folder

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster import slurm as commands
-from hpcrun.cluster.node_setup import Component, node_setup_command
+from hpcrun import slurm as commands
 from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.node_setup import Component, node_setup_command
 from tests import jobs
 
 from .cluster import SlurmCluster
@@ -158,7 +158,7 @@ def test_node_setup_runs_one_task_per_node(typed: SlurmCluster) -> None:
 _PREPARE = """\
 import os, sys
 from pathlib import Path
-from hpcrun.cluster.node_setup import components, node_setup_command
+from hpcrun.slurm.node_setup import components, node_setup_command
 parts = components(os.environ, sys.argv[2:])
 command = node_setup_command(parts, ["hostname"], Path(sys.argv[1]))
 os.execvp(command[0], command)

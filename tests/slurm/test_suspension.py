@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcrun.cluster import slurm
-from hpcrun.lifecycle.end.scheduler_view import view_of
+from hpcrun import slurm
+from hpcrun.job.end.scheduler_view import view_of
 from tests import jobs
 
 from . import cluster

@@ -16,8 +16,8 @@ SCRIPT = """#!/bin/bash
 """
 WHO = """
 import os
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.launchers import read_placement
+from hpcrun.errors import ClusterError
+from hpcrun.ranks.launchers import read_placement
 try:
     found = read_placement(os.environ)
     print(f"{found.method} rank {found.rank} of {found.world_size}", flush=True)

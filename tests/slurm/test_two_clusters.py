@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpcrun.cluster import slurm as programs
+from hpcrun import slurm as programs
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from hpcrun.api.sweeps.axes import read_axes
+from hpcrun.api.sweeps.expand import expand
+from hpcrun.api.sweeps.rows import Condition, SweepRequest, canonical
 from hpcrun.config import ConfigError
-from hpcrun.sweep.axes import read_axes
-from hpcrun.sweep.expand import expand
-from hpcrun.sweep.rows import Condition, SweepRequest, canonical
 
 
 def values(request: SweepRequest) -> list[dict[str, Any]]:

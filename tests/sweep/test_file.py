@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from hpcrun.api.sweeps.expand import expand
+from hpcrun.api.sweeps.file import read_sweep_file
 from hpcrun.config import ConfigError
-from hpcrun.sweep.expand import expand
-from hpcrun.sweep.file import read_sweep_file
 
 
 def rows(folder: Path, text: str) -> list[dict[str, Any]]:

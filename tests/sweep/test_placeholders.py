@@ -2,9 +2,9 @@
 
 import pytest
 
+from hpcrun.api.sweeps.placeholders import filled, keys_of, names_in
+from hpcrun.api.sweeps.rows import SweepValue
 from hpcrun.errors import UserError
-from hpcrun.sweep.placeholders import filled, keys_of, names_in
-from hpcrun.sweep.rows import SweepValue
 
 ROW = {"train.lr": SweepValue(1e-4, "1e-4"), "seed": SweepValue(3, "3")}
 

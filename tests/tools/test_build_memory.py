@@ -7,8 +7,8 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.step.trainer import DistributedAMPTrainer

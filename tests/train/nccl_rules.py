@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpcrun.lifecycle import exitcodes
+from hpcrun.job import exitcodes
 
 _PACKAGE = str(Path(__file__).parents[2] / "hpcrun")
 _TORCH = str(Path(torch.__file__).parent)

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optim.optimizer import build_optimizer
 from hpcrun.train.step.trainer import DistributedAMPTrainer

@@ -12,8 +12,8 @@ import torch._dynamo
 import torch._inductor.config
 
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.signals import STOP
+from hpcrun.job import exitcodes
+from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Failure, read_failures
 from hpcrun.run.events import Event, read_events

@@ -5,8 +5,8 @@ import hashlib
 import torch
 from torch import nn
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 

@@ -15,7 +15,7 @@ import torch
 from torch._inductor.runtime import cache_dir_utils
 
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
 from tests.kills import killed_at_each_step

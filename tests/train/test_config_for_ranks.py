@@ -2,10 +2,9 @@
 
 import pytest
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import ConfigError
-from hpcrun.control.errors import PrintedByRankZero
-from hpcrun.errors import UserError
+from hpcrun.errors import PrintedByRankZero, UserError
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.start.environment import require_fit
 from tests.train.small_training import config
 

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import override_layer, resolve
-from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batches import length, training_steps
 from hpcrun.train.data.workers import worker_processes
 from hpcrun.train.evaluation.validation_data import ValidationData

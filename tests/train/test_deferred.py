@@ -13,9 +13,9 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
 from hpcrun.config.training import FSDP
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks import BUILTIN
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape

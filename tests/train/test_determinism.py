@@ -11,7 +11,7 @@ import torch
 import torch._inductor.config
 from torch.utils.data import DataLoader, Dataset
 
-from hpcrun.errors import UserError
+from hpcrun.errors import NotDeterministic, UserError
 from hpcrun.network.nccl.lint.lint import lint
 from hpcrun.network.nccl.settings import Setting
 from hpcrun.train.determinism import (
@@ -21,7 +21,6 @@ from hpcrun.train.determinism import (
     explain_refusals,
     fix_compiler,
 )
-from hpcrun.train.errors import NotDeterministic
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hpcrun.config import override_layer, resolve, ways
-from hpcrun.control.collective import Ranks
+from hpcrun.errors import NotSameBits
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train import drift
-from hpcrun.train.errors import NotSameBits
 
 HERE = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.13.0", "driver": "550.54.15", "ranks": "8"}
 

@@ -6,8 +6,8 @@ import pytest
 
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.signals import STOP
+from hpcrun.job import exitcodes
+from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json, read_lines

@@ -8,23 +8,28 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
-from hpcrun.control import collective
-from hpcrun.control.collective import End, Ranks
-from hpcrun.control.errors import ErrorOnAllRanks, PrintedByRankZero, error_on_all_ranks
 from hpcrun.diagnose.causes import first_cause
-from hpcrun.errors import UserError
-from hpcrun.lifecycle.end.cause_table import classify, evidence_of
-from hpcrun.lifecycle.rank.shared_interface import NoSharedInterface
-from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.errors import (
+    ErrorOnAllRanks,
+    NotTrainable,
+    PrintedByRankZero,
+    UserError,
+    error_on_all_ranks,
+    is_mistake,
+)
+from hpcrun.job.end.cause_table import classify, evidence_of
+from hpcrun.ranks import collective
+from hpcrun.ranks.collective import End, Ranks
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.shared_interface import NoSharedInterface
+from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, Cause, read_events
 from hpcrun.train.data.batches import require_trainable
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.entry import run_rank
-from hpcrun.train.errors import NotTrainable, is_mistake
 from hpcrun.train.start import environment
 from hpcrun.train.start.environment import resolve_interface
 from hpcrun.train.start.failures import note_refusal

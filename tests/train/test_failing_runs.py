@@ -14,9 +14,9 @@ from torch.utils.data import get_worker_info
 from hpcrun import get_rank
 from hpcrun.checkpoint.sharded import copies
 from hpcrun.diagnose.causes import first_cause, is_cascade
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.job import exitcodes
+from hpcrun.job.end.finalize import finalize
+from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train.data import order

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from hpcrun.checkpoint.storage.errors import ReadFailure
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import NodeUnfit
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.cause_table import classify, evidence_of
-from hpcrun.lifecycle.signals import STOP
+from hpcrun.errors import NodeUnfit
+from hpcrun.job import exitcodes
+from hpcrun.job.end.cause_table import classify, evidence_of
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures
 from hpcrun.run.events import Attempt, Cause, read_events, record_event

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.train.determinism import NCCL_ORDER
 from hpcrun.train.parallel import strategies
 from tests.ranks import forked

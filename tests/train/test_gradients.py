@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, override_layer, resolve
-from hpcrun.control.errors import PeerFailed
+from hpcrun.errors import PeerFailed
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.train.health.nonfinite import NonFiniteWatch, NotFinite

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hpcrun import get_rank
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.job import exitcodes
+from hpcrun.job.end.finalize import finalize
+from hpcrun.job.policy import Budgets
 from hpcrun.run.endings import stacks_path
 from hpcrun.run.events import Attempt, Cause
 from tests.ranks import forked

@@ -8,9 +8,9 @@ from functools import partial
 from torch import nn
 
 from hpcrun import get_rank
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.job import exitcodes
+from hpcrun.job.end.finalize import finalize
+from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import create
 from hpcrun.run.endings import Exit, record_exit
 from hpcrun.run.events import Attempt

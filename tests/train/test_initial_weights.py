@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.deferred.build import build_deferred
 from hpcrun.train.model.initial_weights import load_initial_weights
 from hpcrun.train.setup import task as setup_task

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from hpcrun.config import Config
-from hpcrun.control.collective import Ranks
-from hpcrun.lifecycle.agreement import StopAgreement
-from hpcrun.lifecycle.signals import StopReason
+from hpcrun.ranks.agreement import StopAgreement
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_lines
 from hpcrun.train.data.batching import Batching

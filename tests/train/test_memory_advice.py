@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve, training_differences
 from hpcrun.errors import UserError
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching, accumulation_of

@@ -13,9 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from hpcrun.config import Config
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_lines, write_json
 from hpcrun.train.data.batching import Batching

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpcrun.config import AMPConfig, override_layer, resolve
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, read_events

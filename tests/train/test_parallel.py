@@ -9,11 +9,11 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.unused_parameters import unreached
 from hpcrun.train.parallel import choose, fsdp
 from hpcrun.train.parallel.choose import decide, need, resolve_parallel

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hpcrun.config import AMPConfig
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
 from hpcrun.train.step import precision
 from hpcrun.train.step.gate import SCALES_KEPT, StepGate, not_finite
 from hpcrun.train.step.trainer import AMPTrainer

@@ -10,8 +10,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.config import AMPConfig
-from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.strategies import DDPStrategy
 from tests.ranks import agreed, gathered, ranks

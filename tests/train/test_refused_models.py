@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from hpcrun import Task
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
-from hpcrun.errors import UserError
+from hpcrun.errors import NotTrainable, UserError
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.optim.optimizer import build_optimizer
 from hpcrun.train.parallel.choose import decide

@@ -9,9 +9,9 @@ from torch import nn
 
 from hpcrun import get_rank
 from hpcrun.errors import UserError
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.job import exitcodes
+from hpcrun.job.end.finalize import finalize
+from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt, Cause
 from tests.ranks import forked
 from tests.train.faulty_tasks import Noisy, Regression, Validated, Wide

@@ -14,12 +14,11 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import ClusterError
+from hpcrun.errors import ClusterError, NotTrainable
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
-from hpcrun.train.errors import NotTrainable
 from hpcrun.train.parallel import gpus, store
 from hpcrun.train.parallel.gpus import refuse_duplicates, require_gpu_build
 from hpcrun.train.parallel.process_group import second_store

@@ -18,7 +18,7 @@ from torch import nn
 from hpcrun import get_rank
 from hpcrun.checkpoint.export import best_readable, load_model, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.lifecycle import exitcodes
+from hpcrun.job import exitcodes
 from hpcrun.run.io.files import read_json, read_lines
 from tests.ranks import forked
 from tests.train.faulty_tasks import Judged, Noisy, Regression, Validated

@@ -16,10 +16,10 @@ from hpcrun.checkpoint.storage.errors import DamagedCheckpoint
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.control.collective import Ranks
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import last_committed
-from hpcrun.lifecycle.signals import STOP
+from hpcrun.job import exitcodes
+from hpcrun.job.history import last_committed
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.train.checkpoint_setup import build_interval, failure_seconds, make_room

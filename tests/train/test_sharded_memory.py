@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.phase import Position
 from hpcrun.train.setup.deferral import build_model

@@ -8,8 +8,7 @@ from torch import nn
 
 import hpcrun
 from hpcrun.config import override_layer, resolve
-from hpcrun.errors import UserError
-from hpcrun.train.errors import NotTrainable
+from hpcrun.errors import NotTrainable, UserError
 from hpcrun.train.task import Task, load_task
 
 GOOD = """

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig, override_layer, resolve
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.build import compile_mode
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.model.prepare import Preparation

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.health import compilation
 from hpcrun.train.health.hang_diagnosis import RankPosition, judge_hang
 from hpcrun.train.health.limits import StallLimits

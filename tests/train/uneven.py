@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from hpcrun import Task
-from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data import order
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.step.micro_batches import MicroBatchStep

@@ -9,10 +9,10 @@ from gpulib.sizes import SIZES
 
 from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, resolve
 from hpcrun.config.sources.layers import override_layer
-from hpcrun.device.vendor import CompileMode
+from hpcrun.devices.vendor import CompileMode
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import compile_mode
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step.trainer import DistributedAMPTrainer

@@ -5,8 +5,8 @@ from collections import Counter
 
 from acceptancelib.outcome import Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train import drift
 from hpcrun.train.determinism import NCCL_ORDER
 

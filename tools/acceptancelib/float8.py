@@ -6,7 +6,7 @@ from typing import Any
 from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
 from acceptancelib.small_runs import build, config_of, ranks
 from acceptancelib.world import Member, device_of, run_ranks
-from hpcrun.device import vendor
+from hpcrun.devices import vendor
 
 CLOSE = 2e-2
 """Maximum relative distance between the losses in fp8 and in bf16."""

@@ -7,7 +7,7 @@ from acceptancelib.outcome import REPORT, Job, Outcome
 from acceptancelib.small_runs import build, config_of, ranks
 from acceptancelib.world import Member, device_of, run_ranks
 from hpcrun.config import Config
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
 from hpcrun.estimate.live_storages import LiveStorages
 from hpcrun.estimate.start import estimate
 

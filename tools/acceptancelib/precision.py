@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
 from hpcrun.config import AMPConfig
-from hpcrun.device import vendor
+from hpcrun.devices import vendor
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import AMPTrainer
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from acceptancelib.outcome import Job
-from hpcrun.launch import jobs
 from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.launch import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 _TASK = Path(__file__).with_name("acceptance_task.py")

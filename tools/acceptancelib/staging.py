@@ -11,7 +11,7 @@ from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
 from hpcrun.checkpoint.sharded.host_staging import Staging, copy_in
 from hpcrun.checkpoint.sharded.plan import TensorChunk
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
 
 _TENSORS, _ROUNDS = 16, 5
 SLOW = 1.5

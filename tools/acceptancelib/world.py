@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from acceptancelib.outcome import Job
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.determinism import choose_kernels
 
 _PROGRAM = Path(__file__).parent

@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config, override_layer, resolve
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.build import build_trainer

@@ -40,7 +40,7 @@ from hpcrun.checkpoint.sharded.restore import SHARED
 from hpcrun.checkpoint.state.capture import alike, apply_shared, capture_shared, template
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 
 
 class Training:

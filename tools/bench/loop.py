@@ -220,7 +220,7 @@ def lightning(problem: type[Mlp] | type[SmallGpt]) -> None:
 def hpcrun(problem: type[Mlp] | type[SmallGpt]) -> None:
     """Run a rank of a run as any launcher starts it, with a task for the problem."""
     from hpcrun.config import override_layer, resolve, to_yaml
-    from hpcrun.lifecycle.signals import STOP
+    from hpcrun.ranks.signals import STOP
     from hpcrun.run.directory import create
     from hpcrun.train.entry import run_rank
 

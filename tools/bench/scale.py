@@ -32,7 +32,7 @@ from hpcrun.checkpoint.storage.index import INDEX, covered, decode
 from hpcrun.checkpoint.storage.manifest import MANIFEST
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.storage.verify import verify
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 
 T = TypeVar("T")
 _COLUMNS = 4

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from hpcrun.lifecycle.goodput import Goodput, goodput
+from hpcrun.job.goodput import Goodput, goodput
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.io.files import read_json, read_lines

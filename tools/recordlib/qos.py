@@ -5,7 +5,7 @@ The cluster keeps this setting, so this part runs last.
 
 from __future__ import annotations
 
-from hpcrun.cluster import slurm as programs
+from hpcrun import slurm as programs
 
 from .endings import DEAF
 from .nodes import edit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcrun.cluster import slurm as programs
+from hpcrun import slurm as programs
 
 from .site import Site
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpcrun.cluster import slurm as programs
+from hpcrun import slurm as programs
 from tests.slurm.cluster import SlurmCluster
 
 # hpcrun's environment for Slurm's programs: times are Unix seconds.

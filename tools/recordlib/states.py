@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcrun.cluster import slurm as programs
+from hpcrun import slurm as programs
 
 from .site import Site
 

@@ -5,7 +5,7 @@ Takes four minutes: shorter attempts than a minute say nothing about use.
 
 from __future__ import annotations
 
-from hpcrun.cluster import slurm as programs
+from hpcrun import slurm as programs
 
 from .site import Site
 

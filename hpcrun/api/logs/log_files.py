@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.io.files import read_json
+from hpcrun.slurm.launch import jobs
 
 
 def last_attempt(run: RunDirectory) -> Attempt | None:

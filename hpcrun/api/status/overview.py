@@ -7,11 +7,11 @@ from typing import Any
 
 from hpcrun.api.status.run_status import diagnosis_of, row_of
 from hpcrun.api.status.sweep_rows import StatusEntry
-from hpcrun.launch import jobs
-from hpcrun.launch.jobs import RunState
-from hpcrun.lifecycle.goodput import Goodput
+from hpcrun.job.goodput import Goodput
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.last_lines import EVENTS_READ, RecentEvents, signature
+from hpcrun.slurm.launch import jobs
+from hpcrun.slurm.launch.jobs import RunState
 
 # Seconds. The batch step writes the result before its job ends, so Slurm may still have the job.
 _SETTLED = 600.0

@@ -12,15 +12,15 @@ from hpcrun.api.status.state_words import restarts_by_cause, state_in_words
 from hpcrun.checkpoint.storage.steps import has_commit
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
-from hpcrun.launch.jobs import RunState
-from hpcrun.lifecycle.goodput import goodput
-from hpcrun.lifecycle.history import all_histories, last_committed, of_script
+from hpcrun.job.goodput import goodput
+from hpcrun.job.history import all_histories, last_committed, of_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import last_output
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.io.files import read_json
 from hpcrun.run.last_lines import Recent
 from hpcrun.run.reports import published
+from hpcrun.slurm.launch.jobs import RunState
 
 # Bytes read from each log, because many runs are shown together. `hpcrun doctor` reads more.
 _HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64

@@ -4,8 +4,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hpcrun.launch.jobs import RunState
 from hpcrun.run.events import Event
+from hpcrun.slurm.launch.jobs import RunState
 
 _CAUSES = {
     "preemption": ("preemption", "preemptions"),

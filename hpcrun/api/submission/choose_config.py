@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import hpcrun.tasks
-from hpcrun.cluster.environment import sbatch_defaults
 from hpcrun.config import (
     Config,
     ConfigError,
@@ -26,6 +25,7 @@ from hpcrun.config import (
 )
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.environment import sbatch_defaults
 from hpcrun.tasks import BUILTIN, options_for
 from hpcrun.tasks.task_path import task_path
 

@@ -9,7 +9,7 @@ from typing import Any
 from hpcrun.api.places import handle
 from hpcrun.api.submission.continuing import shortened
 from hpcrun.config import Config
-from hpcrun.lifecycle.history import last_committed
+from hpcrun.job.history import last_committed
 from hpcrun.printing import say_aside
 from hpcrun.run.code.changes import changes
 from hpcrun.run.code.snapshot import Snapshot, take_snapshot

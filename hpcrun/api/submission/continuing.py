@@ -99,7 +99,7 @@ def numbered(
             continue
         if standing is not None and not standing.replaced:
             return run, standing
-    from hpcrun.launch import jobs
+    from hpcrun.slurm.launch import jobs
 
     if base in standings and not is_sweep(base.path) and not jobs.state(base).live:
         return base, standings[base]
@@ -197,7 +197,7 @@ def _put_aside(run: RunDirectory, paths: Iterable[Path]) -> Iterator[None]:
     Raises:
         OSError: a path cannot be moved.
     """
-    from hpcrun.launch import jobs
+    from hpcrun.slurm.launch import jobs
 
     job = jobs.current_job(run)
     folder = run.logs if job is None else run.job_logs(job[1])
@@ -223,7 +223,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _require_none_lost(run: RunDirectory) -> None:
-    from hpcrun.lifecycle.lost_checkpoints import require_none_lost
+    from hpcrun.job.lost_checkpoints import require_none_lost
 
     require_none_lost(run, handle(run))
 
@@ -248,7 +248,7 @@ def _steps(run: RunDirectory) -> list[int]:
 
 def _saved_nothing(run: RunDirectory, config: Config) -> bool:
     """Return True if no step was ever saved, not even a step that was removed later."""
-    from hpcrun.lifecycle.history import last_committed
+    from hpcrun.job.history import last_committed
     from hpcrun.run.events import read_events
 
     events = read_events(run)

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hpcrun.cluster.environment import scrub
-from hpcrun.lifecycle.end.finalize import finalize
+from hpcrun.job.end.finalize import finalize
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, job_of_process, record_event
+from hpcrun.slurm.environment import scrub
 from hpcrun.worker import train_here
 
 _INTERRUPTED = 130

@@ -19,15 +19,15 @@ from hpcrun.api.submission.code import keep_code
 from hpcrun.api.submission.continuing import shortened
 from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
-from hpcrun.launch import jobs, stopping, submission
-from hpcrun.launch.errors import SubmissionUnanswered
-from hpcrun.launch.submitted import ExecutorName, Submitted
+from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import with_comment_crc, write_atomic
 from hpcrun.run.owner import SubmissionLock
 from hpcrun.run.sweep_file import is_element
+from hpcrun.slurm.launch import jobs, stopping, submission
+from hpcrun.slurm.launch.submitted import ExecutorName, Submitted
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})

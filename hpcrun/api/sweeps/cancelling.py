@@ -8,9 +8,9 @@ from pathlib import Path
 from hpcrun.api.cancelling import note_end, time_to_end
 from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs, stopping
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.sweep_file import read_sweep
+from hpcrun.slurm.launch import jobs, stopping
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers, with_task
+from hpcrun.api.sweeps.placeholders import filled, keys_of, names_in
+from hpcrun.api.sweeps.rows import Row, SweepRequest, canonical, refusal, text_of
 from hpcrun.config import Config, Layer, flag_layer, resolve
 from hpcrun.config.checks.idle_keys import idle_keys
 from hpcrun.config.resolve import contradictions
@@ -16,8 +18,6 @@ from hpcrun.config.section import Section
 from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.config.sources.layers import merge
 from hpcrun.config.writer import section_text, yaml_parts
-from hpcrun.sweep.placeholders import filled, keys_of, names_in
-from hpcrun.sweep.rows import Row, SweepRequest, canonical, refusal, text_of
 
 # They decide where and how a run is kept, for all elements.
 _NOT_SWEPT = ("name", "command", "job.executor", "job.cluster", "watch.notify")

@@ -16,14 +16,14 @@ from hpcrun.api.sweeps.folder import NewRun
 from hpcrun.api.sweeps.packing import shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.config import Config, masked_words
-from hpcrun.launch.slurm import submission as slurm_submission
-from hpcrun.launch.slurm.batch_script import batch_request, batch_script
 from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.code.snapshot import Snapshot, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import read_json, with_comment_crc, write_atomic, write_hashed
 from hpcrun.run.sweep_file import NAME, SweepFile, write_sweep
+from hpcrun.slurm.launch import slurm_submission
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 
 
 def fitted_configs(

@@ -14,11 +14,11 @@ from hpcrun.api.status.overview import Overview
 from hpcrun.api.status.sweep_rows import counts_in_words, sweep_entries
 from hpcrun.api.sweeps.cancelling import cancel_sweep, wait_for_ends
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs
-from hpcrun.launch.poll_interval import pauses
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import is_sweep
+from hpcrun.slurm.launch import jobs
+from hpcrun.slurm.launch.poll_interval import pauses
 
 if TYPE_CHECKING:
     from hpcrun.results.frames import Results

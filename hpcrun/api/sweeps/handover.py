@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcrun import slurm
 from hpcrun.api.interrupts import noted
 from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted
 from hpcrun.api.sweeps.elements import (
@@ -25,21 +26,20 @@ from hpcrun.api.sweeps.folder import made_folder, new_runs, sync_file_system
 from hpcrun.api.sweeps.packing import groups, shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.api.sweeps.unrecorded import record_unrecorded
-from hpcrun.cluster import slurm
 from hpcrun.config import Config
-from hpcrun.launch import stopping
-from hpcrun.launch.dependencies import with_dependency
-from hpcrun.launch.errors import SubmissionUnanswered
-from hpcrun.launch.local.submission import submit_local_sweep
-from hpcrun.launch.slurm.array import ArrayTasks, arrays, max_array_size
-from hpcrun.launch.slurm.sbatch_options import job_name, wanted_cluster
-from hpcrun.launch.slurm.submission import submit_array
-from hpcrun.launch.submitted import Submitted
+from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import append_line
 from hpcrun.run.owner import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile, SweepSubmission, write_sweep
+from hpcrun.slurm.launch import stopping
+from hpcrun.slurm.launch.array import ArrayTasks, arrays, max_array_size
+from hpcrun.slurm.launch.dependencies import with_dependency
+from hpcrun.slurm.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.slurm.launch.slurm_submission import submit_array
+from hpcrun.slurm.launch.submitted import Submitted
+from hpcrun.slurm.local.submission import submit_local_sweep
 
 
 @dataclass(frozen=True)

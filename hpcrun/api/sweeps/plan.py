@@ -12,21 +12,21 @@ from hpcrun.api.submission.nccl_warning import warn_of
 from hpcrun.api.submission.packages import require_packages
 from hpcrun.api.submission.plan import finished_result
 from hpcrun.api.sweeps.configs import Element, element_configs
+from hpcrun.api.sweeps.expand import expand
 from hpcrun.api.sweeps.packing import require_packable
-from hpcrun.command.checks import check_command
+from hpcrun.api.sweeps.rows import SweepRequest, canonical
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs, submission
-from hpcrun.launch.dependencies import unfinished_runs
-from hpcrun.launch.slurm.array import element_name
-from hpcrun.launch.slurm.sbatch_options import wanted_cluster
-from hpcrun.launch.submitted import ExecutorName
+from hpcrun.job.command.checks import check_command
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep
-from hpcrun.sweep.expand import expand
-from hpcrun.sweep.rows import SweepRequest, canonical
+from hpcrun.slurm.launch import jobs, submission
+from hpcrun.slurm.launch.array import element_name
+from hpcrun.slurm.launch.dependencies import unfinished_runs
+from hpcrun.slurm.launch.sbatch_options import wanted_cluster
+from hpcrun.slurm.launch.submitted import ExecutorName
 
 Action = Literal["new", "again", "running", "finished"]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.sweeps.file import read_sweep_file
+from hpcrun.api.sweeps.rows import RowBlock, SweepRequest, plain
 from hpcrun.errors import UserError
-from hpcrun.sweep.file import read_sweep_file
-from hpcrun.sweep.rows import RowBlock, SweepRequest, plain
 
 _PLACE = "sweep="
 

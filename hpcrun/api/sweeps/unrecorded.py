@@ -2,7 +2,7 @@
 sbatch got no answer.
 
 A submission first writes each array into ``sweep.json``, without a job. The batch script of each array is in
-a separate folder (:func:`hpcrun.launch.submitted.submitit_folder`), and Slurm reports the script of each job.
+a separate folder (:func:`~hpcrun.slurm.launch.submitted.submitit_folder`), and Slurm reports each script.
 So the next command finds the array, and records what the killed submission did not record.
 """
 
@@ -14,16 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpcrun.cluster import slurm
+from hpcrun import slurm
 from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
-from hpcrun.launch.slurm.sbatch_options import job_name, wanted_cluster
-from hpcrun.launch.submitted import submitit_folder
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import append_line
 from hpcrun.run.owner import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile, SweepSubmission, read_sweep, write_sweep
+from hpcrun.slurm.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.slurm.launch.submitted import submitit_folder
 
 _PATIENCE = 6.0
 # Seconds after which a request that sbatch has sent no longer reaches the controller.

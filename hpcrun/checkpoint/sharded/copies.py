@@ -21,7 +21,7 @@ import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 
 # Bytes. Small tensors are sent together, since each broadcast has a latency.
 _LEAST = 1 << 20

@@ -29,8 +29,8 @@ from hpcrun.checkpoint.state.capture import require_plain
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks
-from hpcrun.control.making import new_control_group
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.making import new_control_group
 
 _SAME, _CHANGED, _FAILED = range(3)
 

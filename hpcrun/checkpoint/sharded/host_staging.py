@@ -14,7 +14,7 @@ import torch
 
 from hpcrun.checkpoint.host_memory import available_memory
 from hpcrun.checkpoint.sharded.plan import TensorChunk
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
 from hpcrun.printing import say_aside
 
 _PAGE = 1 << 21

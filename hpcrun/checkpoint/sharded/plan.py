@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.tensor import DTensor
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from hpcrun.checkpoint.sharded.host_staging import bytes_of
 from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 
 
 def require_alike(

@@ -24,8 +24,8 @@ from hpcrun.checkpoint.storage.index import INDEX, TensorEntry
 from hpcrun.checkpoint.storage.leases import hold
 from hpcrun.checkpoint.storage.manifest import Manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks, first_of
 from hpcrun.errors import one_line
+from hpcrun.ranks.collective import Ranks, first_of
 
 SHARED = "shared"
 

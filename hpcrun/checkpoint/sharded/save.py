@@ -13,7 +13,7 @@ from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEn
 from hpcrun.checkpoint.storage.lustre import stripe
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.control.collective import Ranks, first_of
+from hpcrun.ranks.collective import Ranks, first_of
 from hpcrun.run.owner import OwnedByAnotherAttempt
 
 

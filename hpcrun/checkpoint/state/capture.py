@@ -35,7 +35,7 @@ from hpcrun.checkpoint.state.names import bare, named_parameters
 from hpcrun.checkpoint.state.tree import join
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import TensorEntry
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
 # Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).

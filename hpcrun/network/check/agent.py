@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from hpcrun.cluster.network.interfaces import own_interfaces
-from hpcrun.cluster.network.reachable import AnswerServer, Listener, reached
 from hpcrun.network.check import iperf, ports, wire
 from hpcrun.network.check.allreduce.node_ranks import NodeRanks
+from hpcrun.ranks.network.interfaces import own_interfaces
+from hpcrun.ranks.network.reachable import AnswerServer, Listener, reached
 
 CONNECT = 8.0
 """Seconds for a connection: three consecutive lost segments take seven."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrun.cluster.network import reachable
+from hpcrun.errors import NetworkError
 from hpcrun.network.check import ports
 from hpcrun.network.check.agent import CONNECT
 from hpcrun.network.check.allreduce.all_nodes import AllReduce
@@ -21,7 +21,7 @@ from hpcrun.network.check.measurements import (
     Transfer,
 )
 from hpcrun.network.check.schedule import Pair, rounds_for
-from hpcrun.network.errors import NetworkError
+from hpcrun.ranks.network import reachable
 
 _HELLO = 120.0
 _GRACE = 10.0

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcrun.errors import NetworkError
 from hpcrun.network.check.measurements import Transfer
 from hpcrun.network.check.statistics import in_the_rounds, node_rates, usual_rate
-from hpcrun.network.errors import NetworkError
 from hpcrun.printing import escaped
 
 if TYPE_CHECKING:

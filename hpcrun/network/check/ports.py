@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from hpcrun.cluster.network.ports import FIRST_PORT, ephemeral_range, wanted_ports
 from hpcrun.network.check import wire
+from hpcrun.ranks.network.ports import FIRST_PORT, ephemeral_range, wanted_ports
 
 PATIENCE = 3.5
 """Seconds for a connection: a lost segment is sent again after one second, and after three."""

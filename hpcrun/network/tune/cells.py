@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcrun.network.errors import NetworkError
+from hpcrun.errors import NetworkError
 
 COLLECTIVES = (
     "all_reduce",

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.network.check.agent import own_addresses
 
 _WARM = 2

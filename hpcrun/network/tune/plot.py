@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcrun.network.errors import NetworkError
+from hpcrun.errors import NetworkError
 from hpcrun.network.tune.cells import Cell, Trial, bandwidths
 from hpcrun.network.tune.decision import median_time
 

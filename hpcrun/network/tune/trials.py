@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrun.cluster.environment import without_rank_requests
+from hpcrun.errors import NetworkError
 from hpcrun.network.check.fleet import Fleet, Processes
-from hpcrun.network.errors import NetworkError
 from hpcrun.network.tune.cells import Trial, trial_from
 from hpcrun.network.tune.knobs import Env, Site
+from hpcrun.slurm.environment import without_rank_requests
 
 WORKER = (sys.executable, "-m", "hpcrun.network.tune.worker")
 _STOPPING = 30.0

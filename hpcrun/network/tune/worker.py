@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cluster.network.interfaces import own_interfaces
-from hpcrun.cluster.orphans import die_with_parent
-from hpcrun.device import vendor
+from hpcrun.devices import vendor
 from hpcrun.network.tune import measuring
+from hpcrun.ranks.network.interfaces import own_interfaces
 from hpcrun.run.endings import node_name
+from hpcrun.slurm.orphans import die_with_parent
 
 _TICK = 0.2
 

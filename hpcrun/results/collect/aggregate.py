@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.errors import ResultsError
 from hpcrun.results.collect.layout import TABLES, table
 from hpcrun.results.collect.pool import each, processes_for
 from hpcrun.results.collect.run_reader import (
@@ -26,7 +27,6 @@ from hpcrun.results.collect.run_reader import (
     read_run,
     signature,
 )
-from hpcrun.results.errors import ResultsError
 from hpcrun.results.store import Draft, ResultsFile, sweep
 from hpcrun.run.io.lock_file import LockFile
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpcrun.results.errors import ResultsError
+from hpcrun.errors import ResultsError
 
 _MARKS = ("run.json", "config.yaml", "events.jsonl", "metrics.jsonl")
 # A sweep may have subfolders; a folder of data may have a million of them.

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcrun.config import ConfigError
 from hpcrun.config.sources.reader import read_yaml
+from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource
 from hpcrun.results.collect.columns import columns_of, parse_rows
 from hpcrun.results.collect.layout import structured
@@ -35,7 +36,6 @@ from hpcrun.results.collect.run_reader import (
 )
 from hpcrun.results.collect.summary import counted, summary_of
 from hpcrun.results.config_text import flat
-from hpcrun.results.errors import ResultsError
 
 _TENSORBOARD = "tfevents"
 _RANKS = (

@@ -15,7 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from hpcrun.results.errors import ResultsError
+from hpcrun.errors import ResultsError
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")

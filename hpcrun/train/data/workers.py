@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from hpcrun.config import Config
-from hpcrun.lifecycle.signals import ignore_in_helper_process
+from hpcrun.ranks.signals import ignore_in_helper_process
 
 _MOST_WORKERS = 8
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.deferred.build import Deferred, DeferredParameter
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.metrics.log import mean_over_ranks
 from hpcrun.train.model.no_side_effects import evaluating, kept_buffers, kept_generators
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data import order
 from hpcrun.train.data.batches import MicroBatchDataset, length
 from hpcrun.train.data.workers import start_worker

@@ -15,8 +15,8 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import Config
-from hpcrun.control.collective import Ranks
-from hpcrun.control.errors import PeerFailed
+from hpcrun.errors import PeerFailed, PlannedStop
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
@@ -24,7 +24,6 @@ from hpcrun.run.io.files import write_json
 from hpcrun.train.data import order
 from hpcrun.train.data.batches import length
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.errors import PlannedStop
 from hpcrun.train.step.trainer import AMPTrainer, StepResult
 from hpcrun.train.step.weighting import impossible, without_loss
 

@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config
-from hpcrun.control.collective import Ranks
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.end.finalize import finalize
-from hpcrun.lifecycle.rank.stack_writer import Answering, own_stacks
-from hpcrun.lifecycle.rank.watchdog_process import Post, WatchdogProcess
-from hpcrun.lifecycle.script.py_spy import with_workers
-from hpcrun.lifecycle.signals import kill_helpers
+from hpcrun.job import exitcodes
+from hpcrun.job.end.finalize import finalize
+from hpcrun.job.script.py_spy import with_workers
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.launchers import scheduler
+from hpcrun.ranks.signals import kill_helpers
+from hpcrun.ranks.stack_writer import Answering, own_stacks
+from hpcrun.ranks.watchdog_process import Post, WatchdogProcess
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note

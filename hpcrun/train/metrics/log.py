@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcrun.cluster.hardware.amd import gpu_addresses
-from hpcrun.cluster.hardware.gpu_use import GpuUse, amd_gpu_use, gpu_use
 from hpcrun.config import Config
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
+from hpcrun.devices.amd import gpu_addresses
+from hpcrun.devices.gpu_use import GpuUse, amd_gpu_use, gpu_use
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import node_name
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow

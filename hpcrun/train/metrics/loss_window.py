@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.step.trainer import StepResult
 

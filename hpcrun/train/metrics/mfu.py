@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpcrun.checkpoint.state import capture
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.train.step.to_device import to_device
 
 _BACKWARD = 2

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.train.metrics.timing import Stopwatch
 from hpcrun.train.phase import PROFILING, Position

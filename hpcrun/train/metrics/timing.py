@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.step.trainer import LossFunction
 

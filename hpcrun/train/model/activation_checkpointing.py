@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from hpcrun.train.errors import NotTrainable
+from hpcrun.errors import NotTrainable
 
 Contexts = tuple[
     contextlib.AbstractContextManager[Any],

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import xxhash
 
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.drafts import remove_left
 from hpcrun.run.io.files import write_atomic
 

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from hpcrun.errors import UserError
-from hpcrun.train.errors import NotTrainable
+from hpcrun.errors import NotTrainable, UserError
 from hpcrun.train.model.blocks import blocks
 
 Float8 = Literal[True, False, "emulate"]

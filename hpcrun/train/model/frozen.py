@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.train.errors import NotTrainable
+from hpcrun.errors import NotTrainable
 from hpcrun.train.model.unused_parameters import shortened
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import trained_by

@@ -18,7 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from hpcrun.device.vendor import CompileMode
+from hpcrun.devices.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.model.activation_checkpointing import keeping_buffers
 from hpcrun.train.model.blocks import blocks, kind

@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcrun.checkpoint.host_memory import total_memory
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.parallel import memory_estimate
 from hpcrun.train.parallel.fsdp import FILLS_UNUSED, FSDPStrategy
 from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcrun.checkpoint.state import capture
-from hpcrun.control.collective import Ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.model.no_side_effects import kept_buffers, kept_gradients
 from hpcrun.train.model.unused_parameters import require_all_used
 

@@ -20,13 +20,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator, vendor
-from hpcrun.device.vendor import CompileMode
-from hpcrun.errors import UserError
-from hpcrun.train.errors import NotTrainable
+from hpcrun.devices import accelerator, vendor
+from hpcrun.devices.vendor import CompileMode
+from hpcrun.errors import NotTrainable, UserError
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
 from hpcrun.train.model.no_side_effects import kept_buffers, kept_generators
 from hpcrun.train.model.prepare import compile_in_place

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from hpcrun.control.collective import Ranks
-from hpcrun.control.errors import error_on_all_ranks
+from hpcrun.errors import error_on_all_ranks
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import node_name
 from hpcrun.train.model.unused_parameters import reached, shortened, unreached
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.hardware.devices import lists_mig, visible_gpus
-from hpcrun.device import accelerator, vendor
-from hpcrun.train.errors import NotTrainable
+from hpcrun.devices import accelerator, vendor
+from hpcrun.devices.devices import lists_mig, visible_gpus
+from hpcrun.errors import ClusterError, NotTrainable
+from hpcrun.ranks.distributed import DistributedConfig
 
 
 def require_gpu_build(config: DistributedConfig) -> None:

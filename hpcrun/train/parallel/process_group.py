@@ -12,14 +12,14 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hpcrun.checkpoint.sharded.engine import WRITERS
 from hpcrun.checkpoint.sharded.gloo_threads import GLOO_WORKERS, wait_until_idle
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.hardware.devices import require_given_gpus
-from hpcrun.cluster.network.ports import wanted_ports
-from hpcrun.control.collective import Ranks
-from hpcrun.control.making import new_control_group
-from hpcrun.control.tree_group import TreeGroup
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
+from hpcrun.devices.devices import require_given_gpus
+from hpcrun.errors import ClusterError
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.making import new_control_group
+from hpcrun.ranks.network.ports import wanted_ports
+from hpcrun.ranks.tree_group import TreeGroup
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import RendezvousFile

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.launchers import LOOPBACK
-from hpcrun.cluster.network.addresses import bound_address, outward_address
-from hpcrun.cluster.network.interfaces import gloo_interface, rendezvous_addresses
-from hpcrun.cluster.network.ports import listen
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.launchers import LOOPBACK
+from hpcrun.ranks.network.addresses import bound_address, outward_address
+from hpcrun.ranks.network.interfaces import gloo_interface, rendezvous_addresses
+from hpcrun.ranks.network.ports import listen
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 
 _KEY = "hpcrun/rendezvous"

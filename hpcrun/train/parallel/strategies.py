@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator
-from hpcrun.device.vendor import CompileMode
+from hpcrun.devices import accelerator
+from hpcrun.devices.vendor import CompileMode
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.prepare import compile_in_place, of_torch
 
 # torch 2.13 deprecates the old name; earlier versions have only the old name.

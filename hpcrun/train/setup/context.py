@@ -8,10 +8,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
-from hpcrun.control.collective import Ranks
-from hpcrun.device.accelerator import is_accelerator
+from hpcrun.devices.accelerator import is_accelerator
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.train.data.batches import Steps, training_steps
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.data.workers import worker_processes

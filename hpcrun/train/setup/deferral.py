@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from hpcrun.checkpoint.state import capture
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
-from hpcrun.control.collective import Ranks
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.fill import described
 from hpcrun.train.deferred.later_draws import LaterDraws

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Callable
 
-from hpcrun.cluster.deadline import end_time, query_end_time
-from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.config import Config
-from hpcrun.lifecycle.rank.deadline import DeadlineWatch, JobEnd
-from hpcrun.lifecycle.signals import StopFlag, StopReason
+from hpcrun.ranks.deadline import DeadlineWatch, JobEnd
+from hpcrun.ranks.launchers import in_local_cluster, job_id
+from hpcrun.ranks.signals import StopFlag, StopReason
+from hpcrun.ranks.time_limit import end_time, query_end_time
 
 
 def stop_reason(config: Config, flag: StopFlag, *, main: bool) -> Callable[[], StopReason]:

@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 from hpcrun.checkpoint.storage.steps import has_commit
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.workers import worker_processes
 from hpcrun.train.deferred.build import Deferred

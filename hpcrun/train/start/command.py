@@ -5,13 +5,13 @@ import signal
 import sys
 from pathlib import Path
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.hardware.devices import missing_driver
-from hpcrun.command.launcher import Launcher, launching_python
 from hpcrun.config import Config
+from hpcrun.devices.devices import missing_driver
 from hpcrun.errors import UserError
-from hpcrun.lifecycle.script.running import ScriptTerms, run_script
-from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.job.command.launcher import Launcher, launching_python
+from hpcrun.job.script.running import ScriptTerms, run_script
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.code.snapshot import recorded_snapshot, snapshot_command
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt

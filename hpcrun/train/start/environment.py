@@ -4,14 +4,14 @@ import os
 import sys
 from pathlib import Path
 
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.hardware.affinity import bind_rank, cpus_of_rank
-from hpcrun.cluster.hardware.devices import require_given_gpus, visible_gpus
-from hpcrun.cluster.hardware.threads import threads_per_rank
-from hpcrun.cluster.network.interfaces import interface_variables, own_interfaces
 from hpcrun.config import Config
-from hpcrun.control.errors import error_on_all_ranks
-from hpcrun.lifecycle.rank.shared_interface import AUTO, NoSharedInterface, shared_interface
+from hpcrun.devices.affinity import bind_rank, cpus_of_rank
+from hpcrun.devices.devices import require_given_gpus, visible_gpus
+from hpcrun.devices.threads import threads_per_rank
+from hpcrun.errors import error_on_all_ranks
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.network.interfaces import interface_variables, own_interfaces
+from hpcrun.ranks.shared_interface import AUTO, NoSharedInterface, shared_interface
 from hpcrun.run.code.import_path import copied_path, folders
 from hpcrun.run.code.snapshot import recorded_snapshot
 from hpcrun.run.directory import RunDirectory, RunError, read_record

@@ -4,18 +4,16 @@ import os
 import sys
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
-from hpcrun.cluster.launchers import read_placement, scheduler
-from hpcrun.control.errors import ErrorOnAllRanks
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.errors import UserError
-from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.second_start import tried_elsewhere
-from hpcrun.lifecycle.signals import end_helpers
+from hpcrun.errors import ErrorOnAllRanks, PlannedStop, UserError
+from hpcrun.job import exitcodes
+from hpcrun.job.second_start import tried_elsewhere
 from hpcrun.printing import say_aside
+from hpcrun.ranks.launchers import read_placement, scheduler
+from hpcrun.ranks.signals import end_helpers
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, note, read_events
-from hpcrun.train.errors import PlannedStop
 from hpcrun.train.phase import Position
 
 

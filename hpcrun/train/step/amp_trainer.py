@@ -14,8 +14,8 @@ from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.config import AMPConfig
-from hpcrun.control.collective import Ranks
-from hpcrun.device.accelerator import default_device
+from hpcrun.devices.accelerator import default_device
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.arguments import require_makers, require_micro_batches, require_plain_step
 from hpcrun.train.step.checkpointing import THREADS, TrainerCheckpoints

@@ -11,8 +11,8 @@ from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
-from hpcrun.control.collective import Ranks
-from hpcrun.device.accelerator import is_accelerator
+from hpcrun.devices.accelerator import is_accelerator
+from hpcrun.ranks.collective import Ranks
 
 
 class TrainerCheckpoints:

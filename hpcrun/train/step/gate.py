@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hpcrun.config import AMPConfig
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 
 SCALES_KEPT = 1000
 """Number of loss-scale changes to remember, enough for about a million steps."""

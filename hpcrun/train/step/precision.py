@@ -3,7 +3,7 @@
 import torch
 
 from hpcrun.config import AMPConfig
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import UserError
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.state.training import RankPart
-from hpcrun.cluster.distributed import Backend, DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator, vendor
+from hpcrun.devices import accelerator, vendor
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import Backend, DistributedConfig
 from hpcrun.train.model.float8 import explain_sizes
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group

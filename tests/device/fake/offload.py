@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config, override_layer, resolve
 from hpcrun.estimate.fake_run import FakeRun
 from hpcrun.estimate.live_storages import LiveStorages
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.task import Task
 from hpcrun.worker import leave

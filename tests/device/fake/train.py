@@ -21,11 +21,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hpcrun.checkpoint.state import capture
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
-from hpcrun.control.collective import Ranks
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.model.prepare import Preparation

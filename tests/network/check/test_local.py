@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcrun.cluster.network.ports import FIRST_PORT, ephemeral_range
+from hpcrun.errors import NetworkError
 from hpcrun.network.check import wire
 from hpcrun.network.check.agent import NetcheckAgent, targets
 from hpcrun.network.check.coordinator import Check, Options
@@ -23,7 +23,7 @@ from hpcrun.network.check.fleet import Processes, not_launched, on_this_machine,
 from hpcrun.network.check.heatmap import matrix, table, write_png
 from hpcrun.network.check.measurements import Transfer
 from hpcrun.network.check.ports import tried_ports
-from hpcrun.network.errors import NetworkError
+from hpcrun.ranks.network.ports import FIRST_PORT, ephemeral_range
 
 QUICK = Options(seconds=0.5, streams=2)
 

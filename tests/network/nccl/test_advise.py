@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcrun.network.errors import NetworkError
+from hpcrun.errors import NetworkError
 from hpcrun.network.nccl.advice.advise import Advice, advise
 from hpcrun.network.nccl.advice.differences import differences
 from hpcrun.network.nccl.advice.formats import as_data, as_shell, as_table, as_yaml

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcrun.network.errors import NetworkError
+from hpcrun.errors import NetworkError
 from hpcrun.network.tune.cells import Cell, Timing, Trial, bandwidths, collectives_of, sizes_of
 from hpcrun.network.tune.decision import compare
 from hpcrun.network.tune.knobs import Knob, Site, changes_order, knobs_for

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpcrun.network.errors import NetworkError
+from hpcrun.errors import NetworkError
 from hpcrun.network.tune.cells import Cell
 from hpcrun.network.tune.knobs import knobs_for
 from hpcrun.network.tune.search import Found, SearchPlan, search

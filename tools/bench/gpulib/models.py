@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpulib.sizes import BF16, Size, kept_in
-from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options.language_model import LanguageModelShape
 from hpcrun.train.model.prepare import Preparation

@@ -19,8 +19,8 @@ from gpulib.models import adamw, batches, build, next_byte, one_rank, trainer_fo
 from gpulib.sizes import REPEATED, SIZES, Size
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.config import AMPConfig
-from hpcrun.control.collective import Ranks
-from hpcrun.device.accelerator import is_accelerator
+from hpcrun.devices.accelerator import is_accelerator
+from hpcrun.ranks.collective import Ranks
 from hpcrun.train.determinism import choose_kernels
 from hpcrun.train.metrics.mfu import peak_here
 from hpcrun.train.parallel.fsdp import FSDPStrategy

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcrun import slurm
 from hpcrun.cli.output import print_json
-from hpcrun.cluster import slurm
-from hpcrun.cluster.launchers import step_hosts
-from hpcrun.errors import UserError
-from hpcrun.network.errors import NetworkError
+from hpcrun.errors import NetworkError, UserError
 from hpcrun.network.nccl.advice.advise import Advice, advise
 from hpcrun.network.nccl.advice.differences import Difference, differences
 from hpcrun.network.nccl.advice.formats import as_data, as_shell, as_table, as_yaml
@@ -21,6 +19,7 @@ from hpcrun.network.nccl.machine.facts import NodeFacts, facts_from
 from hpcrun.network.nccl.machine.inspect import inspect_node
 from hpcrun.network.nccl.versions import is_version
 from hpcrun.printing import say, say_aside
+from hpcrun.ranks.launchers import step_hosts
 
 _TEXTS = {"table": as_table, "shell": as_shell, "yaml": as_yaml}
 # Seconds for a step on all nodes: nvidia-smi takes several seconds on a busy node.

@@ -12,8 +12,7 @@ from tqdm import tqdm
 
 from hpcrun.cli.commands.cluster.local_option import add_local, require_local
 from hpcrun.cli.output import print_json
-from hpcrun.cluster.hardware.devices import visible_gpus
-from hpcrun.cluster.launchers import step_hosts
+from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
 from hpcrun.network.check.fleet import Fleet
 from hpcrun.network.tune import plot
@@ -23,6 +22,7 @@ from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
 from hpcrun.network.tune.search import Found, SearchPlan, search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
+from hpcrun.ranks.launchers import step_hosts
 from hpcrun.run.io.files import write_atomic
 
 

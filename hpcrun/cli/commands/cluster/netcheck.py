@@ -24,12 +24,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from hpcrun import slurm
 from hpcrun.cli.commands.cluster.local_option import add_local, require_local
 from hpcrun.cli.output import print_json
-from hpcrun.cluster import slurm
-from hpcrun.cluster.launchers import step_hosts
-from hpcrun.cluster.network.ports import port_candidates
-from hpcrun.cluster.slurm.node_table import parse_sinfo_gres, sinfo_gres_command
 from hpcrun.errors import UserError
 from hpcrun.network.check import fleet
 from hpcrun.network.check.coordinator import Check, Options, Progress
@@ -39,6 +36,9 @@ from hpcrun.network.check.measurements import NetworkMeasurements
 from hpcrun.network.check.ports import tried_ports
 from hpcrun.network.check.report import as_data, collective_line, finding_lines, node_lines
 from hpcrun.printing import escaped, say, show_table
+from hpcrun.ranks.launchers import step_hosts
+from hpcrun.ranks.network.ports import port_candidates
+from hpcrun.slurm.node_table import parse_sinfo_gres, sinfo_gres_command
 
 _TOOLS = ("auto", "sockets", "iperf3")
 _WIDE_TABLE = 40

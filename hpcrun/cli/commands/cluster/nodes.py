@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcrun.cli.output import print_json
-from hpcrun.cluster.bad_node_list import (
+from hpcrun.config import Job
+from hpcrun.errors import UserError
+from hpcrun.printing import say
+from hpcrun.slurm.bad_node_list import (
     NodeFailure,
     bad_nodes_path,
     forgive,
     node_failures,
     suspects,
 )
-from hpcrun.config import Job
-from hpcrun.errors import UserError
-from hpcrun.printing import say
 
 
 @dataclass(frozen=True)

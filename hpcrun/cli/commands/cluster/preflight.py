@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 
 from hpcrun.cli.commands.cluster.local_option import add_local, require_local
 from hpcrun.cli.output import print_json
-from hpcrun.cluster.hardware.devices import given_gpus
-from hpcrun.cluster.launchers import in_local_cluster, job_id, step_hosts
+from hpcrun.devices.devices import given_gpus
 from hpcrun.errors import UserError
-from hpcrun.preflight.preflight_facts import JobNeeds, PreflightFacts
-from hpcrun.preflight.report import as_data, failures, lines, results
-from hpcrun.preflight.start import check_here, check_nodes
+from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts
+from hpcrun.network.preflight.report import as_data, failures, lines, results
+from hpcrun.network.preflight.start import check_here, check_nodes
 from hpcrun.printing import say, say_aside
+from hpcrun.ranks.launchers import in_local_cluster, job_id, step_hosts
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events, was_cancelled
 from hpcrun.run.preflight_report import record_report

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 
 from hpcrun.api.submission.choose_config import choose_config
-from hpcrun.batch.notify.delivery import DeliveryError, deliver, target_of
-from hpcrun.batch.notify.message import trial_message
 from hpcrun.cli.submit_arguments import request_of
 from hpcrun.config import masked
 from hpcrun.errors import UserError
+from hpcrun.job.notify.delivery import DeliveryError, deliver, target_of
+from hpcrun.job.notify.message import trial_message
 from hpcrun.printing import say, say_aside
 
 

@@ -10,8 +10,8 @@ request).
 import argparse
 from pathlib import Path
 
-from hpcrun.batch.step import Way, run_step
 from hpcrun.errors import UserError
+from hpcrun.job.step import Way, run_step
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.streams import outlive_full_disk
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(runs) > 1 and not arguments.pack:
         raise UserError(f"batch: {runs[1].path}: runs share a job only with --pack; name one run")
     if arguments.pack:
-        from hpcrun.batch.pack import run_pack
+        from hpcrun.job.pack import run_pack
 
         return run_pack(runs)
     way = Way(arguments.own_script, arguments.torchrun, arguments.packed)

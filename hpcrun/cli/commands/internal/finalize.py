@@ -11,10 +11,10 @@ import argparse
 import os
 from pathlib import Path
 
-from hpcrun.batch.ending import RunTakenOver, final_code, finalize_attempt
-from hpcrun.cluster.launchers import in_local_cluster, job_id
-from hpcrun.lifecycle import exitcodes
+from hpcrun.job import exitcodes
+from hpcrun.job.ending import RunTakenOver, final_code, finalize_attempt
 from hpcrun.printing import say
+from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.streams import outlive_full_disk

@@ -41,12 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plots, and write the file."""
-    from hpcrun.reporting.errors import require_matplotlib
-    from hpcrun.reporting.open_results import open_results
-    from hpcrun.reporting.plotting import default_metrics, require_place, save_plot, terminal_lines
-    from hpcrun.reporting.runs import read_runs
-    from hpcrun.reporting.sweep import several
     from hpcrun.results.groups import known_metrics
+    from hpcrun.results.report.errors import require_matplotlib
+    from hpcrun.results.report.open_results import open_results
+    from hpcrun.results.report.plotting import (
+        default_metrics,
+        require_place,
+        save_plot,
+        terminal_lines,
+    )
+    from hpcrun.results.report.runs import read_runs
+    from hpcrun.results.report.sweep import several
 
     if not 3 <= arguments.height <= 100:
         raise UserError(f"--height {arguments.height}: should be 3 to 100")

@@ -45,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report."""
-    from hpcrun.reporting.errors import require_matplotlib
-    from hpcrun.reporting.open_results import open_results
-    from hpcrun.reporting.report_content import ReportRequest
-    from hpcrun.reporting.writing import require_place, write_figures, write_report
+    from hpcrun.results.report.errors import require_matplotlib
+    from hpcrun.results.report.open_results import open_results
+    from hpcrun.results.report.report_content import ReportRequest
+    from hpcrun.results.report.writing import require_place, write_figures, write_report
 
     require_moment(arguments.at)
     require_matplotlib()

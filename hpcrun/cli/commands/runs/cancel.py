@@ -12,10 +12,10 @@ from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
 from hpcrun.cli.run_summary import print_end
 from hpcrun.errors import UserError
-from hpcrun.launch import stopping
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.sweep_file import is_element, is_sweep
+from hpcrun.slurm.launch import stopping
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

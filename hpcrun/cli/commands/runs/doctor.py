@@ -26,11 +26,11 @@ from hpcrun.diagnose.run_lines import (
     nodes_of,
 )
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json
+from hpcrun.slurm.launch import jobs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

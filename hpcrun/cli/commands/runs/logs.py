@@ -38,10 +38,10 @@ from hpcrun.config import load_resolved
 from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.slurm.launch import jobs
 
 _POLL = 0.3
 _ASK = 5.0

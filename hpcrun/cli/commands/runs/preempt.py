@@ -9,8 +9,8 @@ after the grace time.
 import argparse
 
 from hpcrun.cli.run_arguments import add_run, find_run
-from hpcrun.launch import stopping
 from hpcrun.printing import say
+from hpcrun.slurm.launch import stopping
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,11 +19,11 @@ from hpcrun.cli.run_arguments import add_run, find_run
 from hpcrun.config import load_resolved
 from hpcrun.diagnose.stacks import StackGroup, folded, group_lines, ranges, summary
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.stacks import Mailbox, Reply
+from hpcrun.slurm.launch import jobs
 
 _POLL = 0.2
 # Added to the pause between two reads: the watchdog process of a rank waits 3 s before it answers.

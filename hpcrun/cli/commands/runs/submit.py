@@ -29,10 +29,10 @@ from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
 from hpcrun.cli.submit_arguments import add_sweep, request_of
 from hpcrun.config import Config, masked_values, to_yaml
 from hpcrun.errors import UserError
-from hpcrun.launch import submission
-from hpcrun.launch.submitted import Submitted
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.launch import submission
+from hpcrun.slurm.launch.submitted import Submitted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -191,13 +191,13 @@ def _waiting(config: Config, after: Sequence[RunDirectory]) -> Config:
     """Return ``config`` with a job that waits for the runs ``after``."""
     if not after:
         return config
-    from hpcrun.launch.dependencies import with_dependency
+    from hpcrun.slurm.launch.dependencies import with_dependency
 
     return with_dependency(config, after)
 
 
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
-    from hpcrun.launch.slurm.raw_script import not_in_the_script, raw_command
+    from hpcrun.slurm.launch.raw_script import not_in_the_script, raw_command
 
     line = raw_command(run, config)
     if as_json:

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from hpcrun.cluster.network.interfaces import gloo_interface
-from hpcrun.cluster.network.ports import listen, wanted_ports
-from hpcrun.device import accelerator
+from hpcrun.devices import accelerator
 from hpcrun.network.check.allreduce.busbw import MIB, SIZES, bus_bandwidth
+from hpcrun.ranks.network.interfaces import gloo_interface
+from hpcrun.ranks.network.ports import listen, wanted_ports
 
 _REPEATS = 5
 

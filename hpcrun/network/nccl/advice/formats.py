@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.cluster.environment import export_lines
 from hpcrun.network.nccl.advice.advise import Advice
+from hpcrun.slurm.environment import export_lines
 
 NOTHING = "nothing to set: NCCL's own choices fit this node"
 

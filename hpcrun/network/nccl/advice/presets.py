@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from hpcrun.network.errors import NetworkError
+from hpcrun.errors import NetworkError
 from hpcrun.network.nccl.advice.advise import Advice
 
 _FILE = Path(__file__).parents[1] / "rules" / "presets.yaml"

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from hpcrun.network.errors import NetworkError
+from hpcrun.errors import NetworkError
 
 
 @dataclass(frozen=True)

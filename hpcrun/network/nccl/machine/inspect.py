@@ -8,11 +8,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcrun.cluster.network.addresses import is_only_loopback, outward_address
-from hpcrun.cluster.slurm import run
 from hpcrun.network.nccl.machine.facts import Gid, Interface, NodeFacts, RdmaPort
 from hpcrun.network.nccl.machine.topology import gpu_links
 from hpcrun.network.nccl.versions import installed_nccl, installed_torch
+from hpcrun.ranks.network.addresses import is_only_loopback, outward_address
+from hpcrun.slurm import run
 
 _ZERO_GID = re.compile(r"[0:]+")
 _MOST_GIDS = 16

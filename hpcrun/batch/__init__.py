@@ -1,1 +1,0 @@
-"""The batch step: the process of a Slurm job that starts the ranks, classifies their end and requeues."""

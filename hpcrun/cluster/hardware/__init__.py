@@ -1,1 +1,0 @@
-"""The CPU cores, GPUs and threads of a node."""

@@ -1,1 +1,0 @@
-"""Control groups: CPU process groups for decisions and small objects."""

@@ -1,0 +1,109 @@
+"""Record a node that failed an attempt, and exclude nodes that fail often from the next attempt."""
+
+import sys
+from collections.abc import Collection, Sequence
+
+from hpcrun import slurm
+from hpcrun.diagnose.causes import blames_node
+from hpcrun.job.end.finalize import Classification
+from hpcrun.job.second_start import nodes_of, start_elsewhere
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Cause, note, read_events
+from hpcrun.slurm.avoided_nodes import (
+    excluded_nodes,
+    nodes_to_avoid,
+    request_of,
+    take_back_if_stuck,
+)
+from hpcrun.slurm.bad_node_list import add_failure, bad_nodes_path
+
+
+def exclude_bad_nodes(
+    runs: Sequence[RunDirectory],
+    attempt: Attempt,
+    classifications: Sequence[Classification],
+    *,
+    after: int | None,
+    hours: float,
+    waiting: str | None = None,
+) -> None:
+    """Exclude bad nodes from the next start of a pending job (Slurm refuses to change a running job).
+
+    Args:
+        runs: the runs of the job; several share it with ``--pack``.
+        attempt: the attempt that has ended.
+        classifications: the classified end of each run.
+        waiting: the pending job; None: the job of ``attempt``.
+        after: number of failures from which a node is excluded; None: never.
+        hours: only failures of the last ``hours`` hours count.
+    """
+    job = waiting or attempt.job
+    shown = slurm.run(slurm.scontrol_show_job_command(job))
+    if shown.returncode != 0:
+        return
+    facts = slurm.parse_show_job(shown.stdout)
+    elsewhere = [classification for classification in classifications if classification.elsewhere]
+    if elsewhere:
+        left = start_elsewhere(job, facts, first=elsewhere[0].host)
+        if left:
+            _note_excluded(runs, attempt, hosts=left)
+        _print(
+            f"starts once more, without the nodes {', '.join(left)}" if left else "starts once more"
+        )
+        return
+    request = request_of(facts, max(nodes_of(read_events(run), attempt) for run in runs))
+    found = [
+        classification.diagnosis for classification in classifications if classification.diagnosis
+    ]
+    unfit = [node for diagnosis in found for node in diagnosis.unfit]
+    bad = nodes_to_avoid(request, after=after, hours=hours, unfit=unfit)
+    if not bad:
+        return
+    given = _given_by_the_user(runs, attempt, excluded_nodes(facts))
+    told = slurm.run(slurm.scontrol_exclude_command(job, [*given, *bad]))
+    if told.returncode != 0:
+        words = " ".join(told.stderr.split())
+        _print(f"cannot exclude {', '.join(bad)}: {words}")
+        return
+    _note_excluded(runs, attempt, hosts=bad)
+    _print(f"excludes {', '.join(bad)}: {'unfit, or ' if unfit else ''}failed too often")
+    reason = take_back_if_stuck(job, given)
+    if reason is not None:
+        _note_excluded(runs, attempt, hosts=[], reason=reason)
+        _print(
+            f"the exclusion of nodes is withdrawn, because Slurm has no other node for the job ({reason})"
+        )
+
+
+def record_bad_nodes(run: RunDirectory, attempt: Attempt, classification: Classification) -> None:
+    """Add the nodes that caused a crash or failed a preflight, if any, to the user's bad-node list."""
+    found = classification.diagnosis
+    if found is None or found.host is None or not blames_node(found):
+        return
+    if classification.cause is not Cause.CRASH and not found.unfit:
+        return
+    try:
+        for host in found.unfit or (found.host,):
+            add_failure(bad_nodes_path(), host, found.line, str(run.path), attempt.owner)
+    except OSError as error:
+        _print(f"the bad-node list is not written: {error}")
+
+
+def _note_excluded(runs: Sequence[RunDirectory], attempt: Attempt, **facts: object) -> None:
+    for run in runs:
+        note(run, "excluded", attempt, **facts)
+
+
+def _given_by_the_user(
+    runs: Sequence[RunDirectory], attempt: Attempt, excluded: Collection[str]
+) -> list[str]:
+    """Return the excluded nodes that no earlier requeue of this job added."""
+    ours: set[str] = set()
+    for event in (event for run in runs for event in read_events(run)):
+        if event.what == "excluded" and event.attempt and event.attempt.job == attempt.job:
+            ours.update(event.fields.get("hosts", []))
+    return sorted(node for node in excluded if node not in ours)
+
+
+def _print(line: str) -> None:
+    print(f"hpcrun: {line}", file=sys.stderr, flush=True)

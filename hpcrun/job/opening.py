@@ -1,0 +1,164 @@
+"""The beginning of an attempt: close the previous attempt, ask the policy, and take ownership."""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.errors import UserError
+from hpcrun.job.end.batch_log import batch_log
+from hpcrun.job.end.finalize import with_lost_announcement, write_result
+from hpcrun.job.history import (
+    AttemptRecord,
+    all_histories,
+    asked_to_end,
+    finished_before,
+    histories,
+    jobs_of,
+    last_committed,
+)
+from hpcrun.job.ownership import Occupied, require_free, same_number
+from hpcrun.job.policy import Budgets, decide
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import read_hang
+from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
+from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.owner import claim
+from hpcrun.slurm.avoided_nodes import record_dead_nodes
+
+
+class Refused(UserError):
+    """The restart policy allows this run no further attempt."""
+
+
+def already_finished(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return True if an earlier start of this job has finished the run, so that all ranks exit with code 0.
+
+    Each rank checks this before rank 0 opens the attempt; otherwise the other ranks would wait for rank 0.
+    """
+    if attempt.restart == 0 or (read_json(run.result) or {}).get("state") != "finished":
+        return False
+    return finished_before(read_events(run), attempt)
+
+
+def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts: Any) -> None:
+    """Make ``attempt`` the run's owner and log that it begins. Called once, by rank 0.
+
+    An earlier attempt without a recorded end lost its node, unless Slurm's messages in its batch log
+    give another reason: the attempt itself could not record one.
+
+    Raises:
+        Occupied: another job has the run.
+        Refused: a budget is used up, and result.json says which; or this attempt was opened before.
+        OSError: the run directory cannot be written.
+    """
+    if facts.get("executor") == "slurm":
+        require_free(run, attempt)
+        _require_new(run, attempt)
+    events = with_lost_announcement(run)
+    for record in all_histories(events):
+        if record.cause is None and record.attempt != attempt:
+            cause, reason = _end_of(run, events, record, attempt)
+            if cause is Cause.NODE_FAILURE:
+                _blame_nodes(run, events, record)
+            record_event(
+                run,
+                "ended",
+                attempt=record.attempt,
+                cause=cause.value,
+                step=record.committed,
+                reason=reason,
+                last_seen=_last_sign(run, events, record),
+                # For another job, a person has requested the next start.
+                restart_allowed=record.attempt.job in jobs_of(events, attempt.job),
+            )
+    # Another job is another submission by a person and starts with fresh budgets.
+    chain = jobs_of(events, attempt.job)
+    history = [record for record in histories(read_events(run)) if record.attempt.job in chain]
+    # After a start that finished, only the result is missing: this start writes it again.
+    if history and history[-1].cause not in (None, Cause.FINISHED):
+        decision = decide(history, budgets)
+        if not decision.restart:
+            events = read_events(run)
+            record_event(run, "refused", attempt=attempt, reason=decision.reason)
+            write_result(run, history[-1].cause, "", decision.reason, last_committed(events))
+            raise Refused(f"{run.name}: not started again: {decision.reason}")
+    claim(run, attempt)
+    if not history:
+        # The result of an earlier job: `submit` removes it, sbatch by hand does not.
+        run.result.unlink(missing_ok=True)
+    cluster = os.environ.get("SLURM_CLUSTER_NAME")
+    place = {"cluster": cluster} if cluster else {}
+    told: dict[str, Any] = {"host": socket.gethostname(), **place, **facts}
+    record_event(run, "opened", attempt=attempt, **told)
+
+
+def _require_new(run: RunDirectory, attempt: Attempt) -> None:
+    """Raise Refused if an earlier srun of the same allocation (salloc) has opened this attempt.
+
+    Files of that step (the rendezvous of the ranks, failures) would be mistaken for files of this step.
+
+    Raises:
+            Occupied: the attempt belongs to a job of another cluster with the same number.
+    """
+    here = os.environ.get("SLURM_CLUSTER_NAME")
+    for event in read_events(run):
+        if event.what != "opened" or event.attempt != attempt:
+            continue
+        there = event.fields.get("cluster", here)
+        if there != here:
+            raise Occupied(same_number(run, attempt.job, str(there)))
+        raise Refused(
+            f"{run.name}: attempt {attempt.owner} has run before in this allocation; start the next attempt "
+            f"with SLURM_RESTART_COUNT={attempt.restart + 1} in front of srun, or submit the run"
+        )
+
+
+def _end_of(
+    run: RunDirectory, events: Sequence[Event], record: AttemptRecord, successor: Attempt
+) -> tuple[Cause, str]:
+    mine = [event for event in events if event.attempt == record.attempt]
+    if any(event.what == "finished" for event in mine):
+        return Cause.FINISHED, "finished"
+    word = scheduler_word(batch_log(run, record.attempt))
+    words = ["preemption", "time-limit"]
+    # A job that Slurm starts again was not cancelled.
+    if record.attempt.job != successor.job:
+        words.append("cancelled")
+        word = "cancelled" if asked_to_end(events, record.attempt) else word
+    if word in words:
+        return Cause(word), f"{word}; killed before it could record its end"
+    hang = read_hang(run.attempt_logs(record.attempt.job, record.attempt.restart))
+    if hang is not None:
+        return Cause.HANG, hang.line
+    return (
+        Cause.NODE_FAILURE,
+        "ended without an exit record: its node failed, or all its processes died together",
+    )
+
+
+def _blame_nodes(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> None:
+    """Record the nodes of an attempt that Slurm reports as down."""
+    for event in events:
+        hosts = event.fields.get("hosts")
+        if event.what == "opened" and event.attempt == record.attempt and hosts:
+            try:
+                dead = record_dead_nodes(str(hosts), str(run.path), record.attempt.owner)
+            except OSError as error:
+                print(f"hpcrun: the bad-node list is not written: {error}", file=sys.stderr)
+                continue
+            if dead:
+                print(f"hpcrun: down since the previous attempt: {', '.join(dead)}", flush=True)
+
+
+def _last_sign(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> float:
+    """Return the last time (Unix seconds) at which an attempt without a recorded end was known to run."""
+    told = [event.time for event in events if event.attempt == record.attempt]
+    logged = [
+        line["time"]
+        for line in read_lines(run.metrics)
+        if line.get("restart") == record.attempt.restart and line.get("time", 0.0) >= record.started
+    ]
+    return float(max([record.started, *told, *logged]))

@@ -1,0 +1,158 @@
+"""The only module that asks Slurm to start a job again.
+
+Observed with Slurm 22.05, because no manual describes it: Slurm requeues a job that is preempted without a
+grace time, and its restart count rises while its processes still end. ``scontrol requeue`` succeeds for a job
+that has ended, and kills one that has been started again. It succeeds for a job that is being cancelled too:
+the job then waits for its next start. Only slurmstepd's message about the first of the two requests shows the
+cancellation.
+
+A job that ends by itself in the grace time of its preemption counts as failed up to Slurm 23.11; from 24.05
+on Slurm requeues it (see ``preempting``).
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from hpcrun import slurm
+from hpcrun.job.end.scheduler_view import (
+    JobView,
+    cancelled_now,
+    only_log_has_reason,
+    query_job,
+    wait_for_word,
+    word_of,
+)
+from hpcrun.job.preempting import slurm_requeues
+from hpcrun.job.retries import Clock, Retries
+from hpcrun.run.events import Attempt
+
+# Seconds. slurmstepd's message about an end reaches the batch log within milliseconds.
+WORD_PATIENCE = 5.0
+# Slurm ends the batch script KillWait (30 s) after the requeue.
+_CANCELS, _CANCEL_PAUSE = 3, 2.0
+
+Requeued = Literal["requeued", "by-slurm", "forbidden", "refused", "cancelled"]
+
+
+def requeue(
+    attempt: Attempt,
+    failed: Callable[[str, str], None],
+    asked: Callable[[], str | None] = lambda: None,
+    *,
+    until: float | None = None,
+    patience: float = WORD_PATIENCE,
+    clock: Clock | None = None,
+) -> Requeued:
+    """Make Slurm start the job again, unless it already does so, or a person or Slurm has ended the job.
+
+    Args:
+        failed: called with the kind of a refusal and Slurm's words, as :class:`Retries` says.
+        asked: returns the first recorded reason to end the attempt, such as ``cancelled``.
+        until: retry a controller that does not answer until then (Unix seconds); None: one try.
+        patience: seconds in which a reason may still appear.
+        clock: the time.
+
+    Returns:
+        "by-slurm" if Slurm requeues a preempted job after its end, "forbidden" if the controller refuses and
+        a new job must continue, "refused" without an answer.
+    """
+    clock = clock or Clock()
+    retries = Retries(failed, until, clock)
+    while True:
+        view = query_job(attempt.job)
+        kind, words = "transient", "the controller does not answer"
+        # Without the job's present state, a requeue could kill a newer start of the job.
+        if view is not None:
+            settled = _already(attempt, view, asked, patience)
+            if settled is not None:
+                return settled
+            answer = slurm.run(slurm.scontrol_requeue_command(attempt.job))
+            if answer.returncode == 0:
+                return _unless_cancelled(attempt, failed, asked, patience, clock)
+            kind, words = (
+                slurm.classify_requeue_error(answer.stderr),
+                " ".join(answer.stderr.split()),
+            )
+        if kind == "pending":
+            return "requeued"
+        if kind not in ("transient", "unknown"):
+            retries.report(kind, words)
+            return "forbidden"
+        if not retries.again(kind, words):
+            return "refused" if kind == "transient" else _refused_for_good(attempt, asked, patience)
+
+
+def _refused_for_good(
+    attempt: Attempt, asked: Callable[[], str | None], patience: float
+) -> Requeued:
+    """Return "forbidden" after the last refusal, unless the job's state has changed since then.
+
+    The follow-up job does not run at the same time: it waits for the end of this job, and it owns the run
+    from its submission on. If this job starts again nevertheless, ``require_free`` refuses that start.
+    """
+    view = query_job(attempt.job)
+    if view is None:
+        return "refused"
+    return _already(attempt, view, asked, patience) or "forbidden"
+
+
+def _already(
+    attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
+) -> Requeued | None:
+    """Return the reason why a requeue is unnecessary or wrong; None without such a reason."""
+    if view.restarts > attempt.restart or view.state == "PENDING":
+        return "requeued"
+    if is_cancelled(attempt, view, asked, patience):
+        return "cancelled"
+    if view.preempted and slurm_requeues(attempt.job):
+        return "by-slurm"
+    return None
+
+
+def is_cancelled(
+    attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
+) -> bool:
+    """Return True if the job is being cancelled, by its present state ``view`` and the recorded reasons.
+
+    A job that Slurm is ending for an unknown reason counts as cancelled.
+    """
+    if cancelled_now(view):
+        return True
+    unknown = view.being_ended and only_log_has_reason(view, attempt)
+    given = wait_for_word(asked, patience if unknown else 0.0)
+    return (given or word_of(view, attempt, "")) == "cancelled"
+
+
+def _unless_cancelled(
+    attempt: Attempt,
+    failed: Callable[[str, str], None],
+    asked: Callable[[], str | None],
+    patience: float,
+    clock: Clock,
+) -> Requeued:
+    """Cancel a job again that was requeued during its cancellation.
+
+    The requeue also ends the attempt, with a message in the log. The two messages have the order in which
+    Slurm got the requests: a cancellation after the requeue ends the waiting job anyway.
+    """
+    if wait_for_word(asked, patience) != "cancelled":
+        return "requeued"
+    problem = withdraw(attempt.job, clock)
+    if problem is None:
+        return "cancelled"
+    failed(
+        "cancel", f"{problem}; `scancel {attempt.job}` ends the job that waits for its next start"
+    )
+    return "requeued"
+
+
+def withdraw(job: str, clock: Clock) -> str | None:
+    """Cancel a waiting job; return None after success, otherwise Slurm's message."""
+    words = ""
+    for _ in range(_CANCELS):
+        answer = slurm.run(slurm.scancel_command(job))
+        if answer.returncode == 0:
+            return None
+        words = " ".join(answer.stderr.split())
+        clock.sleep(_CANCEL_PAUSE)
+    return words

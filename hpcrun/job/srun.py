@@ -1,0 +1,240 @@
+"""The srun command of a job: one task per rank, or one torchrun per node."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpcrun.errors import UserError
+from hpcrun.ranks.network.ports import is_free, port_candidates
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
+from hpcrun.slurm.hostlist import expand
+from hpcrun.slurm.node_setup import components, node_setup_command
+from hpcrun.slurm.options import given_option
+
+# The same message as slurmstepd writes for a program that it starts itself.
+_FOUND = (
+    'type -P "$1" > /dev/null || '
+    '{ echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
+)
+_SURVIVE = _FOUND + 'trap "" USR1 USR2; exec "$@"'
+_TELL_CORES = _FOUND + 'export SLURM_CPUS_PER_TASK="$0"; exec "$@"'
+# The variables by which srun learns the number of cores of a task.
+_CORES = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The part of the `job:` section that concerns the ranks; without values for a person's own script.
+
+    ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
+    ``signal_lead``: seconds from the warning to the time limit.
+    """
+
+    gpus: bool = False
+    setup: Sequence[str] = ()
+    node_setup: Sequence[str] = ()
+    preflight: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    srun_args: Sequence[str] = ()
+    container: Sequence[str] = ()
+    python: str | None = None
+    shares_cores: bool = False
+    signal_lead: float = 0.0
+
+
+def read_launch_options(run: RunDirectory) -> LaunchOptions:
+    """Return the launch options from the resolved config, which was checked at its submission.
+
+    Raises:
+        UserError: the file is not a resolved config.
+        OSError: the file cannot be read.
+    """
+    # The schema takes ten times as long to import, and the ranks would wait for it.
+    import yaml
+
+    try:
+        job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
+        return LaunchOptions(
+            gpus=not job.get("cpu"),
+            setup=[str(line) for line in job.get("setup") or ()],
+            node_setup=[str(line) for line in job.get("node_setup") or ()],
+            preflight=bool(job.get("preflight")),
+            env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
+            srun_args=[str(option) for option in job.get("srun_args") or ()],
+            container=[str(word) for word in job.get("container") or ()],
+            python=job.get("python"),
+            signal_lead=float(job.get("signal_lead") or 0.0),
+        )
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{run.config}: is not the config of a run; submit the run again"
+        ) from error
+
+
+def sharing_node(run: RunDirectory, options: LaunchOptions) -> LaunchOptions:
+    """Return the options for a run of one rank that shares its job's node with other runs.
+
+    The step gets all resources of the job, as do the steps of the other runs. Its name is that of the run.
+    """
+    shared = [
+        "--overlap",
+        *("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none"),
+        f"--job-name={run.path.name}",
+    ]
+    # A script uses this port, so all runs of the job would try the same port.
+    port = str(port_candidates(str(run.path), 1)[0])
+    return replace(
+        options,
+        srun_args=[*options.srun_args, *shared],
+        env={"MASTER_PORT": port} | dict(options.env),
+        shares_cores=True,
+    )
+
+
+def srun_command(
+    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+) -> list[str]:
+    """Return the command that starts one task per rank."""
+    cores = environ.get("SLURM_CPUS_PER_TASK")
+    size = environ.get("SLURM_HET_SIZE")
+    groups = None if given_option(options.srun_args, "het-group") else size
+    # A step with a request for cores gets only these, and Slurm gives overlapping steps the same cores.
+    shared = options.shares_cores and cores is not None
+    return [
+        *(["env", *(word for name in _CORES for word in ("-u", name))] if shared else []),
+        "srun",
+        # Without this option, the other ranks would wait for a dead rank in a collective.
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+        # If the site makes sbatch export no variables, srun would export none either.
+        "--export=ALL",
+        # srun of 22.05 and 23.02 does not inherit this option from sbatch.
+        *([f"--cpus-per-task={cores}"] if cores and not shared else []),
+        # Without this option only the first component starts.
+        *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
+        *options.srun_args,
+        f"--output={_log_folder(run, attempt)}/rank-%5t.log",
+        *(["bash", "-c", _TELL_CORES, str(cores)] if shared else []),
+        *surviving(options.container),
+        *options.container,
+        *(options.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
+    ]
+
+
+def node_setup_steps(
+    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+) -> list[list[str]]:
+    """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
+
+    Raises:
+        ClusterError: the groups or nodes in ``srun_args`` cannot be read.
+    """
+    if not options.node_setup:
+        return []
+    parts = components(environ, options.srun_args)
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    # The shell has exported job.env before this srun.
+    return [node_setup_command(parts, options.node_setup, folder)]
+
+
+def preflight_steps(run: RunDirectory, options: LaunchOptions) -> list[list[str]]:
+    """Return the program that checks the nodes before the ranks; none without ``preflight``."""
+    if not options.preflight:
+        return []
+    return [[sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]]
+
+
+def surviving(container: Sequence[str]) -> list[str]:
+    """Return the words in front of a container's command that make it ignore the warning signal.
+
+    Without them a wrapper without signal handlers would die at the warning, while its rank saves. SIGTERM
+    still ends the wrapper, also during its start.
+    """
+    if not container:
+        return []
+    return ["bash", "-c", _SURVIVE, "hpcrun"]
+
+
+def torchrun_command(
+    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+) -> list[str]:
+    """Return the command that starts one torchrun per node; its ranks meet on the first node.
+
+    Raises:
+        UserError: RANKS is not a number.
+    """
+    nodes, ranks = environ.get("SLURM_NNODES", "1"), _ranks_per_node(environ)
+    hosts = expand(environ["SLURM_JOB_NODELIST"])
+    python = options.python or sys.executable
+    # SLURM_NODEID exists inside the step only. SIGUSR2 also reaches torchrun, which would die of it.
+    start = (
+        'trap "" USR1 USR2; exec "$0" -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@" '
+        "--max-restarts=0 -m hpcrun.worker " + '"$HPCRUN_RUN"'
+    )
+    return [
+        "srun",
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+        "--export=ALL",
+        # No --cpus-per-task: the only task of a node uses all cores of the job there.
+        *(f"--ntasks={nodes}", "--ntasks-per-node=1"),
+        f"--output={_log_folder(run, attempt)}/torchrun-%n.log",
+        *("bash", "-c", start, python),
+        *(f"--nnodes={nodes}", f"--nproc-per-node={ranks}"),
+        *(f"--master-addr={hosts[0]}", f"--master-port={_free_port(attempt)}"),
+    ]
+
+
+def torchrun_variables(
+    run: RunDirectory, attempt: Attempt, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return variables for the ranks under torchrun: the number of threads, and the folder of their logs."""
+    ranks = _ranks_per_node(environ)
+    cores = environ.get("SLURM_CPUS_ON_NODE", "1")
+    threads = int(cores) // ranks if cores.isdecimal() else 1
+    return {
+        # torchrun would set it to 1, whatever cores there are.
+        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(threads, 1)),
+        # torchrun mixes the output of its ranks.
+        "HPCRUN_RANK_LOGS": str(run.attempt_logs(attempt.job, attempt.restart)),
+        "HPCRUN_RUN": str(run.path),
+    }
+
+
+def _ranks_per_node(environ: Mapping[str, str]) -> int:
+    given = environ.get("RANKS") or environ.get("SLURM_GPUS_ON_NODE") or "1"
+    if not given.isdecimal() or int(given) < 1:
+        raise UserError(f"RANKS is {given!r}: set it to the number of ranks per node")
+    return int(given)
+
+
+def _free_port(attempt: Attempt) -> int:
+    """Return a port that is free here, on the first node."""
+    for port in port_candidates(attempt.owner):
+        if is_free("", port):
+            return port
+    raise UserError("no free port for torchrun; `ss -ltn` shows the processes that use the ports")
+
+
+def _log_folder(run: RunDirectory, attempt: Attempt) -> str:
+    # In the name of a log % starts a field of Slurm's.
+    return str(run.attempt_logs(attempt.job, attempt.restart)).replace("%", "%%")
+
+
+def link_batch_log(run: RunDirectory, attempt: Attempt, kind: str = "batch") -> None:
+    """Link the output of this batch script under a name that the classification reads.
+
+    Args:
+        kind: ``batch`` for a person's own script; ``pack`` for the script of several runs.
+    """
+    link = run.logs / f"{kind}-{attempt.job}.log"
+    if link.exists():
+        return
+    target = os.readlink("/proc/self/fd/1")  # noqa: PTH115  (also a pipe's)
+    link.unlink(missing_ok=True)
+    if Path(target).is_file():
+        link.symlink_to(target)

@@ -1,1 +1,0 @@
-"""Submission to Slurm: batch scripts, options of sbatch, job arrays, and the executor."""

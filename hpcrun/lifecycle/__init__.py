@@ -1,1 +1,0 @@
-"""Staying alive: signals, agreement between ranks, deadlines, causes, budgets, requeue."""

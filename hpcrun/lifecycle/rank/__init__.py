@@ -1,1 +1,0 @@
-"""Helpers of a rank next to the training: deadline, watchdog process, stacks, addresses."""

@@ -1,0 +1,1 @@
+"""The ranks beside their training: placement, signals, agreement, watchdog, control groups."""

@@ -1,0 +1,144 @@
+"""The network interfaces of this host: those for the rendezvous, and those for gloo and NCCL."""
+
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+
+from hpcrun.errors import NodeUnfit
+from hpcrun.ranks.launchers import LOOPBACK, in_local_cluster, step_hosts
+from hpcrun.ranks.network.addresses import (
+    bound_address,
+    is_link_local,
+    is_loopback,
+    is_only_loopback,
+    is_sound,
+    outward_address,
+)
+
+
+def own_interfaces() -> dict[str, list[str]]:
+    """Return the addresses of each interface that is up: IPv4 first, neither loopback nor link-local.
+
+    IPv4's link-local addresses (169.254.x.x) are returned if this host has no other address. Such an
+    address often leads only to the host's management controller.
+    """
+    import psutil
+
+    state = psutil.net_if_stats()
+    found: dict[str, list[str]] = {}
+    local: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        if name in state and not state[name].isup:
+            continue
+        addresses = [
+            entry.address
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for entry in entries
+            if entry.family == family and "%" not in entry.address
+        ]
+        useful = [address for address in addresses if not is_loopback(address)]
+        routed = [address for address in useful if not is_link_local(address)]
+        if routed:
+            found[name] = routed
+        elif useful:
+            local[name] = useful
+    return found or local
+
+
+def chosen_interfaces(wanted: str, names: Iterable[str]) -> list[str]:
+    """Return the ``names`` that ``wanted`` selects, as NCCL reads NCCL_SOCKET_IFNAME.
+
+    ``wanted`` is a comma-separated list of prefixes. After ``=`` they are full names, and after ``^`` or
+    ``^=`` the matching interfaces are excluded. Names come in the order of the list.
+    """
+    excluding = wanted.startswith("^")
+    rest = wanted.removeprefix("^")
+    exact = rest.startswith("=")
+    patterns = [part.strip() for part in rest.removeprefix("=").split(",") if part.strip()]
+
+    def matches(name: str, pattern: str) -> bool:
+        return name == pattern if exact else name.startswith(pattern)
+
+    names = list(names)
+    if excluding:
+        return [name for name in names if not any(matches(name, it) for it in patterns)]
+    return list(dict.fromkeys(name for it in patterns for name in names if matches(name, it)))
+
+
+def interface_variables(
+    wanted: str, environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """Return variables that make gloo and NCCL use the interfaces in ``wanted``, unless they are set.
+
+    NCCL reads ``wanted`` itself. gloo takes full names only, so it gets the first interface found.
+
+    Raises:
+        NodeUnfit: this host has no such interface.
+    """
+    chosen = chosen_interfaces(wanted, interfaces)
+    if not chosen:
+        have = ", ".join(f"{name} ({own[0]})" for name, own in interfaces.items()) or "none"
+        raise NodeUnfit(
+            f"{socket.gethostname()}: job.interface={wanted} names no interface of this node that is up "
+            f"and has an address; it has {have}; correct job.interface, or exclude the node (job.exclude)"
+        )
+    found = {"GLOO_SOCKET_IFNAME": chosen[0], "NCCL_SOCKET_IFNAME": wanted}
+    return {name: value for name, value in found.items() if not environ.get(name)}
+
+
+def rendezvous_addresses(
+    environ: Mapping[str, str],
+    wanted: str | None = None,
+    interfaces: Mapping[str, Sequence[str]] | None = None,
+) -> list[str]:
+    """Return the names and addresses of this host for the other ranks to try, best first.
+
+    Args:
+        environ: the environment of rank 0.
+        wanted: ``job.interface``.
+        interfaces: the addresses of this host by interface; None: from the kernel.
+
+    MASTER_ADDR comes first, then the wanted interfaces, then names that are reachable here, then numeric
+    addresses, then names that only other hosts may know.
+    """
+    if in_local_cluster(environ):
+        return [LOOPBACK]
+    interfaces = own_interfaces() if interfaces is None else interfaces
+    chosen = chosen_interfaces(wanted, interfaces) if wanted else []
+    hosts = step_hosts(environ)
+    names = [environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
+    sound = [name for name in names if name and is_sound(name)]
+    given = environ.get("MASTER_ADDR", "")
+    outward = outward_address(hosts)
+    found = [
+        *([given] if given and not (len(hosts) > 1 and is_only_loopback(given)) else []),
+        *(address for name in chosen for address in interfaces[name]),
+        *sound,
+        *([outward] if outward else []),
+        *(address for addresses in interfaces.values() for address in addresses),
+        *names,
+        *([LOOPBACK] if len(hosts) < 2 else []),
+    ]
+    return list(dict.fromkeys(name for name in found if name))
+
+
+def gloo_interface(
+    environ: Mapping[str, str],
+    peers: Sequence[str],
+    interfaces: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, str]:
+    """Return ``GLOO_SOCKET_IFNAME`` if gloo would bind an address that ``peers`` cannot reach; else {}.
+
+    gloo binds the first usable address of the host name, and a loopback address if there is
+    none. ``peers`` are the step's other hosts, by name or, better, by an address that was seen to work.
+    """
+    if "GLOO_SOCKET_IFNAME" in environ or len(step_hosts(environ)) < 2:
+        return {}
+    interfaces = own_interfaces() if interfaces is None else interfaces
+    by_address = {address: name for name, own in interfaces.items() for address in own}
+    bound = bound_address(socket.gethostname())
+    sound = bound is not None and not is_loopback(bound)
+    outward = outward_address(peers) or (None if sound else next(iter(by_address), None))
+    name = by_address.get(outward or "")
+    if name is None or (sound and by_address.get(bound or "") == name):
+        return {}
+    return {"GLOO_SOCKET_IFNAME": name}

@@ -1,0 +1,305 @@
+"""TreeGroup: a process group made of a tree of small gloo groups, for large worlds.
+
+A gloo group connects every rank with every other rank. In a tree, a collective goes up to rank 0 and its
+result comes down again, so a rank is connected only to its neighbors, and a leader to a few more ranks.
+"""
+
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d
+
+from hpcrun.ranks.subgroups import (
+    Subgroup,
+    collected,
+    dealt_out,
+    handed_down,
+    make_parts,
+    reduced,
+)
+
+# Torch's type stubs lack the reduction operators.
+_c10d: Any = _distributed_c10d
+
+_REMEMBERED = 32
+"""Number of latest collectives to keep by name, for the diagnosis of a hang."""
+
+"""Maximum seconds that a shutdown waits for started collectives."""
+
+_REDUCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
+    _c10d.ReduceOp.SUM: lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+    _c10d.ReduceOp.MIN: lambda stacked: stacked.amin(0),
+    _c10d.ReduceOp.MAX: lambda stacked: stacked.amax(0),
+}
+
+
+class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
+    """The collectives that decisions and gathered objects need, on CPU tensors only.
+
+    ``torch.distributed``'s functions accept it as ``group``. A thread runs the collectives in the order in
+    which they were started, so an asynchronous collective runs while training computes.
+
+    If a collective fails on a rank (a peer is gone, or the timeout is over), the rank closes its connections.
+    Its peers then fail in turn, up and down the tree, so no rank waits for its own timeout.
+
+    Args:
+        store: key-value store in which the ranks find each other; no other group uses it.
+        timeout: limit for waiting for the peers in one level of a collective.
+        fan_out: maximum members of a small group.
+        longest_end: seconds for which :meth:`shutdown` waits for the started collectives.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        *,
+        fan_out: int,
+        longest_end: float = 60.0,
+    ) -> None:
+        super().__init__(rank, size)
+        self._me, self._size, self._longest_end = rank, size, longest_end
+        self._names = {"name": "", "desc": ""}
+        self.options = _Limit(timeout)
+        self._begun: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self._numbers = itertools.count(1)
+        self._parts = make_parts(store, rank, size, timeout, fan_out)
+        self._work: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_carry_out, args=(self._work, self._parts), name="hpcrun-control", daemon=True
+        )
+        self._thread.start()
+
+    # torch.distributed needs the following of every group; for its own groups C++ code provides it.
+
+    supports_splitting = False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> "TreeGroup":
+        return self
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of this group."""
+        return self._names["name"]
+
+    @property
+    def group_desc(self) -> str:
+        """The purpose of this group."""
+        return self._names["desc"]
+
+    def _set_group_name(self, name: str) -> None:
+        self._names["name"] = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._names["desc"] = description
+
+    def _set_default_timeout(self, limit: timedelta) -> None:
+        self.options._timeout = limit
+        for part in list(self._parts):
+            part.set_timeout(limit)
+
+    def begun(self) -> list[tuple[int, str]]:
+        """Return this rank's latest collectives by number, such as ``(43, "all_reduce of 1")``."""
+        return list(self._begun)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> "_Pending":
+        """Reduce every rank's tensor by sum, minimum or maximum, in place on every rank."""
+        (tensor,) = _listed(tensors)
+        reduction = _reduction(opts)
+
+        def run(parts: list[Subgroup]) -> None:
+            total = reduced(parts, tensor.detach().reshape(-1).clone(), reduction)
+            tensor.copy_(handed_down(parts, total).view_as(tensor))
+
+        return self._begin(f"all_reduce of {tensor.numel()}", run)
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> "_Pending":
+        """Broadcast one rank's tensor, in place on every rank."""
+        (tensor,) = _listed(tensors)
+        root = 0 if opts is None else opts.rootRank
+
+        def run(parts: list[Subgroup]) -> None:
+            value = _bytes(tensor)
+            if root:
+                # Send it up to rank 0 first: a maximum with zeros leaves the bytes unchanged.
+                given = value if self._me == root else torch.zeros_like(value)
+                value = reduced(parts, given, _REDUCTIONS[_c10d.ReduceOp.MAX])
+            _put(tensor, handed_down(parts, value))
+
+        return self._begin(f"broadcast of {tensor.numel()}", run)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> "_Pending":
+        """Gather every rank's tensor on every rank, in rank order; all have the same size."""
+        (tensor,), (into,) = _listed(inputs), outputs
+
+        def run(parts: list[Subgroup]) -> None:
+            mine = _bytes(tensor)
+            found = collected(parts, mine, self._size)
+            if found is None:
+                found = torch.empty(self._size * mine.numel(), dtype=torch.uint8)
+            _deal(into, handed_down(parts, found))
+
+        return self._begin(f"all_gather of {tensor.numel()}", run)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> "_Pending":
+        """Gather every rank's tensor on one rank, in rank order; all have the same size."""
+        root = 0 if opts is None else opts.rootRank
+        (tensor,) = _listed(inputs)
+        if root:
+            blank = [torch.empty_like(tensor) for _ in range(self._size)]
+            return self.allgather([outputs[0] if self._me == root else blank], inputs)
+
+        def run(parts: list[Subgroup]) -> None:
+            found = collected(parts, _bytes(tensor), self._size)
+            if found is not None:
+                _deal(outputs[0], found)
+
+        return self._begin(f"gather of {tensor.numel()}", run)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "_Pending":
+        """Scatter the tensors of rank 0, one per rank; all have the same size.
+
+        Raises:
+            ValueError: the root is not rank 0.
+        """
+        if opts is not None and opts.rootRank:
+            raise ValueError(f"a control group scatters from rank 0, not from {opts.rootRank}")
+        (tensor,) = _listed(outputs)
+
+        def run(parts: list[Subgroup]) -> None:
+            blocks = [_bytes(piece) for piece in inputs[0]] if inputs else []
+            block = torch.cat(blocks) if blocks else torch.empty(0, dtype=torch.uint8)
+            _put(tensor, dealt_out(parts, block, tensor.numel() * tensor.element_size()))
+
+        return self._begin(f"scatter of {tensor.numel()}", run)
+
+    def barrier(self, opts: Any = None) -> "_Pending":
+        """Finish when every rank has started the barrier."""
+
+        def run(parts: list[Subgroup]) -> None:
+            value = torch.zeros(1, dtype=torch.uint8)
+            handed_down(parts, reduced(parts, value, _REDUCTIONS[_c10d.ReduceOp.MAX]))
+
+        return self._begin("barrier", run)
+
+    def shutdown(self) -> None:
+        """Close the connections after the started collectives have ended.
+
+        A rank waits at most ``longest_end`` seconds, so that a peer that neither answers nor ends cannot
+        block the end of this rank. The connections then close with the process.
+        """
+        self._work.put(None)
+        self._thread.join(self._longest_end)
+
+    def abort(self) -> None:
+        """Do the same as :meth:`shutdown`: a started collective ends by its timeout."""
+        self.shutdown()
+
+    def getBackendName(self) -> str:
+        """Return the name that torch prints."""
+        return "hpcrun_tree"
+
+    def _begin(self, name: str, run: "Callable[[list[Subgroup]], None]") -> "_Pending":
+        self._begun.append((next(self._numbers), name))
+        pending = _Pending(run)
+        self._work.put(pending)
+        return pending
+
+
+class _Pending:
+    """A started collective: the part of torch's ``Work`` that callers use."""
+
+    def __init__(self, run: "Callable[[list[Subgroup]], None]") -> None:
+        self._run = run
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the tensors hold the result; raises RuntimeError if a peer is gone or late."""
+        if not self._over.wait(None if timeout is None else timeout.total_seconds()):
+            raise RuntimeError(f"a collective has not ended within {timeout}")
+        if self._error is not None:
+            raise RuntimeError(str(self._error)) from self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True if :meth:`wait` would not block."""
+        return self._over.is_set()
+
+    def carry_out(self, parts: "list[Subgroup]") -> BaseException | None:
+        """Run the collective; return its exception, or None."""
+        try:
+            self._run(parts)
+        except BaseException as error:  # wait() raises it.
+            self.fail(error)
+            return error
+        self._over.set()
+        return None
+
+    def fail(self, error: BaseException) -> None:
+        """Make :meth:`wait` raise ``error``."""
+        self._error = error
+        self._over.set()
+
+
+@dataclass
+class _Limit:
+    """The part of gloo's options that torch reads: the timeout of a collective."""
+
+    _timeout: timedelta
+
+
+def _carry_out(work: "queue.SimpleQueue[_Pending | None]", parts: list[Subgroup]) -> None:
+    """Run the collectives in ``work`` one at a time; close the connections at the end or first failure."""
+    broken: BaseException | None = None
+    while (pending := work.get()) is not None:
+        if broken is not None:
+            pending.fail(broken)
+            continue
+        broken = pending.carry_out(parts)
+        if broken is not None:
+            # Frames hold references to groups; a group closes its connections with the last reference.
+            broken = broken.with_traceback(None)
+            parts.clear()
+        del pending
+    parts.clear()
+
+
+def _deal(into: list[Tensor], found: Tensor) -> None:
+    for tensor, piece in zip(into, found.chunk(len(into)), strict=True):
+        _put(tensor, piece)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+
+
+def _put(tensor: Tensor, found: Tensor) -> None:
+    tensor.detach().copy_(found.clone().view(tensor.dtype).view_as(tensor))
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    """Return the tensors as a list: torch passes a list to a collective, or one tensor."""
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _reduction(opts: Any) -> Callable[[Tensor], Tensor]:
+    wanted = _c10d.ReduceOp.SUM if opts is None else opts.reduceOp
+    for kind, reduction in _REDUCTIONS.items():
+        if wanted == kind:
+            return reduction
+    raise ValueError(f"a control group reduces by SUM, MIN or MAX, not by {wanted}")

@@ -1,0 +1,213 @@
+"""The runs of a results file, with what the figures and tables need of each."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrun.job.goodput import Goodput, goodput
+from hpcrun.results.collect.summary import counted
+from hpcrun.results.config_text import flat
+from hpcrun.results.frames import config_of, fields
+from hpcrun.results.labels import labels
+from hpcrun.results.store import ResultsFile
+from hpcrun.run.events import Attempt, Event
+
+# The columns that figures and tables read, in addition to the requested metric.
+_KEPT = re.compile(
+    r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|memory_gb|step_time|data_wait"
+    r"|gpu_util(ization)?|gpu_memory_gb|.*_per_second)$"
+)
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """One run of a results file.
+
+    Args:
+        key: unique name in the file.
+        label: unique name for people.
+        path: real path of the run directory, which may be gone.
+        ended: Unix seconds of the end; None for a run without a result.
+        seen: Unix seconds of the last sign of life.
+        config: the config, with dotted keys; options of a command as ``--name``.
+        columns: the rows of metrics that count, by name.
+    """
+
+    key: str
+    label: str
+    name: str
+    path: str
+    state: str
+    cause: str
+    reason: str
+    executor: str
+    created: float | None
+    ended: float | None
+    seen: float | None
+    seed: Any
+    step: int | None
+    attempts: int
+    config: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    result: Mapping[str, Any]
+    events: Sequence[Event]
+    columns: Mapping[str, NDArray[Any]] = field(repr=False)
+
+    @property
+    def goodput(self) -> Goodput:
+        """The parts of the time from the first event to the end, or to the last sign of life."""
+        return goodput(self.events, self.ended or self.seen or 0.0)
+
+    @property
+    def wall(self) -> float:
+        """Seconds from the first event to the last."""
+        return self.goodput.wall
+
+    def series(self, metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the steps and the finite values of ``metric``, in the order of the steps.
+
+        If the step is missing or a text, the number of the row replaces it, as in the summary.
+        """
+        column, along = self.columns.get(metric), self.columns.get("step")
+        if column is None or column.dtype.kind not in "iufb":
+            return np.empty(0), np.empty(0)
+        if along is None or along.dtype.kind not in "iuf":
+            along = np.arange(len(column))
+        xs, ys = along.astype(np.float64), column.astype(np.float64)
+        good = np.isfinite(xs) & np.isfinite(ys)
+        order = np.argsort(xs[good], kind="stable")
+        return xs[good][order], ys[good][order]
+
+    def median(self, metric: str) -> float | None:
+        """Return the median of a metric's finite values, or None if there are none."""
+        _, values = self.series(metric)
+        return float(np.median(values)) if len(values) else None
+
+    @property
+    def throughput(self) -> str | None:
+        """The name of the metric that counts samples, tokens or images in a second."""
+        names = sorted(name for name in self.columns if name.endswith("_per_second"))
+        return names[0] if names else None
+
+
+def read_runs(store: ResultsFile, *metrics: str) -> list[ReportedRun]:
+    """Return all runs of ``store`` in the order of their names, with the columns ``metrics``."""
+    table = store.table("runs")
+    known = labels(store)
+    return [_run(store, row, known[row["run"].decode()], metrics) for row in table]
+
+
+def _run(store: ResultsFile, row: Any, label: str, metrics: Sequence[str]) -> ReportedRun:
+    key = row["run"].decode()
+    columns = _columns(store, key, metrics)
+    events = _events(store, key)
+    config = _with_options(flat(config_of(store, key)))
+    return ReportedRun(
+        key=key,
+        label=label,
+        name=row["name"].decode(),
+        path=row["path"].decode(),
+        state=row["state"].decode(),
+        cause=row["cause"].decode(),
+        reason=row["reason"].decode(),
+        executor=row["executor"].decode(),
+        created=_known(row["created"]),
+        ended=_known(row["ended"]),
+        seen=_last_sign(events, columns, _known(row["ended"])),
+        seed=config.get("seed"),
+        step=int(row["step"]) if row["step"] >= 0 else None,
+        attempts=int(row["attempts"]),
+        config=config,
+        identity=_document(store, key, "identity"),
+        result=_document(store, key, "result"),
+        events=events,
+        columns=columns,
+    )
+
+
+def _columns(store: ResultsFile, key: str, metrics: Sequence[str]) -> dict[str, NDArray[Any]]:
+    records = store.metrics(key)
+    if records is None:
+        return {}
+    whole = fields(records)
+    keep = counted(whole, len(records))
+    return {
+        name: np.ascontiguousarray(column if keep is None else column[keep])
+        for name, column in whole.items()
+        if name in metrics or _KEPT.match(name)
+    }
+
+
+def _events(store: ResultsFile, key: str) -> list[Event]:
+    records = store.events(key)
+    return [] if records is None else [_event(row) for row in records]
+
+
+def _event(row: Any) -> Event:
+    job = row["job"].decode()
+    return Event(
+        what=row["event"].decode(),
+        time=float(row["time"]),
+        attempt=Attempt(job, int(row["restart"])) if job else None,
+        cause=row["cause"].decode() or None,
+        step=int(row["step"]) if row["step"] >= 0 else None,
+        fields=json.loads(row["fields"].decode() or "{}"),
+    )
+
+
+def _typed(word: str) -> Any:
+    """Return a word of a command as a number or a boolean, if it is one."""
+    if word in _WORDS:
+        return _WORDS[word]
+    if re.fullmatch(r"-?\d+(\.\d+)?(e[-+]?\d+)?", word):
+        return float(word) if "." in word or "e" in word else int(word)
+    return word
+
+
+def _document(store: ResultsFile, key: str, name: str) -> dict[str, Any]:
+    raw = store.document(key, name)
+    found = json.loads(raw) if raw else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _last_sign(
+    events: Sequence[Event], columns: Mapping[str, NDArray[Any]], ended: float | None
+) -> float | None:
+    times = [event.time for event in events]
+    logged = columns.get("time")
+    if logged is not None and logged.dtype.kind in "iuf" and np.isfinite(logged).any():
+        times.append(float(np.nanmax(logged)))
+    if ended is not None:
+        times.append(ended)
+    return max(times, default=None)
+
+
+def _with_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Add the options of a command, such as ``--lr 0.1``, as keys."""
+    command = config.get("command")
+    if not isinstance(command, list):
+        return config
+    words = [str(word) for word in command]
+    for at, word in enumerate(words):
+        if not re.match(r"--[A-Za-z]", word):
+            continue
+        name, equals, value = word.partition("=")
+        following = words[at + 1] if at + 1 < len(words) else "--"
+        if equals:
+            config[name] = _typed(value)
+        else:
+            config[name] = True if following.startswith("--") else _typed(following)
+    return config

@@ -1,0 +1,195 @@
+"""Nodes to exclude from a job, according to the bad-node list and to Slurm.
+
+A job that excludes all nodes on which it could run waits forever. So nodes are excluded only if enough
+nodes certainly remain, and the exclusion is withdrawn if Slurm then reports that no node fits.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hpcrun import slurm
+from hpcrun.slurm.bad_node_list import add_failure, bad_nodes_path, node_failures, spare, suspects
+from hpcrun.slurm.hostlist import expand
+from hpcrun.slurm.node_table import parse_sinfo_gres, sinfo_gres_command
+
+_DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
+# sinfo's long state names; a "*" at the end: the node does not respond, "$": maintenance.
+_LIVING = ("idle", "mixed", "allocated", "completing", "planned")
+_NOT_NOW = ("*", "$")
+# With one of these options, only Slurm knows how many nodes fit.
+_FIXING = ("--nodelist", "-w", "--nodefile", "-F", "--reservation", "--constraint", "-C")
+_PARTITION = ("--partition", "-p")
+_STUCK = ("BadConstraints", "ReqNodeNotAvail")
+# A GPU type may begin with a digit (2080ti), or be a number (4090) before the count.
+_GPU = re.compile(
+    r"gpu(?:[:=](?P<count>\d+)|:(?P<kind>[^:=,(\s]+?)(?:[:=](?P<counted>\d+))?)?(?=[,(\s]|$)"
+)
+_LOOKS, _PAUSE = 10, 0.2
+
+
+@dataclass(frozen=True)
+class NodeRequest:
+    """The nodes that a job requests: ``nodes`` of ``partition``, each with ``gpus`` (by type; "": any).
+
+    ``fixed``: requested by name, reservation or feature, so the number of alternatives is unknown.
+    ``excluded``: nodes that the job already excludes.
+    """
+
+    partition: str | None
+    nodes: int
+    fixed: bool = False
+    gpus: Mapping[str, int] | None = None
+    excluded: frozenset[str] = frozenset()
+
+
+def with_options(request: NodeRequest, options: Sequence[str]) -> NodeRequest:
+    """Return ``request`` as changed by further options of sbatch (``--reservation=x``, ``-w n1``)."""
+    names = [option.partition("=")[0] for option in options]
+    short = [option[:2] for option in options if option[:1] == "-" and option[:2] != "--"]
+    fixed = request.fixed or any(name in _FIXING for name in (*names, *short))
+    partition = request.partition
+    for option, following in zip(options, [*options, ""][1:], strict=True):
+        name, assigned, value = option.partition("=")
+        if name in _PARTITION:
+            partition = value if assigned else following
+        elif option.startswith("-p") and len(option) > 2:
+            partition = option[2:]
+    return replace(request, partition=partition, fixed=fixed)
+
+
+def request_of(facts: Mapping[str, str], nodes: int = 1) -> NodeRequest:
+    """Return the request of a job, from the fields of ``scontrol show job``.
+
+    Args:
+        nodes: minimum number of nodes; while a job ends, Slurm shows only the unfinished nodes.
+    """
+    wanted = ("ReqNodeList", "Features", "Reservation")
+    count = re.match(r"\d+", facts.get("NumNodes", ""))
+    gpus = _gpus(facts.get("TresPerNode", ""))
+    return NodeRequest(
+        facts.get("Partition") or None,
+        max(nodes, int(count[0]) if count else 1),
+        any(facts.get(key, "(null)") not in ("", "(null)") for key in wanted),
+        gpus or None,
+        excluded_nodes(facts),
+    )
+
+
+def excluded_nodes(facts: Mapping[str, str]) -> frozenset[str]:
+    """Return the nodes that a job excludes, from the fields of ``scontrol show job``."""
+    listed = facts.get("ExcNodeList", "(null)")
+    return frozenset() if listed in ("", "(null)") else frozenset(expand(listed))
+
+
+def nodes_to_avoid(
+    request: NodeRequest,
+    *,
+    after: int | None,
+    hours: float,
+    unfit: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Return ``unfit`` and the nodes that failed at least ``after`` times in the last ``hours``, worst first.
+
+    As many usable nodes as the job needs always remain. No node is avoided if Slurm does not answer, if
+    the request is fixed, or if ``after`` is None.
+
+    Args:
+        unfit: nodes that a check has just found unfit, even if they rarely failed.
+    """
+    if after is None or request.fixed:
+        return []
+    bad = suspects(node_failures(bad_nodes_path(environ), time.time() - hours * 3600), after)
+    return nodes_to_spare(list(dict.fromkeys([*unfit, *bad])), request)
+
+
+def nodes_to_spare(hosts: Sequence[str], request: NodeRequest) -> list[str]:
+    """Return the hosts, first ones first, without which a job with this request can still run.
+
+    A requeued job first waits for its begin time, and only then does Slurm report that no node
+    fits. So the nodes are counted before any is excluded.
+    """
+    if request.fixed or not hosts:
+        return []
+    listed = slurm.run(sinfo_gres_command(request.partition))
+    if listed.returncode != 0:
+        return []
+    return spare(hosts, _usable(listed.stdout, request), request.nodes)
+
+
+def take_back_if_stuck(job: str, given: Sequence[str]) -> str | None:
+    """Exclude only ``given`` nodes again if the pending ``job`` fits on no other node.
+
+    Call it right after an exclusion. Returns Slurm's reason if the exclusion was withdrawn, else None.
+    """
+    reason = _pending_reason(job)
+    if reason is None or not reason.startswith(_STUCK):
+        return None
+    slurm.run(slurm.scontrol_exclude_command(job, given))
+    return reason
+
+
+def record_dead_nodes(
+    hosts: str, run: str, attempt: str, environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Record the nodes of ``hosts`` (a host list) that Slurm reports as down; return them.
+
+    Args:
+        attempt: the start of the job that had the nodes.
+
+    Raises:
+        OSError: the bad-node list cannot be written.
+    """
+    listed = slurm.run(slurm.sinfo_command(hosts=expand(hosts)))
+    states = slurm.parse_sinfo(listed.stdout) if listed.returncode == 0 else {}
+    dead = [node for node, state in states.items() if state.upper().startswith(_DEAD)]
+    for node in dead:
+        add_failure(bad_nodes_path(environ), node, f"node failure ({states[node]})", run, attempt)
+    return dead
+
+
+def _pending_reason(job: str) -> str | None:
+    """Return the reason for which the job waits, after the scheduler has considered it."""
+    for _ in range(_LOOKS):
+        shown = slurm.run(slurm.scontrol_show_job_command(job))
+        facts = slurm.parse_show_job(shown.stdout) if shown.returncode == 0 else {}
+        if facts.get("JobState") != "PENDING":
+            return None
+        if facts.get("Reason", "None") != "None":
+            return facts["Reason"]
+        time.sleep(_PAUSE)
+    return None
+
+
+def _usable(listed: str, request: NodeRequest) -> dict[str, dict[str, bool]]:
+    """Return, for each partition of the job, its nodes and whether each could run the job now."""
+    rows = parse_sinfo_gres(listed)
+    default = {row.partition for row in rows if row.default}
+    if request.partition is None and default:
+        rows = [row for row in rows if row.partition in default]
+    found: dict[str, dict[str, bool]] = {}
+    for row in rows:
+        living = row.state.startswith(_LIVING) and not row.state.endswith(_NOT_NOW)
+        usable = living and row.node not in request.excluded
+        found.setdefault(row.partition, {})[row.node] = usable and _fits(row.gres, request.gpus)
+    return found
+
+
+def _fits(gres: str, wanted: Mapping[str, int] | None) -> bool:
+    has = _gpus(gres)
+    return all(
+        (has.get(kind, 0) if kind else sum(has.values())) >= count
+        for kind, count in (wanted or {}).items()
+    )
+
+
+def _gpus(text: str) -> dict[str, int]:
+    """Read the GPUs by kind from Slurm's text: ``gpu:a100:4(S:0-1)``, ``gres/gpu:2``, ``gres:gpu``."""
+    found: dict[str, int] = {}
+    for gpu in _GPU.finditer(text):
+        kind = gpu["kind"] or ""
+        found[kind] = found.get(kind, 0) + int(gpu["count"] or gpu["counted"] or 1)
+    return found

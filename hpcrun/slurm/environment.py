@@ -1,0 +1,181 @@
+"""Clean the environment before a submission, and quote variables for a batch script.
+
+A job submitted from inside another job inherits its SLURM_* variables, and sbatch and srun take
+them for options: an inherited SLURM_CPU_BIND silently costs a factor of three. A person's own defaults
+for sbatch (SBATCH_ACCOUNT in a shell's profile) would override the batch script, so hpcrun
+reads them instead of passing them on.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from hpcrun.errors import ClusterError
+
+KEPT = frozenset({"SLURM_CONF"})
+"""It names the cluster's configuration, and not the job of this process."""
+
+_OF_RANKS = frozenset(
+    {
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_GPUS_PER_TASK",
+        "SLURM_TRES_PER_TASK",
+        "SLURM_NTASKS_PER_GPU",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_MEM_PER_CPU",
+        "SLURM_MEM_PER_GPU",
+        "SLURM_MEM_PER_NODE",
+    }
+)
+_PREFIXES = (
+    "SLURM_",
+    "SLURMD_",
+    "SBATCH_",
+    "SRUN_",
+    "PMI_",
+    "PMI2_",
+    "PMIX_",
+    "TORCHELASTIC_",
+    "OMPI_COMM_WORLD_",
+    "OMPI_MCA_ess_",
+    "OMPI_MCA_orte_",
+)
+# Slurm sets these in a job (from 23.11 on), so that mpirun starts its processes through srun. Outside
+# of a job they are a person's own. No shorter prefix: HYDRA_FULL_ERROR belongs to a config library.
+_TOLD_TO_MPI = (
+    "HYDRA_BOOTSTRAP",
+    "HYDRA_LAUNCHER",
+    "I_MPI_HYDRA_BOOTSTRAP",
+    "OMPI_MCA_plm_slurm_",
+    "PRTE_MCA_plm_slurm_",
+)
+_NAMES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMPI_UNIVERSE_SIZE",
+        "HPCRUN_LOCAL_CLUSTER",
+        "HPCRUN_LOCAL_JOB",
+        "HPCRUN_GPU_JOB",
+    }
+)
+# If two variables have the same key, the later wins, as in sbatch.
+_DEFAULTS = {
+    "SLURM_CLUSTERS": "cluster",
+    "SBATCH_CLUSTERS": "cluster",
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_TIMELIMIT": "time",
+}
+# Values for "no time limit". A job of hpcrun always has a limit, because the warning precedes it.
+_UNLIMITED = ("infinite", "unlimited", "-1")
+# Variables that sbatch sets for a job besides SLURM_*.
+_TOLD_BY_SBATCH = ("SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
+
+
+def scrub(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables of another launcher about its own processes.
+
+    Dropped: variables of Slurm (SLURM_*, SLURMD_*, SBATCH_*, SRUN_*), of PMI, torchrun, OpenMPI
+    and of the local cluster; inside a job also those that Slurm sets for mpirun. Kept: everything else, and
+    SLURM_CONF.
+    """
+    prefixes = _PREFIXES + _TOLD_TO_MPI if "SLURM_JOB_ID" in environ else _PREFIXES
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in KEPT or not (name in _NAMES or name.startswith(prefixes))
+    }
+
+
+def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a person gives sbatch defaults, and the key of each below ``job:``.
+
+    Empty inside a job: there the variables may come from the submission of that job.
+    """
+    if "SLURM_JOB_ID" in environ:
+        return {}
+    return {
+        name: key
+        for name, key in _DEFAULTS.items()
+        if environ.get(name) and not (key == "time" and environ[name].strip().lower() in _UNLIMITED)
+    }
+
+
+def unused_by_sbatch(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that sbatch would read, and that a submission neither passes on nor reads."""
+    taken = sbatch_defaults(environ)
+    ours = (name for name in environ if name.startswith("SBATCH_") and environ[name])
+    return sorted(
+        name for name in ours if name not in taken and not name.startswith(_TOLD_BY_SBATCH)
+    )
+
+
+def export_lines(variables: Mapping[str, str]) -> list[str]:
+    """Return one shell line ``export NAME='value'`` per variable, safe for any value.
+
+    Lines in the batch script and not ``srun --export``, which splits values at their commas.
+
+    Raises:
+        ClusterError: a name that is not a shell variable or that bash keeps read-only, or a value
+            with a NUL in it.
+    """
+    lines = []
+    for name, value in _checked(variables):
+        quoted = value.replace("'", "'\"'\"'")
+        lines.append(f"export {name}='{quoted}'")
+    return lines
+
+
+def export_from_environment(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return shell lines that export ``variables``, and the environment from which the lines take the values.
+
+    ps(1) shows the arguments of a shell to every user of a node, but its environment to its user only.
+
+    Raises:
+        ClusterError: as `export_lines`.
+    """
+    lines, environ = [], {}
+    for name, value in _checked(variables):
+        carrier = f"HPCRUN_VALUE_OF_{name}"
+        environ[carrier] = value
+        lines.append(f'export {name}="${carrier}"; unset {carrier}')
+    return lines, environ
+
+
+def _checked(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, value in variables.items():
+        if not _NAME.fullmatch(name):
+            raise ClusterError(
+                f"environment variable {name!r}: not a name; use letters, digits and '_', "
+                "and no digit in front"
+            )
+        if name in _READ_ONLY:
+            raise ClusterError(f"environment variable {name}: bash keeps it read-only; remove it")
+        if "\0" in value:
+            raise ClusterError(f"environment variable {name}: its value has a NUL; remove it")
+        yield name, value
+
+
+def without_rank_requests(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` for a step of another shape than the ranks' step.
+
+    srun takes a job's requests for each rank from the environment, and would give a task that serves a whole
+    node the resources of one rank.
+    """
+    return {name: value for name, value in environ.items() if name not in _OF_RANKS}

@@ -1,0 +1,135 @@
+"""The batch script of a Slurm job, as text. A dry run prints the same script that a submission sends."""
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcrun.config import Config, Job
+from hpcrun.errors import LaunchError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.launch.sbatch_options import sbatch_lines
+
+if TYPE_CHECKING:
+    from hpcrun.slurm.launch.array import ArrayTasks
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """The inputs of a batch script. ``python``: the interpreter of the batch step.
+
+    ``array``: the tasks of a sweep; ``run`` is then the folder of the sweep.
+    """
+
+    run: Path
+    job: Job
+    python: str
+    array: "ArrayTasks | None" = None
+
+
+# Slurm and submitit replace a % with a letter anywhere in a path by their own numbers. srun does
+# so twice, so doubling the sign does not help, and Slurm 26.05 and later halve a doubled sign twice. A
+# backslash switches Slurm's replacement off, in the name of the log too.
+_UNUSABLE = re.compile(r"%[0-9]*[A-Za-z]|%%|[\\\n]")
+
+# An interpreter that does not start (a file server is away, for example) can neither classify nor requeue.
+# A file in the run's folder counts these starts, one line each; the step removes it when it begins.
+_STEP = """\
+# Starts the ranks of the run, finds the cause of their end, requeues this job if the policy allows it.
+trap 'stopped=1' TERM; trap : USR2; unstarted={unstarted}$SLURM_JOB_ID
+for pause in 5 15 0; do
+    echo "$SLURMD_NODENAME" >> "$unstarted"
+    {step}; code=$?
+    # The step has begun and has handled the end, or the job is being ended.
+    if [ ! -e "$unstarted" ] || [ -n "${{stopped:-}}" ]; then exit $code; fi
+    sleep $pause
+done
+# The interpreter did not start. Requeue at most twice, perhaps onto another node.
+[[ "$(wc -l < "$unstarted") $(scontrol show job "{job}")" != \\
+    [36]" "*JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]] || scontrol requeue "{job}"
+exit $code"""
+
+# The number of the array is also that of one of its tasks: requeued by it, all tasks would start again.
+_ARRAY_JOB = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+
+
+def batch_request(
+    run: RunDirectory,
+    config: Config,
+    avoid: Sequence[str] = (),
+    array: "ArrayTasks | None" = None,
+) -> BatchRequest:
+    """Return the parts of the Slurm script of ``run``, or of the ``array`` of the sweep in that folder.
+
+    Args:
+        avoid: nodes to exclude.
+    """
+    return BatchRequest(
+        run=run.path,
+        job=_leaving_out(config.job.model_copy(update={"warn_signal": config.warn_signal}), avoid),
+        # Outside the container, on the batch host: it talks to Slurm.
+        python=sys.executable,
+        array=array,
+    )
+
+
+def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
+    if not nodes:
+        return job
+    given = [job.exclude] if job.exclude else []
+    return job.model_copy(update={"exclude": ",".join([*given, *nodes])})
+
+
+def batch_script(request: BatchRequest) -> str:
+    """Return the script: options for sbatch, and the call of the batch step.
+
+    Raises:
+        LaunchError: the path of the run contains characters with a special meaning for Slurm or submitit.
+    """
+    unusable = _UNUSABLE.search(str(request.run))
+    if unusable:
+        raise LaunchError(
+            f"{request.run}: Slurm and submitit replace {unusable.group()!r} in a path by other text; "
+            "choose a path without it, in full: --runs-dir /FOLDER"
+        )
+    lines = [
+        "#!/bin/bash",
+        *sbatch_lines(request.run, request.job, request.array),
+        "",
+        *_step_lines(request),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _step_lines(request: BatchRequest) -> list[str]:
+    step = [request.python, "-m", "hpcrun", "batch"]
+    unstarted = RunDirectory(request.run).unstarted("")
+    if request.array is None:
+        run, job, lines = shlex.quote(str(request.run)), "$SLURM_JOB_ID", []
+        begun = shlex.quote(f"{unstarted}")
+    elif request.array.packs:
+        run, job = '"${runs[@]}"', _ARRAY_JOB
+        lines = [
+            "# Each task of the array has several runs, which share its node and GPUs.",
+            "case $SLURM_ARRAY_TASK_ID in",
+            *(f"{index}) names='{' '.join(names)}';;" for index, names in request.array.tasks),
+            "esac",
+            f'runs=(); for name in $names; do runs+=({shlex.quote(f"{request.run}/")}"$name"); done',
+        ]
+        begun = f'"$runs"/{unstarted.name}'
+    else:
+        run, job = '"$run"', _ARRAY_JOB
+        folder = shlex.quote(f"{request.run}/")
+        lines = [
+            "# Each task of the array has a run directory.",
+            f"run={folder}{request.array.shell_name}",
+        ]
+        begun = f'"$run"/{unstarted.name}'
+    packed = ["--pack"] if request.array is not None and request.array.packs else []
+    words = f"{shlex.join([*step, *packed])} {run}"
+    return lines + [
+        line.format(step=words, unstarted=begun, job=job) for line in _STEP.splitlines()
+    ]

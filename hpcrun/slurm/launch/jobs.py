@@ -1,0 +1,285 @@
+"""A run's job on any executor, and its state."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcrun import slurm
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Event, read_events, was_cancelled
+from hpcrun.run.io.files import read_json
+from hpcrun.run.last_lines import Reader
+from hpcrun.slurm.job_states import WAITING, is_over
+from hpcrun.slurm.launch import without_scheduler
+from hpcrun.slurm.launch.packs import is_packed
+from hpcrun.slurm.launch.poll_interval import pauses
+from hpcrun.slurm.launch.slurm_jobs import PATIENCE, SlurmAnswer, slurm_states
+from hpcrun.slurm.local import job_files
+
+_SUSPENDED = "SUSPENDED"
+_SUSPENDED_WORDS = (
+    "suspended by Slurm for another job, or by an administrator: it keeps its state in memory and continues "
+    "when Slurm resumes it; `hpcrun cancel` ends it"
+)
+_LOOK = 0.2
+
+# Bytes. With less free space, not even a state of a few lines can be written.
+_FULL = 16_384
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run. ``word`` is one of new, pending, running, suspended, finished, cancelled, stopped,
+    failed, lost.
+
+    ``detail``: more in plain words; ``live``: a job has the run now. ``cluster``: the cluster of the job, if
+    Slurm's commands do not reach it from here. ``through``: the cluster to name in these commands
+    (``--clusters``), if it is not this host's: two clusters may use the same number for two jobs. ``starts``:
+    the expected start of a waiting job, in Unix seconds. ``asked``: Slurm has answered.
+    """
+
+    word: str
+    detail: str
+    live: bool
+    executor: str | None
+    job: str | None
+    cluster: str | None = None
+    through: str | None = None
+    starts: float | None = None
+    asked: bool = True
+
+
+def current_job(run: RunDirectory, read: Reader = read_events) -> tuple[str, str] | None:
+    """Return the (executor, job id) to which the run was last submitted, or None.
+
+    A job that a person submitted without hpcrun is known only after it has opened the run.
+    """
+    executors: dict[str, str] = {}
+    for event in read(run):
+        if event.attempt is None or "executor" not in event.fields:
+            continue
+        job, executor = event.attempt.job, str(event.fields["executor"])
+        if event.what == "submitted":
+            executors.pop(job, None)
+            executors[job] = executor
+        elif event.what == "opened":
+            executors.setdefault(job, executor)
+    return next(((executor, job) for job, executor in reversed(executors.items())), None)
+
+
+def waited_for(run: RunDirectory, read: Reader = read_events) -> list[RunDirectory]:
+    """Return the runs for which the newest submission of ``run`` waits."""
+    told = [event.fields for event in read(run) if event.what == "submitted"]
+    named = told[-1].get("after", []) if told else []
+    return [RunDirectory(Path(path)) for path in named if Path(path).is_dir()]
+
+
+def states(
+    runs: Iterable[RunDirectory],
+    read: Reader = read_events,
+    known: Callable[[RunDirectory], bool] | None = None,
+) -> list[RunState]:
+    """Return the state of each run, with one squeue, and at most one sacct, for all jobs of a cluster.
+
+    Args:
+        read: returns the events of a run.
+        known: returns True if the files show that the run has ended; Slurm is not asked about its job.
+    """
+    jobs = [(run, current_job(run, read)) for run in runs]
+    on: dict[str | None, list[tuple[RunDirectory, str]]] = {}
+    for run, (executor, job) in _given(jobs):
+        if executor == "slurm" and not (known and known(run)):
+            on.setdefault(_cluster(run, executor, job, read), []).append((run, job))
+    here = slurm.cluster_name(PATIENCE) if any(on) else None
+    # Without an answer it is unknown which jobs are on other clusters.
+    local = [
+        pair for name, pairs in on.items() if here in (None, name) or name is None for pair in pairs
+    ]
+    answers: dict[str | None, SlurmAnswer] = {None: slurm_states(local, read=read)}
+    if here is not None:
+        for name in on.keys() - {None, here}:
+            answers[name] = slurm_states(on[name], name, read)
+    return [_state_of(run, job, here, answers, read) for run, job in jobs]
+
+
+def _state_of(
+    run: RunDirectory,
+    job: tuple[str, str] | None,
+    here: str | None,
+    answers: dict[str | None, SlurmAnswer],
+    read: Reader,
+) -> RunState:
+    """Return the state of one run, from the answer of its job's cluster."""
+    cluster = None if job is None else _cluster(run, *job, read)
+    if job is None or cluster in (None, here) or cluster not in answers:
+        return _state(run, job, answers[None], read)
+    if not answers[cluster].answered:
+        return _elsewhere(run, job, str(cluster), read)
+    return replace(_state(run, job, answers[cluster], read), through=cluster)
+
+
+def _cluster(run: RunDirectory, executor: str, job: str, read: Reader) -> str | None:
+    """Return the cluster to which the job was submitted, if known."""
+    if executor != "slurm":
+        return None
+    told = [event.fields for event in read(run) if event.attempt and event.attempt.job == job]
+    return next((str(fields["cluster"]) for fields in reversed(told) if "cluster" in fields), None)
+
+
+def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str, read: Reader) -> RunState:
+    """Return the state of a run with a job on an unreachable cluster, as far as its files show."""
+    ended = _by_result(read_json(run.result), *job)
+    if ended is not None:
+        return ended
+    events = read(run)
+    if was_cancelled(events, job[1]):
+        return RunState("cancelled", "cancelled; `hpcrun resume` continues it", False, *job)
+    return RunState(_by_events(events), f"on cluster {cluster}; ask there", True, *job, cluster)
+
+
+def _given(
+    jobs: Iterable[tuple[RunDirectory, tuple[str, str] | None]],
+) -> Iterator[tuple[RunDirectory, tuple[str, str]]]:
+    return ((run, job) for run, job in jobs if job is not None)
+
+
+def state(run: RunDirectory) -> RunState:
+    """Return the state of one run."""
+    return states([run])[0]
+
+
+def wait_until_ended(run: RunDirectory, timeout: float) -> bool:
+    """Wait until no job has the run; return whether that happened within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    executor, _ = current_job(run) or (None, "")
+    pause = pauses(executor, _LOOK)
+    while state(run).live:
+        left = deadline - time.monotonic()
+        if left < 0:
+            return False
+        time.sleep(min(next(pause), max(left, _LOOK)))
+    return True
+
+
+def _state(
+    run: RunDirectory,
+    job: tuple[str, str] | None,
+    slurm_knows: SlurmAnswer,
+    read: Reader,
+) -> RunState:
+    result = read_json(run.result)
+    if job is None:
+        return _by_result(result, None, None) or RunState("new", "not submitted", False, None, None)
+    executor, job_id = job
+    if executor == "local":
+        word, detail = _local_state(run.job_logs(job_id))
+    elif executor == "debug":
+        # A program that submitted from Python continues after the training.
+        here = result is None and _is_process(job_id)
+        word, detail = ("RUNNING", "in its own terminal") if here else ("", "")
+    elif executor == "direct":
+        word, detail = without_scheduler.process_state(run, read)
+    else:
+        word, detail = slurm_knows.known.get(job_id, ("", ""))
+    ended = _by_result(result, executor, job_id)
+    if word and not is_over(word):
+        if ended is not None and executor == "slurm" and is_packed(run, job_id, read):
+            # The other runs of the job continue.
+            return ended
+        shown = "pending" if word in WAITING else "running"
+        if word == _SUSPENDED:
+            shown, detail = "suspended", _SUSPENDED_WORDS
+        starts = slurm_knows.starts.get(job_id) if executor == "slurm" else None
+        return RunState(shown, detail, True, executor, job_id, starts=starts)
+    if ended is not None:
+        return ended
+    if word == "CANCELLED" or (not word and was_cancelled(read(run), job_id)):
+        return RunState("cancelled", _why_cancelled(run, job_id, read), False, executor, job_id)
+    if word == "COMPLETED":
+        detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
+        return RunState("lost", detail, False, executor, job_id)
+    if executor == "slurm" and not word and not slurm_knows.answered:
+        told = _by_events(read(run))
+        return RunState(told, "Slurm does not answer now", True, executor, job_id, asked=False)
+    if word:
+        return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
+    if executor == "slurm" and _by_events(read(run)) == "pending":
+        gone = "its job left Slurm while it waited; `hpcrun resume` continues it"
+        return RunState("cancelled", gone, False, executor, job_id)
+    detail = detail or "ended without an exit record; `hpcrun resume` continues it"
+    return RunState("lost", detail, False, executor, job_id)
+
+
+def _why_cancelled(run: RunDirectory, job: str, read: Reader) -> str:
+    opened = any(
+        event.what == "opened" and event.attempt is not None and event.attempt.job == job
+        for event in read(run)
+    )
+    missing = [
+        other.name
+        for other in ([] if opened else waited_for(run, read))
+        # A run without a result may still be running, so it is not the reason.
+        if (read_json(other.result) or {}).get("state", "finished") != "finished"
+    ]
+    if missing:
+        names = ", ".join(missing)
+        told = ", ".join(f"`hpcrun resume {name}`" for name in missing)
+        return f"cancelled: it was to wait for {names}; {told}, then this run"
+    return "cancelled; `hpcrun resume` continues it"
+
+
+def _is_process(job: str) -> bool:
+    """Return True if a job of the debug executor, ``pid1234`` or ``pid1234-2``, still runs here."""
+    import psutil
+
+    number, _, _ = job.removeprefix("pid").partition("-")
+    try:
+        return "hpcrun" in " ".join(psutil.Process(int(number)).cmdline())
+    except (psutil.Error, ValueError):
+        return False
+
+
+def _by_events(events: Sequence[Event]) -> str:
+    """Return pending or running, as far as the run directory shows."""
+    # A refusal of another job belongs to no attempt.
+    words = [
+        event.what
+        for event in events
+        if event.attempt is not None and event.what not in ("notified", "notify-failed", "given-up")
+    ]
+    waits = ("submitted", "ended", "requeue-failed", "excluded")
+    return "pending" if not words or words[-1] in waits else "running"
+
+
+def _by_result(
+    result: dict[str, object] | None, executor: str | None, job: str | None
+) -> RunState | None:
+    if result is None:
+        return None
+    word = str(result.get("state", "failed"))
+    return RunState(word, str(result.get("reason", "")), False, executor, job)
+
+
+def _local_state(folder: Path) -> tuple[str, str]:
+    status = job_files.read_status(folder)
+    if status is None:
+        return "", "its job has no state file; `hpcrun resume` continues it"
+    if status.state in job_files.ENDED:
+        return status.state, ""
+    if not job_files.is_alive(status):
+        return "", _why_gone(folder)
+    return status.state, f"restart {status.restart}" if status.restart else ""
+
+
+def is_full(folder: Path) -> bool:
+    """Return True if the disk of ``folder`` has too little space for a file of a few lines."""
+    return shutil.disk_usage(folder).free < _FULL
+
+
+def _why_gone(folder: Path) -> str:
+    if is_full(folder):
+        free = shutil.disk_usage(folder).free
+        return f"the disk of {folder} is full ({free} bytes are free): free some space, then `hpcrun resume`"
+    return "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"

@@ -1,0 +1,236 @@
+"""The submission of a run, or of an array of a sweep, to Slurm."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcrun import slurm
+from hpcrun.config import Config, Job
+from hpcrun.errors import LaunchError, SubmissionUnanswered
+from hpcrun.printing import say_aside
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.io.files import write_atomic
+from hpcrun.slurm.avoided_nodes import (
+    NodeRequest,
+    nodes_to_avoid,
+    take_back_if_stuck,
+    with_options,
+)
+from hpcrun.slurm.environment import unused_by_sbatch
+from hpcrun.slurm.hostlist import expand
+from hpcrun.slurm.launch.array import ArrayTasks
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script
+from hpcrun.slurm.launch.resources import fitted, say
+from hpcrun.slurm.launch.sbatch_options import wanted_cluster
+from hpcrun.slurm.launch.submitted import Submitted, submitit_folder, take_back
+
+if TYPE_CHECKING:
+    from hpcrun.slurm.launch.executor import RequeueingSlurmExecutor
+
+# sbatch prints these if the request has certainly not arrived, so that a retry is safe.
+_NOT_REACHED = "Unable to contact slurm controller (connect failure)"
+_PATIENCE, _PAUSE = 120.0, 5.0
+_NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
+
+
+def submit_array(
+    folder: RunDirectory, config: Config, array: ArrayTasks, interrupted: Callable[[], bool]
+) -> Submitted:
+    """Submit the elements ``array`` of the sweep in ``folder`` as one job array. No event is logged.
+
+    Args:
+        config: the config of any element, fitted to the cluster: all have the same ``job`` section.
+        interrupted: returns True to end the wait for a controller that does not answer.
+
+    Raises:
+        SubmissionUnanswered: sbatch got no answer, so the array may exist or not.
+        LaunchError: the scheduler refused; the text has its message.
+        OSError: the folder cannot be written; no job remains.
+        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
+    """
+    return submit_slurm(folder, config, interrupted, array)
+
+
+def submit_slurm(
+    run: RunDirectory,
+    config: Config,
+    interrupted: Callable[[], bool],
+    array: ArrayTasks | None = None,
+) -> Submitted:
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    if shutil.which("sbatch") is None:
+        raise LaunchError(
+            "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
+            "--executor local"
+        )
+    say_what_sbatch_is_spared()
+    give_up = time.monotonic() + _PATIENCE
+    # The caller has fitted the elements of a sweep to the cluster.
+    wanted = fitted_with_patience(config, interrupted) if array is None else config
+    bad = bad_nodes(config.job)
+    executor = _executor(run, wanted, bad, array)
+    while True:
+        try:
+            job_id = str(executor.submit(str, run.path).job_id)
+            if bad:
+                _leave_enough_nodes(job_id, config.job)
+            return Submitted("slurm", job_id, executor.cluster)
+        except (FailedJobError, FailedSubmissionError) as error:
+            words = " ".join(str(error).split())
+            if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
+                say_aside(
+                    "hpcrun: nodes that failed are not excluded: Slurm has no other node for the job"
+                )
+                bad = []
+                executor = _executor(run, wanted, bad, array)
+                continue
+            if "timed out" in words.lower():
+                # The request may have arrived: another request could start a second job.
+                found = None if array else _accepted(executor.script, config, interrupted)
+                if found is not None:
+                    return found
+                raise SubmissionUnanswered(
+                    f"sbatch got no answer ({words}), so the job may exist or not; check with "
+                    f"`squeue --me` before you submit again; the job would use {run.path}"
+                ) from error
+            if _NOT_REACHED not in words or time.monotonic() > give_up:
+                raise LaunchError(_refusal(words)) from error
+        except OSError as error:
+            if executor.accepted is not None:
+                handed = Submitted("slurm", executor.accepted, executor.cluster)
+                take_back(run, handed, error)
+            raise
+        _wait_for_controller(interrupted)
+
+
+def _accepted(script: Path, config: Config, interrupted: Callable[[], bool]) -> Submitted | None:
+    """Return the job of ``script`` that the controller has accepted without an answer to sbatch.
+
+    A controller that answers squeue, which connects later, has the request of sbatch too, but perhaps has not
+    carried it out yet.
+    """
+    say_aside(
+        f"hpcrun: sbatch got no answer; looking for its job in squeue for up to {_PATIENCE:.0f} s"
+    )
+    give_up = time.monotonic() + _PATIENCE
+    listed = slurm.squeue_scripts_command([os.getuid()], wanted_cluster(config.job))
+    while time.monotonic() < give_up and not interrupted():
+        for job, path, cluster in slurm.parse_scripts(slurm.run(listed).stdout):
+            if path == str(script):
+                return Submitted("slurm", job, cluster)
+        time.sleep(1.0)
+    return None
+
+
+def fitted_to_slurm(config: Config) -> Config:
+    """Return ``config`` with the request for GPUs, CPUs and memory that fits this cluster, and print it.
+
+    Raises:
+        LaunchError: no node has the requested resources.
+    """
+    job, lines = fitted(config.job)
+    say(lines)
+    return config.model_copy(update={"job": job})
+
+
+def fitted_with_patience(config: Config, interrupted: Callable[[], bool]) -> Config:
+    """Return ``config`` as :func:`fitted_to_slurm` does; wait for a controller that does not answer.
+
+    Raises:
+        LaunchError: no node has the requested resources.
+        KeyboardInterrupt: ``interrupted`` returned True.
+    """
+    give_up = time.monotonic() + _PATIENCE
+    # Without an answer the request cannot be fitted to the nodes of the cluster.
+    fits = not config.job.cpu and wanted_cluster(config.job) is None
+    while fits and _is_away() and time.monotonic() < give_up:
+        _wait_for_controller(interrupted)
+    return fitted_to_slurm(config)
+
+
+def _is_away() -> bool:
+    """Return True if the controller of this host's cluster gives no answer."""
+    answer = slurm.run(["scontrol", "show", "config"], timeout=6.0)
+    return answer.returncode != 0 and slurm.classify_requeue_error(answer.stderr) == "transient"
+
+
+def _wait_for_controller(interrupted: Callable[[], bool]) -> None:
+    """Inform the user that the controller is away, and wait before the next attempt.
+
+    Raises:
+        KeyboardInterrupt: the user ended the wait; nothing was submitted.
+    """
+    say_aside(
+        f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s "
+        "(--executor local trains on this machine)"
+    )
+    again = time.monotonic() + _PAUSE
+    while time.monotonic() < again:
+        if interrupted():
+            raise KeyboardInterrupt("nothing was submitted")
+        time.sleep(0.1)
+
+
+def _leave_enough_nodes(job_id: str, job: Job) -> None:
+    """Undo the exclusion of bad nodes if Slurm finds no other node for the job."""
+    reason = take_back_if_stuck(job_id, [job.exclude] if job.exclude else [])
+    if reason is not None:
+        say_aside(
+            "hpcrun: the exclusion of nodes is withdrawn, because Slurm has no other node for the job "
+            f"({reason})"
+        )
+
+
+def bad_nodes(job: Job) -> list[str]:
+    """Return the nodes that failed too often, and print their names.
+
+    The list is empty for a job on another cluster, because Slurm here does not know that cluster's nodes.
+    """
+    if wanted_cluster(job) is not None:
+        return []
+    fixed = bool(job.constraint or job.reservation)
+    gpus = None if job.cpu else {"": job.gpus}
+    excluded = frozenset(expand(job.exclude) if job.exclude else ())
+    wanted = NodeRequest(job.partition, job.nodes, fixed, gpus, excluded)
+    request = with_options(wanted, job.sbatch_args)
+    bad = nodes_to_avoid(request, after=job.exclude_after, hours=job.exclude_hours)
+    if bad:
+        say_aside(
+            f"hpcrun: excludes {', '.join(bad)}: {job.exclude_after} failures or more in the last "
+            f"{job.exclude_hours:g} h (job.exclude_after)"
+        )
+    return bad
+
+
+def say_what_sbatch_is_spared() -> None:
+    unused = unused_by_sbatch(os.environ)
+    if unused:
+        inside = (
+            " (inside a job they may belong to that job)" if "SLURM_JOB_ID" in os.environ else ""
+        )
+        say_aside(
+            f"hpcrun: not passed to sbatch: {', '.join(unused)}{inside}; if the job needs one, set "
+            "it with job.sbatch_args or another key or flag"
+        )
+
+
+def _executor(
+    run: RunDirectory, config: Config, avoid: Sequence[str], array: ArrayTasks | None
+) -> "RequeueingSlurmExecutor":
+    """Return the executor. Its script stays in the run directory: a follow-up job may need it."""
+    from hpcrun.slurm.launch.executor import RequeueingSlurmExecutor
+
+    request = batch_request(run, config, avoid, array)
+    run.logs.mkdir(mode=0o700, exist_ok=True)
+    write_atomic(run.batch_script, batch_script(request))
+    first = "" if array is None else array.names[0]
+    return RequeueingSlurmExecutor(submitit_folder(run, first), request)
+
+
+def _refusal(words: str) -> str:
+    reason = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
+    return f"sbatch refused: {reason}; change the `job:` section or the flags, and see `sinfo`"

@@ -1,0 +1,194 @@
+"""Cancel, kill or preempt a run's job, on any executor."""
+
+import contextlib
+import signal
+import time
+
+from hpcrun import slurm
+from hpcrun.config import load_resolved
+from hpcrun.errors import LaunchError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, read_events, record_event, was_cancelled
+from hpcrun.slurm.launch import without_scheduler
+from hpcrun.slurm.launch.jobs import state
+from hpcrun.slurm.launch.packs import SignalUnanswered, is_packed, signal_steps, steps_of
+from hpcrun.slurm.launch.slurm_jobs import has_opened, kill_steps
+from hpcrun.slurm.local import job_files
+
+
+def cancel(run: RunDirectory, *, whole: bool = False) -> str:
+    """End the run's job as ``scancel`` does: SIGTERM, time to save, no restart; return a line about it.
+
+    Args:
+        whole: end the job also if other runs share it.
+
+    Raises:
+        LaunchError: the run is not running, or the scheduler refused.
+    """
+    executor, job, waiting, through = _live_job(run)
+    if executor == "slurm" and not whole and is_packed(run, job):
+        _end_ranks(run, job, "TERM", through)
+        return f"job {job}: SIGTERM to the ranks of this run; the other runs of the job continue"
+    if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
+        _checked(slurm.scancel_command(job, cluster=through))
+        note_cancelled(run, job)
+    if waiting:
+        return f"job {job}: cancelled while it waited"
+    if load_resolved(run.config).command:
+        return f"job {job}: SIGTERM to the script"
+    return f"job {job}: will save and stop after its current step"
+
+
+def kill(run: RunDirectory, *, whole: bool = False) -> str:
+    """End the run's job immediately, without a checkpoint. Returns a line about the action.
+
+    A job on another cluster cannot be reached: it is written off, so that the run can continue here.
+
+    Args:
+        whole: end the job also if other runs share it.
+
+    Raises:
+        LaunchError: the run is not running, or the scheduler refused.
+    """
+    now = state(run)
+    if now.job is not None and now.cluster is not None:
+        note_cancelled(run, now.job)
+        return (
+            f"job {now.job} on cluster {now.cluster} is written off, but not ended: if it still runs "
+            "there, it stops writing once another job has the run"
+        )
+    executor, job, waiting, through = _live_job(run)
+    if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
+        return f"job {job}: killed"
+    if executor == "slurm" and not whole and is_packed(run, job):
+        _end_ranks(run, job, "KILL", through)
+        return f"job {job}: the ranks of this run are killed; the other runs of the job continue"
+    # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
+    if waiting or not has_opened(run, job, through) or not kill_steps(job, through):
+        _checked(slurm.scancel_command(job, cluster=through))
+    note_cancelled(run, job)
+    return f"job {job}: killed"
+
+
+def preempt(run: RunDirectory) -> str:
+    """Send the run's job the signal of a preemption. Returns a line about the action.
+
+    The ranks get the warning signal, on the local cluster and on Slurm. A real preemption is possible only
+    for Slurm itself; a task saves on the warning, and the job is requeued.
+
+    Raises:
+        LaunchError: the run is not running, or the scheduler refused.
+    """
+    executor, job, waiting, through = _live_job(run)
+    if waiting:
+        raise LaunchError(f"{run.name}: job {job} waits for its start; there is nothing to preempt")
+    if state(run).word == "suspended":
+        raise LaunchError(
+            f"{run.name}: job {job} is suspended and receives no signal; wait until Slurm resumes it"
+        )
+    config = load_resolved(run.config)
+    name = config.warn_signal
+    # Recorded first: the ranks may end before this program continues.
+    record_event(run, "preempted", attempt=Attempt(job, _restarts(run, job)))
+    if not _told_here(run, executor, job, job_files.PREEMPT, signal.Signals[f"SIG{name}"]):
+        _checked(slurm.scancel_command(job, signal=name, cluster=through))
+    saves = "" if config.command else "saves and "
+    if executor == "direct":
+        return f"{job}: SIG{name} to rank 0; it {saves}stops, and nothing restarts it"
+    of = " of all its runs" if is_packed(run, job) else ""
+    return f"job {job}: SIG{name} to all ranks{of}; it {saves}is requeued after their end"
+
+
+def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = None) -> bool:
+    """End a job without a record: its submission was interrupted, or could not be recorded.
+
+    Returns whether the job has ended.
+    """
+    if executor == "slurm":
+        return slurm.run(slurm.scancel_command(job, cluster=cluster)).returncode == 0
+    folder = run.job_logs(job)
+    with contextlib.suppress(LaunchError):
+        job_files.send(folder, job_files.KILL)
+    deadline = time.monotonic() + 10.0
+    # The queue is the process of a waiting job, and continues for the other jobs.
+    while (status := job_files.read_status(folder)) is not None and job_files.is_alive(status):
+        if status.state in job_files.ENDED:
+            break
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def note_cancelled(run: RunDirectory, job: str) -> None:
+    """Record the cancellation: Slurm's own record may be lost together with the batch script."""
+    record_event(run, "cancelled", attempt=Attempt(job, _restarts(run, job)))
+
+
+def _end_ranks(run: RunDirectory, job: str, name: str, cluster: str | None) -> None:
+    """Cancel a run that shares its job with other runs: send the signal ``name`` to its ranks.
+
+    Raises:
+        LaunchError: the run has no ranks now, or Slurm refuses; then nothing is cancelled.
+    """
+    steps = steps_of(run, job, cluster)
+    before = was_cancelled(read_events(run), job)
+    if not before:
+        # Recorded first: the step may end before this program continues.
+        note_cancelled(run, job)
+    try:
+        signal_steps(job, steps, name, cluster)
+    except SignalUnanswered:
+        # An end for an unknown reason counts as a cancellation.
+        raise
+    except LaunchError as error:
+        if not before:
+            attempt = Attempt(job, _restarts(run, job))
+            record_event(run, "cancel-failed", attempt=attempt, reason=str(error))
+        raise
+
+
+def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
+    """Return the live job: executor, id, whether it waits, and its cluster if not this host's."""
+    now = state(run)
+    if not now.live or now.executor is None or now.job is None:
+        raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
+    if now.cluster is not None:
+        raise LaunchError(
+            f"{run.name}: job {now.job} is on cluster {now.cluster}, and this host belongs to "
+            "another cluster; run the command there, or, if that cluster is gone for good, write "
+            "the job off with `hpcrun cancel --now`"
+        )
+    if now.executor == "debug":
+        raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
+    return now.executor, now.job, now.word == "pending", now.through
+
+
+def _told_here(
+    run: RunDirectory, executor: str, job: str, controller: signal.Signals, rank: signal.Signals
+) -> bool:
+    """Send ``controller`` to the local cluster's controller, or ``rank`` to rank 0 of a job started by hand.
+
+    Returns whether the job is one of these two; False for a Slurm job.
+
+    Raises:
+        LaunchError: no process is there to receive the signal.
+    """
+    if executor == "local":
+        job_files.send(run.job_logs(job), controller)
+    elif executor == "direct":
+        without_scheduler.send(run, rank)
+    else:
+        return False
+    return True
+
+
+def _restarts(run: RunDirectory, job: str) -> int:
+    mine = [event.attempt for event in read_events(run) if event.attempt]
+    return max((attempt.restart for attempt in mine if attempt.job == job), default=0)
+
+
+def _checked(command: list[str]) -> None:
+    done = slurm.run(command)
+    if done.returncode != 0:
+        raise LaunchError(f"{command[0]}: {' '.join(done.stderr.split())}")

@@ -1,0 +1,355 @@
+"""The local cluster's controller: one process per job, in the role of slurmctld and slurmd.
+
+It starts the tasks, ends all tasks when one fails, signals them for a preemption, a cancellation or a time
+limit, and restarts the job. It runs as ``python -m hpcrun.slurm.local.controller REQUEST`` in a new
+session, so that the job outlives the terminal.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hpcrun.run.endings import Exit, record_exit, record_failure
+from hpcrun.slurm.environment import scrub
+from hpcrun.slurm.local.job_files import JobRequest, State, is_withdrawn, own_status, write_status
+from hpcrun.slurm.local.orders import Orders
+from hpcrun.slurm.local.orphans import collect_orphans, started_apart
+from hpcrun.slurm.local.survivors import end_survivors_of
+from hpcrun.slurm.local.task_environment import host_name, job_environment, step_environment
+from hpcrun.slurm.node_setup import node_setup_script
+from hpcrun.slurm.orphans import adopt_orphans, die_with_parent
+
+REQUEUE = 75
+"""The exit code with which the ``after`` command requests another attempt."""
+
+_TICK = 0.05
+# After the first failure the other tasks get this long to log their errors, then SIGKILL. The node with the
+# first failed rank may end last: torchrun waits for its other ranks, and a task for a late signal.
+_LAST_WORDS = 3.0
+
+
+@dataclass
+class _Task:
+    rank: int
+    host: str
+    process: "subprocess.Popen[bytes]"
+    code: int | None = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the task and every process that it has started, as slurmstepd does."""
+        apart = started_apart(self.process.pid, str(self.rank))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+        for process in apart:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
+
+
+class LocalAttempt:
+    """One attempt of the job: its tasks, from start to the last exit.
+
+    ``warned``: the tasks have received the signal that announces the time limit.
+    """
+
+    def __init__(self, request: JobRequest, restart: int, orders: Orders) -> None:
+        self._request, self._orders = request, orders
+        self.folder = Path(request.folder) / f"restart-{restart}"
+        self.folder.mkdir(exist_ok=True)
+        self.environ = scrub(os.environ) | job_environment(request, restart) | request.env
+        self._end = time.time() + request.time_limit if request.time_limit else None
+        self._kill_at: float | None = None
+        self._failed = False
+        self._ending: str | None = None
+        self._warning = signal.Signals[f"SIG{request.warn_signal}"]
+        self.warned = self._setting_up = False
+        self.tasks: list[_Task] = []
+
+    def start_node_setup(self) -> bool:
+        """Start the set-up of each node; return False without one. Raises OSError like :meth:`start`."""
+        request = self._request
+        if not request.node_setup:
+            return False
+        self._setting_up = True
+        lines = [*request.setup, *request.node_setup]
+        command = ["bash", "-c", node_setup_script(lines)]
+        self.tasks = [
+            self._started(node * request.tasks_per_node, command, self._node_log(host_name(node)))
+            for node in range(request.nodes)
+        ]
+        return True
+
+    def start_preflight(self) -> bool:
+        """Start the preflight; return False if the job has none. Raises OSError like :meth:`start`."""
+        if not self._request.preflight:
+            return False
+        self._setting_up = True
+        command = _with_setup(self._request, self._request.preflight)
+        self.tasks = [self._started(0, command, self.folder / "preflight.log")]
+        return True
+
+    def start(self) -> None:
+        """Start every task; raises OSError if a task cannot be started."""
+        command = _with_setup(self._request, self._request.command)
+        self._setting_up = False
+        self.tasks = []
+        for rank in range(self._request.nodes * self._request.tasks_per_node):
+            self.tasks.append(self._started(rank, command, self.folder / f"rank-{rank:05d}.log"))
+
+    def _node_log(self, host: str) -> Path:
+        return self.folder / f"node-setup-{host}.log"
+
+    def _started(self, rank: int, command: Sequence[str], path: Path) -> _Task:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = subprocess.Popen(
+                command,
+                env=self.environ | step_environment(self._request, rank),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        finally:
+            os.close(log)
+        return _Task(rank, host_name(rank // self._request.tasks_per_node), process)
+
+    def record_node_failure(self) -> None:
+        """Record the node that could not be set up, with the message in its log."""
+        failed = next((task for task in self.tasks if task.code), None)
+        if failed is None or self._ending is not None:
+            return
+        told: list[str] = []
+        with contextlib.suppress(OSError):
+            told = self._node_log(failed.host).read_text(errors="replace").strip().splitlines()
+        # hpcrun writes the last line; the line above it comes from the command.
+        words = " ".join(told[-2:-1]) or f"exit code {failed.code}"
+        with _full_disk_tolerated(f"the failure of {failed.host}"):
+            error = NodeSetupFailed(f"job.node_setup: {words[:300]}")
+            record_failure(self.folder, failed.rank, error, None, failed.host)
+
+    def wait(self) -> tuple[int, str | None]:
+        """Watch until every task has ended.
+
+        Returns:
+            The highest exit code (128 + n for signal n), as srun computes it, and the cluster's
+            reason if the cluster ended the attempt.
+        """
+        while any(task.code is None for task in self.tasks):
+            self._obey()
+            self._keep_time()
+            self._reap()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._signal_all(signal.SIGKILL)
+            time.sleep(_TICK)
+        return max(task.code or 0 for task in self.tasks), self._ending
+
+    def kill(self) -> None:
+        """End every task immediately."""
+        self._signal_all(signal.SIGKILL)
+        collect_orphans({task.process.pid for task in self.tasks})
+
+    def _obey(self) -> None:
+        if self._orders.cancel and self._ending != "cancelled":
+            self._terminate("cancelled")
+        if self._orders.kill:
+            self._kill_at = 0.0
+        if self._orders.preempt:
+            self._orders.preempt = False
+            if self._ending is None:
+                # `hpcrun preempt` sends the same signal on Slurm.
+                self._terminate("preemption", self._warning)
+        if self._orders.warn:
+            self._orders.warn = False
+            self._signal_all(self._warning)
+
+    def _keep_time(self) -> None:
+        if self._end is None or self._ending is not None:
+            return
+        if time.time() >= self._end:
+            self._terminate("time-limit")
+        elif time.time() >= self._end - self._request.signal_lead and not self.warned:
+            self.warned = True
+            self._signal_all(self._warning)
+
+    def _terminate(self, why: str, number: signal.Signals = signal.SIGTERM) -> None:
+        say(f"{why}: {number.name} to all tasks, SIGKILL after {self._request.grace:g} s")
+        self._ending = why
+        # slurmd does the same: a stopped process must run to receive a signal.
+        self._signal_all(signal.SIGCONT)
+        self._signal_all(number)
+        self._kill_at = time.monotonic() + self._request.grace
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for task in self.tasks:
+            if task.code is None:
+                task.signal(number)
+
+    def _reap(self) -> None:
+        for task in self.tasks:
+            if task.code is not None or (code := task.process.poll()) is None:
+                continue
+            task.code = code if code >= 0 else 128 - code
+            ended = Exit(
+                task.rank,
+                task.host,
+                time.time(),
+                code if code >= 0 else None,
+                -code if code < 0 else None,
+                induced=self._failed or self._ending is not None,
+            )
+            with _full_disk_tolerated(f"the end of rank {task.rank}"):
+                # The set-up of a node has no rank that ended.
+                if task.code or not self._setting_up:
+                    record_exit(self.folder, ended)
+            # Processes that the task had started die with it, as in a step's container.
+            task.signal(signal.SIGKILL)
+            if task.code and not self._failed:
+                self._failed = True
+                say(f"rank {task.rank} on {task.host} ended with {_in_words(code)}")
+                self._kill_at = self._kill_at or time.monotonic() + _LAST_WORDS
+
+
+class NodeSetupFailed(Exception):
+    """A line of ``job.node_setup`` failed on a node."""
+
+
+def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
+    """Run attempts until the last; return the job's final state and its number of restarts."""
+    restart = 0
+    if is_withdrawn(Path(request.folder)):
+        return "CANCELLED", 0
+    if request.wait_for:
+        # The imports of this command are heavy, and no other controller needs them.
+        from hpcrun.slurm.launch.dependencies import wait_for_runs
+
+        say(f"waits for {', '.join(request.wait_for)}")
+        why = wait_for_runs(request.wait_for, lambda: orders.cancel)
+        if why is not None:
+            say(why)
+            return "CANCELLED", 0
+    while True:
+        # A waiting job cannot be preempted: earlier requests do not apply to the next attempt.
+        orders.preempt = orders.warn = False
+        attempt = LocalAttempt(request, restart, orders)
+        try:
+            code, word = _ran(request, attempt, restart)
+        finally:
+            attempt.kill()
+        tell(request, "COMPLETING", restart)
+        again = _after(request, attempt, code, word)
+        if orders.cancel:
+            return "CANCELLED", restart
+        if not again:
+            return ("COMPLETED" if code == 0 else "FAILED"), restart
+        tell(request, "PENDING", restart)
+        say(f"requeued; starts again in {request.requeue_delay:g} s")
+        _wait_for_start(request.requeue_delay, orders)
+        if orders.cancel:
+            return "CANCELLED", restart
+        restart += 1
+
+
+def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int, str | None]:
+    """Set up the nodes, check them, and run the tasks; return the result of :meth:`LocalAttempt.wait`."""
+    if attempt.start_node_setup():
+        tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
+        say(f"restart {restart}: node_setup on {request.nodes} nodes")
+        code, word = attempt.wait()
+        if code or word is not None:
+            attempt.record_node_failure()
+            return code, word
+    if attempt.start_preflight():
+        tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
+        code, word = attempt.wait()
+        if code or word is not None:
+            return code, word
+    attempt.start()
+    pids = [task.process.pid for task in attempt.tasks]
+    tell(request, "RUNNING", restart, pids)
+    say(f"restart {restart}: {len(pids)} tasks started")
+    return attempt.wait()
+
+
+def _after(request: JobRequest, attempt: LocalAttempt, code: int, word: str | None) -> bool:
+    """Run the request's ``after`` command; return True if another attempt follows."""
+    if not request.after:
+        return word == "preemption"
+    if not Path(request.folder).is_dir():
+        say(f"{request.folder} is gone: the run was deleted, and the job ends")
+        return False
+    command = [*request.after, "--exit-code", str(code)]
+    if word is not None:
+        command += ["--scheduler", word]
+    elif attempt.warned:
+        command.append("--limit-near")
+    return subprocess.run(command, env=attempt.environ, check=False).returncode == REQUEUE
+
+
+def _wait_for_start(delay: float, orders: Orders) -> None:
+    until = time.monotonic() + delay
+    while time.monotonic() < until and not orders.cancel:
+        time.sleep(_TICK)
+
+
+def _with_setup(request: JobRequest, command: Sequence[str]) -> list[str]:
+    if not request.setup:
+        return list(command)
+    script = "\n".join(["set -e", *request.setup, 'exec "$@"'])
+    return ["bash", "-c", script, "bash", *command]
+
+
+def _in_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def say(text: str) -> None:
+    """Print a line to the controller's log, if there is space for it."""
+    with contextlib.suppress(OSError):
+        print(f"hpcrun: {text}", flush=True)
+
+
+def tell(request: JobRequest, state: State, restart: int, tasks: Sequence[int] = ()) -> None:
+    """Publish the job's state; on a full disk the old state remains, and the tasks continue."""
+    with _full_disk_tolerated(f"state {state}"):
+        write_status(Path(request.folder), own_status(request, state, restart, tasks))
+
+
+@contextlib.contextmanager
+def _full_disk_tolerated(what: str) -> Iterator[None]:
+    """Log an OSError instead of raising it: the controller must outlive a log that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        say(f"{what} is not written: {error}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the job that the request file ``arguments[0]`` describes, and write its final state."""
+    request = JobRequest.read(Path(arguments[0]))
+    # Installed before any process knows the job: with the default action, an order would end it unrecorded.
+    orders = Orders()
+    orders.install()
+    adopt_orphans()
+    with end_survivors_of(request.folder):
+        # The submitter waits for this first state: without it there is no job.
+        write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
+        final: State = "FAILED"
+        restart = 0
+        try:
+            final, restart = run_job(request, orders)
+        finally:
+            tell(request, final, restart)
+            say(f"job {request.job_id}: {final}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,179 @@
+"""A job of the local cluster as files in the run's logs: request, state, and the controller's pid."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcrun.errors import LaunchError
+from hpcrun.run.io.files import read_json, write_json
+
+State = Literal["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED"]
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED")
+
+# Signals to the controller, in place of scancel, `scancel --signal=KILL`, a preemption and Slurm's
+# --signal.
+CANCEL, KILL = signal.SIGTERM, signal.SIGQUIT
+PREEMPT, WARN = signal.SIGUSR1, signal.SIGUSR2
+
+BEGIN = b"begin\n"
+"""Word that a submission writes to its queue after it has recorded the jobs."""
+
+WITHDRAWN = "withdrawn"
+"""File that cancels a job that waits in a queue."""
+
+LOOK = signal.SIGHUP
+"""Signal after which a queue looks for this file."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A request to the controller: ``nodes`` times ``tasks_per_node`` copies of ``command``.
+
+    Times are in seconds. ``after`` runs at the end of each attempt with ``--exit-code`` and, if
+    this cluster ended the attempt, ``--scheduler WHY``, or ``--limit-near`` after the warning of a time
+    limit; its exit code 75 requests a requeue.
+    ``warn_signal``: the signal of that warning and of a preemption, such as USR2.
+    ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once per node;
+    ``preflight``: the command that checks this machine after that.
+    ``wait_for``: the run directories that must finish first. ``devices``: the GPUs to assign, an equal
+    number to each node, or None for a CPU job.
+    """
+
+    job_id: str
+    folder: str
+    command: Sequence[str]
+    nodes: int
+    tasks_per_node: int
+    cpus_per_task: int | None
+    devices: Sequence[str] | None
+    time_limit: float | None
+    signal_lead: float
+    grace: float
+    requeue_delay: float
+    setup: Sequence[str]
+    env: dict[str, str]
+    after: Sequence[str]
+    wait_for: Sequence[str] = ()
+    node_setup: Sequence[str] = ()
+    preflight: Sequence[str] = ()
+    warn_signal: str = "USR2"
+
+    def write(self) -> Path:
+        """Write the request where the controller reads it; raises OSError if it cannot be written."""
+        write_json(self.path, asdict(self))
+        return self.path
+
+    @property
+    def path(self) -> Path:
+        """The file of the request."""
+        return Path(self.folder) / "request.json"
+
+    @classmethod
+    def read(cls, path: Path) -> "JobRequest":
+        """Read the request that :meth:`write` wrote; raises LaunchError if there is none."""
+        value = read_json(path)
+        if value is None:
+            raise LaunchError(f"{path}: is not the request of a job; submit the run again")
+        return cls(**value)
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """The limits for the jobs of a queue.
+
+    ``at_once``: jobs at the same time. ``share``: jobs on one of the GPUs ``devices``.
+    """
+
+    at_once: int
+    devices: Sequence[str] = ()
+    share: int = 1
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The controller's last state. ``pid`` and ``pid_created`` together identify its process.
+
+    ``queued``: the job has no controller yet; the process is the queue that will start it.
+    """
+
+    job_id: str
+    state: State
+    restart: int
+    pid: int
+    pid_created: float
+    tasks: Sequence[int]
+    queued: bool = False
+
+
+def write_status(folder: Path, status: JobStatus) -> None:
+    """Replace the job's ``job.json``; raises OSError if it cannot be written."""
+    write_json(folder / "job.json", asdict(status))
+
+
+def read_status(folder: Path) -> JobStatus | None:
+    """Return the job's last state; None before the first state is written, or if the file is damaged."""
+    value: dict[str, Any] | None = read_json(folder / "job.json")
+    try:
+        return None if value is None else JobStatus(**value)
+    except TypeError:
+        return None
+
+
+def is_alive(status: JobStatus) -> bool:
+    """Return True if the job's controller runs: same pid *and* same start time, because pids are reused."""
+    import psutil
+
+    try:
+        process = psutil.Process(status.pid)
+        created = process.create_time()
+    except psutil.Error:
+        return False
+    return abs(created - status.pid_created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+
+
+def send(folder: Path, number: signal.Signals) -> None:
+    """Send CANCEL, KILL, PREEMPT or WARN to the job with the logs in ``folder``.
+
+    Raises:
+        LaunchError: the job is not running.
+    """
+    status = read_status(folder)
+    if status is None or status.state in ENDED or not is_alive(status):
+        raise LaunchError(f"job {folder.name}: is not running on this machine")
+    if status.queued:
+        # The process of a waiting job is the queue, which runs other jobs too. If the job's controller starts
+        # just now, the controller looks for the file again.
+        (folder / WITHDRAWN).touch()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(status.pid, LOOK)
+        status = read_status(folder)
+        if status is None or status.queued or status.state in ENDED:
+            return
+    os.kill(status.pid, number)
+
+
+def is_withdrawn(folder: Path) -> bool:
+    """Return True if a person cancelled the job while it waited in the queue."""
+    return (folder / WITHDRAWN).exists()
+
+
+def own_status(
+    request: JobRequest, state: State, restart: int, tasks: Sequence[int], *, queued: bool = False
+) -> JobStatus:
+    """Return the status that the calling process writes: the controller of the job, or the queue."""
+    import psutil
+
+    return JobStatus(
+        request.job_id,
+        state,
+        restart,
+        os.getpid(),
+        psutil.Process().create_time(),
+        list(tasks),
+        queued,
+    )

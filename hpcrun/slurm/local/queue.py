@@ -1,0 +1,163 @@
+"""The queue of the local cluster: starts the jobs of a sweep in order, a limited number at a time.
+
+Each job gets a separate controller when its turn comes, so that it can be cancelled, preempted and started
+again like every job. Until then its state is PENDING, under the pid of the queue. Run as ``python -m
+hpcrun.slurm.local.queue FILE``, in a new session. The first job begins after a word on standard input. If
+the input ends without the word, the submission died before it recorded the jobs, and all jobs are cancelled.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcrun.errors import LaunchError
+from hpcrun.run.io.files import read_json
+from hpcrun.slurm.environment import scrub
+from hpcrun.slurm.local.controller import tell
+from hpcrun.slurm.local.job_files import (
+    BEGIN,
+    LOOK,
+    JobRequest,
+    QueueLimits,
+    is_withdrawn,
+    own_status,
+    read_status,
+    write_status,
+)
+
+_TICK = 0.1
+
+
+class Queue:
+    """The jobs that wait and those that run, each with GPUs.
+
+    ``begun``: the submission is recorded. ``stopping``: no further job begins. ``withdrawing``: a person has
+    cancelled a waiting job.
+    """
+
+    def __init__(self, waiting: Sequence[JobRequest], limits: QueueLimits) -> None:
+        self._waiting = deque(waiting)
+        self._limits = limits
+        self._running: list[tuple[JobRequest, subprocess.Popen[bytes]]] = []
+        self.begun = self.stopping = False
+        self.withdrawing = True
+
+    def run(self) -> None:
+        """Run until no job is left."""
+        for request in self._waiting:
+            write_status(Path(request.folder), own_status(request, "PENDING", 0, [], queued=True))
+        while self._waiting or self._running:
+            # A full disk or a full process table may be temporary: the next round tries again.
+            with contextlib.suppress(OSError):
+                if not self.begun:
+                    self._listen()
+                self._reap()
+                self._drop_withdrawn()
+                while self.begun and self._waiting and self._has_room(self._waiting[0]):
+                    self._start(self._waiting[0])
+                    self._waiting.popleft()
+            time.sleep(_TICK)
+
+    def _listen(self) -> None:
+        """Read the word of the submission, if it is there; if the input ends without it, cancel all jobs."""
+        if select.select([sys.stdin], [], [], 0)[0]:
+            self.begun = os.read(sys.stdin.fileno(), len(BEGIN)) == BEGIN
+            self.stopping = self.stopping or not self.begun
+
+    def _reap(self) -> None:
+        running, self._running = self._running, []
+        for request, controller in running:
+            if controller.poll() is None:
+                self._running.append((request, controller))
+                continue
+            status = read_status(Path(request.folder))
+            if status is not None and status.queued:
+                # The controller did not begin; its log says why.
+                tell(request, "FAILED", 0)
+
+    def _drop_withdrawn(self) -> None:
+        """Cancel the waiting jobs that a person has cancelled.
+
+        A search of a thousand folders takes time, so it happens only after a signal.
+        """
+        if not self.stopping and not self.withdrawing:
+            return
+        # Reset before the search: a later signal leads to another search.
+        self.withdrawing = False
+        waiting, self._waiting = self._waiting, deque[JobRequest]()
+        for request in waiting:
+            if self.stopping or is_withdrawn(Path(request.folder)):
+                tell(request, "CANCELLED", 0)
+            else:
+                self._waiting.append(request)
+
+    def _start(self, request: JobRequest) -> None:
+        if not Path(request.folder).is_dir():
+            # Somebody has deleted the run.
+            return
+        mine = replace(request, devices=self._devices_of(request))
+        mine.write()
+        with (Path(request.folder) / "controller.log").open("ab") as log:
+            controller = subprocess.Popen(
+                [sys.executable, "-m", "hpcrun.slurm.local.controller", str(mine.path)],
+                env=scrub(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._running.append((mine, controller))
+
+    def _has_room(self, request: JobRequest) -> bool:
+        if len(self._running) >= self._limits.at_once:
+            return False
+        free = [device for device, used in self._use().items() if used < self._limits.share]
+        return len(free) >= len(request.devices or ())
+
+    def _use(self) -> dict[str, int]:
+        """Return the number of jobs on each GPU."""
+        used = dict.fromkeys(self._limits.devices, 0)
+        for request, _ in self._running:
+            for device in request.devices or ():
+                used[device] += 1
+        return used
+
+    def _devices_of(self, request: JobRequest) -> Sequence[str] | None:
+        """Return the GPUs for a job: those with the fewest jobs."""
+        if request.devices is None:
+            return None
+        used = self._use()
+        return sorted(used, key=lambda device: used[device])[: len(request.devices)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the jobs that the file ``arguments[0]`` lists."""
+    content: dict[str, Any] | None = read_json(Path(arguments[0]))
+    if content is None:
+        raise LaunchError(f"{arguments[0]}: is not a list of jobs; submit the sweep again")
+    jobs = [JobRequest(**job) for job in content["jobs"]]
+    queue = Queue(jobs, QueueLimits(**content["limits"]))
+
+    def stop(_number: int, _frame: object) -> None:
+        queue.stopping = True
+
+    def look(_number: int, _frame: object) -> None:
+        queue.withdrawing = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(LOOK, look)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    queue.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,165 @@
+"""The submission of a run, or of the elements of a sweep, to this machine."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcrun.config import Config, Job
+from hpcrun.devices.devices import visible_gpus
+from hpcrun.errors import LaunchError
+from hpcrun.printing import say_aside
+from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.launch.submitted import Submitted
+from hpcrun.slurm.options import given_option
+
+if TYPE_CHECKING:
+    from hpcrun.slurm.local.job_files import JobRequest
+
+# Options of srun and sbatch that set the number of tasks, long and short.
+_TASK_COUNTS = (
+    ("ntasks-per-node", None),
+    ("ntasks", "n"),
+    ("nodes", "N"),
+    ("ntasks-per-gpu", None),
+    ("ntasks-per-socket", None),
+    ("ntasks-per-core", None),
+)
+
+
+def local_devices(config: Config) -> list[str] | None:
+    """Return the GPUs that a local job of ``config`` uses, node after node; None for a job on the CPU.
+
+    Raises:
+        LaunchError: this machine has GPUs, but fewer than requested.
+    """
+    available = visible_gpus(os.environ)
+    if config.job.cpu or not available:
+        return None
+    wanted = config.job.nodes * config.job.gpus
+    if available < wanted:
+        raise LaunchError(
+            f"{wanted} ranks, but this machine shows {available} GPUs: request at most {available} "
+            "(--nodes 1 --gpus N), or train on the CPU with --cpu"
+        )
+    return visible_devices()[:wanted]
+
+
+def visible_devices() -> list[str]:
+    """Return the names of all GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them."""
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named or [str(index) for index in range(visible_gpus(os.environ))]
+
+
+def refuse_task_counts(job: Job) -> None:
+    """Refuse options that change the number of tasks: the local cluster has no srun.
+
+    Raises:
+        LaunchError: an option of srun or sbatch sets the number of tasks.
+    """
+    for key in ("srun_args", "sbatch_args"):
+        for option in getattr(job, key):
+            if any(given_option([option], long, short) is not None for long, short in _TASK_COUNTS):
+                raise LaunchError(
+                    f"job.{key}: {option}: the local cluster has no srun; use --nodes, --gpus and "
+                    "--tasks-per-node instead"
+                )
+    if job.srun_args:
+        say_aside(
+            f"hpcrun: job.srun_args: the local cluster has no srun and ignores {' '.join(job.srun_args)}"
+        )
+
+
+def submit_local(
+    run: RunDirectory,
+    config: Config,
+    after: Sequence[RunDirectory],
+    start: "Callable[[JobRequest], None] | None" = None,
+) -> Submitted:
+    """Start the job of ``run`` on this machine, after the runs ``after``.
+
+    Args:
+        start: called with the request instead of starting its controller.
+
+    Raises:
+        LaunchError: the machine has fewer GPUs than the job asks for, or the controller does not begin.
+        OSError: the disk refuses.
+    """
+    from hpcrun.slurm.local.job_files import JobRequest
+    from hpcrun.slurm.local.start import new_job_folder, start_job
+
+    job = config.job
+    devices = local_devices(config)
+    folder = new_job_folder(run.logs)
+    request = JobRequest(
+        job_id=folder.name,
+        folder=str(folder),
+        command=worker(run, job),
+        nodes=job.nodes,
+        tasks_per_node=job.tasks_on_node,
+        cpus_per_task=job.cpus_of_task,
+        devices=devices,
+        time_limit=job.time_seconds,
+        signal_lead=float(job.signal_lead),
+        warn_signal=config.warn_signal,
+        grace=job.grace,
+        requeue_delay=job.requeue_delay,
+        setup=job.setup,
+        node_setup=job.node_setup,
+        preflight=_preflight(run, job),
+        env=job.env,
+        after=[sys.executable, "-m", "hpcrun", "finalize", str(run.path)],
+        wait_for=[str(other.path) for other in after],
+    )
+    (start or start_job)(request)
+    return Submitted("local", request.job_id)
+
+
+def worker(run: RunDirectory, job: Job) -> list[str]:
+    """Return the command of each task of the local cluster."""
+    python = job.python or sys.executable
+    return [*job.container, python, "-u", "-m", "hpcrun.worker", str(run.path)]
+
+
+def _preflight(run: RunDirectory, job: Job) -> list[str]:
+    """Return the command that checks this machine before the ranks, if job.preflight is set."""
+    command = [sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]
+    return command if job.preflight else []
+
+
+def submit_local_sweep(
+    folder: Path,
+    runs: Sequence[tuple[RunDirectory, Config]],
+    after: Sequence[RunDirectory],
+    at_once: int | None,
+    pack: int = 1,
+) -> tuple[list[str], Callable[[], None]]:
+    """Give the elements of a sweep to this machine, ``at_once`` at a time, ``pack`` of them on one GPU.
+
+    Returns:
+        The id of each job, and the function that starts the first jobs. Without its call, no job begins, and
+        all are cancelled at the end of this process.
+
+    Raises:
+        LaunchError: the process of the queue does not start.
+        OSError: the disk refuses.
+    """
+    from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
+    from hpcrun.slurm.local.start import start_queue
+
+    requests: list[JobRequest] = []
+    for run, config in runs:
+        submit_local(run, config, after, start=requests.append)
+    devices = visible_devices() if any(request.devices for request in requests) else []
+    limits = QueueLimits(at_once or _sane_limit(requests) * pack, devices, pack)
+    begin = start_queue(folder, requests, limits)
+    return [request.job_id for request in requests], begin
+
+
+def _sane_limit(requests: "Sequence[JobRequest]") -> int:
+    """Return how many elements may run at a time: on the CPU, one task per core; GPUs have another limit."""
+    if all(request.devices for request in requests):
+        return len(requests)
+    processes = max(it.nodes * it.tasks_per_node * (it.cpus_per_task or 1) for it in requests)
+    return max(1, (os.cpu_count() or 1) // processes)

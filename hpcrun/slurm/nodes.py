@@ -1,0 +1,163 @@
+"""The nodes and partitions of a cluster, read from the output of ``scontrol``.
+
+``scontrol show nodes``, not sinfo: only scontrol shows the resources that a node reserves for the system
+(CPUEfctv, MemSpecLimit). Slurm refuses a job that requests these too.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpcrun import slurm
+
+_GRES = re.compile(r"gpu(?::(?P<type>[^:(,]+))??(?::no_consume)?:(?P<count>\d+)")
+_BRACKETS = re.compile(r"\([^)]*\)")
+
+
+@dataclass(frozen=True)
+class NodeResources:
+    """A node's CPUs and memory (MiB) available to jobs, and its GPUs by type ("" without a type)."""
+
+    name: str
+    cpus: int
+    threads_per_core: int
+    memory: int
+    gpus: tuple[tuple[str, int], ...]
+    features: frozenset[str]
+    partitions: frozenset[str]
+
+    def gpu_count(self, gpu_type: str | None = None) -> int:
+        """Return the number of GPUs, or of GPUs of one type; types are compared as in Slurm."""
+        wanted = None if gpu_type is None else gpu_type.lower()
+        return sum(count for kind, count in self.gpus if wanted in (None, kind.lower()))
+
+
+@dataclass(frozen=True)
+class PartitionLimits:
+    """Limits and defaults of a partition or of a whole cluster; memory in MiB, None: no limit."""
+
+    max_cpus_per_node: int | None = None
+    max_mem_per_cpu: int | None = None
+    max_mem_per_node: int | None = None
+    def_cpu_per_gpu: int | None = None
+    def_mem_per_gpu: int | None = None
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition; ``exclusive``: its jobs get whole nodes."""
+
+    name: str
+    default: bool
+    exclusive: bool
+    limits: PartitionLimits
+
+
+@dataclass(frozen=True)
+class Offer:
+    """All resources that a job can request on one cluster."""
+
+    nodes: tuple[NodeResources, ...]
+    partitions: tuple[Partition, ...]
+    limits: PartitionLimits
+
+
+def cluster_offer(cluster: str | None = None) -> Offer | None:
+    """Ask this cluster, or ``cluster`` (see ``--clusters``), for its resources; None without an answer."""
+    texts = []
+    for command in (
+        slurm.scontrol_show_nodes_command(cluster),
+        slurm.scontrol_show_partitions_command(cluster),
+        slurm.scontrol_show_config_command(cluster),
+    ):
+        shown = slurm.run(command)
+        if shown.returncode != 0:
+            return None
+        texts.append(shown.stdout)
+    nodes, partitions, config = texts
+    return Offer(parse_nodes(nodes), parse_partitions(partitions), parse_limits(config))
+
+
+def parse_nodes(text: str) -> tuple[NodeResources, ...]:
+    """Read ``scontrol --oneliner show nodes``; lines of another shape are ignored."""
+    return tuple(filter(None, map(_node, text.splitlines())))
+
+
+def _node(line: str) -> NodeResources | None:
+    fields = _fields(line)
+    cpus = _number(fields.get("CPUEfctv") or fields.get("CPUTot"))
+    if "NodeName" not in fields or not cpus:
+        return None
+    return NodeResources(
+        name=fields["NodeName"],
+        cpus=cpus,
+        threads_per_core=_number(fields.get("ThreadsPerCore")) or 1,
+        memory=(_number(fields.get("RealMemory")) or 0)
+        - (_number(fields.get("MemSpecLimit")) or 0),
+        gpus=parse_gres(fields.get("Gres", "")),
+        features=_words(fields.get("ActiveFeatures", "")),
+        partitions=_words(fields.get("Partitions", "")),
+    )
+
+
+def parse_gres(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs of a node's ``Gres``: ``gpu:a100:4(S:0-1),nvme:1`` is ``(("a100", 4),)``."""
+    parts = _BRACKETS.sub("", text).split(",")
+    found = filter(None, map(_GRES.fullmatch, parts))
+    return tuple((match["type"] or "", int(match["count"])) for match in found)
+
+
+def parse_partitions(text: str) -> tuple[Partition, ...]:
+    """Read ``scontrol --oneliner show partitions``."""
+    lines = (_fields(line) for line in text.splitlines())
+    return tuple(
+        Partition(
+            name=fields["PartitionName"],
+            default=fields.get("Default") == "YES",
+            exclusive=fields.get("OverSubscribe", "").startswith("EXCLUSIVE"),
+            limits=_limits(fields),
+        )
+        for fields in lines
+        if "PartitionName" in fields
+    )
+
+
+def parse_limits(text: str) -> PartitionLimits:
+    """Read the limits of the whole cluster from ``scontrol show config``."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return _limits({name.strip(): value.strip() for name, _, value in pairs})
+
+
+def _limits(fields: dict[str, str]) -> PartitionLimits:
+    words = (word.partition("=") for word in fields.get("JobDefaults", "").split(","))
+    defaults = {name: value for name, _, value in words}
+    return PartitionLimits(
+        max_cpus_per_node=_number(fields.get("MaxCPUsPerNode")),
+        max_mem_per_cpu=_number(fields.get("MaxMemPerCPU")),
+        max_mem_per_node=_number(fields.get("MaxMemPerNode")),
+        def_cpu_per_gpu=_number(defaults.get("DefCpuPerGPU")),
+        def_mem_per_gpu=_number(defaults.get("DefMemPerGPU")),
+    )
+
+
+def _fields(line: str) -> dict[str, str]:
+    """Return the first value of each key: free text, which could imitate a key, comes last in such a line."""
+    fields: dict[str, str] = {}
+    for word in line.split():
+        key, equals, value = word.partition("=")
+        if equals:
+            fields.setdefault(key, value)
+    return fields
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word for word in text.split(",") if word not in ("", "(null)"))
+
+
+def gpu_types(nodes: Iterable[NodeResources]) -> list[str]:
+    """Return the types of the nodes' GPUs, sorted."""
+    return sorted({kind for node in nodes for kind, _ in node.gpus if kind})

@@ -1,1 +1,0 @@
-"""The runs of a sweep as rows of values: axes, sweep files, conditions, placeholders."""
