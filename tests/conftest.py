@@ -10,10 +10,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import ports
-from tests.ranks import RankTests
+from tests.on_ranks import RankTests
 
 # Long files start first: a long file that starts last would keep the other workers waiting.
-_LONGEST = ("slurm/test_chaos", "slurm/", "test_main_job", "launch/", "test_quickstart", "tools/")
+_LONGEST = (
+    "on_slurm/test_chaos",
+    "on_slurm/",
+    "test_main_job",
+    "slurm/launch/",
+    "test_quickstart",
+    "tools/",
+)
 
 # The longest slow test cancels 50 jobs, one after the other.
 _SLOW_TIMEOUT_SECONDS = 2 * 3600

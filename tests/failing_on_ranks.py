@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tests.ranks import forked, gathered, ranks
+from tests.on_ranks import forked, gathered, ranks
 from tests.train.forks import fork_ranks
 
 

@@ -23,14 +23,14 @@ from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent
 # These modules write log files, which the commands show as data.
-INTO_LOGS = ("batch/", "lifecycle/", "train/", "launch/local/controller.py", "worker.py")
+INTO_LOGS = ("job/", "ranks/", "train/", "slurm/local/controller.py", "worker.py")
 # These write to pipes that a program reads.
 INTO_PIPES = (
     "network/check/agent.py",
     "network/check/allreduce/rank.py",
     "network/tune/worker.py",
-    "preflight/agent.py",
-    "preflight/gemm.py",
+    "network/preflight/agent.py",
+    "network/preflight/gemm.py",
     "run/code/import_path.py",
 )
 

@@ -23,8 +23,8 @@ from chaoslib.compare import verify  # noqa: E402
 from chaoslib.disturbed import ANY_STEP, NODES, PATIENCE, Chaos  # noqa: E402
 from chaoslib.faults import disturb, plan, table  # noqa: E402
 
-from tests.slurm import cluster  # noqa: E402
-from tests.slurm.cluster import SlurmCluster  # noqa: E402
+from tests.on_slurm import cluster  # noqa: E402
+from tests.on_slurm.cluster import SlurmCluster  # noqa: E402
 
 
 def run(slurm: SlurmCluster, faults: int, ranks: int, seed: int) -> None:

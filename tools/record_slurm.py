@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record the output of one version of Slurm in ``tests/cluster/recorded/VERSION``.
+"""Record the output of one version of Slurm in ``tests/slurm/recorded/VERSION``.
 
 Starts a dev cluster with accounting, brings jobs into every state and to every kind of end, and records the
 output that hpcrun's parsers read. Job ids and times differ between recordings.
@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 from recordlib import endings, environments, memory, nodes, qos, refusals, states, usage  # noqa: E402
 from recordlib.site import Site  # noqa: E402
 
-from tests.slurm import cluster  # noqa: E402
+from tests.on_slurm import cluster  # noqa: E402
 
 PARTS = {
     part.__name__.rpartition(".")[2]: part
@@ -36,7 +36,7 @@ def main() -> int:
         "--system", action="store_true", help="use the system's Slurm, of this version"
     )
     parser.add_argument("--part", choices=PARTS, help="record only this part")
-    parser.add_argument("--into", type=Path, default=ROOT / "tests/cluster/recorded")
+    parser.add_argument("--into", type=Path, default=ROOT / "tests/slurm/recorded")
     wanted = parser.parse_args()
     # SIGTERM also removes the cluster.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

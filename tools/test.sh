@@ -73,7 +73,7 @@ failed=0
 rm -f .pytest_cache/v/cache/lastfailed
 if [[ "$ready" = *" $newest "* ]]; then
     printf '\n==== Lifecycle tests on Slurm %s\n' "$newest"
-    lifecycle=(-m "lifecycle and not slow" tests/slurm)
+    lifecycle=(-m "lifecycle and not slow" tests/on_slurm)
     export HPCRUN_TEST_SLURM=$newest
     tests "${lifecycle[@]}" || again "Slurm $newest" $? "${lifecycle[@]}" || failed=$?
     unset HPCRUN_TEST_SLURM

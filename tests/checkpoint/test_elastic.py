@@ -26,7 +26,7 @@ from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batches import training_steps
-from tests.ranks import gathered, ranks
+from tests.on_ranks import gathered, ranks
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from hpcrun.checkpoint.state.capture import (
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from tests.ranks import agreed, ranks
+from tests.on_ranks import agreed, ranks
 
 from . import single_rank
 from .faults import Broken

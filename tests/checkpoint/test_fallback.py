@@ -10,7 +10,7 @@ from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
 from hpcrun.checkpoint.storage.index import INDEX, Place, decode, encode
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from tests.ranks import agreed, ranks
+from tests.on_ranks import agreed, ranks
 
 from .faults import Broken, Flipping
 

@@ -16,7 +16,7 @@ from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.index import INDEX, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks import making
-from tests.ranks import agreed, gathered, ranks
+from tests.on_ranks import agreed, gathered, ranks
 from tests.train.nccl_rules import Rules
 
 LARGE = 100_000

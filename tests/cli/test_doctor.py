@@ -12,7 +12,7 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.diagnose.flight_recorder import analyzed, laggards, read_dumps
 
-_RECORDED = Path(__file__).parents[1] / "cluster" / "recorded"
+_RECORDED = Path(__file__).parents[1] / "slurm" / "recorded"
 _RANKS = """
 import os, sys, time, datetime, pathlib
 import torch, torch.distributed as dist

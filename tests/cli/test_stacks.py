@@ -55,7 +55,7 @@ def test_all_ranks_answer_and_the_training_continues(tmp_path: Path) -> None:
     require_one_line(over, "held: is finished", "hpcrun doctor")
 
 
-# tests/slurm/test_stacks.py stops a rank on a real Slurm.
+# tests/on_slurm/test_stacks.py stops a rank on a real Slurm.
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     changes = {"train__steps": 4000, "model__pause": 0.05, "train__hang_after": 600}

@@ -12,7 +12,7 @@ from hpcrun.diagnose.log_line import labeled
 from hpcrun.diagnose.slurm_log import before_termination, scheduler_word
 from hpcrun.run.endings import Failure
 
-RECORDED = Path(__file__).resolve().parents[1] / "cluster" / "recorded"
+RECORDED = Path(__file__).resolve().parents[1] / "slurm" / "recorded"
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])

@@ -1,63 +1,49 @@
-"""A real Slurm per test session, for every test in this directory."""
+"""Output of real programs: Slurm's, recorded by ``tools/record_slurm.py``, and torchrun 2.13's."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from hpcrun.run.directory import RunDirectory
-
-from . import cluster, training
-
-
-def unavailable(
-    reason: str, version: str = cluster.VERSION, features: Collection[str] = ()
-) -> None:
-    """Skip without a Slurm; fail if CI requires it.
-
-    A ``version`` or one of ``features`` with packages that cannot be downloaded is skipped in CI too.
-    """
-    if os.environ.get("HPCRUN_REQUIRE_SLURM") == "1" and not cluster.excused(version, features):
-        pytest.fail(f"HPCRUN_REQUIRE_SLURM=1, but: {reason}")
-    pytest.skip(reason)
+RECORDED = Path(__file__).parent / "recorded"
+VERSIONS = ("22.05", "24.11", "26.05")
 
 
-@pytest.fixture(scope="session")
-def slurm() -> Iterator[cluster.SlurmCluster]:
-    """Four nodes with four GPUs each, `batch` and `urgent` partitions, no accounting."""
-    reason = cluster.why_not()
-    if reason is not None:
-        unavailable(reason)
-    cluster.remove_abandoned()
-    name = f"pytest-{os.getpid()}"
-    try:
-        running = cluster.start(name)
-        if not cluster.can_read(running.user, sys.executable):
-            unavailable(
-                f"{running.user} cannot run {sys.executable}: put the virtual environment and the "
-                "checkout where every user can read them"
-            )
-        yield running
-    finally:
-        cluster.stop(name)
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    """Yield each recorded version of Slurm."""
+    return str(request.param)
 
 
 @pytest.fixture
-def bench(slurm: cluster.SlurmCluster) -> Iterator[training.Bench]:
-    """A folder to submit probe runs from; its jobs and files are removed after the test."""
-    place = training.Bench(slurm)
-    yield place
-    slurm.heal()
-    place.remove()
+def recorded() -> Callable[[str], str]:
+    """Return the text of a recording, by its path below ``recorded``."""
+    return lambda name: (RECORDED / name).read_text()
 
 
-@pytest.fixture(scope="session")
-def calm(slurm: cluster.SlurmCluster) -> RunDirectory:
-    """The undisturbed probe run; every disturbed run must end with its state."""
-    place = training.Bench(slurm, "calm")
-    run = place.submit("calm", checkpoint__every=0)
-    assert place.wait_for_end(run) == "COMPLETED", place.story(run)
-    return run
+@pytest.fixture
+def printed(version: str) -> Callable[[str], str]:
+    """Return the text of a recording of each version."""
+    return lambda name: (RECORDED / version / name).read_text()
+
+
+@pytest.fixture
+def jobs(printed: Callable[[str], str]) -> dict[str, str]:
+    """Return the ids of the recorded jobs, by the names of their scenes."""
+    ids: dict[str, str] = json.loads(printed("jobs.json"))
+    return ids
+
+
+@pytest.fixture
+def recorded_env(version: str) -> Callable[[str], dict[str, str]]:
+    """Return the variables of a recorded process: of each version of Slurm, or of torchrun."""
+
+    def read(name: str) -> dict[str, str]:
+        folder = RECORDED if name == "torchrun" else RECORDED / version
+        lines = (folder / f"{name}.env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    return read

@@ -1,93 +1,244 @@
-"""Programs that start their own ranks, as one task per node of the real Slurm, preempted and requeued."""
+"""The launcher of this process, from variables recorded inside real launches."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from hpcrun.run.directory import RunDirectory
-from tests import jobs, scripts_of_others
-from tests.frameworks import make_environment
+from hpcrun.errors import ClusterError
+from hpcrun.ranks.launchers import job_id, read_placement
 
-from .cluster import SlurmCluster
-from .scripts import ENDED, Bench
+Env = dict[str, str]
+Recorded = Callable[[str], Env]
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "slurm", "--detach")
-
-SCRIPTS = {
-    "train.py": scripts_of_others.DDP,
-    "spawn.py": scripts_of_others.SPAWN,
-    "epochs.py": scripts_of_others.ACCELERATE,
-}
-DDP = ("{} of 4 starts at step 0\n", "starts at step")
-EPOCHS = ("{} of 4 epoch 1\n", "epoch")
-CASES = {
-    "torchrun": (("--launcher", "torchrun", "--", "train.py", "60", "saved", "0.2"), DDP),
-    "accelerate": (("--launcher", "accelerate", "--", "epochs.py", "10", "saved", "0.5"), EPOCHS),
-    "spawn": (("--tasks-per-node", "1", "--", "python", "spawn.py", "60", "saved", "0.2"), DDP),
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
 }
 
 
-@pytest.fixture(scope="module")
-def interpreter(slurm: SlurmCluster) -> Path:
-    """A Python with Accelerate that the job user can read."""
-    return make_environment(slurm.shared / "frameworks", "accelerate")
+def test_an_uneven_step_is_read_from_its_step_variables(recorded_env: Recorded) -> None:
+    placement = read_placement(recorded_env("uneven-step"))
+    assert placement.method == "slurm"
+    assert (placement.rank, placement.world_size) == (6, 8)
+    assert (placement.node_rank, placement.num_nodes) == (2, 3)
+    assert (placement.local_rank, placement.local_world_size) == (0, 2)
+    assert placement.tasks_per_node == (3, 3, 2)
+    assert placement.master_addr == "node1"
+    assert placement.job_id == "2"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_preempted_program_with_its_own_ranks_resumes_from_its_checkpoint(
-    slurm: SlurmCluster, interpreter: Path, name: str
+def test_a_step_on_fewer_nodes_than_its_job_ignores_the_jobs_variables(
+    recorded_env: Recorded,
 ) -> None:
-    command, (started, begins) = CASES[name]
-    bench = Bench(slurm)
-    for script, text in SCRIPTS.items():
-        bench.write(script, text)
-    slurm.run(["mkdir", str(bench.folder / "saved")])
-    environ = bench.environment()
-    environ["PATH"] = f"{interpreter.parent}:{environ['PATH']}"
-    hpcrun = [slurm.python, "-m", "hpcrun", "submit", *SHAPE, "--name", name, "--no-snapshot"]
-    slurm.run([*hpcrun, *command], cwd=bench.folder, env=environ)
-    run = bench.run(name)
-    expected = [f"rank {started.format(rank)}" for rank in range(4)]
-    slurm.wait_until(
-        lambda: all(line in logs(run, 0) for line in expected), ENDED, lambda: bench.told(run)
-    )
-    bench.preempt_everything()
-    bench.wait_for_end(bench.status(name)["job"])
-    ends = [event.cause for event in jobs.events(run, "ended")]
-    assert (jobs.result(run).get("state"), ends) == ("finished", ["preemption", "finished"])
-    assert f"of 4 {begins} 0\n" not in logs(run, 1)
-    for rank in range(4):
-        assert f"rank {rank} of 4 {begins}" in logs(run, 1)
-        assert f"rank {rank} is done" in logs(run, 1)
+    env = recorded_env("small-step")
+    assert env["SLURM_NODELIST"] == "node[1-3]"
+    placement = read_placement({**env, "SLURM_STEP_NODELIST": "node[2-3]"})
+    assert (placement.world_size, placement.num_nodes) == (2, 2)
+    assert placement.master_addr == "node2"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun"])
-def test_the_rank_that_failed_first_is_reported_if_another_task_hosts_rank_0(
-    slurm: SlurmCluster, launcher: str
+def test_the_legacy_variables_serve_where_step_variables_are_missing(
+    recorded_env: Recorded,
 ) -> None:
-    bench = Bench(slurm)
-    text = scripts_of_others.DDP.replace("rank == 1:", "rank == 3:")
-    bench.write("train.py", text)
-    slurm.run(["mkdir", str(bench.folder / "saved")])
-    slurm.run(["touch", str(bench.folder / "saved" / "crash")])
-    common = (*SHAPE, "--name", "crash", "--no-snapshot", "restarts.crash=1")
-    bench.hpcrun("submit", *common, "--launcher", launcher, "--", "train.py", "20", "saved", "0.1")
-    run = bench.run("crash")
-    bench.wait_for_end(bench.status("crash")["job"])
-    ends = jobs.events(run, "ended")
-    assert [event.cause for event in ends] == ["crash", "finished"], bench.told(run)
-    reason = str(ends[0].fields["reason"])
-    assert re.match(r"rank 1 on node\d: ScriptFailed: train.py 20 saved 0.1 ended with", reason), (
-        reason
+    env = {
+        name: value
+        for name, value in recorded_env("uneven-step").items()
+        if not name.startswith("SLURM_STEP_") or name == "SLURM_STEP_ID"
+    }
+    assert read_placement(env) == read_placement(recorded_env("uneven-step"))
+
+
+def test_a_process_of_the_batch_script_is_referred_to_srun(recorded_env: Recorded) -> None:
+    with pytest.raises(ClusterError, match="8 tasks without srun"):
+        read_placement(recorded_env("batch-shell"))
+
+
+def test_the_batch_script_of_a_job_with_one_task_may_train_itself(recorded_env: Recorded) -> None:
+    env = {**recorded_env("batch-shell"), "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
+    placement = read_placement(env)
+    assert (placement.method, placement.world_size, placement.job_id) == ("single", 1, "2")
+
+
+def test_torchrun_is_read_with_its_second_agent(recorded_env: Recorded) -> None:
+    placement = read_placement(recorded_env("torchrun"))
+    assert placement.method == "torchrun"
+    assert (placement.rank, placement.world_size) == (3, 4)
+    assert (placement.local_rank, placement.local_world_size) == (1, 2)
+    assert (placement.node_rank, placement.num_nodes) == (1, 2)
+    assert placement.tasks_per_node == (2, 2)
+    assert (placement.master_addr, placement.master_port) == ("127.0.0.1", 12399)
+    assert placement.job_id is None
+
+
+def test_torchrun_in_a_step_with_one_task_a_node_wins_over_slurm(recorded_env: Recorded) -> None:
+    inside = {**recorded_env("small-step"), **recorded_env("torchrun"), "SLURM_RESTART_COUNT": "2"}
+    placement = read_placement(inside)
+    assert placement.method == "torchrun"
+    assert (placement.rank, placement.world_size) == (3, 4)
+    assert (placement.job_id, placement.restart_count) == ("2", 2)
+
+
+def test_torchrun_in_a_batch_script_wins_over_slurm(recorded_env: Recorded) -> None:
+    inside = {**recorded_env("batch-shell"), **recorded_env("torchrun")}
+    assert read_placement(inside).method == "torchrun"
+
+
+def test_a_step_with_several_tasks_a_node_wins_over_inherited_ranks(
+    recorded_env: Recorded,
+) -> None:
+    inherited = {**recorded_env("torchrun"), **OPENMPI, **recorded_env("uneven-step")}
+    placement = read_placement(inherited)
+    assert (placement.method, placement.rank, placement.world_size) == ("slurm", 6, 8)
+
+
+def test_ranks_by_hand_without_a_local_rank_are_refused() -> None:
+    with pytest.raises(ClusterError, match="LOCAL_RANK is not"):
+        read_placement({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a"})
+
+
+def test_openmpi_on_one_node_meets_on_the_loopback() -> None:
+    placement = read_placement(
+        {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
     )
-    assert reason.endswith("rank 3: ValueError: broken data"), reason
+    assert (placement.method, placement.num_nodes, placement.master_addr) == ("mpi", 1, "127.0.0.1")
 
 
-def logs(run: RunDirectory, restart: int) -> str:
-    """Return the output of all tasks in an attempt of the run's only job."""
-    return "".join(path.read_text() for path in run.logs.glob(f"*/restart-{restart}/rank-*.log"))
+def test_openmpi_on_two_nodes_takes_the_node_rank_from_the_rank(recorded_env: Recorded) -> None:
+    placement = read_placement({**recorded_env("batch-shell"), **OPENMPI})
+    assert (placement.node_rank, placement.num_nodes, placement.tasks_per_node) == (1, 2, (4, 4))
+    assert placement.master_addr == "node1"
+
+
+def test_openmpi_with_uneven_nodes_is_refused() -> None:
+    with pytest.raises(ClusterError, match="npernode"):
+        read_placement({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "7"})
+
+
+def test_the_local_cluster_is_slurm_on_the_loopback(recorded_env: Recorded) -> None:
+    env = {**recorded_env("uneven-step"), "HPCRUN_LOCAL_CLUSTER": "1"}
+    del env["SLURM_STEP_ID"]
+    placement = read_placement(env)
+    assert (placement.method, placement.rank, placement.node_rank) == ("local", 6, 2)
+    assert placement.master_addr == "127.0.0.1"
+
+
+def test_no_launcher_is_a_single_rank() -> None:
+    placement = read_placement({"PATH": "/bin", "WORLD_SIZE": "1"})
+    assert (placement.method, placement.rank, placement.world_size) == ("single", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("recording", "own"),
+    [("gpus-per-task", True), ("map-gpu", True), ("one-gpu-step", False), ("shared", False)],
+)
+def test_gpus_bound_to_each_task_differ_from_shared_ones(
+    recording: str, own: bool, recorded_env: Recorded
+) -> None:
+    assert read_placement(recorded_env(recording)).own_devices is own
+
+
+def test_a_task_of_an_array_goes_by_array_and_task(recorded_env: Recorded) -> None:
+    env = recorded_env("gpus-per-task")
+    assert env["SLURM_JOB_ID"] != env["SLURM_ARRAY_JOB_ID"]
+    assert job_id(env) == "3_1"
+
+
+def test_a_heterogeneous_job_goes_by_its_leader() -> None:
+    assert job_id({"SLURM_JOB_ID": "12", "SLURM_HET_JOB_ID": "11"}) == "11"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLURM_PROCID", "six"),
+        ("SLURM_LOCALID", "-1"),
+        ("SLURM_NODEID", "3"),
+        ("SLURM_NODEID", ""),
+        ("SLURM_STEP_NUM_TASKS", "0"),
+        ("SLURM_RESTART_COUNT", "1.5"),
+        ("MASTER_PORT", "70000"),
+    ],
+)
+def test_a_malformed_variable_is_named(name: str, value: str, recorded_env: Recorded) -> None:
+    with pytest.raises(ClusterError, match=name):
+        read_placement({**recorded_env("uneven-step"), name: value})
+
+
+def test_a_step_without_counts_of_tasks_is_refused(recorded_env: Recorded) -> None:
+    env = recorded_env("uneven-step")
+    del env["SLURM_STEP_TASKS_PER_NODE"], env["SLURM_TASKS_PER_NODE"]
+    with pytest.raises(ClusterError, match="SLURM_STEP_TASKS_PER_NODE"):
+        read_placement(env)
+
+
+@pytest.mark.parametrize("number", ["-5", "-6", "4294967290", "4294967291", ""])
+def test_only_a_number_that_srun_gave_makes_a_step(number: str, recorded_env: Recorded) -> None:
+    env = {**recorded_env("batch-shell"), "SLURM_STEP_ID": number}
+    with pytest.raises(ClusterError, match="8 tasks without srun"):
+        read_placement(env)
+    assert read_placement({**env, **recorded_env("torchrun")}).rank == 3
+    assert read_placement({**env, **OPENMPI}).rank == 5
+
+
+def test_torchrun_and_mpirun_in_a_batch_script_number_the_ranks(
+    recorded_env: Recorded, version: str
+) -> None:
+    env = recorded_env("batch-shell")
+    assert env.get("SLURM_STEP_ID") == ("-5" if version == "26.05" else None)
+    assert read_placement({**env, **recorded_env("torchrun")}).method == "torchrun"
+    assert read_placement({**env, **OPENMPI}).method == "mpi"
+    with pytest.raises(ClusterError, match="8 tasks without srun"):
+        read_placement(env)
+
+
+def test_master_addr_of_the_environment_is_honored_in_a_step(recorded_env: Recorded) -> None:
+    env = recorded_env("uneven-step")
+    assert read_placement({**env, "MASTER_ADDR": "node1i"}).master_addr == "node1i"
+    # The address that an outer torchrun left does not work on another node.
+    for loopback in ("127.0.0.1", "localhost"):
+        assert read_placement({**env, "MASTER_ADDR": loopback}).master_addr == "node1"
+
+
+def test_rank_0_of_a_heterogeneous_job_is_in_its_first_component(recorded_env: Recorded) -> None:
+    env = recorded_env("uneven-step")
+    assert env["SLURM_STEP_NODELIST"] == "node[1-3]"
+    first = {"SLURM_JOB_NODELIST_HET_GROUP_0": "node[2-3]"}
+    assert read_placement({**env, **first}).master_addr == "node2"
+    # A step of the other component only.
+    other = {"SLURM_JOB_NODELIST_HET_GROUP_0": "node7"}
+    assert read_placement({**env, **other}).master_addr == "node1"
+
+
+HYDRA = {
+    "PMI_RANK": "5",
+    "PMI_SIZE": "8",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "4",
+}
+
+
+def test_intel_mpi_and_mpich_are_read(recorded_env: Recorded) -> None:
+    placement = read_placement({**HYDRA, "MASTER_ADDR": "a"})
+    assert (placement.method, placement.rank, placement.world_size) == ("mpi", 5, 8)
+    assert (placement.local_rank, placement.node_rank, placement.num_nodes) == (1, 1, 2)
+    # Its proxies are a step with one task per node.
+    inside = {**recorded_env("small-step"), **HYDRA, "PMI_SIZE": "8"}
+    assert read_placement(inside).method == "mpi"
+
+
+def test_pmi_of_srun_is_no_mpirun(recorded_env: Recorded) -> None:
+    pmi = {"PMI_RANK": "6", "PMI_SIZE": "8"}
+    assert read_placement({**recorded_env("uneven-step"), **pmi}).method == "slurm"
+    assert read_placement({**recorded_env("small-step"), **pmi}).method == "slurm"
+
+
+def test_pmi_without_a_local_rank_is_refused_and_not_taken_for_a_single_rank() -> None:
+    with pytest.raises(ClusterError, match="PMI_SIZE=8") as refusal:
+        read_placement({"PMI_RANK": "5", "PMI_SIZE": "8"})
+    assert "\n" not in str(refusal.value)
+    assert read_placement({"PMI_RANK": "0", "PMI_SIZE": "1"}).method == "single"

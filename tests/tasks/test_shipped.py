@@ -23,7 +23,7 @@ from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.tasks import BUILTIN, autoencoder, classifier, language_model, options_for, token_model
 from hpcrun.tasks.tokens.__main__ import main as make_tokens
 from tests import jobs
-from tests.ranks import forked
+from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 from tests.train.runs import play_rank
 

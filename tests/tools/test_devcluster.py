@@ -142,7 +142,7 @@ def test_two_jobs_on_a_node_get_different_gpus(lab):
     assert {(lab.shared / f"gpus-{job}").read_text() for job in jobs} == {"0,1\n", "2,3\n"}
 
 
-@pytest.mark.slow  # In CI, tests/slurm/test_preemption.py uses the same partition.
+@pytest.mark.slow  # In CI, tests/on_slurm/test_preemption.py uses the same partition.
 def test_an_urgent_job_preempts_and_the_victim_is_requeued_once(whole):
     victim = whole.sbatch("-N3", "--exclusive", "--requeue", "--wrap", "srun sleep 300")
     whole.wait_state(victim, "RUNNING")
@@ -227,7 +227,7 @@ def test_a_slow_link_has_about_the_requested_rate(whole):
     assert max(rates) < 30
 
 
-@pytest.mark.slow  # In CI, tests/slurm/test_two_hosts.py and test_submission.py stop the controller.
+@pytest.mark.slow  # In CI, tests/on_slurm/test_two_hosts.py and test_submission.py stop the controller.
 def test_a_job_survives_a_stopped_controller(whole):
     job = whole.sbatch("--wrap", "sleep 2; touch survived")
     whole.wait_state(job, "RUNNING")

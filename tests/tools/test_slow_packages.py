@@ -19,7 +19,7 @@ def sourced(lines: str) -> "subprocess.CompletedProcess[str]":
     ("arguments", "asked"),
     [
         (["-m", "slow"], True),
-        (["-mslow", "tests/slurm"], True),
+        (["-mslow", "tests/on_slurm"], True),
         (["-m", "slurm and slow"], True),
         (["-m", "not slow", "-m", "slow or lifecycle"], True),
         ([], False),

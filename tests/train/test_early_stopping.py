@@ -13,7 +13,7 @@ from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train.entry import run_rank
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
-from tests.ranks import forked
+from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 
 # The task's validation losses are 5, 3, 1, 4, 2, 6.

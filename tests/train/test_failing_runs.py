@@ -20,7 +20,7 @@ from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train.data import order
-from tests.ranks import forked
+from tests.on_ranks import forked
 from tests.train.faulty_tasks import Noisy, Regression
 from tests.train.runs import DONE, FAILED, STOPPED_ONCE, play_run
 

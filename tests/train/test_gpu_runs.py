@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.devices import accelerator
 from hpcrun.train.determinism import NCCL_ORDER
 from hpcrun.train.parallel import strategies
-from tests.ranks import forked
+from tests.on_ranks import forked
 from tests.train.faulty_tasks import Exact
 from tests.train.runs import STOPPED_ONCE, play_run
 

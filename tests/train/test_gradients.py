@@ -17,7 +17,7 @@ from hpcrun.train.health.nonfinite import NonFiniteWatch, NotFinite
 from hpcrun.train.parallel.gradient_compression import compression
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests.ranks import agreed, gathered, ranks
+from tests.on_ranks import agreed, gathered, ranks
 from tests.train.parallelism import Net
 from tests.train.small_training import loss
 

@@ -15,7 +15,7 @@ from hpcrun.job.end.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.endings import stacks_path
 from hpcrun.run.events import Attempt, Cause
-from tests.ranks import forked
+from tests.on_ranks import forked
 from tests.train.faulty_tasks import Regression
 from tests.train.runs import DONE, FAILED, play_run
 

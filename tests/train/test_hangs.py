@@ -15,7 +15,7 @@ from hpcrun.run.directory import create
 from hpcrun.run.endings import Exit, record_exit
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import read_json
-from tests.ranks import forked
+from tests.on_ranks import forked
 from tests.train import runs
 from tests.train.faulty_tasks import Noisy, Regression
 from tests.train.forks import fork_ranks

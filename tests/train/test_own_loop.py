@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from hpcrun import DistributedAMPTrainer, setup_distributed
 from hpcrun.errors import UserError
+from tests.on_ranks import agreed, forked, ranks
 from tests.pages import code_blocks
 from tests.ports import free_port
-from tests.ranks import agreed, forked, ranks
 from tests.train import gan
 from tests.train.forks import fork_ranks
 

@@ -14,7 +14,7 @@ from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.strategies import DDPStrategy
-from tests.ranks import agreed, gathered, ranks
+from tests.on_ranks import agreed, gathered, ranks
 from tests.train.small_training import (
     batches,
     digest,

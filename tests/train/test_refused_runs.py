@@ -13,7 +13,7 @@ from hpcrun.job import exitcodes
 from hpcrun.job.end.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt, Cause
-from tests.ranks import forked
+from tests.on_ranks import forked
 from tests.train.faulty_tasks import Noisy, Regression, Validated, Wide
 from tests.train.runs import DONE, REFUSED, play_run
 

@@ -13,7 +13,7 @@ from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train import drift
 from hpcrun.train.deferred.build import Deferred
 from tests import jobs
-from tests.ranks import forked
+from tests.on_ranks import forked
 from tests.train.faulty_tasks import (
     Exact,
     Noisy,

@@ -17,7 +17,7 @@ from hpcrun.train.phase import Position
 from hpcrun.train.setup.deferral import build_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
-from tests.ranks import agreed, ranks
+from tests.on_ranks import agreed, ranks
 from tests.train.deferring import OWN, Varied
 from tests.train.small_training import config
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcrun.train.optim.optimizer import build_optimizer
 from hpcrun.train.parallel.fsdp import mesh_over
-from tests.ranks import ranks
+from tests.on_ranks import ranks
 from tests.train.parallelism import Net, Way, batches, flat, trainer
 from tests.train.small_training import config, loss
 

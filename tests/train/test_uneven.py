@@ -14,7 +14,7 @@ from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.evaluation.validation_data import ValidationData
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests.ranks import agreed, ranks
+from tests.on_ranks import agreed, ranks
 from tests.train.small_training import digest, small
 from tests.train.uneven import SIZE, WORLD, Counted, Masked, Plain, Tokens, Work
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.evaluation.validation_data import ValidationData
-from tests.ranks import agreed, gathered, ranks
+from tests.on_ranks import agreed, gathered, ranks
 from tests.train import parallelism
 from tests.train.small_training import Pairs, batches, digest, loss, make_trainer, noisy
 

@@ -22,8 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from tests.slurm import cluster, planted_faults  # noqa: E402
-from tests.slurm.cluster import SlurmCluster  # noqa: E402
+from tests.on_slurm import cluster, planted_faults  # noqa: E402
+from tests.on_slurm.cluster import SlurmCluster  # noqa: E402
 
 _LIMIT = 1.3
 """The rounds should take no more than this many times their measurements."""

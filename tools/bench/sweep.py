@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.slurm import cluster
-from tests.slurm.scripts import Bench
+from tests.on_slurm import cluster
+from tests.on_slurm.scripts import Bench
 
 Cost = tuple[float, float]
 

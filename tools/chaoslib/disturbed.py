@@ -16,7 +16,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json
 from tests import jobs
-from tests.slurm.cluster import FINAL_STATES, SlurmCluster
+from tests.on_slurm.cluster import FINAL_STATES, SlurmCluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = 2

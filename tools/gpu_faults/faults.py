@@ -20,8 +20,8 @@ class Fault:
     tests: tuple[str, ...]
 
 
-LATE = ("tests/device/test_late_device.py",)
-FAKE = ("tests/device/test_fake_gpus.py", "-k", "each_pair and single")
+LATE = ("tests/devices/test_late_device.py",)
+FAKE = ("tests/devices/test_fake_gpus.py", "-k", "each_pair and single")
 START = ("tests/train/test_gpu_runs.py",)
 
 FAULTS = (
@@ -122,7 +122,7 @@ FAULTS = (
     ),
     Fault(
         "fp32 convolutions use TensorFloat-32",
-        "device/vendor.py",
+        "devices/vendor.py",
         (("torch.backends.cudnn.allow_tf32 = False", "pass"),),
         ("tests/train/test_precision.py", "-k", "fp32_is_fp32"),
     ),
@@ -304,20 +304,20 @@ FAULTS = (
     ),
     Fault(
         "a refused page lock stays the thread's last error",
-        "device/vendor.py",
+        "devices/vendor.py",
         (("        last_error()\n", ""),),
         ("tests/checkpoint/test_staging.py", "-k", "refused_page_lock"),
     ),
     Fault(
         "a checkpoint has the generator of one GPU only",
-        "device/accelerator.py",
+        "devices/accelerator.py",
         (("for step in range(visible)]", "for step in range(1)]"),),
-        ("tests/device/test_accelerator.py", "-k", "generators_of_all"),
+        ("tests/devices/test_accelerator.py", "-k", "generators_of_all"),
     ),
     Fault(
         "an event is recorded on the stream of the current GPU",
-        "device/accelerator.py",
+        "devices/accelerator.py",
         (("torch.accelerator.current_stream(device))", "torch.accelerator.current_stream())"),),
-        ("tests/device/test_accelerator.py", "-k", "event"),
+        ("tests/devices/test_accelerator.py", "-k", "event"),
     ),
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcrun import slurm as programs
-from tests.slurm.cluster import SlurmCluster
+from tests.on_slurm.cluster import SlurmCluster
 
 # hpcrun's environment for Slurm's programs: times are Unix seconds.
 PLAIN = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}

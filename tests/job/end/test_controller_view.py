@@ -1,0 +1,184 @@
+"""Slurm's part in an end, from the recorded output of real programs."""
+
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrun import slurm
+from hpcrun.job.end.scheduler_view import (
+    Ending,
+    JobView,
+    ending_of,
+    reason_given,
+    view_of,
+    word_of,
+)
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.events import Attempt, record_event
+
+RECORDED = Path(__file__).parents[2] / "slurm" / "recorded"
+FIRST = Attempt("7", 0)
+CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***"
+
+
+def recorded(version: str, name: str) -> JobView:
+    """Return the view of a recorded job, with its JSON if the version has that."""
+    folder = RECORDED / version
+    states = folder / f"show-{name}.json"
+    base = slurm.parse_job_states(states.read_text()) if states.exists() else frozenset()
+    facts = slurm.parse_show_job((folder / f"show-{name}.txt").read_text())
+    return view_of(facts, base - {"COMPLETING"})
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "word"),
+    [
+        ("22.05", "running", None),
+        # The state is COMPLETING for every end: without a reason, the end counts as cancelled.
+        ("22.05", "cancelling", "cancelled"),
+        ("22.05", "cancelled", "cancelled"),
+        ("22.05", "preempting-norequeue", "preemption"),
+        ("22.05", "timing-out", "time-limit"),
+        # Slurm has requeued the job already. The reason is in the log.
+        ("22.05", "preempting", "node-failure"),
+        ("22.05", "requeueing", "node-failure"),
+        ("26.05", "running", None),
+        ("26.05", "cancelling", "cancelled"),
+        ("26.05", "cancelled", "cancelled"),
+        ("26.05", "preempting-norequeue", "preemption"),
+        ("26.05", "timing-out", "time-limit"),
+        ("26.05", "preempting", "preemption"),
+        ("26.05", "requeueing", "node-failure"),
+    ],
+)
+def test_the_controller_gives_the_reason_for_a_jobs_end(
+    version: str, name: str, word: str | None
+) -> None:
+    assert word_of(recorded(version, name), FIRST, "") == word
+
+
+def test_the_states_under_completing_come_from_json() -> None:
+    assert recorded("26.05", "cancelling").base == {"CANCELLED"}
+    assert slurm.parse_job_states('{"jobs": [{"job_state": "RUNNING"}]}') == {"RUNNING"}
+    for text in ("", "scontrol: unrecognized option '--json'", '{"jobs": []}', "[1]"):
+        assert slurm.parse_job_states(text) == frozenset()
+
+
+def test_the_controllers_fact_comes_before_the_words_of_the_log() -> None:
+    ending = JobView("COMPLETING", 0, False, None, base=frozenset({"CANCELLED"}))
+    requeued = CANCELLED.replace(" ***", " DUE TO JOB REQUEUE ***")
+    assert word_of(ending, FIRST, requeued) == "cancelled"
+    assert word_of(None, FIRST, CANCELLED) == "cancelled"
+
+
+class Site:
+    """A run and a scontrol that answers for its job."""
+
+    def __init__(self, folder: Path, run: RunDirectory) -> None:
+        self.folder, self.run = folder, run
+        self.log = run.logs / "batch-7.log"
+        self.log.write_text("hpcrun: attempt 7-0 on n1\n")
+
+    def answers(self, words: str, late: Path | None = None) -> None:
+        """Answer with ``words``, and write slurmstepd's line to ``late`` a moment later."""
+        line = f"(sleep 0.2; echo {shlex.quote(CANCELLED)} >> {late}) > /dev/null 2>&1 &"
+        program = self.folder / "scontrol"
+        program.write_text(f"#!/bin/bash\n{line if late else ''}\n{words}\n")
+        program.chmod(0o755)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return Site(tmp_path, create(tmp_path / "run", "x", {}))
+
+
+ENDING = "echo 'JobId=7 JobState=COMPLETING Restarts=0 EndTime=1'"
+
+
+def test_a_reason_that_only_the_log_knows_is_waited_for(site: Site) -> None:
+    site.answers(ENDING, late=site.log)
+    found = ending_of(site.run, FIRST)
+    assert CANCELLED in found.log
+    assert (found.view and found.view.state, found.word) == ("COMPLETING", "cancelled")
+
+
+def test_it_is_waited_for_also_where_the_controller_does_not_answer(site: Site) -> None:
+    site.answers("exit 1", late=site.log)
+    found = ending_of(site.run, FIRST)
+    assert (found.view, found.word) == (None, "cancelled")
+
+
+def test_the_words_are_found_where_the_errors_go_elsewhere(site: Site) -> None:
+    errors = site.folder / "errors"
+    before = CANCELLED.replace(
+        "2026-11-21T19:48:15 ***", "2026-11-21T10:00:00 DUE TO PREEMPTION ***"
+    )
+    errors.write_text(f"{before}\n")
+    shown = (
+        f"printf '%s\\n' 'JobId=7 JobState=COMPLETING Restarts=0' "
+        f"'StartTime=2026-11-21T12:00:00 EndTime=1' 'StdErr={errors}' 'StdOut={site.log}'"
+    )
+    site.answers(shown, late=errors)
+    found = ending_of(site.run, FIRST)
+    # The end of the previous start does not count.
+    assert CANCELLED in found.log
+    assert "PREEMPTION" not in found.log
+    assert found.word == "cancelled"
+    assert reason_given(site.run, FIRST, found.view) == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '[ "$4" = --json ] && echo \'{"jobs": [{"job_state": ["CANCELLED", "COMPLETING"]}]}\' || '
+        + ENDING,
+        "echo 'JobId=7 JobState=COMPLETING PreemptTime=1795315752 Restarts=0'",
+        "echo 'JobId=7 JobState=RUNNING Restarts=0'",
+    ],
+)
+def test_nothing_is_waited_for_where_the_controller_has_answered(site: Site, answer: str) -> None:
+    site.answers(answer)
+    began = time.monotonic()
+    ending_of(site.run, FIRST, patience=900.0)
+    assert time.monotonic() - began < 300.0
+
+
+def test_nothing_is_waited_for_where_there_is_no_log(site: Site) -> None:
+    site.log.unlink()
+    site.answers(ENDING)
+    began = time.monotonic()
+    assert ending_of(site.run, FIRST, patience=900.0).word == "cancelled"
+    assert time.monotonic() - began < 300.0
+
+
+def test_a_person_who_cancels_gives_the_reason(site: Site) -> None:
+    assert reason_given(site.run, FIRST) is None
+    record_event(site.run, "opened", attempt=FIRST)
+    record_event(site.run, "cancelled", attempt=FIRST)
+    assert reason_given(site.run, FIRST) == "cancelled"
+
+
+def test_the_state_at_the_verdict_gives_no_reason_later(site: Site) -> None:
+    """Otherwise a preempted job could not be cancelled while its end is classified."""
+    preempted = JobView("RUNNING", 0, True, None)
+    assert reason_given(site.run, FIRST, preempted) is None
+    site.log.write_text(f"{site.log.read_text()}{CANCELLED}\n")
+    assert reason_given(site.run, FIRST, preempted) == "cancelled"
+
+
+@pytest.mark.parametrize(("state", "near"), [("RUNNING", True), ("COMPLETING", False)])
+def test_the_end_that_a_cancellation_has_set_is_no_time_limit(state: str, near: bool) -> None:
+    view = JobView(state, 0, False, time.time() + 5)
+    assert Ending(view, None, "").limit_near(90.0) is near
+
+
+def test_a_suspension_is_recent_for_some_minutes() -> None:
+    def resumed(ago: float) -> Ending:
+        return Ending(JobView("RUNNING", 0, False, None, suspended=time.time() - ago), None, "")
+
+    assert resumed(60.0).just_resumed
+    assert not resumed(3600.0).just_resumed

@@ -1,0 +1,268 @@
+"""A tree gives the results of gloo's full mesh, on any number of ranks, and ends as fast when a rank dies."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+
+from hpcrun.ranks import making
+from hpcrun.ranks.agreement import StopAgreement
+from hpcrun.ranks.signals import StopReason
+from hpcrun.ranks.tree_group import TreeGroup
+from hpcrun.train.health import flight_recorder
+from hpcrun.train.parallel import process_group
+from tests.on_ranks import forked, ranks
+from tests.train.forks import fork_ranks
+
+LIMIT = timedelta(seconds=120)
+
+c10d: Any = _distributed_c10d
+
+
+def on_threads(size: int, play: Callable[[int], Any]) -> list[Any]:
+    """Run ``play`` for each rank in a thread, and return the results by rank."""
+    found: dict[int, Any] = {}
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = play(rank)
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(size)]
+
+
+def both(size: int, fan_out: int, play: Callable[[Any, int], Any]) -> tuple[list[Any], list[Any]]:
+    """Run ``play`` on gloo's group and on a tree, and return the results of both."""
+    store = c10d.HashStore()
+
+    def flat(rank: int) -> Any:
+        return play(c10d.ProcessGroupGloo(c10d.PrefixStore("flat", store), rank, size, LIMIT), rank)
+
+    def tree(rank: int) -> Any:
+        place = c10d.PrefixStore("tree", store)
+        group = TreeGroup(place, rank, size, LIMIT, fan_out=fan_out)
+        try:
+            return play(group, rank)
+        finally:
+            group.shutdown()
+
+    return on_threads(size, flat), on_threads(size, tree)
+
+
+def collectives(size: int, seed: int) -> Callable[[Any, int], list[Any]]:
+    """Return a program of random collectives with random tensors, the same on every rank."""
+
+    def play(group: Any, rank: int) -> list[Any]:
+        plan, results = random.Random(seed), []
+        for _ in range(8):
+            kind = plan.choice(
+                ["allreduce", "allgather", "gather", "scatter", "broadcast", "barrier"]
+            )
+            dtype = plan.choice([torch.int32, torch.int64, torch.uint8, torch.float64])
+            shape = plan.choice([(), (1,), (7,), (3, 2)])
+            root = plan.choice([0, size - 1, plan.randrange(size)])
+            numbers = torch.Generator().manual_seed(1000 * plan.randrange(1000) + rank)
+            # Whole numbers: the order of a sum makes no difference.
+            value = torch.randint(0, 100, shape, generator=numbers).to(dtype)
+            into = [torch.empty_like(value) for _ in range(size)]
+            if kind == "allreduce":
+                wanted = c10d.AllreduceOptions()
+                wanted.reduceOp = plan.choice([c10d.ReduceOp.SUM, c10d.ReduceOp.MAX])
+                group.allreduce([value], wanted).wait()
+                results.append(value.tolist())
+            elif kind == "broadcast":
+                wanted = c10d.BroadcastOptions()
+                wanted.rootRank = root
+                group.broadcast([value], wanted).wait()
+                results.append(value.tolist())
+            elif kind == "allgather":
+                group.allgather([into], [value], c10d.AllgatherOptions()).wait()
+                results.append([piece.tolist() for piece in into])
+            elif kind == "gather":
+                wanted = c10d.GatherOptions()
+                wanted.rootRank = root
+                group.gather([into] if rank == root else [], [value], wanted).wait()
+                results.append([piece.tolist() for piece in into] if rank == root else None)
+            elif kind == "scatter":
+                given = [torch.full_like(value, plan.randrange(100)) for _ in range(size)]
+                group.scatter([value], [given] if rank == 0 else [], c10d.ScatterOptions()).wait()
+                results.append(value.tolist())
+            else:
+                group.barrier(c10d.BarrierOptions()).wait()
+        return results
+
+    return play
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_collectives_give_what_a_full_mesh_gives(seed: int) -> None:
+    draw = random.Random(seed)
+    size, fan_out = draw.randrange(1, 41), draw.randrange(2, 9)
+    flat, tree = both(size, fan_out, collectives(size, seed))
+    assert tree == flat
+    assert not any(isinstance(told, Exception) for told in flat), flat
+
+
+def test_a_rank_does_not_wait_at_its_end_for_a_peer_that_does_nothing() -> None:
+    store, ended = c10d.HashStore(), threading.Event()
+
+    def play(rank: int) -> float:
+        group = TreeGroup(store, rank, 2, LIMIT, fan_out=2, longest_end=1.0)
+        if rank == 1:
+            ended.wait()
+            group.shutdown()
+            return 0.0
+        group.allreduce([torch.ones(1)])
+        before = time.monotonic()
+        group.shutdown()
+        ended.set()
+        return time.monotonic() - before
+
+    waited, _ = on_threads(2, play)
+    assert 0.9 < waited < 30
+
+
+def test_collectives_that_are_begun_together_are_carried_out_in_order() -> None:
+    store = c10d.HashStore()
+
+    def play(rank: int) -> list[int]:
+        group = TreeGroup(store, rank, 7, LIMIT, fan_out=3)
+        values = [torch.tensor([rank * scale]) for scale in (1, 10, 100)]
+        begun = [group.allreduce([value]) for value in values]
+        for work in reversed(begun):
+            work.wait()
+        assert [name for _, name in group.begun()] == ["all_reduce of 1"] * 3
+        group.shutdown()
+        return [int(value) for value in values]
+
+    assert on_threads(7, play) == [[21, 210, 2100]] * 7
+
+
+def test_what_a_tree_cannot_reduce_is_refused() -> None:
+    group = TreeGroup(c10d.HashStore(), 0, 1, LIMIT, fan_out=2)
+    wanted = c10d.AllreduceOptions()
+    wanted.reduceOp = c10d.ReduceOp.PRODUCT
+    with pytest.raises(ValueError, match="SUM, MIN or MAX"):
+        group.allreduce([torch.ones(1)], wanted)
+    group.shutdown()
+
+
+def test_a_late_rank_ends_the_collective_of_all_within_the_limit() -> None:
+    store, over = c10d.HashStore(), threading.Event()
+
+    def play(rank: int) -> str:
+        group = TreeGroup(store, rank, 9, timedelta(seconds=5), fan_out=2)
+        if rank == 6:
+            over.wait(300)
+            group.shutdown()
+            return "late"
+        try:
+            group.allreduce([torch.ones(1)]).wait()
+        except RuntimeError:
+            return "ended"
+        finally:
+            if rank == 0:
+                over.set()
+            group.shutdown()
+        return "not ended"
+
+    told = on_threads(9, play)
+    assert told.pop(6) == "late"
+    assert told == ["ended"] * 8
+
+
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> TreeGroup:
+    """Return this rank's control group, a tree with a fan-out of 2."""
+    monkeypatch.setattr(making, "FAN_OUT", 2)
+    group = making.new_control_group(timeout=timedelta(seconds=400))
+    assert isinstance(group, TreeGroup)
+    return group
+
+
+@ranks(7)
+def test_a_stop_asked_on_any_rank_is_agreed_at_the_same_step_by_all(
+    rank: int, tree: TreeGroup
+) -> None:
+    """Request one stop on each rank in turn: each stop is agreed on at the next exchange."""
+    agreement, stops = StopAgreement(tree), []
+    for step in range(15):
+        local = StopReason.TERMINATE if step == 3 + rank else StopReason.NONE
+        if agreement.exchange(step, local):
+            stops.append(step)
+    agreement.finish()
+    assert stops == [4 + rank for rank in range(7)]
+
+
+@ranks(7)
+def test_the_groups_of_torch_take_a_tree_for_one_of_theirs(
+    rank: int, tree: TreeGroup, tmp_path: Path
+) -> None:
+    dist.all_reduce(torch.ones(1), group=tree)
+    found = [None] * 7
+    dist.all_gather_object(found, f"rank {rank}", group=tree)
+    assert found == [f"rank {rank}" for rank in range(7)]
+    begun = flight_recorder.dump(tmp_path, rank)[f"control/{tree.group_name}"]
+    assert begun[0][1] == "all_reduce of 1"
+
+    def limit() -> float:
+        return float(tree.options._timeout.total_seconds())
+
+    assert limit() == 400.0
+    with process_group.waiting_at_least(1925.0):
+        assert limit() == 1925.0
+    assert limit() == 400.0
+    dist.barrier(group=tree)
+
+
+# Rank 0 leads all, rank 4 leads ranks 5 and 6, and rank 5 leads no rank.
+@pytest.mark.parametrize("dead", [0, 4, 5])
+@forked
+def test_the_death_of_a_rank_ends_what_the_others_wait_in(tmp_path: Path, dead: int) -> None:
+    # Longer than the test allows an end to take: no rank may wait for it.
+    limit = timedelta(seconds=400)
+
+    def waited() -> list[float]:
+        return [float(path.read_text()) for path in tmp_path.glob("*.txt")]
+
+    def play(rank: int) -> None:
+        """Kill rank ``dead``; the other ranks record how long they wait, and keep their processes."""
+        store = dist.FileStore(str(tmp_path / "rendezvous"), 7)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=7, timeout=limit)
+        making.FAN_OUT = 2
+        group = making.new_control_group(timeout=limit)
+        dist.barrier(group=group)
+        if rank == dead:
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+        try:
+            dist.barrier(group=group)
+        except RuntimeError:
+            part = tmp_path / f"{rank}.part"
+            part.write_text(str(time.monotonic() - began))
+            part.rename(part.with_suffix(".txt"))
+        # The exit of a rank must not end the other ranks.
+        until = time.monotonic() + 280
+        while time.monotonic() < until and len(waited()) < 6:
+            time.sleep(0.1)
+
+    codes = fork_ranks(7, play)
+    assert codes == [-signal.SIGKILL if rank == dead else 0 for rank in range(7)]
+    assert len(waited()) == 6
+    assert max(waited()) < 200
