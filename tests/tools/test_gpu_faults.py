@@ -1,4 +1,4 @@
-"""``tools/gpu_faults``: the planted faults still fit the code, and the page has a row for each."""
+"""``tools/gpu_faults``: the planted faults still fit the code."""
 
 import ast
 from pathlib import Path
@@ -17,8 +17,6 @@ def test_a_fault_changes_code_and_has_tests(fault: Fault) -> None:
     changed = planted(text, fault)
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
     assert (ROOT / fault.tests[0]).exists()
-    page = (ROOT / "docs" / "accelerators.md").read_text()
-    assert page.count(f"| {fault.name} | `{fault.file}` |") == 1
 
 
 def test_a_fault_that_no_longer_fits_is_refused() -> None:
