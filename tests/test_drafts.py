@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hpcrun.drafts import draft_of, process_space, remove_left
-from hpcrun.tasks import corpus
+from hpcrun.tasks import language_model as corpus
 from hpcrun.tasks.autoencoder import write_images
 
 HOST = os.uname().nodename

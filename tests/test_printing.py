@@ -208,7 +208,7 @@ def test_the_bar_of_a_followed_run_shows_metric_names_as_data(tmp_path: Path) ->
     script = (
         "import os\n"
         "from hpcrun.cli.follow import facts_of\n"
-        "from hpcrun.cli.progress import progress\n"
+        "from hpcrun.cli.follow import progress\n"
         "shown = progress(10)\n"
         "shown.begin(0, 1.0)\n"
         "line = {'loss': 1.0, 'e\\x1b[2J\\x9b\\r\\n_per_second': 3.0}\n"

@@ -1,9 +1,20 @@
-"""The batch step: everything that a batch script does, from its first line to its exit code."""
+"""The batch step: everything that a batch script does, from its first line to its exit code.
 
+At the limit Slurm kills the ranks and then the batch script, which could no longer requeue the job for the
+other runs. So the ranks that still run shortly before the limit are killed here.
+
+The lines, their limits (`ulimit`), folder (`cd`) and variables reach srun and the ranks, and no other
+process: the process that classifies the end keeps the environment from sbatch.
+"""
+
+import fcntl
 import os
+import shlex
 import signal
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +22,8 @@ from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import UserError
 from hpcrun.job import exitcodes
+from hpcrun.job.end.scheduler_view import query_job
 from hpcrun.job.inherited_variables import own_variables
-from hpcrun.job.limit_watch import LimitWatch
-from hpcrun.job.shell import Ended, run_ranks
 from hpcrun.job.srun import (
     LaunchOptions,
     link_batch_log,
@@ -29,9 +39,106 @@ from hpcrun.ranks.launchers import job_id
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import HeldFolder, make_log_folder
+from hpcrun.slurm.environment import export_from_environment
 
 if TYPE_CHECKING:
     from types import FrameType
+
+
+_READY = b"ready"
+# The user's set-up lines are unlikely to use this number.
+_FIRST_DESCRIPTOR = 200
+# A write of this size to a pipe is atomic (POSIX, PIPE_BUF).
+_LONGEST = 3000
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The exit code of the shell, and the command that failed before srun started, if any.
+
+    ``out_of_time``: the ranks were killed because of the time limit.
+    """
+
+    code: int
+    failed: str | None
+    out_of_time: bool = False
+
+
+def run_ranks(
+    setup: Sequence[str],
+    env: Mapping[str, str],
+    steps: Sequence[Sequence[str]],
+    environ: Mapping[str, str],
+) -> Ended:
+    """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
+
+    Slurm signals every process of the batch script itself, so no signal is passed on.
+
+    Args:
+        setup: shell lines; after a line that fails, no step starts.
+        env: variables for the ranks only.
+        steps: the srun commands; the last starts the ranks.
+        environ: the environment of the first line.
+
+    Raises:
+        OSError: bash cannot be started.
+    """
+    reading, writing = os.pipe()
+    report = fcntl.fcntl(writing, fcntl.F_DUPFD, _FIRST_DESCRIPTOR)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    try:
+        exports, values = export_from_environment(env)
+        script = shell_script(setup, exports, steps, report)
+        child = subprocess.Popen(
+            ["bash", "-c", script, "hpcrun"], env={**environ, **values}, pass_fds=[report]
+        )
+        os.close(report)
+        report = -1
+        code = child.wait()
+        try:
+            words = os.read(reading, 2 * _LONGEST)
+        except BlockingIOError:
+            # A background process of the set-up may keep the other end open.
+            words = b""
+    finally:
+        os.close(reading)
+        if report >= 0:
+            os.close(report)
+    code = code if code >= 0 else 128 - code
+    if words.startswith(_READY):
+        return Ended(code, None)
+    number, _, command = words.decode(errors="replace").partition(" ")
+    if not number.isdecimal():
+        return Ended(code, "job.setup")
+    return Ended(int(number), command)
+
+
+def shell_script(
+    setup: Sequence[str], exports: Sequence[str], steps: Sequence[Sequence[str]], report: int
+) -> str:
+    """Return the text for bash, which writes the failed line or "ready" to descriptor ``report``."""
+    return "\n".join(
+        [
+            "set -e",
+            f'hpcrun_failed() {{ printf "%s %s" "$1" "${{2:0:{_LONGEST}}}" >&{report}; exit "$1"; }}',
+            'trap \'hpcrun_failed "$?" "$BASH_COMMAND"\' EXIT',
+            *setup,
+            *exports,
+            # Only here: module and conda read variables that are not set.
+            "set -u",
+            # Not a trap that the set-up has made its own.
+            'case "$(trap -p EXIT)" in *hpcrun_failed*) trap - EXIT ;; esac',
+            # Slurm signals this shell too: with a trap it outlives srun.
+            "trap : TERM USR1 USR2",
+            f"printf {_READY.decode()} >&{report}",
+            f"exec {report}>&-",
+            "code=0",
+            f"{' && '.join(shlex.join(step) for step in steps)} || code=$?",
+            "exit $code",
+        ]
+    )
+
 
 # Seconds. Longer than a client of a network file system needs to mount again (autofs, a failover).
 _MISSING_SECONDS = 30.0
@@ -255,3 +362,63 @@ def go_on(number: int, frame: "FrameType | None") -> None:
 def on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)
+
+
+# Seconds. Enough to record the end of the run and to requeue the job on a busy node.
+_EARLY = 20.0
+_AGAIN = 5.0
+
+
+class LimitWatch:
+    """Kills the ranks of ``run`` shortly before ``end_time``; ``killed`` is true after that.
+
+    Args:
+        attempt: the start of the job.
+        end_time: of the job, in Unix seconds; None without a limit.
+        lead: seconds before the limit at which the ranks get their warning.
+    """
+
+    def __init__(
+        self, run: RunDirectory, attempt: Attempt, end_time: float | None, lead: float
+    ) -> None:
+        self.killed = False
+        self._run, self._attempt, self._end = run, attempt, end_time
+        self._early = min(_EARLY, lead / 2)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="time limit", daemon=True)
+
+    def __enter__(self) -> "LimitWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while self._end is not None:
+            if self._over.wait(max(self._end - self._early - time.time(), 0.0)):
+                return
+            view = query_job(self._attempt.job)
+            # While Slurm ends a job for another reason, the job's end time is in the past.
+            if view is not None and view.state == "RUNNING":
+                if not self._is_near(view.end_time):
+                    # An administrator has changed the limit.
+                    self._end = view.end_time
+                    continue
+                self._kill()
+            # A controller that does not answer enforces no time limit.
+            if self._over.wait(_AGAIN):
+                return
+
+    def _is_near(self, end: float | None) -> bool:
+        return end is not None and end - self._early <= time.time()
+
+    def _kill(self) -> None:
+        job = self._attempt.job
+        listed = slurm.run(slurm.squeue_steps_command(job))
+        for step in slurm.parse_steps(listed.stdout, self._run.path.name):
+            answer = slurm.run(slurm.scancel_command(job, signal="KILL", step=step))
+            if answer.returncode == 0:
+                self.killed = True
+                print("hpcrun: does not stop before the time limit: killed", flush=True)

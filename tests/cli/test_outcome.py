@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.follow import follow
-from hpcrun.cli.progress import Pace
+from hpcrun.cli.follow import Pace, follow
 from hpcrun.cli.run_summary import print_end, print_result
 from hpcrun.config import Config
 from hpcrun.errors import PeerFailed, PlannedStop

@@ -19,7 +19,7 @@ from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.metrics.loss_window import LossWindow
+from hpcrun.train.metrics.log import LossWindow
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.worker import leave
 from tests.devices import late_device, late_run

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2] / "hpcrun"
 SEAM = ROOT / "devices"
 # Names of others, which only occur as data.
 ALLOWED = {
-    "network/preflight/agreement.py": {"cuda"},  # the name of a version, as the user reads it
+    "network/preflight/report.py": {"cuda"},  # the name of a version, as the user reads it
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.job.end.scheduler_view import JobView
-from hpcrun.job.limit_watch import LimitWatch
+from hpcrun.job.step import LimitWatch
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 
@@ -42,7 +42,7 @@ def test_only_ranks_of_this_run_are_killed_and_only_at_the_limit(
             command, 0, "7_0.batch|batch\n7_0.0|000\n7_0.1|001\n", ""
         )
 
-    monkeypatch.setattr("hpcrun.job.limit_watch.query_job", view)
+    monkeypatch.setattr("hpcrun.job.step.query_job", view)
     monkeypatch.setattr("hpcrun.slurm.run", run)
     watch = LimitWatch(RunDirectory(Path("s/001")), Attempt("7_0", 0), time.time(), 60.0)
     with watch:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from hpcrun.job.shell import run_ranks
+from hpcrun.job.step import run_ranks
 
 
 def test_no_process_shows_values_of_the_environment_as_arguments(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hpcrun.ranks.hierarchy import levels
+from hpcrun.ranks.subgroups import levels
 
 
 @pytest.mark.parametrize("seed", range(20))

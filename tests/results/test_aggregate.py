@@ -13,9 +13,8 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.errors import ResultsError
-from hpcrun.results.collect.aggregate import RunSource, aggregate
+from hpcrun.results.collect.aggregate import RunSource, aggregate, each
 from hpcrun.results.collect.find import find_runs
-from hpcrun.results.collect.pool import each
 from hpcrun.results.config_text import parse_config
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.directory import RunError

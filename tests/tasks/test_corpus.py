@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcrun.tasks import corpus
+from hpcrun.tasks import language_model as corpus
 
 
 def texts(library: Path, split: str, max_bytes: int = 10**6) -> dict[str, bytes]:

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from examples.bdh import BDHTask
 from hpcrun.config import Config, file_layer, locate, resolve, with_task_options
 from hpcrun.errors import UserError
-from hpcrun.tasks import corpus, options_for
+from hpcrun.tasks import language_model as corpus
+from hpcrun.tasks import options_for
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.language_model import LanguageModel, printable
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hpcrun.tasks.windows import ByteWindows
+from hpcrun.tasks.language_model import ByteWindows
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ..slurm import cluster as slurm_cluster
-from ..slurm.conftest import unavailable
+from ..on_slurm import cluster as slurm_cluster
+from ..on_slurm.conftest import unavailable
 
 TOOL = slurm_cluster.TOOLS / "devcluster"
 REFUSED = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..slurm import cluster as _slurm_cluster
+from ..on_slurm import cluster as _slurm_cluster
 
 # The helper of the Slurm tests puts tools/ on the path.
 assert _slurm_cluster.TOOLS.is_dir()

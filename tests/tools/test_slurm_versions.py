@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ..slurm import cluster as slurm_cluster
-from ..slurm.conftest import unavailable
+from ..on_slurm import cluster as slurm_cluster
+from ..on_slurm.conftest import unavailable
 
 # The helper of the Slurm tests puts the tool's modules on the path.
 from devclusterlib import (  # isort: skip

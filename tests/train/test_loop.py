@@ -14,13 +14,13 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_lines
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
-from hpcrun.train.loop import Loop
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.mfu import FlopCounter
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
 from hpcrun.train.metrics.timing import Stopwatch
 from hpcrun.train.model.compile_cache import open_cache
 from hpcrun.train.phase import Position
+from hpcrun.train.session import Loop
 from hpcrun.train.step.amp_trainer import AMPTrainer
 
 

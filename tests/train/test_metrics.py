@@ -20,10 +20,15 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_lines, write_json
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics import mfu
-from hpcrun.train.metrics.log import MetricsLog, StepMeasurements, measure
+from hpcrun.train.metrics.log import (
+    MetricsLog,
+    StepMeasurements,
+    StragglerWatch,
+    measure,
+    straggler,
+)
 from hpcrun.train.metrics.mfu import FlopCounter, peak_here, peak_of, samples_in, twin
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
-from hpcrun.train.metrics.stragglers import StragglerWatch, straggler
 from hpcrun.train.metrics.timing import StepTimeMeans, Stopwatch
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import StepGate

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from hpcrun.train.parallel.open_files import make_room
+from hpcrun.train.parallel.process_group import make_room
 
 
 def asked(ranks: int, soft: int, hard: int) -> list[str]:
     """Return the printed line and the limit afterwards, in a process with these limits."""
     program = (
         "import resource\n"
-        "from hpcrun.train.parallel.open_files import make_room\n"
+        "from hpcrun.train.parallel.process_group import make_room\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
         f"print(make_room({ranks}))\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"

@@ -8,11 +8,11 @@ from torch import nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.optim.joint_optimizer import JointOptimizer
-from hpcrun.train.optim.muon import hidden_matrices
 from hpcrun.train.optim.optimizer import (
     build_optimizer,
     build_schedule,
     has_fused,
+    hidden_matrices,
     learning_rate_factor,
     learning_rate_lines,
     optimizer_of,

@@ -17,10 +17,16 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.unused_parameters import unreached
 from hpcrun.train.parallel import choose, fsdp
 from hpcrun.train.parallel.choose import decide, need, resolve_parallel
-from hpcrun.train.parallel.fsdp import connect_groups, layout, mesh_over, units
+from hpcrun.train.parallel.fsdp import (
+    connect_groups,
+    layout,
+    mesh_over,
+    units,
+    with_weights,
+    without_weights,
+)
 from hpcrun.train.parallel.memory_estimate import Need
 from hpcrun.train.parallel.strategies import DataParallelStrategy
-from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.parallelism import Net, adamw, flat
 from tests.train.small_training import config, loss

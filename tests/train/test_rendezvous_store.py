@@ -19,9 +19,9 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
-from hpcrun.train.parallel import gpus, store
-from hpcrun.train.parallel.gpus import refuse_duplicates, require_gpu_build
-from hpcrun.train.parallel.process_group import second_store
+from hpcrun.train.parallel import process_group as gpus
+from hpcrun.train.parallel import store
+from hpcrun.train.parallel.process_group import refuse_duplicates, require_gpu_build, second_store
 from tests.ports import free_port
 
 

@@ -17,8 +17,7 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.train.health import compilation
 from hpcrun.train.health.hang_diagnosis import RankPosition, judge_hang
 from hpcrun.train.health.limits import StallLimits
-from hpcrun.train.health.peers import PeerFailure, Peers
-from hpcrun.train.health.watchdog import Watchdog
+from hpcrun.train.health.watchdog import PeerFailure, Peers, Watchdog
 from hpcrun.train.parallel import process_group
 from hpcrun.train.phase import (
     COMPILING,

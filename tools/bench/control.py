@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch._C import _distributed_c10d
 
-from hpcrun.ranks.hierarchy import levels
 from hpcrun.ranks.making import FAN_OUT
+from hpcrun.ranks.subgroups import levels
 from hpcrun.ranks.tree_group import TreeGroup
 
 c10d: Any = _distributed_c10d

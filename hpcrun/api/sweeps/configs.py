@@ -4,12 +4,13 @@ A sweep may have a thousand elements, and a whole resolution takes milliseconds.
 the sweep changes are checked and written again for each element.
 """
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers, with_task
-from hpcrun.api.sweeps.placeholders import filled, keys_of, names_in
 from hpcrun.api.sweeps.rows import Row, SweepRequest, canonical, refusal, text_of
 from hpcrun.config import Config, Layer, flag_layer, resolve
 from hpcrun.config.checks.idle_keys import idle_keys
@@ -18,6 +19,7 @@ from hpcrun.config.section import Section
 from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.config.sources.layers import merge
 from hpcrun.config.writer import section_text, yaml_parts
+from hpcrun.errors import UserError
 
 # They decide where and how a run is kept, for all elements.
 _NOT_SWEPT = ("name", "command", "job.executor", "job.cluster", "watch.notify")
@@ -235,3 +237,49 @@ def _refuse_equal(elements: Sequence[Element], places: dict[str, str]) -> None:
             key = differing[0] if differing else next(iter(element.values))
             told = f"{text_of(same.values[key])} and {text_of(element.values[key])}"
             raise refusal(places[key], key, f"{told} give the same run; remove one of the two")
+
+
+# ``{{x}}`` is the text ``{x}``, as in a format of Python.
+_PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.-]*)\}")
+
+
+def names_in(command: Sequence[str]) -> list[str]:
+    """Return the placeholders of ``command``, each once."""
+    found = (match[1] for word in command for match in _PLACE.finditer(word))
+    return list(dict.fromkeys(name for name in found if name))
+
+
+def keys_of(names: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
+    """Return the key of each placeholder: the full key, or the only one with that last component.
+
+    Raises:
+        UserError: a placeholder has no key, or two.
+    """
+    return {name: _key_of(name, keys) for name in names}
+
+
+def filled(command: Sequence[str], row: Row, keys: Mapping[str, str]) -> list[str]:
+    """Return ``command`` with the values of ``row``, as the user wrote them."""
+
+    def value(match: "re.Match[str]") -> str:
+        return row[keys[match[1]]].text if match[1] else match[0][0]
+
+    return [_PLACE.sub(value, word) for word in command]
+
+
+def _key_of(name: str, keys: Sequence[str]) -> str:
+    if name in keys:
+        return name
+    same = [key for key in keys if key.rpartition(".")[2] == name]
+    if len(same) == 1:
+        return same[0]
+    if same:
+        raise UserError(
+            f"after --: {{{name}}} may be {' or '.join(same)}; write the whole key: {{{same[0]}}}"
+        )
+    known = [*keys, *(key.rpartition(".")[2] for key in keys)]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {{{near[0]}}}?" if near else f"the sweep has {', '.join(keys)};"
+    raise UserError(
+        f"after --: {{{name}}} is not a key of the sweep; {hint} for plain braces write {{{{{name}}}}}"
+    )

@@ -1,6 +1,14 @@
-"""The plan of a sweep: its elements, their names, and which of them the submission starts."""
+"""The plan of a sweep: its elements, their names, and which of them the submission starts.
 
-from collections.abc import Sequence
+The expressions are a small part of Python's: names of keys, constants, comparisons, ``in``, ``and``, ``or``,
+``not``, and + - * /. Nothing else is evaluated: a file of a sweep runs no code.
+"""
+
+import ast
+import itertools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +20,8 @@ from hpcrun.api.submission.nccl_warning import warn_of
 from hpcrun.api.submission.packages import require_packages
 from hpcrun.api.submission.plan import finished_result
 from hpcrun.api.sweeps.configs import Element, element_configs
-from hpcrun.api.sweeps.expand import expand
 from hpcrun.api.sweeps.packing import require_packable
-from hpcrun.api.sweeps.rows import SweepRequest, canonical
+from hpcrun.api.sweeps.rows import Condition, Row, SweepRequest, canonical, refusal, text_of
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.job.command.checks import check_command
@@ -191,3 +198,163 @@ def _axes(before: SweepFile, elements: Sequence[Element]) -> dict[str, list[Any]
                 seen.add(mark)
                 axes.setdefault(key, []).append(value)
     return axes
+
+
+MOST = 100_000
+"""More elements than any cluster takes as one sweep."""
+
+
+def expand(request: SweepRequest) -> list[Row]:
+    """Return the rows of all elements; the keys of the last block change fastest.
+
+    Raises:
+        ConfigError: a key is in two blocks, two rows are equal, a condition is wrong, or no row is left.
+    """
+    _refuse_two_places(request)
+    count = math.prod(len(block.rows) for block in request.blocks)
+    if count > MOST:
+        raise refusal("--sweep", "", f"{count} runs are more than {MOST}; use fewer values")
+    rows = [
+        _joined(parts) for parts in itertools.product(*(block.rows for block in request.blocks))
+    ]
+    for condition in request.conditions:
+        expression = parsed(condition)
+        rows = [row for row in rows if holds(condition, expression, row)]
+    if not rows:
+        raise refusal("--sweep", "", "no run is left; loosen the conditions under `where`")
+    _refuse_equal(request, rows)
+    return rows
+
+
+def _refuse_two_places(request: SweepRequest) -> None:
+    places: dict[str, str] = {}
+    for block in request.blocks:
+        for key in block.keys:
+            if key in places:
+                raise refusal(
+                    block.place, key, f"{places[key]} has this key too; keep one of the two"
+                )
+            places[key] = block.place
+
+
+def _joined(parts: tuple[Row, ...]) -> Row:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _refuse_equal(request: SweepRequest, rows: list[Row]) -> None:
+    seen: set[str] = set()
+    for row in rows:
+        found = canonical({key: given.value for key, given in row.items()})
+        if found in seen:
+            told = " ".join(f"{key}={text_of(given.value)}" for key, given in row.items())
+            first = next(iter(row))
+            raise refusal(request.place_of(first), told, "is given twice; remove one of the two")
+        seen.add(found)
+
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_SHORT = 60
+
+
+def parsed(condition: Condition) -> ast.expr:
+    """Return the expression of ``condition``.
+
+    Raises:
+        ConfigError: the text is not an expression.
+    """
+    try:
+        return ast.parse(condition.text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise refusal(
+            condition.place,
+            "where",
+            f"{condition.text[:_SHORT]!r} is not an expression; write one such as train.lr < 1e-3",
+        ) from None
+
+
+def holds(condition: Condition, expression: ast.expr, row: Row) -> bool:
+    """Return True if ``row`` meets the condition.
+
+    Raises:
+        ConfigError: the expression names a key that the sweep lacks, or contains an operation that is not
+        allowed.
+    """
+    values = {key: given.value for key, given in row.items()}
+    try:
+        return bool(_value(expression, values))
+    except _BadExpression as error:
+        text = f"{condition.text[:_SHORT]!r}: {error}"
+    except (TypeError, ZeroDivisionError, OverflowError, RecursionError, MemoryError) as error:
+        text = f"{condition.text[:_SHORT]!r} cannot be computed: {error}"
+    raise refusal(condition.place, "where", text)
+
+
+class _BadExpression(Exception):
+    """An expression that is not allowed; the text names its part."""
+
+
+def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name | ast.Attribute):
+        return _key(node, values)
+    if isinstance(node, ast.BoolOp):
+        # As in Python, the second part is not evaluated if the first decides.
+        both = all if isinstance(node.op, ast.And) else any
+        return both(_value(part, values) for part in node.values)
+    if isinstance(node, ast.UnaryOp):
+        return _unary(node, values)
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return _computed(node, values)
+    if isinstance(node, ast.Compare):
+        return _compared(node, values)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(part, values) for part in node.elts]
+    raise _BadExpression(f"{ast.unparse(node)!r} is not allowed; use keys, values and comparisons")
+
+
+def _unary(node: ast.UnaryOp, values: Mapping[str, Any]) -> Any:
+    value = _value(node.operand, values)
+    return not value if isinstance(node.op, ast.Not) else -value
+
+
+def _computed(node: ast.BinOp, values: Mapping[str, Any]) -> Any:
+    left, right = _value(node.left, values), _value(node.right, values)
+    # 'a' * 10**9 would fill the memory.
+    if not all(isinstance(side, int | float) for side in (left, right)):
+        raise _BadExpression("only numbers can be added or multiplied")
+    return _ARITHMETIC[type(node.op)](left, right)
+
+
+def _compared(node: ast.Compare, values: Mapping[str, Any]) -> bool:
+    left = _value(node.left, values)
+    for kind, part in zip(node.ops, node.comparators, strict=True):
+        if type(kind) not in _COMPARE:
+            raise _BadExpression(f"{ast.unparse(node)!r} is not allowed; compare with == or !=")
+        right = _value(part, values)
+        if not _COMPARE[type(kind)](left, right):
+            return False
+        left = right
+    return True
+
+
+def _key(node: ast.Name | ast.Attribute, values: Mapping[str, Any]) -> Any:
+    key = ast.unparse(node)
+    if key not in values:
+        raise _BadExpression(f"{key} is not a key of the sweep; its keys: {', '.join(values)}")
+    return values[key]

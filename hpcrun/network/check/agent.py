@@ -8,15 +8,18 @@ import bisect
 import contextlib
 import json
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from hpcrun.network.check import iperf, ports, wire
+from hpcrun.network.check import ports, wire
 from hpcrun.network.check.allreduce.node_ranks import NodeRanks
 from hpcrun.ranks.network.interfaces import own_interfaces
 from hpcrun.ranks.network.reachable import AnswerServer, Listener, reached
@@ -56,7 +59,7 @@ class NetcheckAgent:
         """Report the name and address of this node."""
         port = self._listener.getsockname()[1]
         door = asdict(self._doorkeeper.door)
-        equipped = iperf.installed()
+        equipped = installed()
         self.say(type="hello", port=port, addresses=own_addresses(), iperf3=equipped, door=door)
 
     def obey(self, order: Mapping[str, Any]) -> bool:
@@ -227,11 +230,11 @@ class NetcheckAgent:
     def _with_iperf(self, peer: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
         """Measure with iperf3, one direction after the other; the node with the lower index is the server."""
         if self.index < peer["index"]:
-            iperf.serve(order["port"], order["seconds"] * 2 + CONNECT)
+            serve(order["port"], order["seconds"] * 2 + CONNECT)
             return {"partner": peer["index"], "measured": []}
         half = order["seconds"] / 2
         measured = [
-            iperf.measure(peer["address"], order["port"], half, order["streams"], reverse)
+            measure(peer["address"], order["port"], half, order["streams"], reverse)
             for reverse in (False, True)
         ]
         return {"partner": peer["index"], "measured": measured}
@@ -277,3 +280,87 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+_SLACK = 10.0
+# The server of the pair may still be starting.
+_TRIES, _PAUSE = 20, 0.25
+
+
+def installed() -> bool:
+    """Return True if iperf3 is on PATH."""
+    return shutil.which("iperf3") is not None
+
+
+def client_command(
+    address: str, port: int, seconds: float, streams: int, reverse: bool
+) -> list[str]:
+    """Build the measurement of one direction; ``reverse``: from the server to the client."""
+    command = ["iperf3", "-c", address, "-p", str(port), "-J", "-t", f"{max(1, round(seconds))}"]
+    command += ["-P", str(streams), "--connect-timeout", "3000"]
+    return [*command, "-R"] if reverse else command
+
+
+def server_command(port: int) -> list[str]:
+    """Build a server for one measurement."""
+    return ["iperf3", "-s", "-1", "-p", str(port)]
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return ``rate`` in bit/s and the fraction of retransmitted segments, or the ``error``.
+
+    iperf3 ends with exit code 0 even if no server listens, so only the text counts.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {"error": " ".join(text.split())[:200] or "iperf3 printed nothing"}
+    if found.get("error"):
+        return {"error": str(found["error"])}
+    end = found.get("end", {})
+    rate = end.get("sum_received", {}).get("bits_per_second")
+    if rate is None:
+        return {"error": "iperf3 reported no rate"}
+    sent = end.get("sum_sent", {})
+    # iperf3 counts retransmitted segments, but only the bytes that it sent: an Ethernet segment has 1448
+    # bytes.
+    segments = (sent.get("bytes") or 0) / 1448
+    again = sent.get("retransmits")
+    lost = again / segments if again is not None and segments else None
+    return {"rate": float(rate), "lost": lost}
+
+
+def measure(address: str, port: int, seconds: float, streams: int, reverse: bool) -> dict[str, Any]:
+    """Measure one direction; try again while the server has not started."""
+    command = client_command(address, port, seconds, streams, reverse)
+    answer: dict[str, Any] = {"error": "not tried"}
+    for _ in range(_TRIES):
+        answer = parse(_output(command, seconds + _SLACK))
+        if "refused" not in answer.get("error", "") and "busy" not in answer.get("error", ""):
+            break
+        time.sleep(_PAUSE)
+    return answer | {"reverse": reverse}
+
+
+def serve(port: int, seconds: float) -> None:
+    """Serve two measurements, one after the other, for at most ``seconds``."""
+    end = time.monotonic() + seconds
+    for _ in range(2):
+        _output(server_command(port), max(1.0, end - time.monotonic()))
+
+
+def _output(command: Sequence[str], timeout: float) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return json.dumps({"error": f"iperf3 took longer than {timeout:.0f} s"})
+    except OSError as error:
+        return json.dumps({"error": f"cannot run iperf3: {error.strerror}"})
+    return done.stdout or done.stderr

@@ -3,6 +3,9 @@
 It starts the tasks, ends all tasks when one fails, signals them for a preemption, a cancellation or a time
 limit, and restarts the job. It runs as ``python -m hpcrun.slurm.local.controller REQUEST`` in a new
 session, so that the job outlives the terminal.
+
+torchrun starts each rank in a new session. slurmstepd finds such processes in the container of
+the step; here they are found by their parents, and by their environment once a parent has ended.
 """
 
 import contextlib
@@ -11,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +22,55 @@ import psutil
 
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.slurm.environment import scrub
-from hpcrun.slurm.local.job_files import JobRequest, State, is_withdrawn, own_status, write_status
-from hpcrun.slurm.local.orders import Orders
-from hpcrun.slurm.local.orphans import collect_orphans, started_apart
+from hpcrun.slurm.local.job_files import (
+    CANCEL,
+    KILL,
+    PREEMPT,
+    WARN,
+    JobRequest,
+    State,
+    is_withdrawn,
+    own_status,
+    write_status,
+)
 from hpcrun.slurm.local.survivors import end_survivors_of
 from hpcrun.slurm.local.task_environment import host_name, job_environment, step_environment
 from hpcrun.slurm.node_setup import node_setup_script
 from hpcrun.slurm.orphans import adopt_orphans, die_with_parent
+
+
+@dataclass
+class Orders:
+    """Requests to the controller by signal; set by handlers, read by the loop."""
+
+    cancel: bool = False
+    kill: bool = False
+    preempt: bool = False
+    warn: bool = False
+
+    def install(self) -> None:
+        """Install the handlers."""
+
+        def note(number: int, _frame: object) -> None:
+            if number == CANCEL:
+                self.cancel = True
+            elif number == KILL:
+                self.cancel = self.kill = True
+            elif number == PREEMPT:
+                self.preempt = True
+            else:
+                self.warn = True
+
+        for number in (CANCEL, KILL, PREEMPT, WARN):
+            signal.signal(number, note)
+        # Not SIG_IGN: the tasks would inherit it, and they must receive signals from any shell, as in Slurm.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _unmoved)
+
+
+def _unmoved(_number: int, _frame: object) -> None:
+    """Ignore a signal that is not meant for the controller."""
+
 
 REQUEUE = 75
 """The exit code with which the ``after`` command requests another attempt."""
@@ -353,3 +398,45 @@ def main(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+
+
+def started_apart(task: int, rank: str) -> list[psutil.Process]:
+    """Return the processes that the task with pid ``task`` has started outside of its process group.
+
+    Args:
+        rank: the task's SLURM_PROCID.
+    """
+    with contextlib.suppress(psutil.Error):
+        below = psutil.Process().children(recursive=True)
+        own = {task}
+        found = []
+        # Parents come before their children.
+        for process in below:
+            if process.pid != task and (process.ppid() in own or _has_rank(process, rank)):
+                own.add(process.pid)
+                if _group(process.pid) not in (task, None):
+                    found.append(process)
+        return found
+    return []
+
+
+def collect_orphans(tasks: Collection[int]) -> None:
+    """Take the exit codes of adopted processes that have ended; those of ``tasks`` are read elsewhere."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, ChildProcessError):
+            if process.pid not in tasks and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def _has_rank(process: psutil.Process, rank: str) -> bool:
+    try:
+        return process.environ().get("SLURM_PROCID") == rank
+    except psutil.Error:
+        return False
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None

@@ -2,10 +2,12 @@
 
 import contextlib
 import math
+import operator
 import os
 import resource
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +22,8 @@ from hpcrun.devices.gpu_use import GpuUse, amd_gpu_use, gpu_use
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import node_name
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.metrics.loss_window import LossWindow
 from hpcrun.train.metrics.mfu import FlopCounter, peak_here, twin
 from hpcrun.train.metrics.sinks import Sinks
-from hpcrun.train.metrics.stragglers import StragglerWatch
 from hpcrun.train.metrics.timing import StepTimeMeans, Stopwatch
 from hpcrun.train.step.trainer import AMPTrainer, LossFunction, StepResult
 from hpcrun.train.task import Task
@@ -232,3 +232,119 @@ def gpu_facts(busy: Sequence[float], used: Sequence[float]) -> dict[str, float]:
 def _rounded(value: float) -> float:
     """Round to four significant digits; the rest is noise."""
     return float(f"{value:.4g}")
+
+
+_FACTOR = 1.5
+_LEAST = 0.01  # Seconds; in tiny steps smaller differences are noise.
+_WEIGHT = 0.1
+_QUIET = 600.0
+
+
+def straggler(own: Sequence[float], step: float) -> int | None:
+    """Return the rank that takes clearly longer than the others, or None.
+
+    Args:
+        own: seconds of each rank's own part of a step (data and forward pass).
+        step: seconds of a whole step; a delay must be a noticeable part of it.
+    """
+    if len(own) < 2:
+        return None
+    rank = max(range(len(own)), key=own.__getitem__)
+    usual = _others(own, rank)
+    late = own[rank] - usual
+    return rank if own[rank] > _FACTOR * usual and late > max(_WEIGHT * step, _LEAST) else None
+
+
+class StragglerWatch:
+    """Reports a slow rank once, and again after ten minutes if it is still slow."""
+
+    def __init__(self, hosts: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        """``hosts``: the host of every rank."""
+        self._hosts, self._clock = hosts, clock
+        self._reported: tuple[int, float] | None = None
+        self._last: int | None = None
+
+    def check(self, done: int, own: Sequence[float], step: float) -> str | None:
+        """Return a line about a rank that was slow in this logged step and the previous one, if it is new."""
+        rank, before = straggler(own, step), self._last
+        self._last = rank
+        if rank is None or rank != before:
+            return None
+        now = self._clock()
+        if (
+            self._reported is not None
+            and self._reported[0] == rank
+            and now - self._reported[1] < _QUIET
+        ):
+            return None
+        self._reported = rank, now
+        return (
+            f"step {done}: the other ranks wait for rank {rank} on {self._hosts[rank]}: it takes "
+            f"{own[rank] * 1e3:.1f} ms for data and forward pass, they take {_others(own, rank) * 1e3:.1f} ms"
+        )
+
+
+def _others(own: Sequence[float], rank: int) -> float:
+    return statistics.median([seconds for other, seconds in enumerate(own) if other != rank])
+
+
+_NOTHING = [0.0, 0.0, 0.0, 0.0]
+"""Sum of losses times samples, and number of samples: of steps that were taken, then of skipped steps."""
+
+
+class LossWindow:
+    """Sums the losses of unlogged steps, weighted by their samples over all ranks.
+
+    Skipped steps are excluded, unless all steps were skipped.
+    """
+
+    def __init__(self, batching: Batching) -> None:
+        self._batching = batching
+        self._results: list[StepResult] = []
+        self._before = _NOTHING
+
+    @property
+    def results(self) -> Sequence[StepResult]:
+        """Results of the unlogged steps of this process."""
+        return self._results
+
+    def add(self, result: StepResult) -> None:
+        """Add the next step. Does not wait for the device."""
+        self._results.append(result)
+
+    def mean(self, done: int) -> float:
+        """Return this rank's mean loss after ``done`` steps, and reset. Waits for the device once.
+
+        The mean over ranks is the mean over all samples.
+        """
+        taken, samples, skipped, skipped_samples = self._sums(done)
+        self._results, self._before = [], _NOTHING
+        return taken / samples if samples else skipped / skipped_samples
+
+    def saved(self, done: int, ranks: Ranks) -> list[float]:
+        """Return what a checkpoint after ``done`` steps needs, identical on all ``ranks``. Collective."""
+        if not self._results and self._before is _NOTHING:
+            return []
+        sums = torch.tensor(self._sums(done), dtype=torch.float64)
+        if ranks.world_size > 1:
+            dist.all_reduce(sums, group=ranks.group)
+            sums /= ranks.world_size
+        found: list[float] = sums.tolist()
+        return found
+
+    def restore(self, saved: Sequence[float]) -> None:
+        """Restore what :meth:`saved` returned, on any number of ranks."""
+        self._before = list(saved) or _NOTHING
+
+    def _sums(self, done: int) -> list[float]:
+        sums = [0.0, 0.0, 0.0, 0.0]
+        if self._results:
+            # A few numbers sum faster on the host than on the device.
+            losses: list[float] = torch.stack([result.loss for result in self._results]).tolist()
+            first = done - len(losses)
+            for step, (loss, result) in enumerate(zip(losses, self._results, strict=True), first):
+                samples = self._batching.samples(range(step, step + 1))
+                at = 2 if result.decision.peek() else 0
+                sums[at] += loss * samples
+                sums[at + 1] += samples
+        return list(map(operator.add, sums, self._before))

@@ -1,6 +1,7 @@
 """FSDPStrategy: shard weights, gradients and optimizer state over ranks (torch's FSDP2, ``fully_shard``)."""
 
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -34,7 +35,6 @@ from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.memory_estimate import MANY_GRADIENTS
 from hpcrun.train.parallel.process_group import connect
 from hpcrun.train.parallel.strategies import Strategy
-from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
 from hpcrun.train.task_checks import unshardable
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -350,3 +350,27 @@ def _cast_buffers(module: nn.Module, precision: str | None) -> None:
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_floating_point():
                 setattr(part, name, buffer.to(_DTYPES[precision]))
+
+
+def without_weights(module: nn.Module) -> nn.Module:
+    """Copy ``module`` with parameters on the meta device; call it before sharding or wrapping."""
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+        )
+        for parameter in module.parameters()
+    }
+    return copy.deepcopy(module, memo)
+
+
+def with_weights(shape: nn.Module, values: dict[str, Tensor]) -> nn.Module:
+    """Copy the model of ``without_weights`` with the tensors of ``values``, a full state dict."""
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(values[name], requires_grad=parameter.requires_grad)
+        for name, parameter in shape.named_parameters()
+    }
+    plain = copy.deepcopy(shape, memo)
+    plain.load_state_dict(
+        {name: values[name] for name, _ in plain.named_buffers() if name in values}, strict=False
+    )
+    return plain

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpcrun.api.sweeps.expand import expand
 from hpcrun.api.sweeps.file import read_sweep_file
+from hpcrun.api.sweeps.plan import expand
 from hpcrun.config import ConfigError
 
 

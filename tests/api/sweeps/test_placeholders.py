@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.api.sweeps.placeholders import filled, keys_of, names_in
+from hpcrun.api.sweeps.configs import filled, keys_of, names_in
 from hpcrun.api.sweeps.rows import SweepValue
 from hpcrun.errors import UserError
 

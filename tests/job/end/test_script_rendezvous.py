@@ -11,8 +11,7 @@ import pytest
 
 from hpcrun.diagnose.causes import is_cascade
 from hpcrun.job import exitcodes
-from hpcrun.job.script.rendezvous import RankZeroFailed
-from hpcrun.job.script.running import ScriptTerms, run_script
+from hpcrun.job.script.running import RankZeroFailed, ScriptTerms, run_script
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.network.ports import port_candidates
 from hpcrun.ranks.signals import StopFlag

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpcrun.network.check.allreduce.bisection import isolate
+from hpcrun.network.check.allreduce.all_nodes import isolate
 
 
 class Fleet:

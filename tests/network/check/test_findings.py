@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.check.findings import NetworkFinding, excluded, findings, rate_text, suspects
+from hpcrun.network.check.findings import (
+    NetworkFinding,
+    excluded,
+    findings,
+    ranges,
+    rate_text,
+    suspects,
+)
 from hpcrun.network.check.measurements import NameCheck, NetworkMeasurements, PortCheck, Transfer
-from hpcrun.network.check.port_findings import ranges
 from hpcrun.network.check.report import as_data, finding_lines, node_lines
 from hpcrun.network.check.schedule import rounds_for
 from hpcrun.network.check.statistics import node_rates, scores, usual_rate

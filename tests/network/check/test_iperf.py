@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.network.check import iperf
+from hpcrun.network.check import agent as iperf
 
 _FAILED = """{
 	"start":	{

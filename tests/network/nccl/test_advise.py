@@ -18,7 +18,7 @@ from hpcrun.network.nccl.advice.formats import as_data, as_shell, as_table, as_y
 from hpcrun.network.nccl.advice.presets import presets, with_preset
 from hpcrun.network.nccl.lint.lint import lint
 from hpcrun.network.nccl.machine.facts import NodeFacts, facts_from
-from hpcrun.network.nccl.machine.topology import gpu_links
+from hpcrun.network.nccl.machine.inspect import gpu_links
 from hpcrun.network.nccl.settings import settings_of
 
 NODES: list[dict[str, Any]] = yaml.safe_load(

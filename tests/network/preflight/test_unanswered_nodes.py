@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.preflight.child import Child
+from hpcrun.network.preflight.agent import Child
 from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts
 from hpcrun.network.preflight.report import failures, results, unfit
 from hpcrun.network.preflight.start import check_twice
@@ -156,7 +156,7 @@ UNWRITABLE = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 from pathlib import Path
-from hpcrun.network.preflight import node
+from hpcrun.network.preflight import agent as node
 print(json.dumps([node.spaces(sys.argv[1]), node.write(Path(sys.argv[1]), "n1")]))
 """
 

@@ -12,9 +12,8 @@ from hpcrun.results.report.drawings import MOST_ROWS, chosen_rows
 from hpcrun.results.report.efficiency import efficiency, memory_bytes
 from hpcrun.results.report.failures import run_failures
 from hpcrun.results.report.figures.curves import LegendEntry, curve_figure
-from hpcrun.results.report.plotting import terminal_lines
+from hpcrun.results.report.plotting import Curve, bar, plot, terminal_lines
 from hpcrun.results.report.sweep import rank_correlation, sensitivities, swept_keys
-from hpcrun.results.report.terminal import Curve, bar, plot
 from hpcrun.results.report.timeline import (
     FINISHED,
     LOST,

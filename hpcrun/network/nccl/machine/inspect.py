@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcrun.network.nccl.machine.facts import Gid, Interface, NodeFacts, RdmaPort
-from hpcrun.network.nccl.machine.topology import gpu_links
 from hpcrun.network.nccl.versions import installed_nccl, installed_torch
 from hpcrun.ranks.network.addresses import is_only_loopback, outward_address
 from hpcrun.slurm import run
@@ -215,3 +214,25 @@ def _positive(text: str) -> int | None:
 
 def _natural(path: Path) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
+
+
+_LINK = re.compile(r"X|SYS|NODE|PHB|PXB|PIX|NV\d+")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def gpu_links(text: str) -> tuple[str, ...]:
+    """Return the kinds of link between the GPUs (``NV18``, ``PIX``, ``SYS``), each once, sorted.
+
+    Empty for a single GPU and for a text that is not the matrix.
+    """
+    lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
+    header = next((line.split() for line in lines if "GPU0" in line.split()[:2]), [])
+    columns = [name for name in header if re.fullmatch(r"GPU\d+", name)]
+    found: set[str] = set()
+    for line in lines:
+        words = line.split()
+        if words and words[0] in columns and len(words) > len(columns):
+            cells = words[1 : 1 + len(columns)]
+            if all(_LINK.fullmatch(cell) for cell in cells):
+                found.update(cell for cell in cells if cell != "X")
+    return tuple(sorted(found))
