@@ -278,10 +278,6 @@ def main() -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
-
-
 _SLACK = 10.0
 # The server of the pair may still be starting.
 _TRIES, _PAUSE = 20, 0.25
@@ -364,3 +360,7 @@ def _output(command: Sequence[str], timeout: float) -> str:
     except OSError as error:
         return json.dumps({"error": f"cannot run iperf3: {error.strerror}"})
     return done.stdout or done.stderr
+
+
+if __name__ == "__main__":
+    main()

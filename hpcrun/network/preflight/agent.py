@@ -117,10 +117,6 @@ def main() -> None:
         agent.close()
 
 
-if __name__ == "__main__":
-    main()
-
-
 _TICK, _LAST = 0.1, 5.0
 _LONGEST = 300
 _FOLDERS = ("/dev/shm", "/tmp")
@@ -322,3 +318,7 @@ def _holds(path: Path, text: str) -> bool:
         return path.read_text() == text
     except (OSError, UnicodeDecodeError):
         return False
+
+
+if __name__ == "__main__":
+    main()

@@ -396,10 +396,6 @@ def main(arguments: Sequence[str]) -> None:
             say(f"job {request.job_id}: {final}")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
 def started_apart(task: int, rank: str) -> list[psutil.Process]:
     """Return the processes that the task with pid ``task`` has started outside of its process group.
 
@@ -440,3 +436,7 @@ def _group(pid: int) -> int | None:
         return os.getpgid(pid)
     except ProcessLookupError:
         return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
