@@ -32,8 +32,7 @@ from torch.nn import functional as F
 from hpcrun.config.fields import Count
 from hpcrun.tasks.gpt import INIT_STD, VOCABULARY, rotate, rotation
 from hpcrun.tasks.language_model import LanguageModel
-from hpcrun.tasks.options.checks import splits_over_heads
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape, splits_over_heads
 
 ROTATION_BASE = 2.0**16
 """As in the authors' experiments: slower than a transformer's rotation, because the heads are much longer."""

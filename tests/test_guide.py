@@ -12,8 +12,7 @@ import pytest
 
 from hpcrun.config import Config
 from hpcrun.config.shape import known_keys
-from hpcrun.tasks.options.language_model import LanguageModelData
-from hpcrun.tasks.options.token_model import TokenData
+from hpcrun.tasks.options import LanguageModelData, TokenData
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("training", "tasks", "tokens", "large-models", "determinism", "errors")

@@ -6,7 +6,6 @@ is a path until a worker builds it, and its options are sections of the config.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,18 +14,8 @@ if TYPE_CHECKING:
 BUILTIN: dict[str, str] = {
     "language-model": "hpcrun.tasks.language_model:LanguageModel",
     "token-model": "hpcrun.tasks.token_model:TokenModel",
-    "classifier": "hpcrun.tasks.classifier:Classifier",
-    "autoencoder": "hpcrun.tasks.autoencoder:Autoencoder",
 }
 """Short name -> ``module:Class`` of every built-in task."""
-
-OPTIONS: dict[str, str] = {
-    "language-model": "hpcrun.tasks.options.language_model:LANGUAGE_MODEL",
-    "token-model": "hpcrun.tasks.options.token_model:TOKEN_MODEL",
-    "classifier": "hpcrun.tasks.options.digits:CLASSIFIER",
-    "autoencoder": "hpcrun.tasks.options.digits:AUTOENCODER",
-}
-"""Short name -> ``module:NAME`` of its pair of option models, for ``model`` and for ``data``."""
 
 
 def options_for(task: str) -> tuple[type[Section], type[Section]] | None:
@@ -34,9 +23,11 @@ def options_for(task: str) -> tuple[type[Section], type[Section]] | None:
 
     ``task`` is a short name, or the ``module:Class`` path of a built-in task. Imports no torch.
     """
-    for short, path in BUILTIN.items():
-        if task in (short, path):
-            module, _, name = OPTIONS[short].partition(":")
-            model, data = getattr(importlib.import_module(module), name)
-            return model, data
-    return None
+    short = next((short for short, path in BUILTIN.items() if task in (short, path)), None)
+    if short is None:
+        return None
+    from hpcrun.tasks import options
+
+    if short == "token-model":
+        return options.TokenModelShape, options.TokenData
+    return options.LanguageModelShape, options.LanguageModelData

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcrun.tasks.options.language_model import LanguageModelShape
-from hpcrun.tasks.options.token_model import TokenModelShape
+from hpcrun.tasks.options import LanguageModelShape, TokenModelShape
 
 VOCABULARY = 256
 """One token per byte value: no tokenizer to train, download or version."""

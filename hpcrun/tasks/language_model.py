@@ -39,7 +39,7 @@ from hpcrun.config import Config
 from hpcrun.drafts import replacing
 from hpcrun.errors import UserError
 from hpcrun.tasks.gpt import GPT, generate
-from hpcrun.tasks.options.language_model import LanguageModelData, LanguageModelShape
+from hpcrun.tasks.options import LanguageModelData, LanguageModelShape
 from hpcrun.train.task import Task
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ def _overrides(one: Element, more: tuple[str, ...]) -> list[str]:
     [
         (["trian.lr=1,2"], "--sweep: trian: unknown key"),
         (["train.stesp=1,2"], "did you mean train.steps"),
-        (["task=classifier,autoencoder"], "task: needs a config for all tasks"),
+        (["task=language-model,token-model"], "task: needs a config for all tasks"),
         (["train.lr=a,b"], "train.lr: should be a number, not 'a'"),
         (["train.lr=1,-1"], "train.lr: should be more than 0, not -1"),
         (["optim.momentum=0.8,0.7"], "optim.momentum: has no effect with optim.name=adamw"),

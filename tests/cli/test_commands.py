@@ -115,7 +115,7 @@ def test_without_a_config_a_task_of_ones_own_begins_with_the_plain_defaults(fold
     asked = {"name": "Probe", "task": "probe:Probe", "train": {"lr": 0.5}}
     plain = Config.model_validate(asked | {"job": {"executor": "local"}})
     assert own == plain.model_dump(mode="json")
-    assert shown("task=classifier")["name"] == "classifier"
+    assert shown("task=token-model", "data.paths=[web]")["name"] == "token-model"
     with (folder / "probe.py").open("a") as probe:
         probe.write("\n_Hidden = type('_Hidden', (Probe,), {})\n__ = type('__', (Probe,), {})\n")
     assert shown("task=probe:_Hidden")["name"] == "Hidden"

@@ -129,7 +129,7 @@ def test_the_commands_print_it_on_standard_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPCRUN_PROFILE", "")
-    show = ["config", "show", "--json", "task=classifier", "amp.init_scale=64"]
+    show = ["config", "show", "--json", "task=language-model", "amp.init_scale=64"]
     assert guarded([*show, "amp.dtype=bf16"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["amp"]["init_scale"] == 64

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import Config, override_layer, resolve
 from hpcrun.estimate.fake_run import FakeRun
 from hpcrun.estimate.live_storages import LiveStorages
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.tasks.task_path import task_path
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.task import Task, load_task
@@ -60,8 +60,8 @@ CASES = {
     "tokens": "task=token-model model.layers=2 model.heads=4 model.width=256 model.context=128 "
     "model.vocabulary=8000 data.boundaries=attention data.end_token=0 train.batch_size=4 "
     "data.paths=[FOLDER/tokens.bin]",
-    "classifier": "task=classifier model.blocks=4 model.channels=64 train.batch_size=64",
-    "autoencoder": "task=autoencoder model.hidden=2048 train.batch_size=512",
+    "classifier": "task=examples.classifier:Classifier model.blocks=4 model.channels=64 train.batch_size=64",
+    "autoencoder": "task=examples.autoencoder:Autoencoder model.hidden=2048 train.batch_size=512",
 }
 
 

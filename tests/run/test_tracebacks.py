@@ -16,7 +16,7 @@ from hpcrun.run.endings import record_failure
 from hpcrun.run.io.files import write_json
 from hpcrun.run.tracebacks import headline, place_of, traceback_of
 from hpcrun.slurm.hostlist import expand
-from hpcrun.tasks.options.language_model import __file__ as OPTIONS
+from hpcrun.tasks.options import __file__ as OPTIONS
 
 MODULE = """
 import json

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from hpcrun.tasks.gpt import GPT, generate, rotate, rotation
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 
 SHAPE = LanguageModelShape(layers=2, heads=2, width=32, context=24)
 

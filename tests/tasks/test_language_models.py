@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from examples.bdh import BDH, BDHShape
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 
 CONTEXT = 12
 SHAPES = {

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hpcrun.tasks import BUILTIN, OPTIONS, options_for
+from hpcrun.tasks import BUILTIN, options_for
 from hpcrun.train.task import Task
 
 
@@ -26,10 +26,6 @@ def test_every_built_in_name_leads_to_a_task_and_to_two_option_models(short: str
     model, data = options_for(short)
     assert model.model_validate({})
     assert data.model_validate({"paths": ["tokens"]} if short == "token-model" else {})
-
-
-def test_every_built_in_task_has_options():
-    assert OPTIONS.keys() == BUILTIN.keys()
 
 
 def test_the_full_path_of_a_built_in_task_has_the_same_options_as_its_short_name():

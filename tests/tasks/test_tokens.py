@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from hpcrun import UserError, training_steps
 from hpcrun.config import Config
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.token_model import TokenModel
+from hpcrun.tasks.token_model import TokenModel, TokenWindows
 from hpcrun.tasks.tokens.__main__ import main
 from hpcrun.tasks.tokens.shards import open_source
-from hpcrun.tasks.tokens.windows import TokenWindows
 from hpcrun.tasks.tokens.writing import write_folder
 from tests.kills import killed_at_each_step
 

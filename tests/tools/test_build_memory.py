@@ -9,7 +9,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 

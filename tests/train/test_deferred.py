@@ -13,13 +13,13 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
+from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import override_layer, resolve
 from hpcrun.config.training import FSDP
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks import BUILTIN
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
-from hpcrun.tasks.task_path import task_path
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.deferred import tape
 from hpcrun.train.deferred.build import build_deferred
 from hpcrun.train.parallel.fsdp import FSDPStrategy

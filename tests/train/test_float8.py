@@ -11,7 +11,7 @@ from hpcrun.config import AMPConfig, ConfigError, override_layer, resolve
 from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.float8 import explain_sizes, to_float8
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step import precision

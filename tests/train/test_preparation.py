@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from hpcrun.checkpoint.state.names import named_parameters
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.activation_checkpointing import Buffers
 from hpcrun.train.model.blocks import blocks, by_class, by_size, unshared
 from hpcrun.train.model.prepare import Preparation, compile_in_place, keep_costly, prepare

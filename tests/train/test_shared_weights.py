@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from hpcrun.errors import NotTrainable
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from tests.on_ranks import ranks
 from tests.train.parallelism import Net, Way, batches, trainer
 from tests.train.small_training import loss

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.task import Task
 
 

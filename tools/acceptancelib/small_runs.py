@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from acceptancelib.outcome import Job
 from acceptancelib.world import Member
+from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import Config, override_layer, resolve
-from hpcrun.tasks.task_path import task_path
 from hpcrun.train.build import build_trainer
 from hpcrun.train.setup.deferral import build_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer

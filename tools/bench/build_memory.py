@@ -31,7 +31,7 @@ from hpcrun.config import Config, override_layer, resolve
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.build import build_trainer
 from hpcrun.train.setup.deferral import build_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer

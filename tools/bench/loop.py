@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.task import Task
 
 LOOPS = ("bare", "bare again", "hpcrun", "accelerate", "lightning")

@@ -8,8 +8,7 @@ from pathlib import Path
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.tasks.tokens.shards import has_split, open_source
-from hpcrun.tasks.tokens.texts import documents, tokenized
-from hpcrun.tasks.tokens.tokenizers import open_tokenizer
+from hpcrun.tasks.tokens.texts import documents, open_tokenizer, tokenized
 from hpcrun.tasks.tokens.writing import drawn, write_folder
 
 REFUSED, INTERRUPTED = 2, 130

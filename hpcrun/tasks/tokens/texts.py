@@ -1,15 +1,110 @@
-"""Read documents from text files and from files of JSON lines, also compressed with gzip."""
+"""Tokenizers: bytes, or a file of the Hugging Face package ``tokenizers``, if it is installed."""
 
 import gzip
+import hashlib
+import importlib
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 from hpcrun.tasks.tokens.shards import TokenError
-from hpcrun.tasks.tokens.tokenizers import Tokenizer
+
+
+class Tokenizer(Protocol):
+    """Turns texts into numbers below ``vocabulary``."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tokenizer; two tokenizers with the same name give the same tokens."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens, with the end token."""
+        ...
+
+    @property
+    def end_token(self) -> int | None:
+        """The token after each document; None: no token."""
+        ...
+
+    def encode(self, texts: list[str]) -> list[Sequence[int]]:
+        """Return the tokens of each text, without the end token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """The bytes of the text in UTF-8, and token 256 at the end of a document."""
+
+    name: str = "bytes"
+    vocabulary: int = 257
+    end_token: int | None = 256
+
+    def encode(self, texts: list[str]) -> list[Sequence[int]]:
+        """Return the bytes of each text."""
+        return [text.encode() for text in texts]
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A tokenizer of the package ``tokenizers``."""
+
+    name: str
+    vocabulary: int
+    end_token: int | None
+    tokenizer: Any
+
+    def encode(self, texts: list[str]) -> list[Sequence[int]]:
+        """Return the tokens of each text, without the tokens that a template adds."""
+        found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+
+def open_tokenizer(name: str, end_token: str | None) -> Tokenizer:
+    """Return the tokenizer ``bytes``, or that of the file ``name`` (``tokenizer.json``).
+
+    Args:
+        end_token: text of the token after each document, such as ``<|endoftext|>``; None: no token, and for
+            ``bytes`` token 256.
+
+    Raises:
+        TokenError: the file or the package is missing, or the tokenizer has no such token.
+    """
+    if name == "bytes":
+        if end_token is not None:
+            raise TokenError("--end-token: is for a tokenizer file; the end token of bytes is 256")
+        return Bytes()
+    try:
+        reading = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise TokenError(
+            f"--tokenizer: {name}: needs the package tokenizers (pip install tokenizers); or use bytes"
+        ) from error
+    try:
+        content = Path(name).read_bytes()
+    except OSError as error:
+        raise TokenError(
+            f"--tokenizer: {name}: cannot be read: {error.strerror or error}"
+        ) from error
+    try:
+        reader = reading.Tokenizer.from_str(content.decode())
+    # The package raises plain Exception for a file with other content.
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise TokenError(f"--tokenizer: {name}: is not a tokenizer file: {text}") from error
+    number = None if end_token is None else reader.token_to_id(end_token)
+    if end_token is not None and number is None:
+        raise TokenError(f"--end-token: {name} has no token {end_token}; use one of its tokens")
+    # The numbers of added tokens may have gaps.
+    vocabulary = max(reader.get_vocab(with_added_tokens=True).values()) + 1
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return FromFile(f"{Path(name).name} {digest}", vocabulary, number, reader)
+
 
 _LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
 _AT_ONCE = 1000

@@ -27,7 +27,7 @@ from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.strategies import DDPStrategy

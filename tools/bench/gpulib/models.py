@@ -10,7 +10,7 @@ from gpulib.sizes import BF16, Size, kept_in
 from hpcrun.config import AMPConfig
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options.language_model import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 

@@ -1,7 +1,9 @@
 """Classification of digits: a small convolutional network with early stopping and a test split.
 
-It is small enough for a laptop, but complete: it validates during training, stops when the loss no longer
-improves (``train.patience``), and reports accuracy and confusions on separate test images.
+    hpcrun submit -c configs/classifier.yaml
+
+It validates during training, stops when the loss no longer improves (``train.patience``), and reports
+accuracy and confusions on separate test images. Copy the file to change it.
 """
 
 from __future__ import annotations
@@ -9,13 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from examples.digits import CLASSES, SIDE, Batch, DigitsTask
 from hpcrun.config import Config
-from hpcrun.tasks import digits
-from hpcrun.tasks.digits_task import Batch, DigitsTask
-from hpcrun.tasks.options.digits import ClassifierShape, DigitsData
+from hpcrun.config.fields import BelowOne, Count
+from hpcrun.config.section import Section
+
+
+class ClassifierShape(Section):
+    """The ``model`` section."""
+
+    blocks: Count = Field(default=2, description="Residual convolutions.")
+    channels: Count = Field(default=16, description="Channels of each convolution.")
+    dropout: BelowOne = Field(default=0.1, description="Features set to zero in training.")
 
 
 class Classifier(DigitsTask):
@@ -24,7 +35,6 @@ class Classifier(DigitsTask):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.shape = ClassifierShape.model_validate(config.model.own)
-        self.options = DigitsData.model_validate(config.data.own)
 
     def build_model(self) -> nn.Module:
         return ClassifierNetwork(self.shape)
@@ -37,15 +47,14 @@ class Classifier(DigitsTask):
 
     def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
         """Return accuracy and confusions on the test split: rows are digits, columns are predictions."""
-        test = self.splits.test
-        answers = answered(model, test.images)
-        table = torch.zeros(digits.CLASSES, digits.CLASSES, dtype=torch.int64)
+        test = self.splits["test"]
+        answers = self.evaluated(model, test.images)[0].argmax(-1)
+        table = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
         table.index_put_((test.classes, answers), torch.tensor(1), accumulate=True)
         losses = {} if validation_loss is None else {"validation_loss": validation_loss}
         return {
             **losses,
             "test_accuracy": (answers == test.classes).double().mean().item(),
-            "test_images": len(test),
             "confusion_matrix": table.tolist(),
         }
 
@@ -58,7 +67,7 @@ class ClassifierNetwork(nn.Module):
         self.look = nn.Conv2d(1, shape.channels, 3, padding=1)
         self.blocks = nn.ModuleList(ResidualBlock(shape.channels) for _ in range(shape.blocks))
         self.dropout = nn.Dropout(shape.dropout)
-        self.answer = nn.Linear(shape.channels * (digits.SIDE // 2) ** 2, digits.CLASSES)
+        self.answer = nn.Linear(shape.channels * (SIDE // 2) ** 2, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.look(images)
@@ -79,16 +88,3 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + F.relu(self.convolve(self.norm(x)))
-
-
-@torch.no_grad()
-def answered(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the most likely class of each image, int64 [N] on the CPU."""
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    try:
-        logits: Tensor = model(images.to(device))
-    finally:
-        model.train(training)
-    return logits.argmax(-1).cpu()
