@@ -158,7 +158,7 @@ def anchors(page: Path) -> set[str]:
     }
 
 
-def test_every_link_between_pages_leads_to_a_page_and_a_heading() -> None:
+def test_every_link_leads_to_a_page_and_a_heading() -> None:
     broken = []
     for page in documents():
         for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", code(page)):

@@ -51,7 +51,7 @@ def test_programs_of_a_background_test_run_ignore_no_signal(workers: str) -> Non
     assert done.returncode == 0, done.stdout
 
 
-def test_a_run_followed_in_the_background_survives_keys_and_its_ranks_get_signals(
+def test_a_run_followed_in_the_background_survives_keys(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "rank.py").write_text(RANK)

@@ -24,7 +24,7 @@ def reports():
     return {"": done.stdout, **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
-def test_a_failed_assertion_shows_the_rank_its_values_and_the_output(reports):
+def test_a_failed_assertion_shows_rank_values_and_output(reports):
     report = reports["test_an_assertion_of_one_rank"]
     assert report.startswith("rank 1 of 3, the first rank that failed:")
     assert "{'step': 1} != {'step': 7}" in report

@@ -52,7 +52,7 @@ def test_every_command_runs(number: int, folder: Path) -> None:
     assert len(re.findall(r"^hpcrun: \S+ is finished$", done.stdout, re.M)) == submitted
 
 
-def test_there_are_commands_that_train_and_each_block_is_run_or_shown() -> None:
+def test_each_block_of_commands_is_run_or_shown() -> None:
     assert any("--dry-run" not in text and "hpcrun submit" in text for text in COMMANDS)
     assert {language for language, _ in BLOCKS} == {"bash", "python", "text"}
 

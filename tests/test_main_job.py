@@ -42,7 +42,7 @@ def test_three_interruptions_change_no_bit_and_no_sample(tmp_path: Path) -> None
         assert jobs.samples_by_step(rough, tmp_path, rank, accumulation=2) == undisturbed
 
 
-def test_a_killed_rank_ends_the_job_within_seconds_with_the_cause_first(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_job_with_the_cause_first(tmp_path: Path) -> None:
     run = jobs.submit_probe(tmp_path, "killed", model__pause=0.05, train__timeout=600)
     with jobs.held_at(run, 3):
         victim = jobs.job_status(run).tasks[3]
@@ -57,7 +57,7 @@ def test_a_killed_rank_ends_the_job_within_seconds_with_the_cause_first(tmp_path
     assert [event.cause for event in jobs.events(run, "ended")] == ["crash", "finished"]
 
 
-def test_two_crashes_at_one_step_end_the_run_with_reason_and_traceback(tmp_path: Path) -> None:
+def test_two_crashes_at_one_step_end_the_run(tmp_path: Path) -> None:
     run = jobs.submit_probe(
         tmp_path,
         "crashing",
@@ -76,7 +76,7 @@ def test_two_crashes_at_one_step_end_the_run_with_reason_and_traceback(tmp_path:
 
 # On the real Slurm its like runs by default.
 @pytest.mark.slow
-def test_a_canceled_run_resumed_by_the_same_command_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_canceled_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     calm = jobs.submit_probe(tmp_path, "calm")
     jobs.wait_for_end(calm)
     run = jobs.submit_probe(tmp_path, "halted", model__pause=0.05)
@@ -97,7 +97,7 @@ def test_a_canceled_run_resumed_by_the_same_command_ends_with_the_same_bits(tmp_
     assert "finished already" in third.stdout
 
 
-def test_a_run_stops_before_its_limit_and_finishes_over_several_allocations(
+def test_a_run_with_a_short_limit_finishes_over_several_allocations(
     tmp_path: Path,
 ) -> None:
     # Half a minute for a start: a busy machine is slow, and three allocations without a step end the run.

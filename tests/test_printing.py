@@ -61,7 +61,7 @@ def test_control_characters_are_escaped_and_other_text_stays(text: str, shown: s
         (b"\xff\x1b[0m", r"\xff\x1b[0m"),
     ],
 )
-def test_a_line_of_a_log_is_shown_as_a_terminal_leaves_it(line: bytes, shown: str) -> None:
+def test_a_log_line_is_shown_as_on_a_terminal(line: bytes, shown: str) -> None:
     assert logged(line) == shown
 
 
@@ -204,7 +204,7 @@ def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixtur
     assert (len(told.out.split("\n")), len(told.err.split("\n"))) == (501, 251)
 
 
-def test_the_bar_of_a_followed_run_shows_metric_names_as_data(tmp_path: Path) -> None:
+def test_the_progress_bar_shows_metric_names_as_data(tmp_path: Path) -> None:
     script = (
         "import os\n"
         "from hpcrun.cli.follow import facts_of\n"

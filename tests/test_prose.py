@@ -56,7 +56,7 @@ def test_docstrings_comments_and_messages_count(
     assert len(PROSE.above("a.py", found)) == 2
 
 
-def test_every_private_word_of_the_style_guide_that_is_unambiguous_counts() -> None:
+def test_every_unambiguous_word_of_the_style_guide_counts() -> None:
     expression = PROSE.markers()
     words = ("ghost", "incarnation", "final word", "forerunner", "in a row", "set aside", "alike")
     words += ("weighed", "thaw", "wishes", "as it lies", "told", "farewell", "distrust", "sameness")

@@ -89,12 +89,12 @@ def test_the_pages_import_from_the_public_modules_only(page: Path) -> None:
     assert not re.findall(deep, text)
 
 
-def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error():
+def test_a_missing_name_is_an_ordinary_attribute_error():
     with pytest.raises(AttributeError, match="module 'hpcrun' has no attribute 'Trainer'"):
         _ = hpcrun.Trainer  # type: ignore[attr-defined]
 
 
-def test_torch_is_imported_when_a_name_needs_it_and_not_before() -> None:
+def test_torch_is_imported_only_when_a_name_needs_it() -> None:
     program = """
 import sys
 import hpcrun
@@ -112,7 +112,7 @@ assert get_rank() == 0
     assert done.returncode == 0, done.stderr
 
 
-def test_a_single_process_answers_as_rank_0_of_one_and_makes_no_group() -> None:
+def test_a_single_process_is_rank_0_without_a_group() -> None:
     import torch.distributed as dist
 
     described = hpcrun.setup_distributed(hpcrun.DistributedConfig())

@@ -20,7 +20,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_the_main_job_without_a_config_trains_8_ranks_and_prints_its_result(
+def test_the_main_job_without_a_config_trains_8_ranks(
     tmp_path: Path,
 ) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path)}

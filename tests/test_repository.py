@@ -52,7 +52,7 @@ def test_the_lint_job_runs_the_checks_of_the_test_script() -> None:
     assert checks == commands("lint")[1:]
 
 
-def test_the_slurm_job_runs_the_ci_script_as_root_of_a_privileged_container() -> None:
+def test_the_slurm_job_runs_the_ci_script_as_root() -> None:
     job = WORKFLOW["jobs"]["slurm"]
     assert "--privileged" in job["container"]["options"]
     assert commands("slurm")[-1] == "bash .ci/run"

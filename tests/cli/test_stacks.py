@@ -158,8 +158,10 @@ def program(path: Path, text: str, lines: int) -> Iterator[int]:
     ) as child:  # fmt: skip
         assert child.stdout is not None
         assert [child.stdout.readline() for _ in range(lines)] == [b"begun\n"] * lines
-        yield child.pid
-        os.killpg(child.pid, signal.SIGKILL)
+        try:
+            yield child.pid
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def innermost(stack: Stack) -> str:

@@ -15,7 +15,7 @@ def tokens(count: int = 3, length: int = 12) -> torch.Tensor:
     return torch.randint(0, 256, (count, length), generator=torch.Generator().manual_seed(1))
 
 
-def test_the_forward_pass_is_the_recurrence_over_fast_weights_written_out():
+def test_the_forward_pass_equals_the_recurrence_over_fast_weights():
     """Compute position after position, with the matrix that the paper calls state for each layer and head."""
     model, seen = BDH(SHAPE, seed=4).double(), tokens(1)[0]
     (layer_of_all,) = model.blocks
@@ -61,7 +61,7 @@ def test_every_weight_gets_a_gradient(layers: int):
     assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
 
 
-def test_without_a_number_of_neurons_there_are_32_times_the_width():
+def test_by_default_there_are_32_neurons_per_width():
     shape = BDHShape(heads=2, width=16)
     assert BDH(shape).blocks[0].excite.weight.shape == (512, 16)
 

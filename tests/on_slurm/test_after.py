@@ -12,7 +12,7 @@ from .scripts import ENDED, Bench
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-def test_a_job_waits_for_a_requeued_job_and_is_canceled_if_that_job_fails(
+def test_a_job_waits_for_a_requeued_job_and_its_success(
     slurm: SlurmCluster,
 ) -> None:
     bench = Bench(slurm)

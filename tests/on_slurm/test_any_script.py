@@ -75,7 +75,7 @@ def test_a_failed_script_restarts_within_its_budget(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_below_a_wrapper_gets_the_chosen_warning_signal_and_saves(
+def test_a_script_below_a_wrapper_gets_the_signal_and_saves(
     bench: Bench,
 ) -> None:
     bench.write("saves.py", scripts_of_others.SAVES)
@@ -105,7 +105,7 @@ while [ $n -lt 50 ]; do sleep 1; n=$((n + 1)); echo $n > counted; done
 
 # Slurm's smallest limit is a minute.
 @pytest.mark.slow
-def test_a_script_that_stops_before_its_limit_finishes_over_several_allocations(
+def test_a_script_with_a_short_limit_finishes_over_several_allocations(
     bench: Bench,
 ) -> None:
     shape = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--detach")

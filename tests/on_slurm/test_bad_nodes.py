@@ -69,9 +69,7 @@ def test_a_node_that_fails_twice_is_excluded(slurm: SlurmCluster, folder: Path) 
     assert f"#SBATCH --exclude={node}\n" in dry
 
 
-def test_an_exclusion_that_leaves_no_node_is_removed_and_the_job_runs(
-    slurm: SlurmCluster, folder: Path
-) -> None:
+def test_an_exclusion_that_leaves_no_node_is_removed(slurm: SlurmCluster, folder: Path) -> None:
     """The job is bound to one node by name, which the bad-node list does not know."""
     job = slurm.sbatch("--nodelist=node1", "--requeue", "--output=/dev/null", "--wrap", "sleep 600")
     slurm.wait_state(job, "RUNNING")

@@ -52,7 +52,7 @@ def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm, opt
 
 
 @pytest.mark.slow
-def test_a_job_is_requeued_even_if_its_end_cannot_be_recorded(bench, calm):
+def test_a_job_without_a_recorded_end_is_requeued(bench, calm):
     run = bench.submit("quota", model__pause=0.05)
     with bench.held_at(run, 14):
         (victim,) = bench.pids(run, 1)
@@ -143,7 +143,7 @@ def test_hpcrun_submit_trains_where_sbatch_exports_nothing(bench, slurm: SlurmCl
     assert bench.causes(run) == ["finished"]
 
 
-def test_a_raw_script_submitted_from_inside_a_job_with_gpus_trains(slurm: SlurmCluster) -> None:
+def test_a_raw_script_inside_a_job_with_gpus_trains(slurm: SlurmCluster) -> None:
     bench = RawBench(slurm)
     run = bench.prepare("inner", job__nodes=1)
     inner = bench.folder / "inner-job"

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
-def test_a_canceled_run_saves_stops_and_resumes_to_the_same_bits(bench, calm, by):
+def test_a_canceled_run_resumes_to_the_same_bits(bench, calm, by):
     run = bench.submit("halted", model__pause=0.05)
     with bench.held_at(run, 13):
         job = bench.job(run)
@@ -84,7 +84,7 @@ def test_a_job_canceled_before_its_ranks_start_stays_canceled(patient, stage):
     assert bench.result(run)["state"] == "cancelled"
 
 
-def test_a_job_canceled_during_the_set_up_of_a_restart_stays_canceled(patient):
+def test_a_job_canceled_during_a_restart_stays_canceled(patient):
     """The run has worked before, so a failed set-up would be a reason for a restart."""
     bench = Bench(patient)
     second = bench.folder / "second"
@@ -101,7 +101,7 @@ def test_a_job_canceled_during_the_set_up_of_a_restart_stays_canceled(patient):
 
 
 @pytest.mark.slow
-def test_a_sigterm_without_a_cancellation_causes_a_requeue_and_the_same_bits(bench, calm):
+def test_a_sigterm_causes_a_requeue_and_the_same_bits(bench, calm):
     run = bench.submit("hit", model__pause=0.1)
     with bench.held_at(run, 13):
         bench.slurm.run(["scancel", "--signal=TERM", bench.job(run)])
@@ -167,7 +167,7 @@ def test_a_job_canceled_during_its_preflight_starts_no_rank(bench):
     assert "cancelled" in bench.hpcrun("status", "checked").stdout
 
 
-def test_a_pending_job_is_canceled_by_scancel_or_hpcrun_and_never_lost(bench):
+def test_a_pending_job_is_canceled_and_never_lost(bench):
     held = {"job.sbatch_args": ["--hold"]}
     bench.submit("ours", **held)
     theirs = bench.submit("theirs", **held)

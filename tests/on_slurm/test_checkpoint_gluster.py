@@ -61,7 +61,7 @@ def test_the_suite_of_the_local_disk_passes_on_the_mount(gluster):
     assert len(left.stdout.splitlines()) > 20
 
 
-def test_a_server_that_stops_during_a_save_fails_only_that_save(gluster):
+def test_a_stopped_server_fails_only_the_current_save(gluster):
     writer = saves(gluster, "node1", "stopped", "7-0", 1, 200, 0.05)
     lines = []
 
@@ -93,7 +93,7 @@ def test_a_server_that_stops_during_a_save_fails_only_that_save(gluster):
     assert "step-000000003.tmp" not in names
 
 
-def test_two_attempts_that_write_on_two_hosts_leave_only_valid_checkpoints(gluster):
+def test_two_writing_attempts_leave_only_valid_checkpoints(gluster):
     both = [
         saves(gluster, host, "both", owner, 1, 12, 0.0)
         for host, owner in (("node1", "7-0"), ("node2", "7-1"))

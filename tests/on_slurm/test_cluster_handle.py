@@ -16,7 +16,7 @@ def test_a_requeued_job_runs_again(slurm):
 
 
 @pytest.mark.slurm
-def test_the_interpreter_of_the_tests_runs_jobs_and_writes_to_the_shared_directory(slurm):
+def test_the_interpreter_runs_jobs_and_writes_to_the_shared_directory(slurm):
     code = "import sys; open('written', 'w').write(sys.executable)"
     job = slurm.sbatch("-N1", script=f'#!/bin/sh\n{slurm.python} -c "{code}"\n')
     assert slurm.wait_state(job) == "COMPLETED"

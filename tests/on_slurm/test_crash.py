@@ -15,7 +15,7 @@ from .cluster import PATIENCE
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
-def test_a_killed_rank_ends_the_job_fast_and_it_restarts_once_with_the_same_bits(bench, calm):
+def test_a_killed_rank_causes_one_restart_with_the_same_bits(bench, calm):
     run = bench.submit("killed", model__pause=0.03, train__timeout=600)
     with bench.held_at(run, 14):
         (victim,) = bench.pids(run, 1)
@@ -39,7 +39,7 @@ def test_a_killed_rank_ends_the_job_fast_and_it_restarts_once_with_the_same_bits
     assert log.index("hpcrun: crash: rank 1 on node2") < log.index("DUE TO JOB REQUEUE")
 
 
-def test_two_exceptions_at_one_step_end_the_run_with_the_reason(bench):
+def test_two_exceptions_at_one_step_end_the_run(bench):
     run = bench.submit(
         "crashing", model__fault={"rank": 1, "call": 9}, checkpoint__every=0, train__accumulation=1
     )

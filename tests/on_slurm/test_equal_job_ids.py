@@ -36,7 +36,7 @@ def count_up(cluster: SlurmCluster, number: int) -> None:
         cluster.admin("scancel", job)
 
 
-def test_the_second_of_two_jobs_with_one_number_leaves_the_run_alone(
+def test_a_second_job_with_the_same_number_changes_nothing(
     slurm: SlurmCluster, other: SlurmCluster
 ) -> None:
     bench = Bench(slurm)

@@ -18,7 +18,7 @@ from . import cluster
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
-def test_a_failed_last_save_ends_with_code_74_and_the_run_resumes_after_a_repair(bench, calm):
+def test_a_failed_last_save_gives_code_74(bench, calm):
     run = bench.submit("full", model__pause=0.05, checkpoint__every=5)
     with bench.held_at(run, 12):
         job = bench.job(run)
@@ -54,7 +54,7 @@ def test_a_failed_last_save_ends_with_code_74_and_the_run_resumes_after_a_repair
          "cannot be started: apptainer: No such file or directory"),
     ],
 )  # fmt: skip
-def test_a_failure_before_the_ranks_start_ends_a_new_run_with_its_message(bench, key, value, words):
+def test_a_failure_before_the_ranks_ends_a_new_run(bench, key, value, words):
     run = bench.submit("first-day", **{key: value})
     assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     job = bench.job(run)
@@ -68,7 +68,7 @@ def test_a_failure_before_the_ranks_start_ends_a_new_run_with_its_message(bench,
 
 
 @pytest.mark.slow
-def test_a_first_start_that_fails_on_one_node_restarts_on_another(bench, calm):
+def test_a_first_start_that_fails_restarts_on_another_node(bench, calm):
     setup = ['[ "$SLURMD_NODENAME" != node1 ] || cd /nonexistent/scratch']
     run = bench.submit("one-bad", job__nodes=1, job__gpus=4, **{"job.setup": setup})
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
@@ -78,7 +78,7 @@ def test_a_first_start_that_fails_on_one_node_restarts_on_another(bench, calm):
     assert not list(bench.folder.glob("hpcrun/nodes.jsonl"))
 
 
-def test_a_folder_missing_on_one_node_causes_a_start_on_another(bench):
+def test_a_missing_folder_causes_a_start_on_another_node(bench):
     """The rank on that node ends before its attempt has started."""
     folder = bench.folder / "of-some" / "place"
     bench.slurm.run(["mkdir", "-p", str(folder)])
@@ -102,7 +102,7 @@ def test_a_folder_missing_on_one_node_causes_a_start_on_another(bench):
 
 
 @pytest.mark.slow
-def test_a_module_missing_on_one_node_causes_a_start_on_another(bench):
+def test_a_missing_module_causes_a_start_on_another_node(bench):
     probe = (bench.folder / "probe.py").read_text()
     lacking = 'import os\nif os.environ["SLURMD_NODENAME"] == "node2":\n    import not_on_node2\n'
     (bench.folder / "lacking.py").write_text(lacking + probe)

@@ -54,7 +54,7 @@ def fill(path: Path) -> None:
                     raise
 
 
-def test_a_full_disk_at_the_end_causes_a_requeue_and_the_same_bits(
+def test_a_full_disk_causes_a_requeue_and_the_same_bits(
     site: SlurmCluster, small: Path, calm: RunDirectory
 ) -> None:
     bench = Bench(site)

@@ -12,7 +12,7 @@ from tests import jobs
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
 
 
-def test_a_stopped_rank_is_named_and_the_job_restarts_once_with_the_same_bits(bench, calm):
+def test_a_stopped_rank_is_named_and_the_job_restarts_once(bench, calm):
     run = bench.submit("hanging", model__pause=0.03, train__hang_after=5)
     with bench.held_at(run, 14):
         (victim,) = bench.pids(run, 1)

@@ -39,7 +39,7 @@ def interpreter(slurm: SlurmCluster) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_preempted_program_with_its_own_ranks_resumes_from_its_checkpoint(
+def test_a_preempted_program_with_its_own_ranks_resumes(
     slurm: SlurmCluster, interpreter: Path, name: str
 ) -> None:
     command, (started, begins) = CASES[name]
@@ -67,9 +67,7 @@ def test_a_preempted_program_with_its_own_ranks_resumes_from_its_checkpoint(
 
 
 @pytest.mark.parametrize("launcher", ["torchrun"])
-def test_the_rank_that_failed_first_is_reported_if_another_task_hosts_rank_0(
-    slurm: SlurmCluster, launcher: str
-) -> None:
+def test_the_rank_that_failed_first_is_reported(slurm: SlurmCluster, launcher: str) -> None:
     bench = Bench(slurm)
     text = scripts_of_others.DDP.replace("rank == 1:", "rank == 3:")
     bench.write("train.py", text)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 TOOL = SBATCH.parent / "tools" / "train_multinode.sh"
 
 
-def test_the_multinode_tool_trains_one_run_on_two_hosts_and_both_stop_together(
+def test_the_multinode_tool_trains_one_run_on_two_hosts(
     slurm: SlurmCluster,
 ) -> None:
     bench = Bench(slurm)

@@ -34,7 +34,7 @@ def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
     return planted_faults.check(slurm, *SHORT, *options)
 
 
-def test_a_clean_fleet_has_no_finding_and_every_pair_is_measured(whole: SlurmCluster) -> None:
+def test_a_healthy_cluster_has_no_finding_and_complete_measurements(whole: SlurmCluster) -> None:
     report = check(whole, "--all-reduce", "200")
     assert named(report) == []
     assert report["exclude"] == []
@@ -146,7 +146,7 @@ def test_a_node_that_refuses_connections_is_named(whole: SlurmCluster) -> None:
         ("50000-60999", "drop", "drops connections of other nodes to port"),
     ],
 )
-def test_a_node_that_closes_a_range_of_ports_is_named_with_the_range(
+def test_a_node_with_closed_ports_is_named_with_the_range(
     whole: SlurmCluster, ports: str, verdict: str, range_text: str
 ) -> None:
     rule = f"iifname eth0 tcp flags & (syn | ack) == syn tcp dport {ports} {verdict}"
@@ -157,7 +157,7 @@ def test_a_node_that_closes_a_range_of_ports_is_named_with_the_range(
 
 
 @pytest.mark.slow
-def test_a_node_that_stops_answering_gets_a_finding_without_a_hang(whole: SlurmCluster) -> None:
+def test_a_silent_node_gets_a_finding_without_a_hang(whole: SlurmCluster) -> None:
     words = ["-m", "hpcrun", "netcheck", "--nodes", "4", "--json", *SHORT]
     checking = whole.popen([whole.python, *words], env=environment(whole))
 
@@ -175,7 +175,7 @@ def test_a_node_that_stops_answering_gets_a_finding_without_a_hang(whole: SlurmC
 
 
 @pytest.mark.slow
-def test_a_node_whose_rank_hangs_in_the_all_reduce_is_named(whole: SlurmCluster) -> None:
+def test_a_node_that_hangs_in_the_all_reduce_is_named(whole: SlurmCluster) -> None:
     words = ["-m", "hpcrun", "netcheck", "--nodes", "4", "--json", *SHORT, "--all-reduce", "40"]
     checking = whole.popen([whole.python, *words], env=environment(whole))
     while checking.poll() is None:

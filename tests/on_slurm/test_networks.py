@@ -37,7 +37,7 @@ def two_networks(bench: Bench) -> Iterator[list[str]]:
         as_root(bench, node, "umount /etc/hosts; ip link delete mgmt0")
 
 
-def test_nodes_whose_own_name_is_on_another_network_find_each_other(bench, two_networks):
+def test_nodes_with_names_on_another_network_find_each_other(bench, two_networks):
     run = bench.submit("mgmt", task="probe:Watched", train__timeout=60, restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     first, second = two_networks
@@ -86,7 +86,7 @@ def fabric(bench: Bench) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_variables_of_the_job_select_the_address_of_the_rendezvous(bench, fabric):
+def test_the_variables_of_the_job_select_the_rendezvous(bench, fabric):
     place = {"MASTER_ADDR": fabric, "MASTER_PORT": "23456"}
     run = bench.submit("told", task="probe:Watched", job__env=place, restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
@@ -98,7 +98,7 @@ def test_the_variables_of_the_job_select_the_address_of_the_rendezvous(bench, fa
 
 
 @pytest.mark.slow
-def test_a_script_finds_rank_0_on_nodes_whose_own_name_is_on_another_network(bench, two_networks):
+def test_a_script_finds_rank_0_over_another_network(bench, two_networks):
     (bench.folder / "train.py").write_text(
         "import os, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
@@ -119,7 +119,7 @@ def test_a_script_finds_rank_0_on_nodes_whose_own_name_is_on_another_network(ben
     assert all("2 ranks met eth0" in text for text in told), told
 
 
-def test_the_interface_of_the_job_is_used_or_its_absence_is_one_line(bench):
+def test_the_interface_is_used_or_its_absence_is_one_line(bench):
     run = bench.submit("named", task="probe:Watched", job__interface="eth")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     seen = bench.facts(1)["environ"]
@@ -139,7 +139,7 @@ def test_interface_auto_selects_the_interface_that_connects_the_nodes(bench, two
         assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
 
 
-def test_gpus_that_cannot_be_used_end_the_run_with_one_line(bench):
+def test_unusable_gpus_end_the_run_with_one_line(bench):
     """Slurm allocates the dev cluster's GPUs, but torch in the tests is built for CPUs."""
     given = {"job.cpu": False, "job.gpus": 2}
     blind = bench.submit("blind", **given, **{"job.container": ["env", "CUDA_VISIBLE_DEVICES="]})

@@ -82,9 +82,7 @@ while :; do sleep 0.1; done
 
 
 @pytest.mark.parametrize("requeues", [True, False])
-def test_a_run_that_ignores_the_time_limit_takes_no_other_run_with_it(
-    slurm: SlurmCluster, requeues: bool
-) -> None:
+def test_a_run_that_ignores_the_limit_ends_alone(slurm: SlurmCluster, requeues: bool) -> None:
     """The job is requeued; where the site forbids that, each run continues in a separate job."""
     bench = Bench(slurm)
     bench.write("element.sh", DEAF)

@@ -34,7 +34,7 @@ def site() -> Iterator[SlurmCluster]:
         yield site
 
 
-def test_a_preemption_by_qos_causes_one_requeue_and_the_same_bits(site: SlurmCluster, calm) -> None:
+def test_a_preemption_by_qos_causes_one_requeue(site: SlurmCluster, calm) -> None:
     bench = Bench(site)
     run = bench.submit("moved", model__pause=0.05, job__qos="low")
     with bench.held_at(run, 13):

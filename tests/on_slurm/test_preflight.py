@@ -25,7 +25,7 @@ exec "$@"
 """
 
 
-def test_a_node_that_cannot_write_is_excluded_and_the_job_finishes(bench: Bench) -> None:
+def test_a_node_that_cannot_write_is_excluded(bench: Bench) -> None:
     wrapper, bad = bench.folder / "wrapper", bench.folder / "bad-node"
     wrapper.write_text(_AGENT.format(bad=bad))
     wrapper.chmod(0o755)

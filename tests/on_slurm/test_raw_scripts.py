@@ -32,7 +32,7 @@ def undisturbed(bench: Bench) -> dict[str, str]:
 
 
 @pytest.mark.lifecycle
-def test_a_preempted_raw_job_ends_with_the_state_of_the_undisturbed_run(
+def test_a_preempted_raw_job_ends_with_the_same_state(
     bench: Bench, undisturbed: dict[str, str]
 ) -> None:
     run = bench.prepare("rough", model__pause=0.05)
@@ -66,7 +66,7 @@ def test_the_printed_sbatch_command_trains_and_continues_a_canceled_run(
 
 
 @pytest.mark.slow
-def test_a_second_sbatch_of_a_run_with_a_live_job_is_refused(bench: Bench) -> None:
+def test_a_second_sbatch_of_a_live_run_is_refused(bench: Bench) -> None:
     run = bench.prepare("taken", model__pause=0.05)
     job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/taken")
     with bench.held_at(run, 3):
@@ -81,7 +81,7 @@ def test_a_second_sbatch_of_a_run_with_a_live_job_is_refused(bench: Bench) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("warned", [False, True])
-def test_under_torchrun_a_warned_or_preempted_job_ends_with_the_same_state(
+def test_under_torchrun_an_interrupted_job_ends_with_the_same_state(
     bench: Bench, undisturbed: dict[str, str], warned: bool
 ) -> None:
     name = f"torchrun-{'warned' if warned else 'preempted'}"
@@ -100,7 +100,7 @@ def test_under_torchrun_a_warned_or_preempted_job_ends_with_the_same_state(
 
 
 @pytest.mark.slow
-def test_each_element_of_an_array_requeues_itself_and_keeps_its_own_budget(bench: Bench) -> None:
+def test_each_element_of_an_array_keeps_its_own_budget(bench: Bench) -> None:
     names = [f"sweep-{seed}" for seed in range(2)]
     runs = [
         bench.prepare(name, model__pause=0.05, seed=seed, job__nodes=1)

@@ -77,7 +77,7 @@ def test_no_gpu_is_requested_without_a_gpu_gres(plain: SlurmCluster) -> None:
     assert not (plain.shared / "runs" / "typed").exists()
 
 
-def test_without_gpu_counts_of_slurm_the_ranks_must_find_a_gpu(
+def test_without_slurms_gpu_counts_ranks_must_find_a_gpu(
     plain: SlurmCluster,
 ) -> None:
     blind = submit(plain, "blind", "--gpus", "2")
@@ -215,9 +215,7 @@ def front(big: SlurmCluster) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_job_on_another_cluster_can_be_followed_and_canceled_from_here(
-    big: SlurmCluster, front: dict[str, str]
-) -> None:
+def test_a_job_on_another_cluster_can_be_canceled(big: SlurmCluster, front: dict[str, str]) -> None:
     job = submit(big, "far", f"--cluster={big.name}", "job.sbatch_args=[--hold]", env=front)
     run = RunDirectory(big.shared / "runs" / "far")
     (submitted,) = jobs.events(run, "submitted")
@@ -235,7 +233,7 @@ def test_a_job_on_another_cluster_can_be_followed_and_canceled_from_here(
 
 
 @pytest.mark.slow
-def test_the_default_cluster_of_the_shell_is_used_and_affects_no_query(big: SlurmCluster) -> None:
+def test_the_shells_default_cluster_affects_no_query(big: SlurmCluster) -> None:
     environ = {"SLURM_CLUSTERS": big.name}
     dry = hpcrun(big, "submit", "--name", "x", "--dry-run", "--", "env", env=environ)
     assert f"#SBATCH --clusters={big.name}\n" in dry.stdout
@@ -247,7 +245,7 @@ def test_the_default_cluster_of_the_shell_is_used_and_affects_no_query(big: Slur
     assert big.state(job) == "CANCELLED"
 
 
-def test_another_job_with_the_same_id_is_neither_shown_nor_canceled(typed: SlurmCluster) -> None:
+def test_another_job_with_the_same_id_is_never_canceled(typed: SlurmCluster) -> None:
     job = submit(typed, "reused", "job.sbatch_args=[--hold]")
     run = RunDirectory(Path(typed.shared / "runs" / "reused"))
     typed.run(["scontrol", "update", f"jobid={job}", "jobname=renamed"])

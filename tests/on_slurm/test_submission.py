@@ -109,7 +109,7 @@ def without_scancel(slurm: SlurmCluster) -> dict[str, str]:
         (signal.SIGTERM, True),
     ],
 )
-def test_a_terminal_signal_during_sbatch_leaves_no_job_without_a_record(
+def test_a_signal_during_sbatch_leaves_no_unrecorded_job(
     slurm: SlurmCluster,
     runs: Path,
     key: signal.Signals,
@@ -154,9 +154,7 @@ def told_until(submitting: "subprocess.Popen[str]", words: str) -> str:
     return next(line for line in submitting.stderr if words in line)
 
 
-def test_a_stuck_sbatch_is_reported_with_the_key_that_stops_it(
-    slurm: SlurmCluster, runs: Path
-) -> None:
+def test_a_stuck_sbatch_is_reported_with_the_stop_key(slurm: SlurmCluster, runs: Path) -> None:
     (controller,) = processes(slurm, "ctl", "slurmctld")
     controller.suspend()
     try:

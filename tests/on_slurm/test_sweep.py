@@ -158,7 +158,7 @@ def test_each_element_of_a_sweep_has_its_own_end(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_24_runs_of_a_sweep_end_each_in_its_own_way(bench: Bench) -> None:
+def test_24_runs_of_a_sweep_end_separately(bench: Bench) -> None:
     axes = {"lr": ["1e-4", "3e-4", "1e-3", "3e-3"], "wd": ["0", "0.1"], "seed": ["0", "1", "2"]}
     sweep_with_four_ends(bench, "grid", axes)
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
 LONG = {"model.pause": 0.5, "job.signal_lead": 20}
 
 
-def test_a_run_stops_before_its_limit_and_is_requeued_until_it_is_finished(bench, calm):
+def test_a_run_with_a_short_limit_is_requeued_until_finished(bench, calm):
     run = bench.submit("limited", **{"job.time": 1, **LONG})
     assert bench.wait_for_end(run, timeout=600) == "COMPLETED", bench.story(run)
     causes = bench.causes(run)

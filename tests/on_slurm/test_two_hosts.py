@@ -126,7 +126,7 @@ def test_special_characters_in_paths_and_variables_have_no_effect(slurm):
 
 
 @pytest.mark.parametrize("sign", ["%j", "%5N", "\\"])
-def test_a_path_that_slurm_would_interpret_is_refused_in_one_line(bench, sign):
+def test_a_path_that_slurm_would_interpret_is_refused(bench, sign):
     place = f"runs{sign}"
     done = bench.hpcrun(*bench.arguments("odd", "--runs-dir", place), check=False)
     assert done.returncode == 2
@@ -135,7 +135,7 @@ def test_a_path_that_slurm_would_interpret_is_refused_in_one_line(bench, sign):
     assert not bench.slurm.squeue("--name=odd")
 
 
-def test_a_submission_inside_a_job_inherits_no_variable_of_that_job(bench):
+def test_a_submission_inside_a_job_inherits_no_variable(bench):
     outer = bench.folder / "outer.sh"
     words = bench.arguments("inner", "--nodes", "1", task="probe:Watched", job__gpus=2)
     (bench.folder / "words").write_text("\0".join(words))
@@ -158,7 +158,7 @@ def test_a_submission_inside_a_job_inherits_no_variable_of_that_job(bench):
     assert environ["SLURM_JOB_ID"] != job
 
 
-def test_status_asks_squeue_once_for_all_runs_and_works_without_a_controller(bench):
+def test_status_asks_squeue_once_or_works_without_a_controller(bench):
     held = {"job.sbatch_args": ["--hold"]}
     runs: list[RunDirectory] = [bench.submit(f"held-{k}", **held) for k in range(3)]
     counted = bench.folder / "bin"
@@ -193,7 +193,7 @@ def test_status_asks_squeue_once_for_all_runs_and_works_without_a_controller(ben
     assert bench.hpcrun("status").stdout.count("cancelled") == 3
 
 
-def test_a_job_of_another_cluster_is_not_confused_with_the_same_id_here(bench):
+def test_a_job_of_another_cluster_is_not_confused(bench):
     run = bench.submit("away", **{"job.sbatch_args": ["--hold"]})
     theirs = bench.job(run)
     # Like a submission from another cluster that shares the folder.

@@ -51,7 +51,7 @@ def wheel(folder: Path) -> Path:
     return path
 
 
-def test_a_python_without_the_libraries_and_no_network_gets_one_line(tmp_path: Path) -> None:
+def test_a_python_without_libraries_or_network_gets_one_line(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("torch", "pip"):
@@ -224,7 +224,7 @@ def test_invalid_arguments_are_refused_before_any_part_runs(
     assert re.match(rf"gpu.py: error: (argument )?{wrong[0]}: ", last), last
 
 
-def test_a_part_out_of_memory_runs_again_with_half_the_batch(
+def test_a_part_out_of_memory_repeats_with_half_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batches: list[int] = []

@@ -354,7 +354,7 @@ def test_a_directory_with_other_content_is_refused_and_kept(spare_name, tmp_path
     assert traces(spare_name) == []
 
 
-def test_a_daemon_that_refuses_its_configuration_is_quoted_and_nothing_remains(spare_name):
+def test_a_daemon_that_refuses_its_configuration_is_quoted(spare_name):
     done = tool("up", "--name", spare_name, "--nodes=1", "--set", "PreemptType=preempt/nonsense")
     assert done.returncode == REFUSED
     assert done.stderr.count("\n") == 1

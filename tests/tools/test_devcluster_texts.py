@@ -71,7 +71,7 @@ def test_a_spec_survives_json_and_the_command_line():
         {"grace_s": -1},
     ],
 )
-def test_a_spec_that_cannot_be_built_is_refused_with_a_remedy(wrong):
+def test_an_impossible_spec_is_refused_with_a_remedy(wrong):
     with pytest.raises(Refusal) as caught:
         ClusterSpec(**wrong)
     assert caught.value.remedy
@@ -130,7 +130,7 @@ def test_a_set_line_overrides_the_default():
     assert lines_of(text, "JobRequeue=") == ["JobRequeue=0"]
 
 
-def test_the_user_signal_is_asked_for_in_the_form_that_22_05_accepts():
+def test_the_user_signal_has_the_form_of_22_05():
     text = slurmconf.slurm_conf(ClusterSpec(preempt_user_signal=True), PLACE)
     assert "SlurmctldParameters=preempt_send_user_signal" in text
     assert "PreemptParameters" not in text
@@ -160,7 +160,7 @@ def test_names_of_one_cluster_are_no_prefix_of_anothers():
     assert not other.netns("ctl").startswith(PLACE.netns(""))
 
 
-def test_a_root_that_is_too_long_for_a_socket_is_refused():
+def test_a_root_too_long_for_a_socket_is_refused():
     with pytest.raises(Refusal, match="too long"):
         layout.Layout("lab", Path("/tmp/" + "x" * 100))
 
@@ -203,7 +203,7 @@ def test_node_states_are_read_as_slurm_writes_them():
     assert not cluster.registered("unknown*")
 
 
-def test_a_process_name_with_blanks_and_brackets_does_not_shift_the_fields():
+def test_a_process_name_with_blanks_shifts_no_fields():
     recorded = (
         "4242 (a) b (c) S 1 4242 4242 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 987654 "
         "1000 10 18446744073709551615 1 1 0 0 0 0 0 4096 0 0 0 0 17 1 0 0 0 0 0"
@@ -211,7 +211,7 @@ def test_a_process_name_with_blanks_and_brackets_does_not_shift_the_fields():
     assert processes.parse_stat(recorded) == ("S", 987654)
 
 
-def test_a_new_process_with_the_same_pid_is_not_the_recorded_process(tmp_path):
+def test_a_new_process_with_the_same_pid_differs(tmp_path):
     import os
 
     mine = processes.read_process(os.getpid())
@@ -263,7 +263,7 @@ def test_loss_rules_can_be_applied_twice():
     assert "numgen random mod 100 < 20 drop" in rules
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+def test_a_missing_package_is_named_with_its_installation(monkeypatch):
     monkeypatch.setattr(requirements, "running_as_root", lambda: True)
     have = {"slurmdbd"}
     monkeypatch.setattr(

@@ -76,7 +76,7 @@ def test_the_mirror_is_the_one_of_the_machines_own_release():
     assert found == aptroot.Mirror("http://mirror.example/debian", "/keys/a.gpg")
 
 
-def test_an_entry_without_a_key_file_is_verified_with_debians_keys():
+def test_an_entry_without_a_key_uses_debians_keys():
     line = "deb http://mirror.example/debian bookworm main\n"
     assert aptroot.find_mirror([line], "bookworm").keys == aptroot.KEYRING
     stanza = "Types: deb\nURIs: http://m.example/d\nSuites: bookworm\nSigned-By:\n -----BEGIN\n .\n"
@@ -142,7 +142,7 @@ def test_an_invalid_version_is_refused(wrong, monkeypatch, capsys):
         ClusterSpec(slurm=wrong)
 
 
-def test_a_version_that_is_not_installed_is_named_with_its_remedy(cache, monkeypatch):
+def test_a_missing_version_is_named_with_its_remedy(cache, monkeypatch):
     monkeypatch.setattr(requirements, "running_as_root", lambda: True)
     with pytest.raises(Refusal) as caught:
         requirements.require(ClusterSpec(slurm="24.11"))
@@ -200,7 +200,7 @@ def test_no_program_of_a_package_may_become_root(tmp_path):
     assert program.stat().st_mode & 0o7777 == 0o755
 
 
-def test_a_spec_carries_its_version_to_the_command_line_and_to_json():
+def test_a_spec_carries_its_version_to_every_form():
     spec = ClusterSpec(slurm="24.11")
     assert ClusterSpec.from_json(spec.to_json()) == spec
     assert options.spec_from(options.parse(["up", *options.arguments_of(spec)])).slurm == "24.11"
@@ -227,7 +227,7 @@ def test_the_systems_slurm_uses_its_default_paths():
     assert "-d" not in daemons.daemon_argv(PLACE, spec, "slurmd-node1")
 
 
-def test_a_missing_version_is_excused_if_it_is_listed_as_unavailable(cache, monkeypatch):
+def test_a_missing_version_is_excused_if_listed_as_unavailable(cache, monkeypatch):
     monkeypatch.setenv("HPCRUN_REQUIRE_SLURM", "1")
     monkeypatch.setenv("HPCRUN_SLURM_UNAVAILABLE", "24.11 26.05")
     with pytest.raises(pytest.skip.Exception):
@@ -240,7 +240,7 @@ def test_a_missing_version_is_excused_if_it_is_listed_as_unavailable(cache, monk
         unavailable("why", "24.11")
 
 
-def test_a_missing_feature_is_excused_if_it_is_listed_as_unavailable(monkeypatch):
+def test_a_missing_feature_is_excused_if_listed_as_unavailable(monkeypatch):
     monkeypatch.setenv("HPCRUN_REQUIRE_SLURM", "1")
     monkeypatch.setenv("HPCRUN_SLURM_UNAVAILABLE", "26.05 moosefs")
     with pytest.raises(pytest.skip.Exception):
@@ -264,7 +264,7 @@ def other(request: pytest.FixtureRequest) -> Iterator[slurm_cluster.SlurmCluster
 
 
 @pytest.mark.slurm
-def test_a_cluster_of_another_version_runs_jobs_on_all_hosts_and_requeues(other):
+def test_a_cluster_of_another_version_runs_and_requeues_jobs(other):
     version = other.handle.spec.slurm
     banners = other.run(["sh", "-c", "sbatch --version; srun --version"]).stdout
     assert [line.split()[-1][:5] for line in banners.splitlines()] == [version] * 2
