@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcrun.network.tune.cells import Cell, Trial, bandwidths, bus_factor
-from hpcrun.network.tune.decision import Comparison, cell_gains, median_time
 from hpcrun.network.tune.knobs import Env, changes_order, page_of
-from hpcrun.network.tune.search import Found, TriedOption, words
+from hpcrun.network.tune.search import (
+    Comparison,
+    Found,
+    TriedOption,
+    cell_gains,
+    median_time,
+    words,
+)
 
 _SLOWER = -0.05
 _TABLE_SHARES = ("all_gather", "reduce_scatter", "alltoall")
@@ -22,12 +28,10 @@ def finding_lines(found: Found) -> list[str]:
     if not found.env:
         why = ""
         if found.final is not None:
-            why = (
-                f": the settings together are not faster than the default ({_figures(found.final)})"
-            )
-        return [*lines, "", f"keep the defaults{why or ': no setting is significantly faster'}"]
+            why = f": the settings together are not faster than the default ({_figures(found.final)} pairs)"
+        return [*lines, "", f"keep the defaults{why or ': no setting is faster in fresh trials'}"]
     assert found.final is not None
-    lines += ["", f"set {words(found.env)}: {_figures(found.final)}"]
+    lines += ["", f"set {words(found.env)}: {_figures(found.final)} pairs"]
     slower = [cell for cell, gain in _gains(found).items() if gain < _SLOWER]
     if slower:
         lines.append(
@@ -98,7 +102,6 @@ def as_data(found: Found, ranks: int, about: Mapping[str, Any]) -> dict[str, Any
                 "env": dict(one.option),
                 "screened": _record(one.screened),
                 "confirmed": _record(one.confirmed),
-                "corrected_p": one.corrected_p,
                 "kept": one.kept,
                 "order": one.knob.order,
                 "source": page_of(one.knob),
@@ -132,23 +135,19 @@ def _trials(trials: Sequence[Trial], ranks: int) -> list[dict[str, Any]]:
 
 def _tried_line(one: TriedOption) -> str:
     shown = one.confirmed or one.screened
-    stage = "fresh trials" if one.confirmed else "first trials"
+    stage = "fresh pairs" if one.confirmed else "first pairs"
     mark = "kept" if one.kept else "not kept"
-    figures = _figures(shown, one.corrected_p) if one.confirmed else _gain(shown)
     order = "; changes the order of addition" if one.knob.order else ""
-    return f"{words(one.option)}: {figures} in {shown.trials} {stage}; {mark}{order}"
+    return f"{words(one.option)}: {_figures(shown)} {stage}; {mark}{order}"
 
 
-def _figures(shown: Comparison, p: float | None = None) -> str:
-    return f"{_gain(shown)}, p = {shown.p if p is None else p:.2g}"
-
-
-def _gain(shown: Comparison) -> str:
+def _figures(shown: Comparison) -> str:
     if shown.problem:
-        return f"does not work ({shown.problem})"
-    if math.isinf(shown.gain):
-        return "works, where the default does not"
-    return f"{abs(shown.gain):.0%} {'faster' if shown.gain >= 0 else 'slower'}"
+        return f"does not work ({shown.problem}) in {shown.pairs}"
+    gain = "works, where the default does not"
+    if not math.isinf(shown.gain):
+        gain = f"{abs(shown.gain):.0%} {'faster' if shown.gain >= 0 else 'slower'}"
+    return f"{gain}, faster in {shown.faster} of {shown.pairs}"
 
 
 def _order_line(env: Env) -> str:

@@ -9,12 +9,19 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from hpcrun.devices import vendor
-from hpcrun.network.tune import measuring
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from hpcrun.devices import accelerator, vendor
+from hpcrun.network.check.agent import own_addresses
 from hpcrun.ranks.network.interfaces import own_interfaces
 from hpcrun.run.endings import node_name
 from hpcrun.slurm.orphans import die_with_parent
@@ -93,7 +100,7 @@ class Worker:
             os._exit(1)
         os.environ.update(env)
         with os.fdopen(reader) as orders:
-            measuring.run_trial(self.rank, self.world, orders, self.say)
+            run_trial(self.rank, self.world, orders, self.say)
         # The store of rank 0 stays for the others until the order to stop.
         signal.pause()
         os._exit(1)
@@ -124,6 +131,208 @@ def main() -> None:
     worker.stop()
     sys.stdout.flush()
     os._exit(0)
+
+
+_WARM = 2
+_MOST_CALLS = 200
+_FEWEST_CALLS = 3
+_CONNECT = 15.0
+_LARGE = 1 << 20
+_VALUE = 2.0
+
+
+class TrialGroup:
+    """The process group of a trial and the buffers for its calls."""
+
+    def __init__(self, rank: int, world: int, device: torch.device) -> None:
+        self.rank, self.world, self.device = rank, world, device
+
+    def prepare(
+        self, collective: str, size: int
+    ) -> tuple[int, Callable[[], None], Callable[[], int]]:
+        """Return the real size in bytes, a call of the collective, and a count of its wrong elements."""
+        n, rank = self.world, self.rank
+        # As nccl-tests has it: each rank's share has the same number of elements.
+        share = max(1, size // 4 // n)
+        count = (
+            share * n if collective in ("all_gather", "reduce_scatter", "alltoall") else size // 4
+        )
+        whole = torch.full((count,), _VALUE, device=self.device)
+        part = torch.full((share,), _VALUE, device=self.device)
+        if collective == "all_reduce":
+            return count * 4, lambda: _reduced(whole), lambda: _wrong(whole, _VALUE * n)
+        if collective == "all_gather":
+            return (
+                count * 4,
+                lambda: dist.all_gather_into_tensor(whole, part),
+                lambda: _wrong(whole, _VALUE),
+            )
+        if collective == "reduce_scatter":
+            return (
+                count * 4,
+                lambda: dist.reduce_scatter_tensor(part, whole),
+                lambda: _wrong(part, _VALUE * n),
+            )
+        if collective == "broadcast":
+            return count * 4, lambda: dist.broadcast(whole, 0), lambda: _wrong(whole, _VALUE)
+        came = torch.zeros_like(whole)
+        if collective == "alltoall":
+            return (
+                count * 4,
+                lambda: dist.all_to_all_single(came, whole),
+                lambda: _wrong(came, _VALUE),
+            )
+
+        def to_next() -> None:
+            sends = dist.P2POp(dist.isend, whole, (rank + 1) % n)
+            receives = dist.P2POp(dist.irecv, came, (rank - 1) % n)
+            for work in dist.batch_isend_irecv([sends, receives]):
+                work.wait()
+
+        return count * 4, to_next, lambda: _wrong(came, _VALUE)
+
+    def agreed(self, value: float) -> float:
+        """Return the largest of all ranks' values."""
+        tensor = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return float(tensor.item())
+
+    def finish(self) -> None:
+        """Wait for the work of the device."""
+        accelerator.synchronize(self.device)
+
+
+def _reduced(tensor: torch.Tensor) -> None:
+    # In place, as a training does; the values grow, and only those of the first call are compared.
+    dist.all_reduce(tensor)
+
+
+def _wrong(tensor: torch.Tensor, expected: float) -> int:
+    return int((tensor != expected).sum().item())
+
+
+def measure(group: TrialGroup, collective: str, size: int, seconds: float) -> dict[str, Any]:
+    """Time a collective: the lower quartile of the calls, each call as long as on the slowest rank.
+
+    Args:
+        seconds: approximate duration; at least a few calls are made.
+    """
+    real, call, wrong = group.prepare(collective, size)
+    begun = time.perf_counter()
+    call()
+    group.finish()
+    # All ranks make the same number of calls.
+    first = group.agreed(time.perf_counter() - begun)
+    warm = _WARM if first < seconds else 1
+    errors = group.agreed(wrong())
+    begun = time.perf_counter()
+    for _ in range(warm):
+        call()
+    group.finish()
+    usual = group.agreed(time.perf_counter() - begun) / warm
+    calls = int(min(_MOST_CALLS, max(_FEWEST_CALLS, seconds / max(usual, 1e-7))))
+    calls = int(group.agreed(calls))
+    times = []
+    for _ in range(calls):
+        dist.barrier()
+        group.finish()
+        begun = time.perf_counter()
+        call()
+        group.finish()
+        times.append(time.perf_counter() - begun)
+    slowest = torch.tensor(times, dtype=torch.float64, device=group.device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return {
+        "type": "cell",
+        "collective": collective,
+        "size": real,
+        # Other work on the node only makes calls longer, so the lower quartile varies less.
+        "seconds": sorted(slowest.tolist())[calls // 4],
+        "calls": calls,
+        "wrong": int(errors),
+    }
+
+
+def measure_all(
+    group: TrialGroup, order: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
+) -> None:
+    """Measure each collective over the sizes, up to the size that takes too long."""
+    for collective in order["collectives"]:
+        sizes: Sequence[int] = order["sizes"]
+        for size, following in zip(sizes, [*sizes[1:], sizes[-1]], strict=True):
+            try:
+                found = measure(group, collective, size, order["seconds"])
+            except RuntimeError as error:
+                # Where no rank has begun the call, all ranks come here.
+                if "not support" not in str(error).lower():
+                    raise
+                say({"type": "unsupported", "collective": collective})
+                break
+            say(found)
+            # Below that a call's time does not grow with the size.
+            if size >= _LARGE and found["seconds"] * following / size > order["longest"]:
+                break
+
+
+def meet(order: Mapping[str, Any], rank: int, world: int, store: TCPStore | None) -> Any:
+    """Return the store of rank 0, at the first of its addresses that answers."""
+    if store is not None:
+        return store
+    words = "no address"
+    for address in order["addresses"]:
+        try:
+            return TCPStore(
+                address,
+                order["port"],
+                world,
+                False,
+                timedelta(seconds=_CONNECT),
+                wait_for_workers=False,
+            )
+        except (RuntimeError, OSError) as error:
+            words = f"{address}: {' '.join(str(error).split())[:150]}"
+    raise RuntimeError(f"rank {rank} does not reach rank 0: {words}")
+
+
+def run_trial(
+    rank: int, world: int, orders: TextIO, say: Callable[[Mapping[str, Any]], None]
+) -> None:
+    """Open a store on rank 0, read the order with its address, connect to the other ranks, and measure.
+
+    Args:
+        orders: the stream of the order.
+    """
+    try:
+        store = None
+        if rank == 0:
+            store = TCPStore("0.0.0.0", 0, world, True, wait_for_workers=False)
+            say({"type": "store", "port": store.port, "addresses": [*own_addresses(), "127.0.0.1"]})
+        order = json.loads(orders.readline())
+        torch.set_num_threads(1)
+        # The newer names of these calls are not in the oldest torch that is supported.
+        warnings.simplefilter("ignore", FutureWarning)
+        device = torch.device("cpu")
+        if order["backend"] == "nccl":
+            device = accelerator.device(int(os.environ["HPCRUN_TUNE_LOCAL"]))
+            accelerator.make_current(device)
+        dist.init_process_group(
+            order["backend"],
+            store=PrefixStore("tune", meet(order, rank, world, store)),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=order["patience"]),
+        )
+        measure_all(TrialGroup(rank, world, device), order, say if rank == 0 else lambda _: None)
+        dist.barrier()
+    except Exception as error:
+        say(
+            {
+                "type": "failed",
+                "problem": " ".join(f"{type(error).__name__}: {error}".split())[:300],
+            }
+        )
+    else:
+        say({"type": "done"})
 
 
 if __name__ == "__main__":

@@ -10,11 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from tests import jobs
+
 LINKS = ("link0", "link1")
 
 
 def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+def up(host: str, link: str) -> bool:
+    """Return True if the kernel has noticed the carrier of the link."""
+    words = ["ip", "-n", host, "-brief", "link", "show", link]
+    return " UP " in subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 @contextlib.contextmanager
@@ -46,6 +54,7 @@ def two_hosts(rates: tuple[str | None, str | None]) -> Iterator[list[list[str]]]
                 if rate:
                     limit = ("rate", rate, "burst", "64kb", "latency", "100ms")
                     run("tc", "-n", name, "qdisc", "add", "dev", label, "root", "tbf", *limit)
+        jobs.wait_for(lambda: all(up(name, label) for name in names for label in LINKS))
         yield [["ip", "netns", "exec", name] for name in names]
     finally:
         for name, folder in zip(names, folders, strict=True):

@@ -1,18 +1,15 @@
 """Bandwidths equal those of nccl-tests, and the report gives the setting, its reason and its cost."""
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 
 from hpcrun.errors import NetworkError
 from hpcrun.network.tune.cells import Cell, Timing, Trial, bandwidths, collectives_of, sizes_of
-from hpcrun.network.tune.decision import compare
 from hpcrun.network.tune.knobs import Knob, Site, changes_order, knobs_for
-from hpcrun.network.tune.plot import require_matplotlib, write_png
 from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
-from hpcrun.network.tune.search import Found, TriedOption
+from hpcrun.network.tune.search import Found, TriedOption, compare
 
 CELLS = [Cell("all_reduce", 8), Cell("all_reduce", 1 << 20), Cell("all_gather", 1 << 20)]
 KNOB = Knob("channels, at least", "", ({"NCCL_MIN_CTAS": "8"},), order=True, source="env")
@@ -26,7 +23,7 @@ def trials(factor: float, small: float = 1.0) -> list[Trial]:
 def found(env: dict[str, str]) -> Found:
     default, setting = trials(1.0), trials(0.5, small=1.2)
     compared = compare(setting, default)
-    tried = TriedOption(KNOB, KNOB.options[0], compared, compared, compared.p, kept=bool(env))
+    tried = TriedOption(KNOB, KNOB.options[0], compared, compared, kept=bool(env))
     return Found(env, [tried], compared if env else None, setting if env else [], default)
 
 
@@ -69,7 +66,7 @@ def test_a_setting_is_written_with_its_evidence() -> None:
 def test_the_default_is_written_as_an_empty_environment() -> None:
     text = as_yaml(found({}), "gloo, 2 ranks, this machine")
     assert yaml.safe_load(text) == {"job": {"env": {}}}
-    assert "keep the defaults: no setting is significantly faster" in text
+    assert "keep the defaults: no setting is faster in fresh trials" in text
 
 
 def test_the_data_is_json() -> None:
@@ -78,17 +75,6 @@ def test_the_data_is_json() -> None:
     (cell,) = [one for one in data["default"][0]["cells"] if one["collective"] == "all_gather"]
     assert cell["busbw"] == pytest.approx(cell["algbw"] * 0.75)
     assert data["tried"][0]["kept"] is True
-
-
-def test_a_picture_is_drawn_where_matplotlib_is_installed(tmp_path: Path) -> None:
-    try:
-        require_matplotlib()
-    except NetworkError as error:
-        pytest.skip(str(error))
-    write_png(tmp_path / "busbw.png", {"default": trials(1.0)}, 4)
-    assert (tmp_path / "busbw.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(NetworkError, match="cannot be written"):
-        write_png(tmp_path / "none" / "busbw.png", {"default": trials(1.0)}, 4)
 
 
 def test_sizes_and_collectives_are_read_or_refused() -> None:

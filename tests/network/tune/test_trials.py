@@ -8,7 +8,7 @@ import pytest
 from hpcrun.errors import NetworkError
 from hpcrun.network.tune.cells import Cell
 from hpcrun.network.tune.knobs import knobs_for
-from hpcrun.network.tune.search import Found, SearchPlan, search
+from hpcrun.network.tune.search import Found, search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, srun_command
 from tests import jobs
 
@@ -24,8 +24,8 @@ def tuned(rates: tuple[str | None, str | None], seed: int = 0) -> Found:
         return search(
             lambda env: crew.trial(env, SHORT),
             knobs_for("gloo", crew.site, {}),
-            SearchPlan(seed=seed),
             lambda _: None,
+            seed=seed,
         )
 
 
@@ -44,7 +44,7 @@ def test_every_collective_is_measured_and_right(crew: TrialRanks) -> None:
     assert all(timing.seconds > 0 and timing.wrong == 0 for timing in trial.timings.values())
 
 
-def test_a_setting_that_fails_is_reported_in_the_words_of_the_library(crew: TrialRanks) -> None:
+def test_a_setting_that_fails_is_reported(crew: TrialRanks) -> None:
     trial = crew.trial({"GLOO_SOCKET_IFNAME": "nothing0"}, SHORT)
     assert "nothing0" in str(trial.problem)
     assert trial.timings == {}
@@ -52,7 +52,7 @@ def test_a_setting_that_fails_is_reported_in_the_words_of_the_library(crew: Tria
     assert crew.trial({}, SHORT).problem is None
 
 
-def test_a_backend_that_is_missing_and_a_trial_that_takes_too_long_are_reported(
+def test_a_missing_backend_and_a_slow_trial_are_reported(
     crew: TrialRanks,
 ) -> None:
     trial = crew.trial({}, replace(SHORT, backend="nothing"))

@@ -15,11 +15,10 @@ from hpcrun.cli.output import print_json
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.network.tune import plot
 from hpcrun.network.tune.cells import Trial, collectives_of, sizes_of
 from hpcrun.network.tune.knobs import Env, knobs_for
 from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
-from hpcrun.network.tune.search import Found, SearchPlan, search
+from hpcrun.network.tune.search import MIN_EFFECT, Found, search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
@@ -55,9 +54,9 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--effect",
         type=float,
-        default=SearchPlan.effect,
+        default=MIN_EFFECT,
         metavar="SHARE",
-        help=f"smallest gain that counts (default {SearchPlan.effect:g})",
+        help=f"smallest gain that counts (default {MIN_EFFECT:g})",
     )
     group.add_argument(
         "--seconds",
@@ -75,7 +74,6 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--seed", type=int, default=0, help="seed for the order of the trials")
     group.add_argument("--out", type=Path, metavar="FILE", help="write job.env as YAML")
-    group.add_argument("--png", type=Path, metavar="FILE", help="draw the bandwidths")
     group.add_argument("--table", action="store_true", help="print nccl-tests' tables too")
 
 
@@ -89,7 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         longest=arguments.longest,
     )
-    plan = SearchPlan(effect=arguments.effect, seed=arguments.seed)
     start, ranks, where = _ranks(arguments)
     with (
         TrialRanks(start(), ranks) as crew,
@@ -101,8 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
         found = search(
             lambda env: _trial(crew, env, grid, bar),
             knobs,
-            plan,
             lambda text: bar.set_description(escaped(text)),
+            effect=arguments.effect,
+            seed=arguments.seed,
         )
     about = f"{grid.backend}, {ranks} ranks, {where}"
     _require_figures(found)
@@ -114,9 +112,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         write_atomic(arguments.out, as_yaml(found, about), mode=0o644)
         say_aside(f"hpcrun: written: {arguments.out}")
-    if arguments.png is not None:
-        series = {"default": found.default, **({"found": found.setting} if found.env else {})}
-        plot.write_png(arguments.png, series, ranks)
     return 0
 
 
@@ -139,8 +134,6 @@ def _require_sense(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name} {getattr(arguments, name):g}: should be above 0 seconds")
     if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
         raise UserError(f"--out {arguments.out}: its folder does not exist; make it first")
-    if arguments.png is not None:
-        plot.require_matplotlib()
 
 
 def _backend(arguments: argparse.Namespace) -> str:
