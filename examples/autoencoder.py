@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from examples.digits import INK, SIDE, Batch, DigitsTask
 from hpcrun.config import Config
-from hpcrun.config.fields import Count
-from hpcrun.config.section import Section
+from hpcrun.config.fields import Count, Section
 
 PIXELS = SIDE**2
 

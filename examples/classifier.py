@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from examples.digits import CLASSES, SIDE, Batch, DigitsTask
 from hpcrun.config import Config
-from hpcrun.config.fields import BelowOne, Count
-from hpcrun.config.section import Section
+from hpcrun.config.fields import BelowOne, Count, Section
 
 
 class ClassifierShape(Section):

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hpcrun import Task
-from hpcrun.config.fields import Shrinking
-from hpcrun.config.section import Section
+from hpcrun.config.fields import Section, Shrinking
 from hpcrun.errors import UserError
 
 INK = 16

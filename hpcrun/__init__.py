@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from hpcrun.api.submission.submitting import submit
     from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
-    from hpcrun.checkpoint.state.names import named_parameters
+    from hpcrun.checkpoint.state.tree import named_parameters
     from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
     from hpcrun.checkpoint.storage.retention import Retention
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
     from hpcrun.errors import UserError
-    from hpcrun.ranks.agreement import StopAgreement
+    from hpcrun.ranks.collective import StopAgreement
     from hpcrun.ranks.distributed import DistributedConfig
     from hpcrun.ranks.signals import STOP
     from hpcrun.results.frames import Results, load_results
@@ -101,7 +101,7 @@ _HOMES = {
     "Run": "hpcrun.api.run",
     "STOP": "hpcrun.ranks.signals",
     "Sweep": "hpcrun.api.sweeps.handle",
-    "StopAgreement": "hpcrun.ranks.agreement",
+    "StopAgreement": "hpcrun.ranks.collective",
     "Task": "hpcrun.train.task",
     "UserError": "hpcrun.errors",
     "choose_kernels": "hpcrun.train.determinism",
@@ -111,7 +111,7 @@ _HOMES = {
     "get_world_size": "hpcrun.train.parallel.process_group",
     "is_main_process": "hpcrun.train.parallel.process_group",
     "load_results": "hpcrun.results.frames",
-    "named_parameters": "hpcrun.checkpoint.state.names",
+    "named_parameters": "hpcrun.checkpoint.state.tree",
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",
     "setup_distributed": "hpcrun.train.parallel.process_group",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcrun.ranks.signals import STOP, end_helpers
-from hpcrun.run.io.streams import outlive_full_disk
+from hpcrun.run.streams import outlive_full_disk
 
 
 def main() -> NoReturn:
@@ -40,7 +40,7 @@ def _print_to_own_log() -> None:
 
 def train_here(run: Path) -> int:
     """Train this process's rank of ``run`` and return the exit code."""
-    from hpcrun.job.abandoned import harmless_code
+    from hpcrun.job.ownership import harmless_code
     from hpcrun.run.directory import RunDirectory
     from hpcrun.train.entry import run_rank
 

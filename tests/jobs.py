@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.files import read_json, read_lines
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobStatus

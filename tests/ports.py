@@ -2,7 +2,7 @@
 
 import secrets
 
-from hpcrun.ranks.network.ports import is_free, port_candidates
+from hpcrun.ranks.addresses import is_free, port_candidates
 
 
 def free_port() -> int:

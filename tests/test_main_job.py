@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests import jobs
 
 

@@ -18,7 +18,7 @@ from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Failure
-from hpcrun.slurm.bad_node_list import NodeFailure
+from hpcrun.slurm.avoided_nodes import NodeFailure
 from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent
@@ -27,11 +27,11 @@ INTO_LOGS = ("job/", "ranks/", "train/", "slurm/local/controller.py", "worker.py
 # These write to pipes that a program reads.
 INTO_PIPES = (
     "network/check/agent.py",
-    "network/check/allreduce/rank.py",
+    "network/check/all_reduce_rank.py",
     "network/tune/worker.py",
     "network/preflight/agent.py",
     "network/preflight/gemm.py",
-    "run/code/import_path.py",
+    "run/import_path.py",
 )
 
 
@@ -160,7 +160,7 @@ def test_no_control_character_of_random_text_reaches_a_terminal(hostile: Path) -
         "import sys, pathlib\n"
         "from hpcrun.cli.main import guarded\n"
         "from hpcrun.cli.follow import _Watcher\n"
-        "from hpcrun.cli.run_summary import print_end\n"
+        "from hpcrun.cli.output import print_end\n"
         "from hpcrun.config import Config\n"
         "from hpcrun.run.directory import RunDirectory\n"
         "for path in sorted(pathlib.Path('runs').iterdir()):\n"
@@ -190,7 +190,7 @@ def test_no_control_character_of_random_text_reaches_a_terminal(hostile: Path) -
 
 
 def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcrun.cli.commands.cluster import nodes
+    from hpcrun.cli.commands import nodes
     from hpcrun.cli.main import print_refusal
 
     chance = random.Random(8)
@@ -226,8 +226,8 @@ def test_the_progress_bar_shows_metric_names_as_data(tmp_path: Path) -> None:
 
 
 def test_the_table_of_a_network_check_has_names_as_data(capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcrun.network.check.heatmap import table
     from hpcrun.network.check.measurements import Transfer
+    from hpcrun.network.check.report import table
     from hpcrun.printing import show_table
 
     names = ("a\x1b[2J", "[bold]b")

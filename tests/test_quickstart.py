@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests import jobs
 
 ROOT = Path(__file__).parents[1]

@@ -35,7 +35,7 @@ import torch._dynamo
 
 import hpcrun.results.frames
 import hpcrun.train.session
-from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 

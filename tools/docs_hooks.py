@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 
 import hpcrun
 from hpcrun.cli.main import COMMANDS, guarded
-from hpcrun.config.section import Section
+from hpcrun.config.fields import Section
 
 ROOT = Path(__file__).parents[1]
 PAGES = {

@@ -1,22 +1,45 @@
 """A run as an object: its state, its results, its logs, and methods to end and to continue it."""
 
+import functools
 import html
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from hpcrun.api.cancelling import note_end, time_to_end
-from hpcrun.api.logs.log_files import log_files, marked, require_log
+from hpcrun.api.interrupts import note_end, time_to_end
+from hpcrun.api.logs import log_files, marked, require_log
 from hpcrun.api.places import handle, runs_folder
-from hpcrun.api.refusals import refusing
-from hpcrun.api.status.run_status import row_of
+from hpcrun.api.run_status import row_of
 from hpcrun.api.submission.plan import SubmissionPlan, finished_result, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
-from hpcrun.run.io.files import open_regular, read_json, read_lines
+from hpcrun.run.files import open_regular, read_json, read_lines
 from hpcrun.slurm.launch import jobs, stopping
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let ``function`` raise UserError instead of OSError."""
+
+    @functools.wraps(function)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            raise UserError(
+                f"{place}{error.strerror or error}; check its owner and the free space"
+            ) from error
+
+    return guarded
+
 
 _SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
 
@@ -261,7 +284,7 @@ def carry_out(
     plan.require_packages()
     submitted = plan.carry_out(plan.waits_for(after, runs), trust_owner=trust_owner)
     if submitted is None:
-        from hpcrun.api.submission.debug import run_here
+        from hpcrun.api.submission.submitting import run_here
 
         run_here(plan.run)
 

@@ -12,25 +12,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hpcrun.checkpoint.arguments import require_arguments, require_helpers, require_step
-from hpcrun.checkpoint.folder import folder_engine, folder_store
+from hpcrun.checkpoint.folder import (
+    folder_engine,
+    folder_store,
+    require_arguments,
+    require_helpers,
+    require_step,
+)
 from hpcrun.checkpoint.interval import EverySeconds, choose_interval
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.sharded.gloo_threads import GLOO_WORKERS, wait_until_idle
+from hpcrun.checkpoint.sharded.copies import require_alike
+from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, CheckpointEngine, wait_until_idle
 from hpcrun.checkpoint.sharded.plan import require_dense
-from hpcrun.checkpoint.sharded.replica_check import require_alike
-from hpcrun.checkpoint.state.buffers import broadcast
-from hpcrun.checkpoint.state.extra import taken
-from hpcrun.checkpoint.state.names import replicated
+from hpcrun.checkpoint.state.compatibility import broadcast
 from hpcrun.checkpoint.state.training import TrainingState
-from hpcrun.checkpoint.state.tree import split
+from hpcrun.checkpoint.state.tree import replicated, split, taken
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.making import new_control_group
-from hpcrun.run.io.lock_file import LockFile
+from hpcrun.run.lock_file import LockFile
 
 
 class Checkpointer:

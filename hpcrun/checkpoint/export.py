@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.sharded.restore import SHARED
 from hpcrun.checkpoint.state.tree import join
+from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
-from hpcrun.checkpoint.storage.leases import hold
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.drafts import draft_folder, sync

@@ -6,24 +6,23 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
-from hpcrun.cli.run_summary import describe_restart, print_end
-from hpcrun.cli.tail import Tail
+from hpcrun.cli.output import describe_restart, print_end
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, to_event
-from hpcrun.run.io.files import parse_line
-from hpcrun.run.progress_lines import Pace, StepLines, facts_of, in_words, validation_line
+from hpcrun.run.events import Event, Pace, StepLines, facts_of, in_words, to_event, validation_line
+from hpcrun.run.files import open_regular, parse_line
 from hpcrun.slurm.launch import jobs, stopping
-from hpcrun.slurm.launch.poll_interval import pauses
+from hpcrun.slurm.launch.jobs import pauses
 
 # Seconds between two reads of the run's files; on a cluster their server is shared by everyone.
 _POLL_LOCAL, _POLL_SLURM = 0.2, 1.0
@@ -299,3 +298,50 @@ class PlainLines:
 
     def close(self) -> None:
         """Do nothing: no bar is open."""
+
+
+class Tail:
+    """Yields the lines that were added to ``path`` since the last read. The file may be created later."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the new whole lines without their ends; an unfinished line is kept for the next read."""
+        try:
+            with open_regular(self._path) as stream:
+                stream.seek(self._offset)
+                new = stream.read()
+        except FileNotFoundError:
+            return
+        *lines, rest = new.split(b"\n")
+        self._offset += len(new) - len(rest)
+        yield from lines
+
+    def last(self) -> Iterator[bytes]:
+        """Yield the new whole lines and an unfinished last line, which no process will complete."""
+        yield from self.read()
+        try:
+            with open_regular(self._path) as stream:
+                stream.seek(self._offset)
+                rest = stream.read()
+        except FileNotFoundError:
+            return
+        self._offset += len(rest)
+        if rest:
+            yield from rest.removesuffix(b"\n").split(b"\n")
+
+    def skip(self) -> None:
+        """Skip the present content."""
+        for _ in self.read():
+            continue
+
+    def skip_to_last(self, wanted: Callable[[bytes], bool]) -> None:
+        """Skip everything up to and including the last line that is ``wanted``."""
+        start = offset = self._offset
+        for line in self.read():
+            offset += len(line) + 1
+            if wanted(line):
+                start = offset
+        self._offset = start

@@ -16,45 +16,32 @@ from hpcrun.cli.output import make_printable
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 
-FOLDERS = {
-    "runs": {
-        "submit": "start a training, or continue one",
-        "status": "show the state of runs",
-        "logs": "show the output of a run's ranks",
-        "stacks": "show where the Python code of a run's ranks is now",
-        "doctor": "find out why a run or any job failed",
-        "cancel": "save, then stop; `resume` continues",
-        "resume": "continue a run from its newest checkpoint",
-        "preempt": "send a run its time-limit warning signal",
-    },
-    "results": {
-        "aggregate": "collect runs into one HDF5 file",
-        "compare": "compare configs over their seeds",
-        "plot": "loss, rate, throughput and goodput of runs, here or as PNG",
-        "report": "one HTML file about many runs",
-    },
-    "checkpoints": {
-        "verify": "read a run's checkpoints and compare every byte",
-        "export": "write a run's model to one .safetensors or .pt file",
-    },
-    "config": {
-        "estimate": "predict the memory on a GPU, without a GPU",
-        "config": "show a resolved config, or the schema",
-        "notify": "send a test message to the target of watch.notify",
-    },
-    "cluster": {
-        "nodes": "list nodes that failed, and if they are excluded",
-        "preflight": "check the nodes of a job before it starts",
-        "netcheck": "check the network between the nodes of a job",
-        "nccl": "check or choose NCCL's environment variables",
-    },
-    "internal": {
-        "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
-        "finalize": "record the end of an attempt (the local cluster calls it)",
-    },
+COMMANDS = {
+    "submit": "start a training, or continue one",
+    "status": "show the state of runs",
+    "logs": "show the output of a run's ranks",
+    "stacks": "show where the Python code of a run's ranks is now",
+    "doctor": "find out why a run or any job failed",
+    "cancel": "save, then stop; `resume` continues",
+    "resume": "continue a run from its newest checkpoint",
+    "preempt": "send a run its time-limit warning signal",
+    "aggregate": "collect runs into one HDF5 file",
+    "compare": "compare configs over their seeds",
+    "plot": "loss, rate, throughput and goodput of runs, here or as PNG",
+    "report": "one HTML file about many runs",
+    "verify": "read a run's checkpoints and compare every byte",
+    "export": "write a run's model to one .safetensors or .pt file",
+    "estimate": "predict the memory on a GPU, without a GPU",
+    "config": "show a resolved config, or the schema",
+    "notify": "send a test message to the target of watch.notify",
+    "nodes": "list nodes that failed, and if they are excluded",
+    "preflight": "check the nodes of a job before it starts",
+    "netcheck": "check the network between the nodes of a job",
+    "nccl": "check or choose NCCL's environment variables",
+    "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
+    "finalize": "record the end of an attempt (the local cluster calls it)",
 }
-"""The commands, by their folder in `hpcrun/cli/commands`."""
-COMMANDS = {name: what for commands in FOLDERS.values() for name, what in commands.items()}
+"""The commands: each a module of `hpcrun/cli/commands`."""
 
 EXIT_CODES = """\
 exit codes:
@@ -167,8 +154,7 @@ def _imported(command: str) -> ModuleType:
 
     Modules stay until the exit. The search takes about a fifth of the time of a short command.
     """
-    folder = next(folder for folder, commands in FOLDERS.items() if command in commands)
-    name = f"hpcrun.cli.commands.{folder}.{command}"
+    name = f"hpcrun.cli.commands.{command}"
     if name in sys.modules:
         return sys.modules[name]
     gc.disable()

@@ -6,8 +6,18 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.printing import say
-from hpcrun.run.io.files import finite
+from hpcrun.api.logs import last_attempt
+from hpcrun.api.places import handle
+from hpcrun.diagnose.causes import first_cause
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.history import last_committed
+from hpcrun.job.scheduler_view import batch_log
+from hpcrun.printing import quoted, say
+from hpcrun.run.directory import RunDirectory, holds_only_logs
+from hpcrun.run.endings import read_exits, read_failures, read_hang
+from hpcrun.run.events import Event, read_events, result_lines
+from hpcrun.run.files import finite, read_json
+from hpcrun.slurm.launch import jobs
 
 
 def print_json(value: Any) -> None:
@@ -48,3 +58,79 @@ def make_printable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+_CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
+
+
+def print_result(run: RunDirectory) -> None:
+    """Print a finished run's figures."""
+    say(*result_lines(run))
+
+
+def print_end(run: RunDirectory) -> int:
+    """Print the end of ``run``, cause first, and return the matching exit code."""
+    result = read_json(run.result)
+    if result is None and (not run.path.is_dir() or holds_only_logs(run.path)):
+        say(f"hpcrun: {run.name} has ended: its run directory, {run.path}, was deleted")
+        return exitcodes.FAILED
+    if result is None:
+        now = jobs.state(run)
+        if now.word != "cancelled":
+            why = now.detail.removesuffix("; `hpcrun resume` continues it")
+            say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
+            _print_evidence(run, None)
+            # If neither the ranks nor the controller wrote an end, the disk was full.
+            return exitcodes.SAVE_FAILED if jobs.is_full(run.path) else exitcodes.FAILED
+        result = {"state": "cancelled", "step": last_committed(read_events(run))}
+    state, cause = str(result.get("state")), str(result.get("cause"))
+    if state == "finished":
+        say(f"hpcrun: {run.name} is finished")
+        print_result(run)
+        return exitcodes.DONE
+    if state in ("cancelled", "stopped"):
+        say(
+            f"hpcrun: {run.name} is {state}{_where(result)}; "
+            f"{_continue(run)}, and so does the same command"
+        )
+        return exitcodes.UNFINISHED
+    say(f"hpcrun: {run.name} failed: {result.get('reason')}")
+    _print_evidence(run, cause)
+    return _CAUSES.get(cause, exitcodes.FAILED)
+
+
+def _where(result: dict[str, Any]) -> str:
+    """Return `` at step N``, or an empty string for a script, whose steps are unknown."""
+    step = result.get("step")
+    return "" if step is None else f" at step {step}"
+
+
+def _continue(run: RunDirectory) -> str:
+    return f"`hpcrun resume {handle(run)}` continues it"
+
+
+def describe_restart(event: Event) -> str:
+    """Return one line about an ended attempt that is followed by another."""
+    reason, decision = event.fields.get("reason"), event.fields.get("decision")
+    return f"hpcrun: {reason}; {decision}"
+
+
+def _print_evidence(run: RunDirectory, ended: str | None) -> None:
+    attempt = last_attempt(run)
+    if attempt is None:
+        return
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    # Only the rank that the reason names: tracebacks of other ranks show lost connections.
+    cause = first_cause(
+        read_failures(folder),
+        read_exits(folder),
+        batch_log(run, attempt),
+        read_hang(folder),
+        folder,
+    )
+    # If rank 0 refused the input, the line suffices: other ranks only lost their connection.
+    if cause is not None and cause.traceback and (ended != "bad-input" or cause.bad_input):
+        say(*quoted(cause.traceback))
+        if cause.copy:
+            say(f"  copy  {cause.copy} (read-only copy of the submitted code; edit the original)")
+    say(f"  logs  {folder}")

@@ -8,22 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.api.places import handle, runs_folder
-from hpcrun.api.sweeps.axes import read_axes
-from hpcrun.api.sweeps.file import read_sweep_file
+from hpcrun.api.sweeps.configs import read_axes
+from hpcrun.api.sweeps.folder import read_sweep_file
+from hpcrun.api.sweeps.handle import SweepRequest, text_of
 from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep
-from hpcrun.api.sweeps.packing import groups, shared_job
-from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
-from hpcrun.api.sweeps.rows import SweepRequest, text_of
+from hpcrun.api.sweeps.plan import Planned, SweepPlan, groups, plan_sweep, shared_job
+from hpcrun.cli.arguments import request_of, runs_dir
 from hpcrun.cli.output import aligned, print_json
-from hpcrun.cli.run_arguments import runs_dir
-from hpcrun.cli.submit_arguments import request_of
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch import slurm_submission
 from hpcrun.slurm.launch.array import arrays, max_array_size
-from hpcrun.slurm.launch.batch_script import batch_request, batch_script
-from hpcrun.slurm.launch.sbatch_options import wanted_cluster
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script, wanted_cluster
 
 # Options of a single run, which have no meaning for many.
 _SINGLE = {

@@ -14,7 +14,17 @@ from hpcrun.config.compare import (
     training_differences,
     ways,
 )
-from hpcrun.config.fields import check_name
+from hpcrun.config.fields import check_name, masked, masked_values, masked_words
+from hpcrun.config.layers import (
+    Layer,
+    file_layer,
+    flag_layer,
+    locate,
+    override_layer,
+    profile_layer,
+    profile_path,
+    undecided,
+)
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.resolve import (
     check_options,
@@ -25,9 +35,6 @@ from hpcrun.config.resolve import (
 )
 from hpcrun.config.schedule import decay_begins
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts
-from hpcrun.config.secrets import masked, masked_values, masked_words
-from hpcrun.config.sources.layers import Layer, file_layer, flag_layer, locate, override_layer
-from hpcrun.config.sources.profile import profile_layer, profile_path, undecided
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,

@@ -9,14 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hpcrun.config.checks.idle_keys import idle_keys
-from hpcrun.config.checks.messages import unknown, words
-from hpcrun.config.checks.sharing import sharing_contradictions
-from hpcrun.config.problems import ConfigError, Problem
+from hpcrun.config.fields import Section
+from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
+from hpcrun.config.problems import ConfigError, Problem, unknown, words
 from hpcrun.config.schema import Config
-from hpcrun.config.section import Section
-from hpcrun.config.shape import known_keys
-from hpcrun.config.sources.layers import DEFAULTS, Layer, file_layer, given_key, merge
+from hpcrun.config.shape import idle_keys, known_keys, sharing_contradictions
 from hpcrun.config.training import DataOptions, ModelOptions
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")

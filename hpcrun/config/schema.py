@@ -19,6 +19,7 @@ from hpcrun.config.fields import (
     Positive,
     RunName,
     SbatchOption,
+    Section,
     Seed,
     ShellText,
     TaskName,
@@ -26,7 +27,6 @@ from hpcrun.config.fields import (
     Word,
     time_seconds,
 )
-from hpcrun.config.section import Section
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,

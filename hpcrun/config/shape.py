@@ -2,17 +2,25 @@
 
 The reader needs the kind: `time: 1:30:00`, `NCCL_VERSION: 2.10` and `account: 0123` are text in a config. A
 YAML reader without the schema would convert them to numbers.
+
+If the other key is given too, the combination is deliberate: a sweep varies it, a command line overrides a
+file, and a run's stored config has every key. If the other key is not given, the user would silently not get
+the requested effect, so the key is an error.
 """
 
 from __future__ import annotations
 
+import json
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from hpcrun.config.problems import value_text
 from hpcrun.config.schema import Config
+from hpcrun.config.training import FSDP
 
 Kind = Literal["section", "list", "mapping", "text", "other", "unknown"]
 
@@ -74,3 +82,192 @@ def _plain(annotation: Any) -> Any:
             annotation = kept[0]
         else:
             return annotation
+
+
+Contradiction = tuple[list[str], str]
+
+
+def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Yield the keys, starting with the key to change, and the description of the contradiction."""
+    job, train = config.job, config.train
+    if train.parallel in ("single", "dp") and job.world_size > 1 and not config.command:
+        what = "one rank" if train.parallel == "single" else "one process"
+        yield (
+            ["train.parallel", "job.gpus", "job.nodes"],
+            f"{train.parallel} is for {what}, but {job.nodes} x {job.gpus} ranks would each train a "
+            "separate model; use ddp, or one node and one gpu",
+        )
+    if train.compile and train.parallel == "dp":
+        yield (
+            ["train.compile", "train.parallel"],
+            "dp copies the model in every step, which torch.compile does not support; use ddp",
+        )
+    if train.parallel == "fsdp":
+        yield from _of_fsdp(config)
+    if config.optim.name == "muon" and config.fsdp.cpu_offload:
+        yield (
+            ["optim.name", "fsdp.cpu_offload"],
+            "muon gathers each matrix on its device, but cpu_offload keeps the shards on the CPU; use adamw, "
+            "or remove fsdp.cpu_offload",
+        )
+    if config.fsdp.classes and config.fsdp.wrap != "classes":
+        yield (
+            ["fsdp.classes", "fsdp.wrap"],
+            f"have no effect with fsdp.wrap={config.fsdp.wrap}; set fsdp.wrap=classes",
+        )
+    if config.fsdp.wrap == "classes" and not config.fsdp.classes:
+        yield ["fsdp.classes", "fsdp.wrap"], "fsdp.wrap=classes needs names of module classes"
+    for key, dtype in (
+        ("param_dtype", config.fsdp.param_dtype),
+        ("reduce_dtype", config.fsdp.reduce_dtype),
+    ):
+        if dtype == "fp16" and config.amp.dtype != "fp16":
+            yield (
+                [f"fsdp.{key}", "amp.dtype"],
+                f"gradients in fp16 need the loss scale of amp.dtype=fp16, but amp.dtype is "
+                f"{config.amp.dtype}; set amp.dtype=fp16, or use bf16",
+            )
+
+
+def _of_fsdp(config: Config) -> Iterator[Contradiction]:
+    job, train = config.job, config.train
+    if train.compression != "none":
+        yield (
+            ["train.compression", "train.parallel"],
+            f"{train.compression} is a hook of DDP; with fsdp set fsdp.reduce_dtype",
+        )
+    if train.channels_last:
+        yield (
+            ["train.channels_last", "train.parallel"],
+            "fsdp does not support channels_last; use ddp",
+        )
+    if train.compile and train.compile_mode == "reduce-overhead":
+        yield (
+            ["train.compile_mode", "train.parallel"],
+            "reduce-overhead replays graphs at fixed addresses, but fsdp gathers weights at new addresses; "
+            "use default or max-autotune",
+        )
+    if config.fsdp.cpu_offload and config.amp.dtype == "fp16" and not job.cpu:
+        yield (
+            ["amp.dtype", "fsdp.cpu_offload"],
+            "torch's loss scaler reads a factor for offloaded gradients before its copy to the CPU has "
+            "ended; use bf16, or fsdp.cpu_offload=false",
+        )
+    if config.fsdp.shard == "hybrid" and job.nodes == 1:
+        yield (
+            ["fsdp.shard", "job.nodes"],
+            "hybrid keeps a copy on each node and needs several nodes; use full",
+        )
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A key without an effect, because of the value of the key ``because_of``; ``text`` has the remedy."""
+
+    key: str
+    because_of: str
+    text: str
+
+
+_Rule = tuple[tuple[str, ...], str, Callable[[Any], bool], str]
+
+_LIMIT: _Rule = (("train.nonfinite_limit",), "train.nonfinite", lambda it: it == "stop", "skip")
+
+_RULES: tuple[_Rule, ...] = (
+    (("train.lr_base_batch",), "train.lr_scaling", lambda it: it == "none", "sqrt or linear"),
+    (("train.min_delta",), "train.patience", lambda it: it is None, "a number of validations"),
+    (
+        ("train.powersgd_rank", "train.powersgd_start"),
+        "train.compression",
+        lambda it: it != "powersgd",
+        "powersgd",
+    ),
+    (("train.compile_mode", "train.compile_cache"), "train.compile", lambda it: not it, "true"),
+    (
+        ("train.checkpoint_blocks",),
+        "train.activation_checkpointing",
+        lambda it: it != "every",
+        "every",
+    ),
+    (("train.hang_start",), "train.hang_after", lambda it: it is None, "a number of seconds"),
+    (
+        ("train.broadcast_buffers", "train.gradient_as_bucket_view"),
+        "train.parallel",
+        lambda it: it not in ("auto", "ddp"),
+        "ddp",
+    ),
+    (
+        ("train.find_unused_parameters", "train.sync_batchnorm"),
+        "train.parallel",
+        lambda it: it in ("single", "dp"),
+        "ddp or fsdp",
+    ),
+    (
+        tuple(f"fsdp.{name}" for name in FSDP.model_fields),
+        "train.parallel",
+        lambda it: it not in ("auto", "fsdp"),
+        "fsdp",
+    ),
+    (("fsdp.min_parameters",), "fsdp.wrap", lambda it: it != "size", "size"),
+    (("optim.betas", "optim.eps"), "optim.name", lambda it: it == "sgd", "adamw, adam or muon"),
+    (("optim.momentum",), "optim.name", lambda it: it != "sgd", "sgd"),
+    (("optim.muon_momentum",), "optim.name", lambda it: it != "muon", "muon"),
+    (("optim.decay_steps",), "optim.schedule", lambda it: it != "wsd", "wsd"),
+    (
+        ("optim.final_lr_fraction",),
+        "optim.schedule",
+        lambda it: it == "constant",
+        "a schedule with a decay",
+    ),
+    (
+        (
+            "amp.init_scale",
+            "amp.growth_factor",
+            "amp.backoff_factor",
+            "amp.growth_interval",
+            "amp.dynamic",
+        ),
+        "amp.dtype",
+        lambda it: it != "fp16",
+        "fp16",
+    ),
+    (
+        ("amp.growth_factor", "amp.backoff_factor", "amp.growth_interval"),
+        "amp.dynamic",
+        lambda it: not it,
+        "true",
+    ),
+    (("data.prefetch",), "data.workers", lambda it: it == 0, "a number of processes"),
+    (("checkpoint.minutes",), "checkpoint.auto", lambda it: it, "false"),
+)
+
+
+def idle_keys(config: Config, given: Collection[str]) -> Iterator[Idle]:
+    """Yield each ``given`` key that differs from its default and has no effect, once."""
+    if config.command:
+        return  # A command may read any key.
+    seen = set()
+    # A dynamic loss scale overflows regularly; these overflows do not count against the limit.
+    scaled = config.amp.dtype == "fp16" and config.amp.dynamic
+    for keys, other, idles, remedy in _RULES if scaled else (*_RULES, _LIMIT):
+        value = _value(config, other)
+        for key in keys if idles(value) else ():
+            if key in given and key not in seen and _value(config, key) != _default(key):
+                seen.add(key)
+                shown = value if isinstance(value, str) else json.dumps(value)
+                text = f"has no effect with {other}={shown}; omit it, or set {other} to {remedy}"
+                yield Idle(key, other, text)
+    window = config.train.profile
+    if window is not None and int(window.partition("-")[0]) > config.train.steps:
+        text = f"{value_text(window)} is after the last step, with train.steps={config.train.steps}"
+        yield Idle("train.profile", "train.steps", text)
+
+
+def _value(config: Config, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _default(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return type(Config.model_fields[section].default).model_fields[name].default

@@ -13,11 +13,12 @@ from hpcrun.config.fields import (
     NotifyTarget,
     NotNegative,
     Positive,
+    Section,
     Shrinking,
     StepWindow,
+    TaskSection,
     Word,
 )
-from hpcrun.config.section import Section, TaskSection
 
 
 class ModelOptions(TaskSection):

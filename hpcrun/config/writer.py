@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from hpcrun.config.fields import masked_values
+from hpcrun.config.reader import SCALARS
 from hpcrun.config.schema import Config
-from hpcrun.config.secrets import masked_values
-from hpcrun.config.sources.reader import SCALARS
 
 
 class _Dumper(yaml.SafeDumper):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrun.devices import amd
+from hpcrun.devices import devices as amd
 
 Core = tuple[int, ...]
 """The CPUs (hardware threads) of one core."""

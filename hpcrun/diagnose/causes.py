@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.diagnose.catalog import explained, known_cause
-from hpcrun.diagnose.rank_logs import words_at_exit
-from hpcrun.diagnose.slurm_log import before_termination
-from hpcrun.run.endings import Exit, Failure, Hang, last_words, node_name
-from hpcrun.run.tracebacks import headline
+from hpcrun.diagnose.read_log import before_termination, words_at_exit
+from hpcrun.run.endings import Exit, Failure, Hang, headline, last_words, node_name
 
 _CASCADE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcrun.diagnose.catalog import RETRY_WORDS, KnownMessage, Retry, match, may_match, phrases
-from hpcrun.diagnose.collectives import Positions
-from hpcrun.diagnose.log_line import LogLine
+from hpcrun.diagnose.flight_recorder import Positions
+from hpcrun.diagnose.read_log import LogLine
 
 Confidence = Literal["high", "medium", "low"]
 

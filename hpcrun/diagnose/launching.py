@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 
 from hpcrun.diagnose.causes import Diagnosis
-from hpcrun.diagnose.rank_logs import node_without_program
-from hpcrun.diagnose.slurm_log import before_termination
+from hpcrun.diagnose.read_log import before_termination, node_without_program
 from hpcrun.run.endings import node_name
-from hpcrun.run.preflight_report import read_unfit
+from hpcrun.run.reports import read_unfit
 
 # "/var/spool/slurmd/job00012/slurm_script: line 17: module: command not found"
 _BASH = re.compile(r"^\S.*?: line \d+: (?P<what>.+)$")

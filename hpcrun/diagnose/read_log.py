@@ -1,12 +1,128 @@
-"""Read logs of any size in bounded memory: only their beginning and end."""
+"""Read logs of any size in bounded memory: only their beginning and end.
+
+Recorded with Slurm 22.05, 24.11 and 26.05. Since 25.05 slurmstepd names the signal of a cancellation
+("DUE to SIGNAL Terminated"), and its lines may lack the prefix ``slurmstepd-HOST:``.
+"""
 
 import re
+import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcrun.diagnose.log_line import LogLine, labeled
+from hpcrun.diagnose.flight_recorder import is_default, member_of
+from hpcrun.run.endings import last_words
+from hpcrun.run.files import end_of
+from hpcrun.slurm import unix_time
+
+# torch's label has the global rank; any launcher, agent or log collector may print its own labels before.
+_LABEL = re.compile(r"\[rank(?P<rank>\d+)\]:? ?")
+_LAUNCHER = re.compile(
+    # torchrun's label (the local rank), Open MPI's, `srun --label`, a script's.
+    r"^.{0,40}?\[(?:default|trainer)(?P<local>\d+)(?:\|\d+)?\]:? ?"
+    r"|^.{0,40}?\[1,(?P<mpi>\d+)\]<std(?:out|err)>: ?"
+    r"|^\s*(?P<srun>\d{1,6}): "
+    r"|^[Rr]ank ?(?P<script>\d+): "
+)
+# Times, pdsh's and journald's host, Kubernetes' stream, Ray's process: (pid=7, ip=10.0.0.2).
+_PREFIX = re.compile(
+    r"\s*(?:\d{4}-\d\d-\d\dT\S+ (?:std(?:out|err) [FP] )?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<journal>\S+) [^\s\[]+(?:\[\d+\])?: "
+    r"|\((?:\S+ )?pid=[^)]*\) "
+    r"|(?!slurm|srun|sbatch|python|rank|epoch|step|lib)(?P<host>[a-z][a-z-]*\d[a-z0-9.-]*): )"
+)
+_ELASTIC = re.compile(r"^\s+rank +: (?P<rank>\d+) ")
+_NODE = re.compile(
+    r"^(?:\[[^\]]*\] )?(?P<nccl>[A-Za-z][\w.-]*):\d+:\d+ \[\d+\]"
+    r"|srun: error: (?P<srun>[^:\s]+): tasks? (?P<tasks>[\d,-]+): "
+    r"|slurmstepd-(?P<stepd>[^:\s]+):"
+    r"|failed on node (?P<launch>[^:\s]+)"
+    r"|Node failure on (?P<lost>[^:\s,]+)"
+    r"|^\s+host +: (?P<elastic>\S+)"
+)
+_FIRST = 200
+"""Characters at the beginning of a line that may have labels."""
+_ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
+_GLOG = re.compile(r"\[?[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)\.(\d+)")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line with its place and its origin, as far as known.
+
+    ``line`` counts from 1, and is 0 for a fact that is not a line of a file. ``time``: Unix seconds.
+    ``failure``: the fact is a failure, whatever its text.
+    """
+
+    text: str
+    file: str = "-"
+    line: int = 0
+    rank: int | None = None
+    node: str | None = None
+    time: float | None = None
+    failure: bool = False
+
+    @property
+    def place(self) -> str:
+        """The place as ``file:line``."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+def labeled(text: str, file: str, line: int, rank: int | None = None) -> LogLine:
+    """Read rank, node and time from ``text``; ``rank``, the rank of the file, takes precedence."""
+    when, node = _time(text), None
+    while prefix := _PREFIX.match(text):
+        node = prefix["journal"] or prefix["host"] or node
+        text = text[prefix.end() :]
+    launcher = _LAUNCHER.match(text)
+    label = _LABEL.search(text, 0, _FIRST) if "[rank" in text else None
+    if found := label or launcher:
+        text = text[found.end() :]
+    if rank is None and label:
+        rank = int(label["rank"])
+    if rank is None and ("ank " in text or " rank" in text):
+        # A rank within a smaller group is not the global rank.
+        member, elastic = member_of(text), _ELASTIC.match(text)
+        if member and is_default(member[0]):
+            rank = member[1]
+        elif elastic:
+            rank = int(elastic["rank"])
+    if rank is None and launcher:
+        rank = int(next(number for number in launcher.groups() if number is not None))
+    if ":" in text or "node" in text:
+        named = _NODE.search(text)
+        if named:
+            tasks = named["tasks"]
+            groups = {**named.groupdict(), "tasks": None}
+            node = next((group for group in groups.values() if group), node)
+            if rank is None and tasks and tasks.isdecimal():
+                rank = int(tasks)
+    return LogLine(text, file, line, rank, node, when if when is not None else _time(text))
+
+
+def _time(text: str) -> float | None:
+    found = _ISO.search(text, 0, 120)
+    if found:
+        return _seconds(f"{found[1]} {found[2]}", found[3])
+    found = _GLOG.match(text)
+    if found is None:
+        return None
+    year, rest = time.localtime().tm_year, f"{found[1]}-{found[2]} {found[3]}"
+    when = _seconds(f"{year}-{rest}", found[4])
+    # The label has no year.
+    late = when is not None and when > time.time() + 86_400
+    return _seconds(f"{year - 1}-{rest}", found[4]) if late else when
+
+
+def _seconds(moment: str, fraction: str | None) -> float | None:
+    try:
+        whole = time.mktime(time.strptime(moment, "%Y-%m-%d %H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+    return whole + (float(f"0.{fraction}") if fraction else 0.0)
+
 
 HEAD, TAIL = 4 << 20, 32 << 20
 """Bytes: a log begins with the errors of a start, and ends with the errors of an end."""
@@ -84,3 +200,112 @@ def _line(raw: bytes, name: str, number: int, rank: int | None) -> LogLine:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
     return labeled(text, name, number, rank)
+
+
+_END = 1 << 16
+"""Bytes that are read from the end of a log."""
+
+_EXECVE = re.compile(r"^(?P<prefix>.*)error: execve\(\): (?P<what>.+)$", re.MULTILINE)
+_STEPD = re.compile(r"slurmstepd-(?P<host>[^\s:]+): $")
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+def words_at_exit(folder: Path, rank: int) -> str | None:
+    """Return why ``rank`` exited with a code: slurmstepd's message, C++'s, or its traceback's last line."""
+    text = end_of_log(folder / f"rank-{rank:05d}.log")
+    unstarted = _EXECVE.search(text)
+    if unstarted:
+        return f"execve(): {unstarted['what']}"
+    return last_words(folder, rank) or exception_line(text)
+
+
+def exception_line(text: str) -> str | None:
+    """Return the line of the last traceback in ``text`` that names the exception, or None."""
+    _, found, rest = text.rpartition(_TRACEBACK)
+    if not found:
+        return None
+    lines = rest.splitlines()[1:]
+    named = (line.strip() for line in lines if line.strip() and not line.startswith((" ", "\t")))
+    line = next(named, None)
+    return line[:500] if line else None
+
+
+def node_without_program(folder: Path) -> tuple[str | None, str] | None:
+    """Return (node, slurmstepd's message) if the ranks' program is missing on some nodes but not on all.
+
+    The node is None if the message does not name it. None for all if every rank with a message
+    failed to start, or none did.
+    """
+    failed: dict[str, re.Match[str]] = {}
+    started = False
+    for path in sorted(folder.glob("rank-*.log")):
+        text = end_of_log(path)
+        found = _EXECVE.search(text)
+        if found:
+            failed[path.name] = found
+        else:
+            started = started or bool(text.strip())
+    if not failed or not started:
+        return None
+    first = next(iter(failed.values()))
+    host = _STEPD.search(first["prefix"])
+    return (host and host["host"]), first["what"]
+
+
+def end_of_log(path: Path) -> str:
+    """Return the last 64 KiB of a log as text; "" if it cannot be read."""
+    return end_of(path, _END).decode(errors="replace")
+
+
+_ENDED = re.compile(
+    r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON (?P<host>\S+) CANCELLED AT (?P<at>[^\s,*]+)"
+    r"(?: DUE (?:TO|to) (?P<why>[^*,]+?))?(?=,| \*\*\*)"
+)
+_REASONS = {
+    "PREEMPTION": "preemption",
+    "TIME LIMIT": "time-limit",
+    "NODE FAILURE": "node-failure",
+    # By an administrator or another program: hpcrun requeues only after it has classified the end.
+    "JOB REQUEUE": "preemption",
+}
+# After this line Slurm itself kills tasks; their ends are not causes.
+_TERMINATION = re.compile(
+    r"Terminating StepId=|_step_signal: Terminating|Job step aborted|Force Terminated"
+    r"|\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT "
+)
+
+
+def scheduler_word(batch_log: str) -> str | None:
+    """Return Slurm's reason for the end (preemption, time-limit, node-failure, cancelled), or None.
+
+    A step without a reason, or with a signal, was not ended by the scheduler: srun ends a step when a
+    task fails.
+    """
+    for ended in _ENDED.finditer(batch_log):
+        why = ended["why"]
+        if why in _REASONS:
+            return _REASONS[why]
+        if ended["what"] == "JOB" and (why is None or why.startswith("SIGNAL ")):
+            return "cancelled"
+    return None
+
+
+def before_termination(batch_log: str) -> str:
+    """Return the lines that Slurm wrote before it began to kill tasks."""
+    found = _TERMINATION.search(batch_log)
+    if found is None:
+        return batch_log
+    return batch_log[: batch_log.rfind("\n", 0, found.start()) + 1]
+
+
+def since(batch_log: str, start: float) -> str:
+    """Return the part of a log without marks that follows the last end before ``start`` (Unix seconds).
+
+    Each attempt but the newest ended with such a line, at the latest when it was requeued.
+    """
+    cut = 0
+    for ended in _ENDED.finditer(batch_log):
+        when = unix_time(ended["at"])
+        if when is not None and when < start:
+            cut = ended.end()
+    return batch_log[cut:]

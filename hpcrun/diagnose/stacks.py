@@ -5,8 +5,8 @@ import sys
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hpcrun.run.endings import is_own_code, is_package_code, original
 from hpcrun.run.stacks import SPAWNED, STOPPED, Frame, Stack, Thread
-from hpcrun.run.tracebacks import is_own_code, is_package_code, original
 
 MOVED = 3.0
 """Seconds: a rank moves if its position changed more recently than this. Ranks check it once a second."""

@@ -13,8 +13,7 @@ from typing import Any
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.estimate.gpus import needed
-from hpcrun.estimate.start import REFUSED
+from hpcrun.estimate.result import REFUSED, needed
 from hpcrun.printing import say_aside
 
 

@@ -25,10 +25,9 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.estimate.gpu_rules import GpuRules
 from hpcrun.estimate.live_storages import LiveStorages, storages
 from hpcrun.estimate.result import Parts, Traced
-from hpcrun.estimate.strategies import FakeDDP, fake_strategies, fsdp_parameters
+from hpcrun.estimate.strategies import FakeDDP, GpuRules, fake_strategies, fsdp_parameters
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import training_steps

@@ -10,8 +10,7 @@ from hpcrun.config import Config
 from hpcrun.config.resolve import contradictions
 from hpcrun.errors import UserError
 from hpcrun.estimate.fake_run import FakeRun, Untraceable
-from hpcrun.estimate.gpus import FRAGMENTED, GIB, RESERVE_GIB, needed
-from hpcrun.estimate.result import Traced
+from hpcrun.estimate.result import FRAGMENTED, GIB, RESERVE_GIB, Traced, needed
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.health.out_of_memory import advice, usage
 

@@ -5,17 +5,18 @@ from collections.abc import Collection, Sequence
 
 from hpcrun import slurm
 from hpcrun.diagnose.causes import blames_node
-from hpcrun.job.end.finalize import Classification
+from hpcrun.job.finalize import Classification
 from hpcrun.job.second_start import nodes_of, start_elsewhere
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, note, read_events
 from hpcrun.slurm.avoided_nodes import (
+    add_failure,
+    bad_nodes_path,
     excluded_nodes,
     nodes_to_avoid,
     request_of,
     take_back_if_stuck,
 )
-from hpcrun.slurm.bad_node_list import add_failure, bad_nodes_path
 
 
 def exclude_bad_nodes(

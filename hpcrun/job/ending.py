@@ -9,28 +9,33 @@ import traceback
 from dataclasses import dataclass
 
 from hpcrun.config import Config, Job, load_resolved
-from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
-from hpcrun.job.end.batch_log import batch_log
-from hpcrun.job.end.finalize import Classification, finalize, write_result
-from hpcrun.job.end.scheduler_view import (
+from hpcrun.job.finalize import Classification, finalize, write_result
+from hpcrun.job.history import asked_to_end, last_committed, successor
+from hpcrun.job.notifying import KEY, NO_SENDER, Due, Sender, start
+from hpcrun.job.ownership import Occupied, refusal, require_free
+from hpcrun.job.policy import Budgets, Clock, of_script
+from hpcrun.job.requeue import (
+    WORD_PATIENCE,
+    ContinuationError,
+    is_cancelled,
+    requeue,
+    submit_successor,
+    take_over_dependents,
+    withdraw,
+)
+from hpcrun.job.scheduler_view import (
     Ending,
     JobView,
     SchedulerWord,
+    batch_log,
     ending_of,
     query_job,
     reason_given,
 )
-from hpcrun.job.history import asked_to_end, last_committed, successor
-from hpcrun.job.notification import KEY, Due
-from hpcrun.job.notify.starting import NO_SENDER, Sender, start
-from hpcrun.job.ownership import Occupied, refusal, require_free
-from hpcrun.job.policy import Budgets, of_script
-from hpcrun.job.requeue import WORD_PATIENCE, is_cancelled, requeue, withdraw
-from hpcrun.job.retries import Clock
-from hpcrun.job.successor import ContinuationError, submit_successor, take_over_dependents
 from hpcrun.job.unrecorded import Outcome, decide_unrecorded
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events

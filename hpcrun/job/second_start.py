@@ -19,7 +19,7 @@ from hpcrun.slurm.avoided_nodes import (
     request_of,
     take_back_if_stuck,
 )
-from hpcrun.slurm.hostlist import expand
+from hpcrun.slurm.notation import expand
 
 
 def deserves_second_start(events: Sequence[Event], attempt: Attempt) -> bool:

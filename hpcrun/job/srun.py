@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.ranks.network.ports import is_free, port_candidates
+from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.slurm.hostlist import expand
+from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.node_setup import components, node_setup_command
-from hpcrun.slurm.options import given_option
+from hpcrun.slurm.notation import expand
 
 # The same message as slurmstepd writes for a program that it starts itself.
 _FOUND = (

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import UserError
-from hpcrun.job import exitcodes
-from hpcrun.job.end.scheduler_view import query_job
-from hpcrun.job.inherited_variables import own_variables
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.opening import own_variables
+from hpcrun.job.scheduler_view import query_job
 from hpcrun.job.srun import (
     LaunchOptions,
     link_batch_log,
@@ -38,7 +38,7 @@ from hpcrun.job.srun import (
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.run.io.files import HeldFolder, make_log_folder
+from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.slurm.environment import export_from_environment
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
 
 def _send_left(run: RunDirectory) -> None:
     """Send the notifications of an attempt that lost its node before it could send them."""
-    from hpcrun.job.notify.starting import send_left
+    from hpcrun.job.notifying import send_left
 
     try:
         send_left(run)

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job import exitcodes
-from hpcrun.job.end.batch_log import batch_log
+from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import all_histories, asked_to_end, jobs_of
 from hpcrun.job.policy import Budgets, decide
+from hpcrun.job.scheduler_view import batch_log
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import is_unfinished, read_heard_stops
 from hpcrun.run.events import Attempt, Cause, Event, read_events
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 
 _Found = TypeVar("_Found")
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from hpcrun.devices.devices import lists_mig, visible_gpus
 from hpcrun.errors import ClusterError
+from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.ranks.existing_group import made_group, place_in_group
 from hpcrun.ranks.launchers import LOOPBACK, LaunchMethod, Placement, read_placement
-from hpcrun.ranks.network.ports import is_free, port_candidates
 
 Backend = Literal["nccl", "gloo"]
 

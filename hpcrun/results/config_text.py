@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from hpcrun.config import ConfigError
-from hpcrun.config.sources.reader import read_yaml
+from hpcrun.config.reader import read_yaml
 
 SAME_TRAINING = ("job.", "restarts.", "checkpoint.", "watch.")
 """Sections that change where a run works and how often it saves, not what it computes."""

@@ -17,7 +17,7 @@ from hpcrun.errors import ResultsError
 from hpcrun.results.config_text import flat
 from hpcrun.results.frames import beside_run, config_of, fields
 from hpcrun.results.store import ResultsFile
-from hpcrun.run.io.files import sync_directory
+from hpcrun.run.files import sync_directory
 
 # Rows of a table in memory, and of a row group.
 _ROWS = 200_000

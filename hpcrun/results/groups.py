@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hpcrun.results.collect.summary import NO_STEP, counted
 from hpcrun.results.config_text import SAME_TRAINING, flat
 from hpcrun.results.frames import fields, own_config, with_parameters
 from hpcrun.results.store import ResultsFile
+from hpcrun.run.sweep_file import is_sweep
 
 _MORE_IS_BETTER = re.compile(
     r"acc|auc|bleu|rouge|reward|return|score|precision|recall|_per_second|mfu|reached"
@@ -329,3 +331,18 @@ def _natural(text: str) -> list[tuple[float, str]]:
     """Return a key that sorts 3e-4 before 0.001 and 9 before 10."""
     parts = re.split(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
     return [(float(part), "") if at % 2 else (math.inf, part) for at, part in enumerate(parts)]
+
+
+def labels(store: ResultsFile) -> dict[str, str]:
+    """Return a different name for each run of ``store``, by the run's key.
+
+    A run of a sweep is ``SWEEP/000`` if the sweep folder is still there. Every other name is the key.
+    """
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for row in store.table("runs"):
+        key, path = row["run"].decode(), Path(row["path"].decode())
+        name = f"{path.parent.name}/{path.name}" if is_sweep(path.parent) else key
+        found[key] = f"{name} ({key})" if name in taken else name
+        taken.add(name)
+    return found

@@ -1,15 +1,30 @@
-"""The event log: the events of a run in order, with causes. Restart decisions read only this file."""
+"""The event log: the events of a run in order, with causes. Restart decisions read only this file.
 
+Rank 0's log contains these lines, and the commands that follow a run print them.
+"""
+
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
+from pathlib import Path
 from typing import Any
 
-from hpcrun.printing import say_aside
+import orjson
+from tqdm import tqdm
+
+from hpcrun.printing import escaped, quoted, say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import append_line, read_lines
+from hpcrun.run.files import (
+    append_line,
+    intact_lines,
+    open_regular,
+    parse_line,
+    read_json,
+    read_lines,
+)
 
 
 class Cause(str, Enum):
@@ -143,3 +158,275 @@ def to_event(line: dict[str, Any]) -> Event | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+EVENTS_READ = 1 << 16
+"""Bytes of an event log: about 450 events. A run that saves every hour writes as many in two weeks."""
+
+_HEAD = 8192
+_MOST = 1 << 40
+_STARTS = ("submitted", "opened")
+
+
+@dataclass(frozen=True)
+class LastLines:
+    """The JSON objects at the end of a file. ``whole`` is True if ``values`` has every object of the file."""
+
+    values: Sequence[dict[str, Any]]
+    whole: bool
+
+
+def last_lines(path: Path, size: int) -> LastLines:
+    """Return the JSON objects in the last ``size`` bytes of ``path``; damaged lines are skipped."""
+    try:
+        with open_regular(path) as stream:
+            length = stream.seek(0, os.SEEK_END)
+            begin = max(0, length - size)
+            stream.seek(begin)
+            lines = stream.read(length - begin).split(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return LastLines((), True)
+    # A read that begins in the middle of the file cuts the first line.
+    return LastLines(_objects([line for line in lines[1 if begin else 0 :] if line]), not begin)
+
+
+def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the JSON objects of ``lines``, without damaged lines."""
+    lines = intact_lines(lines)
+    try:
+        # One call for all lines takes a third of the time. If a line has NaN, read the lines one by one.
+        whole = orjson.loads(b"[" + b",".join(lines) + b"]")
+        if len(whole) == len(lines) and set(map(type, whole)) <= {dict}:
+            return list(whole)
+    except (ValueError, RecursionError):
+        pass
+    return [value for line in lines if (value := parse_line(line)) is not None]
+
+
+@dataclass(frozen=True)
+class Recent:
+    """The newest events of a run. ``began``: the time of the very first event (Unix seconds)."""
+
+    events: Sequence[Event]
+    whole: bool
+    began: float | None
+
+
+class RecentEvents:
+    """The event logs of many runs, each read once, and only its end.
+
+    The submission, or the start of the newest attempt, names the job of the run. If the end of a log has
+    neither, as after thousands of saves, the beginning is read too; if the beginning belongs to another
+    attempt, twice as much of the end is read.
+
+    Args:
+        before: the result of an earlier read; a log of unchanged length is not read again.
+        size: bytes; None: whole logs.
+    """
+
+    def __init__(
+        self, before: "RecentEvents | None" = None, size: int | None = EVENTS_READ
+    ) -> None:
+        self._size = _MOST if size is None else size
+        self._old = {} if before is None else before._read
+        self._read: dict[Path, tuple[tuple[int, int, int] | None, Recent]] = {}
+
+    def __call__(self, run: RunDirectory) -> Sequence[Event]:
+        """Return the newest events of ``run``, oldest first; raises OSError if they cannot be read."""
+        return self.of(run).events
+
+    def of(self, run: RunDirectory) -> Recent:
+        """Return the newest events of ``run``, and whether they are all; raises OSError."""
+        if run.path not in self._read:
+            mark = signature(run.events)
+            old = self._old.get(run.path)
+            same = old is not None and mark is not None and old[0] == mark
+            self._read[run.path] = old if old and same else (mark, self._recent(run.events))
+        return self._read[run.path][1]
+
+    def _recent(self, path: Path) -> Recent:
+        size = self._size
+        while True:
+            found = last_lines(path, size)
+            events = [event for value in found.values if (event := to_event(value)) is not None]
+            if found.whole:
+                return Recent(events, True, events[0].time if events else None)
+            head = _head(path)
+            began = head[0].time if head else None
+            if any(event.what in _STARTS for event in events):
+                return Recent(events, False, began)
+            attempts = {event.attempt for event in events if event.attempt}
+            opened = {event.attempt for event in head if event.what == "opened"}
+            if attempts and attempts <= opened:
+                starts = [event for event in head if event.what in (*_STARTS, "started")]
+                return Recent([*starts, *events], False, began)
+            size *= 2
+
+
+def signature(path: Path) -> tuple[int, int, int] | None:
+    """Return a value that changes with each line appended to the file; None without a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _head(path: Path) -> list[Event]:
+    """Return the events at the beginning of a log."""
+    with open_regular(path) as stream:
+        lines = stream.read(_HEAD).split(b"\n")[:-1]
+    return [event for line in lines if (event := to_event(parse_line(line) or {})) is not None]
+
+
+Reader = Callable[[RunDirectory], Sequence[Event]]
+"""Returns the events of a run, as ``read_events`` does."""
+
+
+# Frequent lines would only make a log file or a pipe longer.
+_SECONDS_PER_LINE = 10.0
+
+
+class Pace:
+    """Estimates the remaining time from the times in the run's files.
+
+    The time of reading is no measure, because a reader may get many lines together.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._first: tuple[int, float] | None = None
+        self._warm = False
+
+    def begin(self, step: int, when: float) -> None:
+        """Start at ``step``; the pace of an earlier attempt does not count."""
+        self._first, self._warm = (step, when), False
+
+    def left(self, step: int, when: float) -> str | None:
+        """Return the remaining time after ``step`` in words, or None if it is unknown."""
+        if self._first is None:
+            self._first = step, when
+            return None
+        first, began = self._first
+        if not self._warm:
+            # The first steps compile and warm up: later estimates exclude their time.
+            self._first, self._warm = (step, when), True
+        if step <= first or when < began:
+            return None
+        return str(tqdm.format_interval((when - began) / (step - first) * (self._total - step)))
+
+
+class StepLines:
+    """Lines at the start, at the end, and at most every ten seconds of training over ``total`` steps."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._pace = Pace(total)
+        self._printed: float | None = None
+
+    def begin(self, step: int, when: float) -> None:
+        """Start the clock at ``step``; ``when``: Unix seconds."""
+        self._pace.begin(step, when)
+        self._printed = None
+
+    def line(self, step: int, when: float, facts: Mapping[str, str]) -> str | None:
+        """Return the line for ``step`` done steps at ``when`` (Unix seconds); None between two lines."""
+        now = time.monotonic()
+        due = self._printed is None or now - self._printed >= _SECONDS_PER_LINE
+        if not facts or (not due and step < self._total):
+            return None
+        self._printed = now
+        return f"step {step}/{self._total}: {in_words(facts, self._pace.left(step, when))}"
+
+
+def in_words(facts: Mapping[str, str], left: str | None) -> str:
+    """Return ``facts`` and the remaining time on one line, safe for a terminal."""
+    words = [f"{key} {value}" for key, value in facts.items()]
+    return escaped(", ".join([*words, f"ETA {left}"] if left else words))
+
+
+def facts_of(line: Mapping[str, Any]) -> dict[str, str]:
+    """Return loss and speed, in words, of a line of metrics.jsonl."""
+    facts: dict[str, str] = {}
+    for key, value in line.items():
+        if key == "loss":
+            facts["loss"] = shown_loss(value)
+        elif key.endswith("_per_second") and isinstance(value, int | float):
+            facts[f"{key.removesuffix('_per_second')}/s"] = f"{value:,.0f}"
+    return facts
+
+
+def validation_line(line: Mapping[str, Any]) -> str | None:
+    """Return the text for a validation in a line of metrics.jsonl; None if the line has none."""
+    if "validation_loss" not in line:
+        return None
+    return f"step {line['step']}: validation loss {shown_loss(line['validation_loss'])}"
+
+
+def shown_loss(value: Any) -> str:
+    """Return a loss as text. The file has null for a number that is not finite, as JSON has none."""
+    return f"{value:.4f}" if isinstance(value, int | float) else "nan"
+
+
+def result_lines(run: RunDirectory) -> list[str]:
+    """Return a finished run's report: numbers first, then texts of several lines."""
+    result = read_json(run.result) or {}
+    report = {key: _shown(value) for key, value in (result.get("report") or {}).items()}
+    long = {key: value for key, value in report.items() if "\n" in value}
+    short = {escaped(key): value for key, value in report.items() if key not in long}
+    if "validation_loss" not in report and result.get("validation_loss") is not None:
+        loss = (
+            result["best"]["validation_loss"] if _of_the_best(result) else result["validation_loss"]
+        )
+        short["validation_loss"] = _shown(loss)
+    if "stopped_early" in result:
+        short["stopped_early"] = _shown(result["stopped_early"])
+    if _best_is_not_last(result):
+        best = result["best"]
+        mine, others = (
+            ("; the figures above are of this step", "")
+            if _of_the_best(result)
+            else ("", "; the figures above are of this step")
+        )
+        short["best"] = (
+            f"step {best['step']}, validation loss {_shown(best['validation_loss'])}{mine}"
+        )
+        short["last"] = (
+            f"step {result['steps']}, validation loss {_shown(result['validation_loss'])}{others}"
+        )
+    if isinstance(result.get("programs"), int) and result["programs"] > 1:
+        # A script may start its own ranks (mp.spawn) in a way that its command does not show.
+        short["programs"] = f"{result['programs']} were started, each with its own RANK"
+    if "report_error" in result:
+        short["report"] = result["report_error"]
+    width = max(map(len, short), default=0)
+    lines = [f"  {key.replace('_', ' '):<{width}}  {value}" for key, value in short.items()]
+    for key, value in long.items():
+        lines.append(f"  {key.replace('_', ' ')}:")
+        lines += quoted(value)
+    return [*lines, f"  {'result':<{width}}  {run.result}"]
+
+
+def _best_is_not_last(result: dict[str, Any]) -> bool:
+    """Return True if a step before the last had the lowest validation loss."""
+    return "best" in result and result["best"]["step"] != result.get("steps")
+
+
+def _of_the_best(result: dict[str, Any]) -> bool:
+    """Return True if the report is of the step with the lowest validation loss, not of the last step."""
+    return (
+        _best_is_not_last(result) and result.get("report_step", result["steps"]) != result["steps"]
+    )
+
+
+def _shown(value: Any) -> str:
+    """Return a value of the report as text: a list of lists becomes a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list) and len(value) > 1 and all(isinstance(row, list) for row in value):
+        cells = [[_shown(cell) for cell in row] for row in value]
+        width = max((len(cell) for row in cells for cell in row), default=0)
+        return "\n".join(" ".join(cell.rjust(width) for cell in row) for row in cells)
+    return str(value)

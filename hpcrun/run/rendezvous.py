@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
-from hpcrun.run.io.files import make_log_folder, read_json, write_json
+from hpcrun.run.files import make_log_folder, read_json, write_json
 
 T = TypeVar("T")
 

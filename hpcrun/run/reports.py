@@ -11,13 +11,14 @@ import operator
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import append_line, read_json, write_json
+from hpcrun.run.files import append_line, read_json, write_json
 
 VARIABLE = "HPCRUN_REPORTS"
 """Environment variable with the folder of a rank's reports."""
@@ -185,3 +186,31 @@ def _number(name: str, value: SupportsFloat) -> float:
 
 def _at_least(mine: int | None, other: int | None) -> bool:
     return other is None or (mine is not None and mine >= other)
+
+
+_NAME = "preflight.json"
+
+
+@dataclass(frozen=True)
+class PreflightFailure:
+    """Failure of a preflight: its first ``cause`` as a line, and the ``nodes`` to exclude."""
+
+    cause: str
+    nodes: tuple[str, ...]
+
+
+def record_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """Write a preflight's report into an attempt's logs; raises OSError when the disk refuses."""
+    write_json(folder / _NAME, report)
+
+
+def read_unfit(folder: Path) -> PreflightFailure | None:
+    """Return the failure of an attempt's preflight; None if it passed, or there was no preflight.
+
+    Raises:
+        OSError: the report exists but cannot be read.
+    """
+    report = read_json(folder / _NAME)
+    if report is None or not report.get("cause"):
+        return None
+    return PreflightFailure(str(report["cause"]), tuple(map(str, report.get("unfit") or ())))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcrun.run.io.files import make_log_folder
+from hpcrun.run.files import make_log_folder
 
 _FOLDER, _REQUEST = "stacks-now", "request.json"
 # Polls per second of all ranks together; the helper processes poll at the same rate.

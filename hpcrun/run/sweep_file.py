@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import read_json, write_hashed
+from hpcrun.run.files import read_json, write_hashed
 
 NAME = "sweep.json"
 VERSION = 2

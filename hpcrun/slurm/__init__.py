@@ -5,17 +5,31 @@ No module of the package imports torch.
 """
 
 from hpcrun.slurm.answers import (
+    Dependent,
     JobInfo,
     JobRecord,
+    RequeueError,
+    classify_requeue_error,
+    is_unknown_job,
+    parse_dependents,
     parse_job_states,
     parse_sacct,
     parse_sbatch,
+    parse_scripts,
     parse_show_job,
     parse_sinfo,
     parse_squeue,
     parse_steps,
+    reason_in_words,
 )
 from hpcrun.slurm.commands import (
+    NOT_FOUND,
+    TIMED_OUT,
+    Completed,
+    cluster_name,
+    configured,
+    parse_cluster_name,
+    run,
     sacct_command,
     sacct_usage_command,
     scancel_command,
@@ -32,20 +46,8 @@ from hpcrun.slurm.commands import (
     squeue_scripts_command,
     squeue_steps_command,
 )
-from hpcrun.slurm.dependents import Dependent, parse_dependents, parse_scripts
-from hpcrun.slurm.programs import (
-    NOT_FOUND,
-    TIMED_OUT,
-    Completed,
-    cluster_name,
-    configured,
-    parse_cluster_name,
-    run,
-)
-from hpcrun.slurm.reasons import reason_in_words
-from hpcrun.slurm.refusals import RequeueError, classify_requeue_error, is_unknown_job
+from hpcrun.slurm.notation import seconds, unix_time
 from hpcrun.slurm.usage import AttemptUsage, parse_sacct_usage
-from hpcrun.slurm.values import seconds, unix_time
 
 __all__ = [
     "NOT_FOUND",

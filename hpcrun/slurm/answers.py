@@ -1,14 +1,19 @@
 """Parsers for the output of Slurm's programs about jobs and nodes, one function per kind of output.
 
 The tests use output that was recorded from the real programs of several versions.
+
+A requeued job shows ``BeginTime`` for two minutes, and people think that it is stuck: the words
+say what happens next, and the remedy if waiting does not help.
 """
 
 import json
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from hpcrun.errors import ClusterError
-from hpcrun.slurm.values import JOB_ID, host_names, unix_time
+from hpcrun.slurm.commands import Completed
+from hpcrun.slurm.notation import JOB_ID, host_names, unix_time
 
 
 @dataclass(frozen=True)
@@ -184,3 +189,195 @@ def parse_sbatch(text: str) -> tuple[str, str | None]:
             "see with squeue --me whether the job was submitted"
         )
     return match[1], match[2]
+
+
+RequeueError = Literal["denied", "disabled", "batch-only", "pending", "transient", "unknown"]
+
+_REQUEUE_ERRORS: tuple[tuple[str, RequeueError], ...] = (
+    ("access/permission denied", "denied"),
+    ("requested operation is presently disabled", "disabled"),
+    ("only batch jobs are accepted", "batch-only"),
+    ("job is pending execution", "pending"),
+    ("unable to contact slurm controller", "transient"),
+    # scontrol requeue prints this when no controller answers (observed with Slurm 22.05).
+    ("unexpected message received", "transient"),
+    ("socket timed out", "transient"),
+    ("zero bytes were transmitted", "transient"),
+    ("in standby mode", "transient"),
+    ("can not be altered now, try again later", "transient"),
+    ("protocol authentication error", "transient"),
+    ("connection refused", "transient"),
+    ("timed out after", "transient"),
+)
+
+
+def classify_requeue_error(stderr: str) -> RequeueError:
+    """Classify a failed ``scontrol requeue`` by its error text (slurm_errno.c).
+
+    "pending": the job has been requeued already, which is success. "transient": try again. "denied",
+    "disabled" (submitted with --no-requeue) and "batch-only" (under salloc): another try is
+    useless.
+    """
+    text = stderr.lower()
+    return next((kind for phrase, kind in _REQUEUE_ERRORS if phrase in text), "unknown")
+
+
+def is_unknown_job(answer: Completed) -> bool:
+    """Return True if the controller has forgotten the job; any other failure gives False."""
+    return answer.returncode != 0 and "Invalid job id specified" in answer.stderr
+
+
+_WAITING = {
+    "BeginTime": "Slurm delays a requeued job by about two minutes "
+    "(or the job requested a later start)",
+    "BurstBufferResources": "for space in the burst buffer",
+    "BurstBufferStageIn": "the burst buffer is being filled",
+    "Constraints": "no free node fits the request (its constraint, gpus or mem)",
+    "MaxPoweredUpNodes": "the site's limit of powered-up nodes is reached",
+    "MpiPortsBusy": "for free ports for MPI on the nodes",
+    "NvidiaImexChannels": "for a free NVIDIA IMEX channel",
+    "Cleaning": "the last attempt is still being cleaned up before the requeue",
+    "Dependency": "for another job to end first",
+    "JobArrayTaskLimit": "the array runs its allowed number of tasks",
+    "Licenses": "for a license",
+    "Priority": "higher-priority jobs",
+    "Prolog": "the nodes are being prepared",
+    "SchedDefer": "Slurm considers new jobs at intervals here, and not yet this job",
+    "Reservation": "for the reservation to begin",
+    "Resources": "for enough free nodes; it is next in line",
+    "WaitingForScheduling": "Slurm has not considered it yet",
+    "None": "Slurm has not considered it yet",
+}
+_STUCK = {
+    "AccountNotAllowed": "the partition does not take this account; correct job.account or "
+    "job.partition and resubmit",
+    "BadConstraints": "no node fits the request; correct constraint, gpus or mem and resubmit",
+    "DeadLine": "it can no longer end before its deadline; cancel it and resubmit",
+    "DependencyNeverSatisfied": "the job it depends on failed; cancel it and resubmit",
+    "InvalidAccount": "the account is not valid; correct job.account and resubmit",
+    "InvalidQOS": "the QOS is not valid; correct job.qos and resubmit",
+    "JobHeldAdmin": "an administrator holds it; ask them, only they can release it",
+    "JobHeldUser": "it is held; release it with: scontrol release JOB",
+    "JobHoldMaxRequeue": "it was requeued too often at launch; check the nodes, then: "
+    "scontrol release JOB",
+    "MaxRequeue": "it was requeued too often at launch; check the nodes, then: "
+    "scontrol release JOB",
+    "NodeDown": "a node that it requests by name is down; resubmit without that name",
+    "PartitionConfig": "the partition does not allow such a job (its size, time, account or group); see "
+    "scontrol show partition, and choose another partition or request less",
+    "PartitionDown": "the partition takes no new jobs now; wait, or choose another partition",
+    "PartitionInactive": "the partition starts no jobs now; wait, or choose another partition",
+    "PartitionNodeLimit": "the partition does not allow that many nodes; request fewer",
+    "PartitionTimeLimit": "the partition does not allow that much time; request less",
+    "QOSMinCpuNotSatisfied": "the QOS needs more CPUs per job; request more, or correct job.qos",
+    "QOSNotAllowed": "the partition does not take this QOS; correct job.qos or job.partition and resubmit",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved "
+    "(often a maintenance that a shorter job.time would fit before)",
+    "RaisedSignal": "a signal ended it; see its log",
+    "ReservationInvalid": "the requested reservation is not valid; correct job.reservation and resubmit",
+    "ReservationDeleted": "its reservation is gone; correct job.reservation and resubmit",
+    "launch failed requeued held": "its launch failed and Slurm holds it; check the nodes, then: "
+    "scontrol release JOB",
+    "job requeued in held state": "it was requeued and is held; release it with: "
+    "scontrol release JOB",
+}
+
+
+# MaxCpuRunMinsPerUser, MaxGRESRunMinsPerAccount …
+_RUN_MINUTES = re.compile(r"Max\w+RunMinsPer\w+")
+
+
+def reason_in_words(reason: str) -> str:
+    """Return one short clause for Slurm's reason code (squeue(1), "JOB REASON CODES").
+
+    It starts with "waiting:" if the job only needs time, and with "stuck:" if it needs a change. An
+    unknown code is returned as Slurm wrote it.
+    """
+    # It contains spaces or underscores, depending on Slurm's version and the program.
+    code = reason.strip().strip("()").split(",")[0].replace("_", " ")
+    if code in _STUCK:
+        return f"stuck: {_STUCK[code]}"
+    if code in _WAITING:
+        return f"waiting: {_WAITING[code]}"
+    if code.startswith("Nodes required for job are DOWN"):
+        return "waiting: nodes that it needs are down, drained or kept for other partitions"
+    if code.endswith(("PerJob", "PerJobLimit")):
+        return (
+            f"stuck: it requests more than the account or QOS allows a job ({code}); request less"
+        )
+    limits = ("Assoc", "QOS", "MaxMemPerLimit", "MaxCpuPer", "MaxNodePer", "Account")
+    if code.startswith(limits) or _RUN_MINUTES.fullmatch(code):
+        return f"waiting: a limit of the account or QOS is reached ({code})"
+    return f"waiting: {code or 'Slurm gives no reason'}"
+
+
+WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+    | {"RESV_DEL_HOLD", "REVOKED"}
+)
+_OVER = frozenset(
+    {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
+    | {"BOOT_FAIL", "DEADLINE"}
+)
+
+
+def is_over(state: str) -> bool:
+    """Return True if a job in ``state`` no longer runs and does not wait for a start.
+
+    A newer Slurm may have states that this table lacks, and a run with a job that might be live must stay
+    unchanged.
+    """
+    return state in _OVER
+
+
+_CONDITION = re.compile(r"(?P<kind>[a-z]+):(?P<job>[0-9_+*]+)(?:\([a-z]+\))?")
+
+
+@dataclass(frozen=True)
+class Dependent:
+    """A pending job: its dependency in Slurm's words, and the path of its batch script."""
+
+    job: str
+    dependency: str
+    script: str
+
+    def waits_for(self, kind: str, job: str) -> bool:
+        """Return True if the job waits for ``job`` under the condition ``kind``, such as ``afterok``."""
+        found = _CONDITION.finditer(self.dependency)
+        return any((one["kind"], one["job"]) == (kind, job) for one in found)
+
+    def retargeted(self, kind: str, old: str, new: str) -> str:
+        """Return the dependency with ``old`` replaced by ``new``, in the form that sbatch accepts."""
+
+        def replaced(one: "re.Match[str]") -> str:
+            job = new if (one["kind"], one["job"]) == (kind, old) else one["job"]
+            return f"{one['kind']}:{job}"
+
+        return _CONDITION.sub(replaced, self.dependency)
+
+
+def parse_dependents(text: str) -> list[Dependent]:
+    """Return the jobs for which squeue prints a dependency; lines of another format are ignored."""
+    lines = (line.strip().split("|", 2) for line in text.splitlines())
+    # squeue shows the waiting tasks of an array in one line, as 123_[0-5]; scontrol takes the array's number.
+    return [
+        Dependent(fields[0].partition("_[")[0], *fields[1:])
+        for fields in lines
+        if len(fields) == 3 and ":" in fields[1]
+    ]
+
+
+def parse_scripts(text: str) -> list[tuple[str, str, str | None]]:
+    """Return id, path of the batch script, and cluster of each job; the cluster only if squeue names it.
+
+    An array has several lines in squeue and one entry here.
+    """
+    found: dict[tuple[str, str, str | None], None] = {}
+    cluster = None
+    for line in text.splitlines():
+        job, bar, script = line.strip().partition("|")
+        if bar and job.isdecimal():
+            found[job, script, cluster] = None
+        elif job.startswith("CLUSTER: "):
+            cluster = job.removeprefix("CLUSTER: ").strip()
+    return list(found)

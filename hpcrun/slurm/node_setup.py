@@ -1,13 +1,15 @@
 """The program that prepares every node once before the ranks, for example stages data."""
 
+import ctypes
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.errors import ClusterError
-from hpcrun.slurm.hostlist import expand
-from hpcrun.slurm.options import given_option
+from hpcrun.slurm.commands import given_option
+from hpcrun.slurm.notation import expand
 
 # Bash prints the error of a command, but not the node.
 _NAMES_ITSELF = (
@@ -125,3 +127,19 @@ def _numbers(groups: str) -> list[int]:
             raise ClusterError(f"job.srun_args: --het-group={groups}: write numbers such as 0,2-3")
         found += range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
     return found
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant that loses its parent."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends; for a child process, before its exec."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

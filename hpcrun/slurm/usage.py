@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcrun.slurm.commands import SACCT_USAGE_FIELDS
-from hpcrun.slurm.values import JOB_ID
+from hpcrun.slurm.notation import JOB_ID
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcrun.config.section import Section
+    from hpcrun.config.fields import Section
 
 BUILTIN: dict[str, str] = {
     "language-model": "hpcrun.tasks.language_model:LanguageModel",

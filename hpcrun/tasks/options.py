@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from hpcrun.config.fields import BelowOne, Count, FromZero, Positive, ShellText, Shrinking
-from hpcrun.config.section import Section
+from hpcrun.config.fields import BelowOne, Count, FromZero, Positive, Section, ShellText, Shrinking
 
 
 def splits_over_heads(size: int, others: ValidationInfo) -> int:

@@ -15,7 +15,7 @@ from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.deferred.fill import fill, give_memory
 from hpcrun.train.determinism import fix_compiler
 from hpcrun.train.model.prepare import Preparation
-from hpcrun.train.optim.optimizer import build_schedule, optimizer_of
+from hpcrun.train.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.gradient_compression import compression

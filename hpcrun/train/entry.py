@@ -1,34 +1,46 @@
 """Run one rank of one attempt, from the run directory to the exit code. Imports torch as late as possible."""
 
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.checkpoint.storage.errors import ReadFailure
+from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.config import Config, load_resolved
+from hpcrun.devices.devices import missing_driver
+from hpcrun.diagnose.causes import is_cascade
 from hpcrun.errors import (
+    ErrorOnAllRanks,
     NodeUnfit,
     NotTrainable,
     PeerFailed,
+    PlannedStop,
     PrintedByRankZero,
     UserError,
     is_mistake,
 )
-from hpcrun.job import exitcodes
-from hpcrun.job.end.finalize import finalize
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.command import Launcher, launching_python
+from hpcrun.job.finalize import finalize
 from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.script import ScriptTerms, run_script
+from hpcrun.job.second_start import tried_elsewhere
 from hpcrun.printing import say_aside
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.launchers import scheduler
+from hpcrun.ranks.launchers import read_placement, scheduler
 from hpcrun.ranks.signals import StopFlag, end_helpers
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Attempt, job_of_process
-from hpcrun.run.io.streams import copied_to
-from hpcrun.train.phase import Position
-from hpcrun.train.start.command import run_command
-from hpcrun.train.start.environment import (
+from hpcrun.run.endings import node_name, record_failure
+from hpcrun.run.events import Attempt, job_of_process, note, read_events
+from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
+from hpcrun.run.streams import copied_to
+from hpcrun.train.environment import (
     describe,
     enter_folder,
     prepare_environment,
@@ -37,14 +49,101 @@ from hpcrun.train.start.environment import (
     require_node,
     resolve_interface,
 )
-from hpcrun.train.start.failures import (
-    fail,
-    has_started,
-    has_trained,
-    note_refusal,
-    record_refusal,
-    refuse,
-)
+
+
+def run_command(
+    config: Config,
+    run: RunDirectory,
+    attempt: Attempt,
+    distributed: DistributedConfig,
+    flag: StopFlag,
+) -> int:
+    """Run ``config.command`` until it ends or must stop; return the exit code (see exitcodes)."""
+    launcher = _launcher(config, distributed)
+    command = _as_submitted(run, config.command, launcher)
+    # The ranks that a task starts inherit its variables.
+    if distributed.local_rank == 0 and not config.job.cpu and (line := missing_driver(os.environ)):
+        print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+    started = max(1, config.job.gpus // config.job.tasks_on_node)
+    prepare_environment(distributed, bind=False, started=started)
+    return run_script(command, run, attempt, distributed, flag, _terms(config), launcher)
+
+
+def _launcher(config: Config, distributed: DistributedConfig) -> Launcher | None:
+    """Return the launcher of the command's ranks; raises UserError if the ranks are already started."""
+    job = config.job
+    if job.launcher is None:
+        return None
+    if distributed.launch_method == "torchrun":
+        raise UserError(
+            f"job.launcher: {job.launcher}, but torchrun has started this rank already; submit the run with "
+            "`hpcrun submit`, or with sbatch/train.sbatch"
+        )
+    return Launcher(job.launcher, job.gpus, launching_python(job.python, job.launcher))
+
+
+def _as_submitted(run: RunDirectory, command: list[str], launcher: Launcher | None) -> list[str]:
+    """Return the command with the snapshot's copies in place of the files that it names."""
+    snapshot = recorded_snapshot(run)
+    if snapshot is None:
+        return command
+    before = [launcher.python] if launcher else []
+    words, variables = snapshot_command(snapshot, [*before, *command], Path.cwd())
+    os.environ.update(variables)
+    return words[len(before) :]
+
+
+def _terms(config: Config) -> ScriptTerms:
+    """Return the time limits and the signal for the script."""
+    job = config.job
+    return ScriptTerms(
+        timeout=config.train.timeout,
+        # If the scheduler gives less time, it ends the script earlier.
+        grace=max(float(job.signal_lead), float(job.kill_wait), job.grace),
+        warning=signal.Signals[f"SIG{config.warn_signal}"],
+        interface=job.interface,
+        zero_finishes=job.zero_after_signal == "finished",
+        silent_after=job.silent_after,
+    )
+
+
+TRAINING = "training"
+COMPILING = "compiling"
+PREPARING = "preparing the data"
+PROFILING = "profiling"
+VALIDATING = "validating"
+
+
+@dataclass
+class Position:
+    """The current step (None before the first) and the current activity, in a step or outside.
+
+    Written by plain assignments; the watchdog's thread may read it at any time. ``start``: the first step of
+    this process. ``parts``: completed parts of long work; a change shows the watchdog that the work advances.
+    """
+
+    step: int | None = None
+    doing: str = "starting"
+    start: int = 0
+    parts: int = 0
+
+    @contextlib.contextmanager
+    def at(self, work: str) -> Iterator[Callable[[], None]]:
+        """Set ``doing`` for the block and restore it on success; after an exception it keeps the activity.
+
+        The context yields :meth:`advance`.
+        """
+        before, self.doing = self.doing, work
+        yield self.advance
+        self.doing = before
+
+    def advance(self) -> None:
+        """Count a completed part of the current work."""
+        self.parts += 1
+
+    def place(self) -> tuple[int | None, str, int]:
+        """Return step, activity and completed parts; a change shows the watchdog progress."""
+        return self.step, self.doing, self.parts
 
 
 def run_rank(path: Path, flag: StopFlag) -> int:
@@ -177,3 +276,100 @@ def _run(
 def _slurm_hosts(distributed: DistributedConfig) -> str | None:
     """Return the job's nodes if Slurm started the ranks; only then can nodes be recorded as bad."""
     return os.environ.get("SLURM_JOB_NODELIST") if distributed.launch_method == "slurm" else None
+
+
+def has_trained(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return True if a start before ``attempt`` reached its steps; then a node may have caused an error."""
+    if newest_manifest(run.checkpoints) is not None:
+        return True
+    try:
+        return any(
+            event.what in ("started", "saved") and event.attempt != attempt
+            for event in read_events(run)
+        )
+    except OSError:
+        return True
+
+
+def has_started(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return True if the nodes of a start before ``attempt`` were fit, or may have been."""
+    if has_trained(run, attempt):
+        return True
+    try:
+        return attempt.restart > 0 and not tried_elsewhere(read_events(run), attempt)
+    except OSError:
+        return True
+
+
+def refuse(error: UserError) -> int:
+    """Print ``error`` and return the exit code for bad input."""
+    say_aside(f"hpcrun: {error}")
+    return exitcodes.BAD_INPUT
+
+
+def note_refusal(run: RunDirectory, attempt: Attempt, error: UserError) -> None:
+    """Write rank 0's event ``bad-input``, with the facts about nodes that the classification needs."""
+    known = error if isinstance(error, ErrorOnAllRanks) else None
+    note(
+        run,
+        "bad-input",
+        attempt,
+        reason=str(error),
+        kind=type(error).__name__,
+        host=(known and known.host) or node_name(),
+        shared=known is not None and known.everywhere,
+        certain=error.certain,
+    )
+
+
+def record_refusal(run: RunDirectory, error: UserError) -> None:
+    """Record the failure of a rank that ends before its attempt has begun.
+
+    The classification counts the nodes with such a record.
+    """
+    if scheduler(os.environ) == "direct" or not run.exists():
+        return
+    try:
+        here = read_placement(os.environ)
+        if here.job_id is not None:
+            folder = run.attempt_logs(here.job_id, here.restart_count)
+            plain = error.with_traceback(None)
+            record_failure(folder, here.rank, plain, None, bad_input=True)
+    except (UserError, OSError) as problem:
+        print(f"hpcrun: cannot record the refusal: {problem}", file=sys.stderr, flush=True)
+
+
+def fail(
+    run: RunDirectory,
+    attempt: Attempt,
+    rank: int,
+    error: BaseException,
+    position: Position,
+    *,
+    bad_input: bool = False,
+) -> int:
+    """Record and print ``error``; return the exit code."""
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    # First: dropping the traceback drops the data loader, which would wait for its processes.
+    end_helpers()
+    if isinstance(error, PlannedStop):
+        error.__traceback__ = None
+    try:
+        failure = record_failure(folder, rank, error, position.step, bad_input=bad_input)
+    except OSError as disk:
+        print(f"hpcrun: cannot record the failure: {disk}", file=sys.stderr, flush=True)
+        raise error from None
+    if isinstance(error, UserError):
+        print(f"hpcrun: rank {rank}: {error}", file=sys.stderr, flush=True)
+    elif isinstance(error, OSError) and str(error.filename).startswith(f"{run.path}/"):
+        # The failure is of a disk, not of the program; the record has the traceback.
+        file = error.filename2 or error.filename
+        reason = f"{file}: {error.strerror}; check its owner and the free space"
+        print(f"hpcrun: rank {rank}: {reason}", file=sys.stderr, flush=True)
+    elif is_cascade(failure):
+        first_line = (failure.message.splitlines() or [""])[0]
+        print(f"hpcrun: rank {rank} lost its peers: {first_line}", file=sys.stderr, flush=True)
+    else:
+        text = failure.traceback or f"{failure.kind}: {failure.message}"
+        say_aside(*text.rstrip("\n").split("\n"))
+    return exitcodes.BAD_INPUT if bad_input else exitcodes.FAILED

@@ -1,18 +1,30 @@
 """Save checkpoints at intervals and at stops, and record them in the event log."""
 
 import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from hpcrun.checkpoint.interval import SaveInterval
-from hpcrun.checkpoint.outcome import SaveOutcome
+from hpcrun.checkpoint.interval import SaveInterval, choose_interval
+from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.host_staging import Staging
+from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.retention import Retention, pruning
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.config import Config, changes_since
+from hpcrun.errors import NotTrainable
+from hpcrun.job.ownership import require_none_lost
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note
-from hpcrun.run.owner import OwnedByAnotherAttempt
+from hpcrun.run.events import Attempt, Cause, Event, note, read_events
+from hpcrun.run.record import INCARNATION, OwnedByAnotherAttempt, require_ownership
 from hpcrun.train.data.batches import Steps
-from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.metrics.log import MetricsLog
-from hpcrun.train.step.trainer import AMPTrainer
+from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 
 
 class Saver:
@@ -142,3 +154,146 @@ class Saver:
             bytes=outcome.bytes,
             host_memory=outcome.staged,
         )
+
+
+_FAILURES = (Cause.CRASH, Cause.HANG, Cause.NODE_FAILURE, Cause.PREEMPTION, Cause.TIME_LIMIT)
+_PRIOR = 86400.0
+"""Seconds: prior for the mean time between failures, one day."""
+
+
+def build_engine(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    distributed: DistributedConfig,
+    ranks: Ranks,
+) -> CheckpointEngine:
+    """Make the checkpoint engine of a run's attempt. Collective."""
+    wanted = config.checkpoint
+    store = CheckpointStore(run.checkpoints, attempt.owner, nonce=INCARNATION)
+    memory = wanted.host_memory
+    staging = Staging(
+        limit=None if memory is None else int(memory * 1e9),
+        ranks_on_host=distributed.num_gpus_per_node,
+        pinned=bool(distributed.device_ids),
+    )
+    return CheckpointEngine(
+        store,
+        ranks,
+        still_mine=lambda: require_ownership(run, attempt),
+        after_commit=_pruning(store, config),
+        staging=staging,
+    )
+
+
+def restore(
+    run: RunDirectory, config: Config, trainer: DistributedAMPTrainer, engine: CheckpointEngine
+) -> Restored | None:
+    """Load the newest valid checkpoint into ``trainer``; return None if there is none yet. Collective.
+
+    Raises:
+        ReadFailure: a node failed to read a checkpoint. On all ranks.
+        UserError: a checkpoint was committed but none is left, none can be loaded, or ``config`` trains
+            something else. On all ranks.
+    """
+    restored = trainer.load_checkpoint(engine)
+    while restored is None and _shown_late(run, trainer):
+        restored = trainer.load_checkpoint(engine)
+    if restored is None:
+        return None
+    loaded = restored
+    # Before the removal of old checkpoints, which follows the config.
+    changes = engine.ranks.together(lambda: _config_changes(run, config, loaded))
+    if trainer.is_main_process:
+        make_room(engine.store, config, restored.step)
+    return replace(restored, notes=(*restored.notes, *changes))
+
+
+def _config_changes(run: RunDirectory, config: Config, restored: Restored) -> list[str]:
+    """Return a line on the changes of ``config`` since ``restored`` was saved, if there are any.
+
+    Raises:
+        NotTrainable: a resume may not change one of these keys.
+    """
+    # Earlier versions of hpcrun did not record the config.
+    found = changes_since(restored.meta.get("config"), config, restored.step)
+    if found is not None and found.refused:
+        raise NotTrainable(found.refusal(run.config, restored.step))
+    if found is None:
+        return [f"step {restored.step} has no record of its config; a change since is not noticed"]
+    since = f"the config has changed since step {restored.step} was saved"
+    return [f"{since}: {'; '.join(found.allowed)}"] if found.allowed else []
+
+
+def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:
+    """Return True if rank 0 sees checkpoints at a second look; raises as :func:`restore`. Collective."""
+    ranks, main = trainer.control_ranks(), trainer.is_main_process
+    found = ranks.together(lambda: require_none_lost(run) if main else False)
+    return ranks.from_rank_0(lambda: found)
+
+
+def make_room(store: CheckpointStore, config: Config, step: int) -> None:
+    """Quarantine damaged checkpoints and remove old ones after restoring ``step``; call it on rank 0.
+
+    On a full disk no save would get far enough to do this.
+    """
+    for after_commit in (lambda: _pruning(store, config)(step), lambda: _quarantine_damaged(store)):
+        try:
+            after_commit()
+        except CheckpointError as error:
+            print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+
+
+def _quarantine_damaged(store: CheckpointStore) -> None:
+    for line in store.quarantine_damaged():
+        print(f"hpcrun: {line}", flush=True)
+
+
+def build_interval(
+    run: RunDirectory,
+    config: Config,
+    ranks: Ranks,
+    costs: Callable[[], tuple[float, float] | None],
+    clock: Callable[[], float] = time.monotonic,
+) -> SaveInterval:
+    """Make the save interval: steps, minutes or Young's formula.
+
+    ``costs``: (seconds that training waits, seconds until the commit) of the last save; None before the
+    first.
+    """
+    wanted = config.checkpoint
+    return choose_interval(
+        every=wanted.every,
+        minutes=wanted.minutes,
+        failure_seconds=failure_seconds(read_events(run), time.time()) if wanted.auto else None,
+        costs=costs,
+        ranks=ranks,
+        clock=clock,
+    )
+
+
+def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:
+    wanted = config.checkpoint
+    return pruning(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best))
+
+
+def failure_seconds(events: Sequence[Event], now: float) -> float:
+    """Estimate the mean seconds of training between failures from the run's events.
+
+    The prior counts as one failure in one day, so that a single early crash has limited weight.
+    """
+    trained, failures, since = 0.0, 0, None
+    for event in events:
+        if event.what == "started":
+            since = event.time
+        elif event.what == "ended":
+            trained += _passed(since, event.time)
+            failures += event.cause in _FAILURES
+            since = None
+    trained += _passed(since, now)
+    return (trained + _PRIOR) / (failures + 1)
+
+
+def _passed(since: float | None, until: float) -> float:
+    # A clock that was set back, or a lagging clock of another node, must not give negative time.
+    return 0.0 if since is None else max(0.0, until - since)

@@ -15,34 +15,29 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import Config
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import histories
 from hpcrun.job.policy import OWN_DOING
 from hpcrun.printing import say
-from hpcrun.ranks.agreement import StopAgreement
-from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, note, read_events
-from hpcrun.run.io.files import write_hashed
-from hpcrun.run.owner import require_ownership
-from hpcrun.run.progress_lines import result_lines
-from hpcrun.train.checkpoint_setup import build_engine
+from hpcrun.run.events import Attempt, Cause, note, read_events, result_lines
+from hpcrun.run.files import write_hashed
+from hpcrun.run.record import require_ownership
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
-from hpcrun.train.evaluation.best import Weights, put_best_back
-from hpcrun.train.evaluation.early_stopping import EarlyStopping
-from hpcrun.train.health import compilation, flight_recorder
+from hpcrun.train.early_stopping import EarlyStopping, Weights, put_best_back
+from hpcrun.train.entry import TRAINING, VALIDATING, Position
+from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.health.nonfinite import NonFiniteWatch
 from hpcrun.train.health.watchdog import watching
 from hpcrun.train.metrics.log import MetricsLog, measure
-from hpcrun.train.metrics.profiling import Profile
-from hpcrun.train.metrics.timing import TimedSteps
+from hpcrun.train.metrics.timing import Profile, TimedSteps
+from hpcrun.train.model import compile_cache as compilation
 from hpcrun.train.model.compile_cache import CompileCache
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import TRAINING, VALIDATING, Position
-from hpcrun.train.saving import Saver
-from hpcrun.train.setup.context import Context
+from hpcrun.train.saving import Saver, build_engine
 from hpcrun.train.setup.data import Validation, build_batches, build_validation
 from hpcrun.train.setup.model import build_model
 from hpcrun.train.setup.observers import (
@@ -51,10 +46,10 @@ from hpcrun.train.setup.observers import (
     build_profile,
     build_saver,
     open_compile_cache,
+    stop_reason,
     watch_gradients,
 )
-from hpcrun.train.setup.stop_reason import stop_reason
-from hpcrun.train.setup.task import open_task
+from hpcrun.train.setup.task import Context, open_task
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer, StepResult
 from hpcrun.train.task import Task

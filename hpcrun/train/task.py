@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcrun.config import Config
 from hpcrun.errors import NotTrainable, UserError
-from hpcrun.run.tracebacks import place_of
+from hpcrun.run.endings import place_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
 CALLS = tuple(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from tests.checkpoint.single_rank import engine, nothing
 

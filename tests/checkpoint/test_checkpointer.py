@@ -29,7 +29,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.making import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
-from hpcrun.train.step.checkpointing import TrainerCheckpoints
+from hpcrun.train.step.ema import TrainerCheckpoints
 from tests.pages import code_blocks
 from tests.train.forks import fork_ranks
 

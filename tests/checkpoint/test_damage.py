@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.manifest import FileRecord, Manifest, decode, encode
 from hpcrun.checkpoint.storage.store import CheckpointStore
 

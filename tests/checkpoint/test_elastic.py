@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.state.capture import (
     alike,
     apply_rank,

@@ -16,8 +16,8 @@ from hpcrun.checkpoint.state.capture import (
     capture_shared,
     template,
 )
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from tests.on_ranks import agreed, ranks
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from hpcrun.checkpoint.export import export_model
 from hpcrun.checkpoint.state.capture import alike, capture_shared
+from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.leases import hold
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from hpcrun.run import directory

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.rank_file import StoreReader
+from hpcrun.checkpoint.storage.disk import FileSystem, is_lustre
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.filesystem import FileSystem
-from hpcrun.checkpoint.storage.lustre import is_lustre
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from . import faults
@@ -133,7 +132,7 @@ exit {code}
     root = tmp_path / "checkpoints"
     assert save(engine(root, "7-0"), 1).ok
     assert not (tmp_path / "lfs.log").exists()  # this is not Lustre
-    monkeypatch.setattr("hpcrun.checkpoint.storage.lustre.is_lustre", lambda *_: True)
+    monkeypatch.setattr("hpcrun.checkpoint.storage.disk.is_lustre", lambda *_: True)
     assert save(engine(root, "7-0"), 2).ok
     draft = root / "step-000000002.tmp-7-0"
     assert (tmp_path / "lfs.log").read_text() == f"setstripe --stripe-count 1 {draft} holding \n"

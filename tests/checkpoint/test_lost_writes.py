@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import torch
 
-from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from .single_rank import engine, restored

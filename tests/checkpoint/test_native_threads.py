@@ -5,7 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
-from hpcrun.checkpoint.sharded.gloo_threads import wait_until_idle
+from hpcrun.checkpoint.sharded.engine import wait_until_idle
 
 # A gloo thread is the last to release the tensor, and takes its time. The group outlives its destruction,
 # as a group used by DDP does.

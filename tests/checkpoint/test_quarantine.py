@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import DamagedCheckpoint
-from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
-from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from . import faults, single_rank

@@ -9,7 +9,7 @@ from torch import nn
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.state.capture import apply_shared, capture_shared, template
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX, Piece, Place, TensorEntry, covered

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from hpcrun.checkpoint.sharded import copies
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import ReadFailure
-from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.index import INDEX, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks import making

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.run.owner import OwnedByAnotherAttempt
+from hpcrun.run.record import OwnedByAnotherAttempt
 
 from . import single_rank
 from .faults import content, save

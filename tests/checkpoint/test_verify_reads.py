@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.manifest import MANIFEST
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.checkpoint.storage.verify import verify
+from hpcrun.cli.commands.verify import verify
 
 
 class Counting(FileSystem):

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import main
-from hpcrun.ranks.network.ports import port_candidates
+from hpcrun.ranks.addresses import port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests import jobs
 from tests.cli.conftest import tiny_config
 

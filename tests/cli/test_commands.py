@@ -15,7 +15,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import COMMANDS, guarded
 from hpcrun.config import Config
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import append_line, read_json
+from hpcrun.run.files import append_line, read_json
 from hpcrun.slurm.local import job_files
 from tests import jobs
 from tests.checkpoint import faults

@@ -14,7 +14,7 @@ from hpcrun.cli.main import guarded
 from hpcrun.config import load_resolved, override_layer, recorded, resolve
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from hpcrun.slurm.local.job_files import JobStatus, write_status
 
 LINE = ["submit", "--prepare", "--no-snapshot", "--cpu", "task=probe:Probe", "--name", "one"]
@@ -103,7 +103,7 @@ def test_a_config_that_was_edited_after_a_save_is_refused_at_once(
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcrun.job.lost_checkpoints.time.sleep", lambda _: None)
+    monkeypatch.setattr("hpcrun.job.ownership.time.sleep", lambda _: None)
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
     record_event(run, "saved", step=3, attempt=Attempt("7", 0))
     run.metrics.write_text("the old ones\n")

@@ -48,8 +48,8 @@ def test_a_dry_run_imports_only_what_it_needs(tmp_path: Path) -> None:
 
 def test_a_submission_hands_over_without_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; import hpcrun; import hpcrun.cli.commands.runs.submit, hpcrun.cli.follow;"
-        "import hpcrun.slurm.local.start, hpcrun.slurm.launch.executor, hpcrun.worker;"
+        "import sys; import hpcrun; import hpcrun.cli.commands.submit, hpcrun.cli.follow;"
+        "import hpcrun.slurm.local.submission, hpcrun.slurm.launch.executor, hpcrun.worker;"
         f"sys.exit(', '.join(set(sys.modules) & {HEAVY - {'numpy'}!r}))"
     )
     done = subprocess.run(

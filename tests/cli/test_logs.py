@@ -8,7 +8,7 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.io.files import append_line
+from hpcrun.run.files import append_line
 from tests.cli.terminal import Terminal
 
 BEGAN = time.mktime((2026, 11, 22, 14, 0, 0, 0, 0, -1))

@@ -38,7 +38,7 @@ def test_a_report_of_this_machine(tmp_path: Path) -> None:
 
 
 def _only_interface() -> str:
-    from hpcrun.ranks.network.interfaces import own_interfaces
+    from hpcrun.ranks.interfaces import own_interfaces
 
     names = list(own_interfaces())
     if len(names) != 1:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.slurm.bad_node_list import add_failure, bad_nodes_path, node_failures
+from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path, node_failures
 
 
 @pytest.fixture

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.follow import Pace, follow
-from hpcrun.cli.run_summary import print_end, print_result
+from hpcrun.cli.output import print_end, print_result
 from hpcrun.config import Config
 from hpcrun.errors import PeerFailed, PlannedStop
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, record_exit, record_failure
-from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.io.files import write_json
-from hpcrun.run.progress_lines import facts_of
+from hpcrun.run.events import Attempt, facts_of, record_event
+from hpcrun.run.files import write_json
 from hpcrun.slurm.local.job_files import JobStatus, write_status
 
 

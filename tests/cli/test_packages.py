@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.api.submission.packages import require_packages
+from hpcrun.api.submission.choose_config import require_packages
 from hpcrun.cli.main import main
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError

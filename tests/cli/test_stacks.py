@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.job.script import py_spy
+from hpcrun.job import py_spy
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.stacks import SPAWNED, STOPPED, Stack
 from tests import jobs

@@ -15,7 +15,7 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.io.files import append_line, write_json
+from hpcrun.run.files import append_line, write_json
 from hpcrun.run.sweep_file import SweepFile, SweepRun, write_sweep
 from tests.cli.terminal import Terminal
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.cli.follow import Tail
 from hpcrun.cli.main import guarded
-from hpcrun.cli.tail import Tail
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, record_event
 

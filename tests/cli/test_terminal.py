@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests import jobs
 from tests.cli.conftest import tiny_config
 from tests.cli.terminal import Terminal

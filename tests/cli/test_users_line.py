@@ -9,7 +9,7 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests import jobs
 from tests.cli.conftest import tiny_config
 

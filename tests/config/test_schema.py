@@ -30,8 +30,8 @@ from hpcrun.config import (
     resolve,
     to_yaml,
 )
-from hpcrun.config.section import Section
-from hpcrun.config.sources.reader import read_yaml
+from hpcrun.config.fields import Section
+from hpcrun.config.reader import read_yaml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 PLAIN = st.recursive(

@@ -17,7 +17,7 @@ from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.devices import vendor
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.io.files import read_lines
+from hpcrun.run.files import read_lines
 from hpcrun.train.entry import run_rank
 from hpcrun.train.task import Task
 from tests import jobs

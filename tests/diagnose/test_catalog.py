@@ -8,7 +8,7 @@ import yaml
 
 from hpcrun.diagnose.catalog import entries, explained, match, may_match
 from hpcrun.diagnose.finding import FailureFinding, find_cause
-from hpcrun.diagnose.log_line import labeled
+from hpcrun.diagnose.read_log import labeled
 
 _LOGS = Path(__file__).with_name("logs")
 

@@ -12,7 +12,7 @@ from hpcrun.diagnose.causes import (
     is_cascade,
     signal_name,
 )
-from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.run.endings import (
     Exit,
     Failure,

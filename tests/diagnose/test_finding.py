@@ -1,7 +1,7 @@
 """The initiating error is found among its consequences and the teardown, on any rank and node."""
 
 from hpcrun.diagnose.finding import FailureFinding, find_cause
-from hpcrun.diagnose.log_line import LogLine, labeled
+from hpcrun.diagnose.read_log import LogLine, labeled
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.20 GiB"
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:60045"

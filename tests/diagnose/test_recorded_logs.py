@@ -8,8 +8,7 @@ import pytest
 
 from hpcrun.diagnose.causes import blames_node, first_cause
 from hpcrun.diagnose.finding import FailureFinding, find_cause
-from hpcrun.diagnose.log_line import labeled
-from hpcrun.diagnose.slurm_log import before_termination, scheduler_word
+from hpcrun.diagnose.read_log import before_termination, labeled, scheduler_word
 from hpcrun.run.endings import Failure
 
 RECORDED = Path(__file__).resolve().parents[1] / "slurm" / "recorded"

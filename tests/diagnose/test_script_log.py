@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.diagnose.script_log import same_failure, script_exception
+from hpcrun.diagnose.run_lines import same_failure, script_exception
 from hpcrun.run.endings import Failure
 
 RANK_1 = """\

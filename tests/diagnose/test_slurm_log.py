@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hpcrun.diagnose.slurm_log import before_termination, scheduler_word, since
+from hpcrun.diagnose.read_log import before_termination, scheduler_word, since
 
 OLD = "slurmstepd-n1: error: *** JOB 5 ON node1 CANCELLED AT 2026-11-22T00:25:12{} ***\n"
 NEW = "[2026-11-22T00:47:19.950] error: *** JOB 22 ON n1 CANCELLED AT 2026-11-22T00:47:19{} ***\n"

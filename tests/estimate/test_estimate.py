@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.errors import UserError
-from hpcrun.estimate.gpus import GIB, gpu_memory
+from hpcrun.estimate.result import GIB, gpu_memory
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.diagnose.read_log import scheduler_word
+from hpcrun.job.policy import Clock
 from hpcrun.job.requeue import requeue
-from hpcrun.job.retries import Clock
 from hpcrun.run.events import Attempt
 
 FIRST = Attempt("7", 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.job.inherited_variables import own_variables
+from hpcrun.job.opening import own_variables
 from hpcrun.slurm import parse_show_job
 
 # sbatch -N2 --ntasks-per-node=2 --gpus-per-node=2 -c 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.end.scheduler_view import JobView
+from hpcrun.job.scheduler_view import JobView
 from hpcrun.job.step import LimitWatch
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.events import read_events
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 
 from .step_substitutes import SHOWN, Desk
 

@@ -17,15 +17,13 @@ import yaml
 
 from hpcrun.cli.main import guarded
 from hpcrun.config import Watch
-from hpcrun.job.notification import KEY, due, notification_of
-from hpcrun.job.notify import delivery
-from hpcrun.job.notify.delivery import DeliveryError, deliver
-from hpcrun.job.notify.message import LINE_CHARACTERS, LINES, message
-from hpcrun.job.notify.starting import start
+from hpcrun.job import notify_sender as delivery
+from hpcrun.job.notify_sender import DeliveryError, deliver
+from hpcrun.job.notifying import KEY, LINE_CHARACTERS, LINES, due, message, notification_of, start
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
-from hpcrun.run.io.files import append_line
+from hpcrun.run.files import append_line
 from tests import jobs
 
 FIRST = Attempt("7", 0)
@@ -191,7 +189,7 @@ def test_a_message_holds_the_end_of_the_failed_ranks_log(tmp_path: Path) -> None
 DECIDER = """
 import os, signal, sys
 from pathlib import Path
-from hpcrun.job.notify.starting import start
+from hpcrun.job.notifying import start
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory
 from tests.job.test_notify import end

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.end.scheduler_view import reason_given
 from hpcrun.job.opening import open_attempt
-from hpcrun.job.pack_end import start_pack_again
+from hpcrun.job.pack import start_pack_again
 from hpcrun.job.policy import Budgets
+from hpcrun.job.scheduler_view import reason_given
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import read_events, record_event
-from hpcrun.run.io.files import read_json
-from hpcrun.slurm.bad_node_list import add_failure, bad_nodes_path, node_failures, suspects
+from hpcrun.run.files import read_json
+from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path, node_failures, suspects
 
 from .slurm_substitutes import FIRST, Desk
 from .test_step import Desk as StepDesk

@@ -18,8 +18,8 @@ from hpcrun.job.policy import Budgets
 from hpcrun.job.srun import surviving
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.io.files import read_json, write_json
-from hpcrun.slurm.bad_node_list import add_failure, node_failures
+from hpcrun.run.files import read_json, write_json
+from hpcrun.slurm.avoided_nodes import add_failure, node_failures
 
 from .step_substitutes import FIRST, ROOT, SHOWN, Desk
 

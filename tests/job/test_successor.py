@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.successor import ContinuationError, submit_successor, take_over_dependents
+from hpcrun.job.requeue import ContinuationError, submit_successor, take_over_dependents
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 

@@ -11,12 +11,11 @@ import pytest
 from hpcrun.config import Config, to_yaml
 from hpcrun.job import ending
 from hpcrun.job.opening import open_attempt
-from hpcrun.job.policy import Budgets
-from hpcrun.job.retries import Clock
+from hpcrun.job.policy import Budgets, Clock
 from hpcrun.job.unrecorded import decide_unrecorded
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.io.files import write_json
+from hpcrun.run.files import write_json
 
 FIRST = Attempt("7", 0)
 CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_lines
+from hpcrun.run.files import read_lines
 from tests import jobs
 
 from .cluster import PATIENCE, SlurmCluster

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests import jobs
 
 from .cluster import SlurmCluster
@@ -47,7 +47,7 @@ def test_a_node_that_fails_twice_is_excluded(slurm: SlurmCluster, folder: Path) 
     run = RunDirectory(Path(told["run"]))
     # The first failure was in another run.
     add_failure = (
-        "import sys; from pathlib import Path; from hpcrun.slurm.bad_node_list import add_failure;"
+        "import sys; from pathlib import Path; from hpcrun.slurm.avoided_nodes import add_failure;"
         "add_failure(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
     )
     with jobs.held_at(run, 20):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.files import read_json, read_lines
 from tests import jobs
 
 from .cluster import SlurmCluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.run.io.files import read_lines
+from hpcrun.run.files import read_lines
 from tests import jobs
 
 pytestmark = [pytest.mark.slurm]

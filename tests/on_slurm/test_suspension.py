@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from hpcrun import slurm
-from hpcrun.job.end.scheduler_view import view_of
+from hpcrun.job.scheduler_view import view_of
 from tests import jobs
 
 from . import cluster

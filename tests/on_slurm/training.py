@@ -17,7 +17,7 @@ import psutil
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.files import read_json, read_lines
 from tests import jobs
 
 from .cluster import FINAL_STATES, PATIENCE, SlurmCluster

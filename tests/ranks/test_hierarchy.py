@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hpcrun.ranks.subgroups import levels
+from hpcrun.ranks.tree_group import levels
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from hpcrun.ranks import making
-from hpcrun.ranks.agreement import StopAgreement
+from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import StopReason
 from hpcrun.ranks.tree_group import TreeGroup
-from hpcrun.train.health import flight_recorder
+from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.parallel import process_group
 from tests.on_ranks import forked, ranks
 from tests.train.forks import fork_ranks

@@ -8,10 +8,10 @@ import pytest
 
 from hpcrun.config import Config, to_yaml
 from hpcrun.results.collect.aggregate import RunSource, Summary, aggregate
-from hpcrun.results.collect.find import find_runs
+from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.io.files import append_line, write_json
+from hpcrun.run.files import append_line, write_json
 
 MakeRun = Callable[..., RunDirectory]
 

@@ -14,13 +14,13 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource, aggregate, each
-from hpcrun.results.collect.find import find_runs
+from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.results.config_text import parse_config
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.directory import RunError
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.io.files import append_line
-from hpcrun.run.io.lock_file import LockFile
+from hpcrun.run.files import append_line
+from hpcrun.run.lock_file import LockFile
 from tests.results.conftest import MakeRun, collect
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.directory import create
-from hpcrun.run.io.files import append_line, write_hashed
+from hpcrun.run.files import append_line, write_hashed
 from tests.results.conftest import MakeRun, collect
 
 

@@ -9,7 +9,7 @@ import pytest
 from hpcrun import load_results
 from hpcrun.cli.main import guarded
 from hpcrun.errors import ResultsError
-from hpcrun.run.io.files import append_line
+from hpcrun.run.files import append_line
 from tests.results.conftest import MakeRun
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.results.collect.aggregate import RunSource, aggregate
-from hpcrun.results.collect.find import find_runs
+from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.results.store import Draft, ResultsFile
-from hpcrun.run.io.files import append_line
+from hpcrun.run.files import append_line
 from tests.results.conftest import MakeRun
 
 ROOT = Path(__file__).parents[2]

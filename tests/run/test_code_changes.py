@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hpcrun.run.code.changes import changes
+from hpcrun.api.submission.code import changes
 
 
 def test_each_file_is_listed_with_its_number_of_changed_lines(tmp_path: Path) -> None:

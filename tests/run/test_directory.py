@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run import owner
+from hpcrun.run import record as owner
 from hpcrun.run.directory import RunError, create, find, refuse_foreign
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.owner import OwnedByAnotherAttempt, claim, require_ownership
+from hpcrun.run.record import OwnedByAnotherAttempt, claim, require_ownership
 
 
 def test_a_run_directory_is_made_whole_and_private(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.exitcodes import FAILED
+from hpcrun.job.policy import FAILED
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
-from hpcrun.run.io.files import (
+from hpcrun.run.files import (
     append_line,
     end_of,
     read_json,
@@ -23,9 +23,8 @@ from hpcrun.run.io.files import (
     write_hashed,
     write_json,
 )
-from hpcrun.run.io.streams import copied_to
-from hpcrun.train.phase import Position
-from hpcrun.train.start.failures import fail
+from hpcrun.run.streams import copied_to
+from hpcrun.train.entry import Position, fail
 from tests.kills import killed_at_each_step
 from tests.train.forks import fork_ranks
 

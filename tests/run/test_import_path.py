@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from hpcrun.run.code.import_path import copied_path, folders, folders_of
+from hpcrun.run.import_path import copied_path, folders, folders_of
 
 
 def test_the_folders_of_an_import_hook_contain_its_packages(

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run import leftover_folders
-from hpcrun.run.code.snapshot import take_snapshot
-from hpcrun.run.directory import RunError, create
+from hpcrun.run import directory as leftover_folders
+from hpcrun.run.directory import RunError, create, holds_only_logs
 from hpcrun.run.endings import record_failure
-from hpcrun.run.io.files import read_lines, write_json
-from hpcrun.run.io.line_writer import LineWriter
-from hpcrun.run.leftover_folders import holds_only_logs
+from hpcrun.run.files import read_lines, write_json
+from hpcrun.run.snapshot import take_snapshot
+from hpcrun.run.streams import LineWriter
 
 
 def names(folder: Path) -> list[str]:

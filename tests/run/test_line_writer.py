@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.io import line_writer
-from hpcrun.run.io.files import read_lines
-from hpcrun.run.io.line_writer import LineWriter
+from hpcrun.run import streams as line_writer
+from hpcrun.run.files import read_lines
+from hpcrun.run.streams import LineWriter
 
 
 @pytest.fixture

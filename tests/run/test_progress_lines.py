@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run import progress_lines
-from hpcrun.run.io.streams import copied_to
-from hpcrun.run.progress_lines import StepLines, facts_of, validation_line
+from hpcrun.run import events as progress_lines
+from hpcrun.run.events import StepLines, facts_of, validation_line
+from hpcrun.run.streams import copied_to
 
 
 class Clock:

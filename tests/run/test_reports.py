@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import hpcrun
-from hpcrun.job.script.progress import ProgressWatch
+from hpcrun.job.script_end import ProgressWatch
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.io.files import read_lines
+from hpcrun.run.files import read_lines
 from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, published
 
 FIRST = Attempt("7", 0)

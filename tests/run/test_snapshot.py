@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.code import snapshot, work_tree
-from hpcrun.run.code.snapshot import Snapshot, snapshot_command, take_snapshot
+from hpcrun.run import snapshot
+from hpcrun.run import snapshot as work_tree
 from hpcrun.run.directory import RunDirectory, RunError, create
-from hpcrun.run.io.files import write_json
+from hpcrun.run.files import write_json
 from hpcrun.run.record import uncommitted_diff
+from hpcrun.run.snapshot import Snapshot, snapshot_command, take_snapshot
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -326,7 +327,7 @@ def test_a_rank_imports_the_copy_even_if_pythonpath_names_the_work_tree(
         "import sys\n"
         "from pathlib import Path\n"
         "from hpcrun.run.directory import RunDirectory\n"
-        "from hpcrun.train.start.environment import enter_folder\n"
+        "from hpcrun.train.environment import enter_folder\n"
         "enter_folder(RunDirectory(Path(sys.argv[1])))\n"
         "import task\n"
         "print(Path.cwd(), task.__file__, sep='\\n')\n"

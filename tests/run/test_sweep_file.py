@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import write_hashed
+from hpcrun.run.files import write_hashed
 from hpcrun.run.sweep_file import (
     SweepFile,
     SweepRun,

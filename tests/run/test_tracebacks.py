@@ -12,10 +12,9 @@ import pytest
 
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.endings import record_failure
-from hpcrun.run.io.files import write_json
-from hpcrun.run.tracebacks import headline, place_of, traceback_of
-from hpcrun.slurm.hostlist import expand
+from hpcrun.run.endings import headline, place_of, record_failure, traceback_of
+from hpcrun.run.files import write_json
+from hpcrun.slurm.notation import expand
 from hpcrun.tasks.options import __file__ as OPTIONS
 
 MODULE = """
@@ -141,7 +140,7 @@ class Nothing(contextlib.ContextDecorator, contextlib.nullcontext):  # type: ign
 def test_the_last_frame_of_an_error_in_hpcrun_stays() -> None:
     error = raised(lambda: expand("node[1-"))
     told = traceback_of(error)
-    assert "hpcrun/slurm/hostlist.py" in told
+    assert "hpcrun/slurm/notation.py" in told
     assert "collective.py" not in told
     # The line of the user's code that made the call.
     assert place_of(error)[0].startswith(__file__)

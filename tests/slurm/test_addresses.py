@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from hpcrun.ranks.network import addresses
-from hpcrun.ranks.network.addresses import (
+from hpcrun.ranks import addresses
+from hpcrun.ranks.addresses import (
     bound_address,
     is_only_loopback,
     is_own,
@@ -50,7 +50,7 @@ def test_a_name_is_sound_where_it_can_be_bound_and_reached(
 
 
 def test_a_name_on_a_network_of_this_host_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcrun.ranks.network.interfaces import own_interfaces
+    from hpcrun.ranks.interfaces import own_interfaces
 
     own = [address for found in own_interfaces().values() for address in found]
     if not own:

@@ -10,10 +10,9 @@ import pytest
 import torch
 import yaml
 
-from hpcrun.devices import amd
+from hpcrun.devices import devices as amd
 from hpcrun.devices.affinity import divide, flat, gpu_cpus
-from hpcrun.devices.devices import visible_gpus
-from hpcrun.devices.gpu_use import amd_gpu_use
+from hpcrun.devices.devices import amd_gpu_use, visible_gpus
 from hpcrun.train.metrics import log
 
 MACHINES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "amd_nodes.yaml").read_text())

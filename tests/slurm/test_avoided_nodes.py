@@ -8,12 +8,13 @@ import pytest
 from hpcrun import slurm
 from hpcrun.slurm.avoided_nodes import (
     NodeRequest,
+    add_failure,
+    bad_nodes_path,
     nodes_to_avoid,
     request_of,
     take_back_if_stuck,
     with_options,
 )
-from hpcrun.slurm.bad_node_list import add_failure, bad_nodes_path
 
 RECORDED = Path(__file__).parent / "recorded"
 TEN = "".join(f"batch*|n{n}|{'idle' if n <= 2 else 'down*'}|(null)\n" for n in range(1, 11))

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from hpcrun.slurm.bad_node_list import (
+from hpcrun.slurm.avoided_nodes import (
     NodeFailure,
     add_failure,
     bad_nodes_path,

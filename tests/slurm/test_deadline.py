@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.time_limit import end_time, query_end_time
+from hpcrun.ranks.deadline import end_time, query_end_time
 
 Recorded = Callable[[str], dict[str, str]]
 

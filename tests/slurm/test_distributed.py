@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from hpcrun.errors import ClusterError
+from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.existing_group import ExistingGroup, place_in_group
 from hpcrun.ranks.launchers import read_placement
-from hpcrun.ranks.network.ports import port_candidates
 
 Recorded = Callable[[str], dict[str, str]]
 

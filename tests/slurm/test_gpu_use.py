@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.devices.gpu_use import GpuUse, ask_nvml, gpu_use
+from hpcrun.devices.devices import GpuUse, ask_nvml, gpu_use
 from hpcrun.train.metrics.log import gpu_facts
 
 

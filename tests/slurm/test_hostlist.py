@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcrun.errors import ClusterError
-from hpcrun.slurm.hostlist import expand
+from hpcrun.slurm.notation import expand
 
 
 @pytest.mark.parametrize(

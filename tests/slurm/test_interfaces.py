@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from hpcrun.errors import NodeUnfit
-from hpcrun.ranks.network import interfaces
-from hpcrun.ranks.network.interfaces import (
+from hpcrun.ranks import interfaces
+from hpcrun.ranks.interfaces import (
     chosen_interfaces,
     gloo_interface,
     interface_variables,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.network.ports import (
+from hpcrun.ranks.addresses import (
     ephemeral_range,
     is_free,
     listen,

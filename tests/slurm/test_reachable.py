@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpcrun.ranks.network.reachable import AnswerServer, Listener, agreed, reached, silent_peers
+from hpcrun.ranks.addresses import AnswerServer, Listener, agreed, reached, silent_peers
 
 Open = Callable[[dict[str, list[str]]], Listener]
 

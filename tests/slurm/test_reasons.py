@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hpcrun.slurm import parse_squeue
-from hpcrun.slurm.reasons import reason_in_words
+from hpcrun.slurm.answers import reason_in_words
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun import slurm
-from hpcrun.slurm.reasons import reason_in_words
+from hpcrun.slurm.answers import reason_in_words
 
 from .conftest import RECORDED, VERSIONS
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrun.errors import ClusterError
-from hpcrun.slurm.task_counts import tasks_per_node
+from hpcrun.ranks.launchers import tasks_per_node
 
 
 @pytest.mark.parametrize(

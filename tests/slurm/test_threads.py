@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.devices.threads import threads_per_rank
 from hpcrun.errors import ClusterError
+from hpcrun.train.environment import threads_per_rank
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hpcrun.config import (
     with_task_options,
 )
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.files import read_json, read_lines
 from hpcrun.tasks import BUILTIN, language_model, options_for, token_model
 from hpcrun.tasks.tokens.__main__ import main as make_tokens
 from tests import jobs

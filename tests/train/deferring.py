@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import random_split
 
 from hpcrun.train.deferred.build import Deferred, build_deferred
-from hpcrun.train.deferred.later_draws import LaterDraws
+from hpcrun.train.deferred.fill import LaterDraws
 
 OWN = torch.Generator()
 

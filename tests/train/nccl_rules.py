@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 
 _PACKAGE = str(Path(__file__).parents[2] / "hpcrun")
 _TORCH = str(Path(torch.__file__).parent)
@@ -38,7 +38,7 @@ _DTYPES = {
 _PLACES = {
     "checkpoint/sharded/copies.py:broadcast",  # Its tensors are on the device of the group.
     "train/deferred/fill.py:share",  # The weights are on the device.
-    "train/parallel/from_rank_zero.py:copy_from_rank_zero",
+    "train/parallel/strategies.py:copy_from_rank_zero",
     "train/parallel/fsdp.py:make_mesh",  # Torch moves objects to the GPU.
     "train/parallel/fsdp_check.py:drop_unused_gradients",
     "train/parallel/process_group.py:connect",

@@ -9,7 +9,7 @@ from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.prepare import Preparation
-from hpcrun.train.optim.optimizer import build_optimizer
+from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train import small_training
 

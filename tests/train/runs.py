@@ -12,7 +12,7 @@ import torch._dynamo
 import torch._inductor.config
 
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Failure, read_failures

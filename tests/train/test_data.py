@@ -19,9 +19,9 @@ from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batches import length, training_steps
-from hpcrun.train.data.workers import worker_processes
-from hpcrun.train.evaluation.validation_data import ValidationData
-from hpcrun.train.step.to_device import to_device
+from hpcrun.train.data.batching import worker_processes
+from hpcrun.train.setup.data import ValidationData
+from hpcrun.train.step.precision import to_device
 
 
 class Numbers(Dataset):

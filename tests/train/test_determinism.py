@@ -12,8 +12,8 @@ import torch._inductor.config
 from torch.utils.data import DataLoader, Dataset
 
 from hpcrun.errors import NotDeterministic, UserError
-from hpcrun.network.nccl.lint.lint import lint
-from hpcrun.network.nccl.settings import Setting
+from hpcrun.network.nccl.lint import lint
+from hpcrun.network.nccl.rules import Setting
 from hpcrun.train.determinism import (
     NCCL_ORDER,
     announce_order,

@@ -6,13 +6,13 @@ import pytest
 
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.events import read_events
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.files import read_json, read_lines
+from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.entry import run_rank
-from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 

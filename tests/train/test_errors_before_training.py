@@ -18,21 +18,20 @@ from hpcrun.errors import (
     error_on_all_ranks,
     is_mistake,
 )
-from hpcrun.job.end.cause_table import classify, evidence_of
+from hpcrun.job.cause_table import classify, evidence_of
 from hpcrun.ranks import collective
 from hpcrun.ranks.collective import End, Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.shared_interface import NoSharedInterface
+from hpcrun.ranks.interfaces import NoSharedInterface
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, Cause, read_events
+from hpcrun.train import environment
 from hpcrun.train.data.batches import require_trainable
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.entry import run_rank
-from hpcrun.train.start import environment
-from hpcrun.train.start.environment import resolve_interface
-from hpcrun.train.start.failures import note_refusal
+from hpcrun.train.entry import note_refusal, run_rank
+from hpcrun.train.environment import resolve_interface
 
 
 def no_such(path: str) -> OSError:

@@ -14,12 +14,12 @@ from torch.utils.data import get_worker_info
 from hpcrun import get_rank
 from hpcrun.checkpoint.sharded import copies
 from hpcrun.diagnose.causes import first_cause, is_cascade
-from hpcrun.job import exitcodes
-from hpcrun.job.end.finalize import finalize
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt
-from hpcrun.run.io.files import read_json, read_lines
-from hpcrun.train.data import order
+from hpcrun.run.files import read_json, read_lines
+from hpcrun.train.data import batching as order
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Noisy, Regression
 from tests.train.runs import DONE, FAILED, STOPPED_ONCE, play_run

@@ -10,8 +10,8 @@ from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
 from hpcrun.errors import NodeUnfit
-from hpcrun.job import exitcodes
-from hpcrun.job.end.cause_table import classify, evidence_of
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.cause_table import classify, evidence_of
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create

@@ -12,8 +12,7 @@ from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
-from hpcrun.train.model.float8 import explain_sizes, to_float8
-from hpcrun.train.model.prepare import Preparation
+from hpcrun.train.model.prepare import Preparation, explain_sizes, to_float8
 from hpcrun.train.step import precision
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hpcrun import get_rank
-from hpcrun.job import exitcodes
-from hpcrun.job.end.finalize import finalize
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.endings import stacks_path
 from hpcrun.run.events import Attempt, Cause

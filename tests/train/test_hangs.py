@@ -8,13 +8,13 @@ from functools import partial
 from torch import nn
 
 from hpcrun import get_rank
-from hpcrun.job import exitcodes
-from hpcrun.job.end.finalize import finalize
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import create
 from hpcrun.run.endings import Exit, record_exit
 from hpcrun.run.events import Attempt
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests.on_ranks import forked
 from tests.train import runs
 from tests.train.faulty_tasks import Noisy, Regression

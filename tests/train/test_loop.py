@@ -7,19 +7,17 @@ import torch
 from torch import nn
 
 from hpcrun.config import Config
-from hpcrun.ranks.agreement import StopAgreement
-from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_lines
+from hpcrun.run.files import read_lines
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.early_stopping import EarlyStopping
+from hpcrun.train.entry import Position
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
-from hpcrun.train.metrics.mfu import FlopCounter
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
-from hpcrun.train.metrics.timing import Stopwatch
+from hpcrun.train.metrics.timing import FlopCounter, Stopwatch
 from hpcrun.train.model.compile_cache import open_cache
-from hpcrun.train.phase import Position
 from hpcrun.train.session import Loop
 from hpcrun.train.step.amp_trainer import AMPTrainer
 

@@ -14,6 +14,7 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.entry import Position
 from hpcrun.train.health.out_of_memory import (
     MemorySettings,
     OutOfMemory,
@@ -23,8 +24,7 @@ from hpcrun.train.health.out_of_memory import (
     usage,
 )
 from hpcrun.train.model.prepare import Preparation, prepare
-from hpcrun.train.phase import Position
-from hpcrun.train.setup.context import Context
+from hpcrun.train.setup.task import Context
 
 USAGE = MemorySettings(
     batch_size=64,

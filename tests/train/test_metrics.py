@@ -17,9 +17,9 @@ from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_lines, write_json
+from hpcrun.run.files import read_lines, write_json
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.metrics import mfu
+from hpcrun.train.metrics import timing as mfu
 from hpcrun.train.metrics.log import (
     MetricsLog,
     StepMeasurements,
@@ -27,9 +27,16 @@ from hpcrun.train.metrics.log import (
     measure,
     straggler,
 )
-from hpcrun.train.metrics.mfu import FlopCounter, peak_here, peak_of, samples_in, twin
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
-from hpcrun.train.metrics.timing import StepTimeMeans, Stopwatch
+from hpcrun.train.metrics.timing import (
+    FlopCounter,
+    StepTimeMeans,
+    Stopwatch,
+    peak_here,
+    peak_of,
+    samples_in,
+    twin,
+)
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import StepGate
 

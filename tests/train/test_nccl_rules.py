@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.ranks.making import new_control_group
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import least_of_ranks
-from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
+from hpcrun.train.parallel.strategies import copy_from_rank_zero
 from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 from tests.train.nccl_rules import BreaksNCCL, nccl_rules, require_same_order

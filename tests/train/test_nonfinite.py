@@ -13,7 +13,7 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, read_events
-from hpcrun.train.data import order
+from hpcrun.train.data import batching as order
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.health.nonfinite import DUMPS, NonFiniteWatch, NotFinite, samples_of
 from hpcrun.train.step.gate import StepGate

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from hpcrun.errors import UserError
-from hpcrun.train.optim.joint_optimizer import JointOptimizer
-from hpcrun.train.optim.optimizer import (
+from hpcrun.train.optimizer import (
+    JointOptimizer,
     build_optimizer,
     build_schedule,
     has_fused,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.train.data import order
+from hpcrun.train.data import batching as order
 
 seeds = st.integers(0, 2**63 - 1)
 

@@ -13,12 +13,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from hpcrun.checkpoint.state.names import named_parameters
+from hpcrun.checkpoint.state.tree import named_parameters
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
-from hpcrun.train.model.activation_checkpointing import Buffers
-from hpcrun.train.model.blocks import blocks, by_class, by_size, unshared
+from hpcrun.train.model.blocks import Buffers, blocks, by_class, by_size, unshared
 from hpcrun.train.model.prepare import Preparation, compile_in_place, keep_costly, prepare
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.parallelism import Block, Net, adamw, flat

@@ -12,7 +12,7 @@ from hpcrun.errors import NotTrainable, UserError
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.model.prepare import Preparation, prepare
-from hpcrun.train.optim.optimizer import build_optimizer
+from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.choose import decide
 from hpcrun.train.parallel.memory_estimate import Need
 from hpcrun.train.setup import task as setup_task

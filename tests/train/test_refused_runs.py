@@ -9,8 +9,8 @@ from torch import nn
 
 from hpcrun import get_rank
 from hpcrun.errors import UserError
-from hpcrun.job import exitcodes
-from hpcrun.job.end.finalize import finalize
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt, Cause
 from tests.on_ranks import forked

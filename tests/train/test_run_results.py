@@ -18,8 +18,8 @@ from torch import nn
 from hpcrun import get_rank
 from hpcrun.checkpoint.export import best_readable, load_model, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.job import exitcodes
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.job import policy as exitcodes
+from hpcrun.run.files import read_json, read_lines
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Judged, Noisy, Regression, Validated
 from tests.train.runs import DONE, STOPPED_ONCE, play_run

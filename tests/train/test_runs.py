@@ -9,7 +9,7 @@ import torch
 from hpcrun import get_rank
 from hpcrun.checkpoint.export import load_model, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.files import read_json, read_lines
 from hpcrun.train import drift
 from hpcrun.train.deferred.build import Deferred
 from tests import jobs

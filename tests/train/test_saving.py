@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from hpcrun.checkpoint.interval import pays
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import DamagedCheckpoint
-from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import last_committed
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-from hpcrun.train.checkpoint_setup import build_interval, failure_seconds, make_room
 from hpcrun.train.entry import run_rank
+from hpcrun.train.saving import build_interval, failure_seconds, make_room
 from tests.checkpoint import faults
 from tests.checkpoint.test_quarantine import flip
 from tests.train.forks import fork_ranks

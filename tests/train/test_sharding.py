@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpcrun.train.optim.optimizer import build_optimizer
+from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.fsdp import mesh_over
 from tests.on_ranks import ranks
 from tests.train.parallelism import Net, Way, batches, flat, trainer

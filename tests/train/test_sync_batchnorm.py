@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.train.model.sync_batchnorm import synchronized, why_not_synchronized
+from hpcrun.train.model.prepare import synchronized, why_not_synchronized
 
 
 def model():

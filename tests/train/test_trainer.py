@@ -13,9 +13,9 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.build import compile_mode
-from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.model.prepare import Preparation
-from hpcrun.train.step import checkpointing
+from hpcrun.train.setup.data import validate
+from hpcrun.train.step import ema as checkpointing
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train import gan
 

@@ -10,8 +10,7 @@ from torch.utils.data import default_collate
 from hpcrun.config import AMPConfig
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.evaluation.validate import validate
-from hpcrun.train.evaluation.validation_data import ValidationData
+from hpcrun.train.setup.data import ValidationData, validate
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.on_ranks import agreed, ranks

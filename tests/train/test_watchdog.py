@@ -14,12 +14,7 @@ import torch.distributed as dist
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.health import compilation
-from hpcrun.train.health.hang_diagnosis import RankPosition, judge_hang
-from hpcrun.train.health.limits import StallLimits
-from hpcrun.train.health.watchdog import PeerFailure, Peers, Watchdog
-from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import (
+from hpcrun.train.entry import (
     COMPILING,
     PREPARING,
     PROFILING,
@@ -27,6 +22,10 @@ from hpcrun.train.phase import (
     VALIDATING,
     Position,
 )
+from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
+from hpcrun.train.health.watchdog import PeerFailure, Peers, Watchdog
+from hpcrun.train.model import compile_cache as compilation
+from hpcrun.train.parallel import process_group
 
 HOSTS = ["n0", "n0", "n1", "n1"]
 

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from hpcrun import Task
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.data import order
+from hpcrun.train.data import batching as order
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer

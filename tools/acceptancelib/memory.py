@@ -9,7 +9,7 @@ from acceptancelib.world import Member, device_of, run_ranks
 from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
 from hpcrun.estimate.live_storages import LiveStorages
-from hpcrun.estimate.start import estimate
+from hpcrun.estimate.result import estimate
 
 CLOSE = 0.15
 """Distance of the measured peak from the estimate, as a fraction of the estimate, that is a warning."""

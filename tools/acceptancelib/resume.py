@@ -9,7 +9,7 @@ import torch
 
 from acceptancelib.outcome import REPORT, Job, Outcome
 from acceptancelib.runs import submit, wait_for_end
-from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events

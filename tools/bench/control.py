@@ -29,8 +29,7 @@ import torch
 from torch._C import _distributed_c10d
 
 from hpcrun.ranks.making import FAN_OUT
-from hpcrun.ranks.subgroups import levels
-from hpcrun.ranks.tree_group import TreeGroup
+from hpcrun.ranks.tree_group import TreeGroup, levels
 
 c10d: Any = _distributed_c10d
 LIMIT = timedelta(seconds=600)

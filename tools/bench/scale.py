@@ -31,7 +31,7 @@ from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, own_name, wr
 from hpcrun.checkpoint.storage.index import INDEX, covered, decode
 from hpcrun.checkpoint.storage.manifest import MANIFEST
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.checkpoint.storage.verify import verify
+from hpcrun.cli.commands.verify import verify
 from hpcrun.ranks.collective import Ranks
 
 T = TypeVar("T")

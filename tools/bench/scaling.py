@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.io.files import read_lines
+from hpcrun.run.files import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = [

@@ -6,10 +6,10 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from hpcrun.job.goodput import Goodput, goodput
+from hpcrun.job.history import Goodput, goodput
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
-from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.run.files import read_json, read_lines
 from tests import jobs
 
 from .disturbed import NODES, Chaos

@@ -14,7 +14,7 @@ from devclusterlib.errors import CommandFailed
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests import jobs
 from tests.on_slurm.cluster import FINAL_STATES, SlurmCluster
 

@@ -92,7 +92,7 @@ FAULTS = (
     ),
     Fault(
         "a batch is copied to the GPU while the host waits",
-        "train/step/to_device.py",
+        "train/step/precision.py",
         (("batch.to(device, non_blocking=True)", "batch.to(device)"),),
         LATE,
     ),
@@ -163,7 +163,7 @@ FAULTS = (
     ),
     Fault(
         "the profiler stops before the GPU has finished",
-        "train/metrics/profiling.py",
+        "train/metrics/timing.py",
         (("        accelerator.synchronize(self._device)\n", ""),),
         LATE,
     ),
@@ -256,7 +256,7 @@ FAULTS = (
     ),
     Fault(
         "a tensor is broadcast with its own strides and type",
-        "train/parallel/from_rank_zero.py",
+        "train/parallel/strategies.py",
         (
             (
                 "dist.broadcast(dense.reshape(-1).view(torch.uint8), src=0)",
@@ -274,7 +274,7 @@ FAULTS = (
     ),
     Fault(
         "the snapshot's memory is not page-locked",
-        "train/checkpoint_setup.py",
+        "train/saving.py",
         (("pinned=bool(distributed.device_ids)", "pinned=False"),),
         LATE,
     ),

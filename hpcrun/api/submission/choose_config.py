@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from hpcrun.config import (
     undecided,
     with_task_options,
 )
+from hpcrun.errors import UserError
+from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.environment import sbatch_defaults
@@ -254,3 +257,49 @@ def _defined(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.append(node.id)
     return found
+
+
+def require_packages(config: Config) -> None:
+    """Raise UserError if a package for ``watch`` is not installed.
+
+    Nothing is checked if the ranks may have other packages than this process: in a container, with another
+    Python, or with modules that ``job.setup`` loads.
+    """
+    job, watch = config.job, config.watch
+    if config.command or job.container or job.python or job.setup:
+        return
+    wanted = {"tensorboard": watch.tensorboard, "wandb": watch.wandb is not None}
+    for package, asked in wanted.items():
+        found = find_spec(package) if asked else None
+        # A folder of that name, as W&B creates in its working folder, is not a package.
+        if asked and (found is None or found.origin is None):
+            raise UserError(
+                f"watch.{package}: the package {package} is not installed here; `pip install {package}`, or "
+                "omit the key"
+            )
+
+
+def warn_of(env: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
+    """Print one line for each error in ``job.env`` and in the submitting shell, and count the warnings.
+
+    A shell's variables reach the job through sbatch; ``job.env`` replaces variables of the same name.
+    """
+    settings = [setting for setting in settings_of(environ, "shell") if _ours(setting.name)]
+    settings += [setting for setting in settings_of(env, "job.env") if _ours(setting.name)]
+    if not settings:
+        return
+    from hpcrun.network.nccl.lint import lint
+
+    findings = [finding for finding in lint(settings) if finding.level != "note"]
+    for finding in findings:
+        if finding.level == "error":
+            shown = finding.setting
+            say_aside(f"hpcrun: {shown.where}: {shown.name}={shown.value}: {finding.message}")
+    warnings = [finding.setting.name for finding in findings if finding.level == "warning"]
+    if warnings:
+        names = ", ".join(dict.fromkeys(warnings))
+        say_aside(f"hpcrun: look at {names}: `hpcrun nccl lint` says why")
+
+
+def _ours(name: str) -> bool:
+    return concerns_nccl(name) or name.startswith(PARTLY_KNOWN)

@@ -1,5 +1,6 @@
 """The copy of the code that a submission keeps, and its differences from the code of the last saved step."""
 
+import difflib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,10 @@ from hpcrun.api.submission.continuing import shortened
 from hpcrun.config import Config
 from hpcrun.job.history import last_committed
 from hpcrun.printing import say_aside
-from hpcrun.run.code.changes import changes
-from hpcrun.run.code.snapshot import Snapshot, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError, read_record
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.io.files import write_hashed
+from hpcrun.run.files import write_hashed
+from hpcrun.run.snapshot import Snapshot, take_snapshot
 
 
 def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
@@ -105,3 +105,51 @@ def _trained(before: Mapping[str, Any], progress: int) -> str | None:
         return str(before.get("root"))
     trained = before.get("trained")
     return None if trained is None else str(trained)
+
+
+_PROGRAMS = {
+    *(".py", ".pyi", ".pyx", ".pxd", ".so", ".sh"),
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
+}
+_MOST_BYTES = 1 << 20
+"""Maximum size of a file for the comparison line by line."""
+
+
+def changes(before: Path, after: Path) -> list[str]:
+    """Return a line for each program file that differs between two folders: ``img.py: 3 lines differ``.
+
+    Other files are ignored: notes compute nothing, and the config is compared elsewhere.
+    """
+    old, new = _programs(before), _programs(after)
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            found.append(f"{name} is gone")
+        elif name not in old:
+            found.append(f"{name} is new")
+        elif (lines := _lines_that_differ(old[name], new[name])) is not None:
+            found.append(f"{name}: {lines}")
+    return found
+
+
+def _programs(root: Path) -> dict[str, Path]:
+    return {
+        path.relative_to(root).as_posix(): path
+        for path in root.rglob("*")
+        if path.suffix in _PROGRAMS and path.is_file()
+    }
+
+
+def _lines_that_differ(old: Path, new: Path) -> str | None:
+    before, after = old.read_bytes(), new.read_bytes()
+    if before == after:
+        return None
+    if max(len(before), len(after)) > _MOST_BYTES or b"\0" in before + after:
+        return "differs"
+    matcher = difflib.SequenceMatcher(None, before.split(b"\n"), after.split(b"\n"), autojunk=False)
+    count = sum(
+        max(end - start, other_end - other_start)
+        for kind, start, end, other_start, other_end in matcher.get_opcodes()
+        if kind != "equal"
+    )
+    return "1 line differs" if count == 1 else f"{count} lines differ"

@@ -17,7 +17,7 @@ from hpcrun.config import Config, changes_since, lengths_left, training_differen
 from hpcrun.config import load_resolved as load
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import read_json, write_atomic, write_hashed
+from hpcrun.run.files import read_json, write_atomic, write_hashed
 from hpcrun.run.sweep_file import is_sweep
 
 _REMEDY = "; choose another --name"
@@ -223,7 +223,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _require_none_lost(run: RunDirectory) -> None:
-    from hpcrun.job.lost_checkpoints import require_none_lost
+    from hpcrun.job.ownership import require_none_lost
 
     require_none_lost(run, handle(run))
 

@@ -23,11 +23,11 @@ from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import with_comment_crc, write_atomic
-from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.files import with_comment_crc, write_atomic
+from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import is_element
 from hpcrun.slurm.launch import jobs, stopping, submission
-from hpcrun.slurm.launch.submitted import ExecutorName, Submitted
+from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})

@@ -13,18 +13,18 @@ from hpcrun.api.submission.choose_config import (
     choose_config,
     config_layers,
     idle_on_this_machine,
+    require_packages,
+    warn_of,
 )
-from hpcrun.api.submission.nccl_warning import warn_of
-from hpcrun.api.submission.packages import require_packages
 from hpcrun.config import Config, load_resolved, masked_words, to_yaml
-from hpcrun.job.command.checks import check_command
+from hpcrun.job.command import check_command
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json, without_comment_crc
+from hpcrun.run.files import read_json, without_comment_crc
 from hpcrun.slurm.launch import submission
-from hpcrun.slurm.launch.sbatch_options import wanted_cluster
-from hpcrun.slurm.launch.submitted import ExecutorName, Submitted
+from hpcrun.slurm.launch.batch_script import wanted_cluster
+from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
 
 if TYPE_CHECKING:
     from hpcrun.api.submission.continuing import Standing
@@ -63,7 +63,7 @@ class SubmissionPlan:
         if named is not None and not named:
             return []
         from hpcrun.slurm.launch import jobs
-        from hpcrun.slurm.launch.dependencies import unfinished_runs
+        from hpcrun.slurm.launch.stopping import unfinished_runs
 
         found = (
             jobs.waited_for(self.run)

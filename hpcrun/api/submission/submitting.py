@@ -1,24 +1,32 @@
 """Submission from Python."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from hpcrun.api.places import runs_folder
-from hpcrun.api.refusals import refusing
-from hpcrun.api.run import Run, carry_out
+from hpcrun.api.run import Run, carry_out, refusing
 from hpcrun.api.submission.choose_config import SubmitRequest
 from hpcrun.api.submission.plan import plan_submission
+from hpcrun.api.sweeps.folder import sweep_request
 from hpcrun.api.sweeps.handle import Sweep
 from hpcrun.api.sweeps.handover import submit_sweep
 from hpcrun.api.sweeps.plan import plan_sweep
-from hpcrun.api.sweeps.request import sweep_request
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
+from hpcrun.job.finalize import finalize
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, job_of_process, record_event
+from hpcrun.slurm.environment import scrub
+from hpcrun.worker import train_here
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
 
 _PLACE = "overrides"
 
@@ -259,3 +267,49 @@ def _words(option: str, given: Sequence[str | os.PathLike[str]] | None) -> list[
     if given is not None and option == "command" and not words:
         raise UserError("command=: has no words; name a program, or omit command=")
     return words
+
+
+_INTERRUPTED = 130
+
+
+def run_here(run: RunDirectory) -> int:
+    """Train ``run`` in this process and return its exit code.
+
+    Afterwards the environment and the signal handlers are restored.
+    """
+    before = dict(os.environ)
+    try:
+        with _same_handlers():
+            return _run_here(run)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _same_handlers() -> Iterator[None]:
+    """Restore the signal handlers that the block has changed.
+
+    Python sets handlers in the main thread only; in other threads this function does nothing.
+    """
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                # None: C code installed the handler, and Python cannot restore it.
+                if handler is not None and signal.getsignal(number) is not handler:
+                    signal.signal(number, handler)
+
+
+def _run_here(run: RunDirectory) -> int:
+    for name in os.environ.keys() - scrub(os.environ).keys():
+        del os.environ[name]
+    attempt = Attempt(job_of_process(run, os.getpid()), 0)
+    record_event(run, "submitted", executor="debug", job=attempt.job)
+    try:
+        return train_here(run.path)
+    except KeyboardInterrupt:
+        finalize(run, attempt, _INTERRUPTED, None, scheduler="cancelled")
+        raise

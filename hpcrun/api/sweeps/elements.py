@@ -13,14 +13,13 @@ from hpcrun.api.submission.code import compared
 from hpcrun.api.submission.continuing import renewed
 from hpcrun.api.submission.handover import put_back_on_failure
 from hpcrun.api.sweeps.folder import NewRun
-from hpcrun.api.sweeps.packing import shared_job
-from hpcrun.api.sweeps.plan import Planned, SweepPlan
+from hpcrun.api.sweeps.plan import Planned, SweepPlan, shared_job
 from hpcrun.config import Config, masked_words
 from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
-from hpcrun.run.code.snapshot import Snapshot, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import read_json, with_comment_crc, write_atomic, write_hashed
+from hpcrun.run.files import read_json, with_comment_crc, write_atomic, write_hashed
+from hpcrun.run.snapshot import Snapshot, take_snapshot
 from hpcrun.run.sweep_file import NAME, SweepFile, write_sweep
 from hpcrun.slurm.launch import slurm_submission
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script

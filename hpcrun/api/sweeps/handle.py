@@ -1,27 +1,30 @@
 """A sweep as an object: its runs, their states and results, and methods to end them."""
 
 import html
+import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcrun.api.refusals import refusing
-from hpcrun.api.run import Run
-from hpcrun.api.status.overview import Overview
-from hpcrun.api.status.sweep_rows import counts_in_words, sweep_entries
-from hpcrun.api.sweeps.cancelling import cancel_sweep, wait_for_ends
+from hpcrun.api.interrupts import note_end, time_to_end
+from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
+from hpcrun.api.run import Run, refusing
+from hpcrun.api.sweeps.unrecorded import record_killed_submission
+from hpcrun.config import ConfigError, Problem
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.sweep_file import is_sweep
-from hpcrun.slurm.launch import jobs
-from hpcrun.slurm.launch.poll_interval import pauses
+from hpcrun.run.sweep_file import is_sweep, read_sweep
+from hpcrun.slurm.launch import jobs, stopping
+from hpcrun.slurm.launch.jobs import pauses
 
 if TYPE_CHECKING:
     from hpcrun.results.frames import Results
+
 
 _LOOK = 0.5
 _MOST_SHOWN = 50
@@ -180,7 +183,7 @@ class Sweep:
             UserError: pandas is not installed, or the sweep folder cannot be written.
         """
         from hpcrun.results.collect.aggregate import RunSource, aggregate
-        from hpcrun.results.collect.find import find_runs
+        from hpcrun.results.collect.run_reader import find_runs
         from hpcrun.results.frames import load_results
 
         output = self.path / "results.h5"
@@ -199,3 +202,124 @@ def _as_html(value: object) -> str:
         return ""
     shown = f"{value:.4g}" if isinstance(value, float) else str(value)
     return html.escape(escaped(shown))
+
+
+@dataclass(frozen=True)
+class SweepValue:
+    """One value of a key: as the config has it, and as the user wrote it (for a command)."""
+
+    value: Any
+    text: str
+
+
+Row = Mapping[str, SweepValue]
+"""The values of one element by dotted key."""
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows with the same keys; ``place``: the option, or the line of the file, that contains them."""
+
+    rows: Sequence[Row]
+    place: str
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the rows, in the user's order."""
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An expression that is true for every element of the sweep."""
+
+    text: str
+    place: str
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """The requested sweep: the product of ``blocks``, without the rows that a condition excludes."""
+
+    blocks: Sequence[RowBlock] = ()
+    conditions: Sequence[Condition] = field(default=())
+
+    def place_of(self, key: str) -> str:
+        """Return the option or file line with the values of ``key``."""
+        return next((block.place for block in self.blocks if key in block.keys), "--sweep")
+
+
+def text_of(value: Any) -> str:
+    """Return ``value`` as a word for a command: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def plain(value: Any) -> SweepValue:
+    """Return a :class:`SweepValue` for ``value``, with a text made from it."""
+    return SweepValue(value, text_of(value))
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Return a text that is equal for equal values: 1 equals 1.0, and the order of keys does not matter."""
+    return json.dumps({key: _number(values[key]) for key in sorted(values)}, sort_keys=True)
+
+
+def refusal(place: str, key: str, text: str) -> ConfigError:
+    """Return the error with one line: place, key and problem."""
+    return ConfigError([Problem(place, key, text)])
+
+
+def _number(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole and abs(value) < 2**53 else value
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The cancellation of one run. ``words``: the action, or the reason why nothing was done."""
+
+    run: RunDirectory
+    done: bool
+    words: str
+
+
+def cancel_sweep(folder: Path, *, now: bool = False) -> Iterator[Cancelled]:
+    """Cancel every run of the sweep in ``folder`` that has a job, and yield the outcome of each.
+
+    Args:
+        now: kill the ranks, without a checkpoint.
+
+    Raises:
+        RunError: ``sweep.json`` is damaged.
+    """
+    record_killed_submission(folder)
+    sweep = read_sweep(folder)
+    runs = [run for run in (sweep.directories.values() if sweep else ()) if run.exists()]
+    found = [pair for pair in zip(runs, jobs.states(runs), strict=True) if pair[1].live]
+    # Waiting runs first: Slurm would start a waiting run in the place of a cancelled run.
+    ended: set[str] = set()
+    for run, state in sorted(found, key=lambda pair: pair[1].word == "running"):
+        try:
+            if state.executor == "slurm" and state.job in ended:
+                # Runs that share a job.
+                stopping.note_cancelled(run, str(state.job))
+                yield Cancelled(run, True, f"job {state.job}: ends with the run before")
+                continue
+            words = (stopping.kill if now else stopping.cancel)(run, whole=True)
+            ended.add(str(state.job))
+            yield Cancelled(run, True, words)
+        except (UserError, OSError) as error:
+            # A run may end between the two calls. The other runs must still be cancelled.
+            yield Cancelled(run, False, str(error))
+
+
+def wait_for_ends(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Wait for the end of all cancelled jobs together, and record each end; return runs with a live job."""
+    start, live = time.monotonic(), []
+    for run in runs:
+        limit = start + time_to_end(run) - time.monotonic()
+        if jobs.wait_until_ended(run, max(limit, 1.0)):
+            note_end(run)
+        else:
+            live.append(run)
+    return live

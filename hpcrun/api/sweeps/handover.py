@@ -23,22 +23,21 @@ from hpcrun.api.sweeps.elements import (
     written_sweep_file,
 )
 from hpcrun.api.sweeps.folder import made_folder, new_runs, sync_file_system
-from hpcrun.api.sweeps.packing import groups, shared_job
-from hpcrun.api.sweeps.plan import Planned, SweepPlan
+from hpcrun.api.sweeps.plan import Planned, SweepPlan, groups, shared_job
 from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.config import Config
 from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import append_line
-from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.files import append_line
+from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile, SweepSubmission, write_sweep
 from hpcrun.slurm.launch import stopping
 from hpcrun.slurm.launch.array import ArrayTasks, arrays, max_array_size
-from hpcrun.slurm.launch.dependencies import with_dependency
-from hpcrun.slurm.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.slurm.launch.batch_script import job_name, wanted_cluster
+from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.launch.slurm_submission import submit_array
-from hpcrun.slurm.launch.submitted import Submitted
+from hpcrun.slurm.launch.stopping import with_dependency
 from hpcrun.slurm.local.submission import submit_local_sweep
 
 

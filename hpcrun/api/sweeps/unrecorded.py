@@ -2,7 +2,7 @@
 sbatch got no answer.
 
 A submission first writes each array into ``sweep.json``, without a job. The batch script of each array is in
-a separate folder (:func:`~hpcrun.slurm.launch.submitted.submitit_folder`), and Slurm reports each script.
+a separate folder (:func:`~hpcrun.slurm.launch.slurm_jobs.submitit_folder`), and Slurm reports each script.
 So the next command finds the array, and records what the killed submission did not record.
 """
 
@@ -19,11 +19,11 @@ from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
-from hpcrun.run.io.files import append_line
-from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.files import append_line
+from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile, SweepSubmission, read_sweep, write_sweep
-from hpcrun.slurm.launch.sbatch_options import job_name, wanted_cluster
-from hpcrun.slurm.launch.submitted import submitit_folder
+from hpcrun.slurm.launch.batch_script import job_name, wanted_cluster
+from hpcrun.slurm.launch.slurm_jobs import submitit_folder
 
 _PATIENCE = 6.0
 # Seconds after which a request that sbatch has sent no longer reaches the controller.

@@ -8,6 +8,7 @@ for its collectives, so that they cannot mix with those of training. A save that
 training either: after a timeout, gloo closes all connections of the group.
 """
 
+import contextlib
 import datetime
 import threading
 import time
@@ -27,14 +28,14 @@ from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, own_name, pa
 from hpcrun.checkpoint.sharded.restore import SHARED, Template
 from hpcrun.checkpoint.state.capture import require_plain
 from hpcrun.checkpoint.state.tree import split
+from hpcrun.checkpoint.storage.disk import stripe
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
-from hpcrun.checkpoint.storage.lustre import stripe
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks, first_of
 from hpcrun.ranks.making import new_control_group
-from hpcrun.run.owner import OwnedByAnotherAttempt
+from hpcrun.run.record import OwnedByAnotherAttempt
 
 
 @dataclass(frozen=True)
@@ -426,3 +427,46 @@ class CheckpointEngine:
 
 def _size(job: SaveJob) -> int:
     return job.share.size if isinstance(job.share, RankShard) else 0
+
+
+GLOO_WORKERS = "pt_gloo_runloop"
+
+_INTERVAL = 0.001
+
+
+def wait_until_idle(name: str, patience: float = 10.0) -> bool:
+    """Wait until all threads of this process called ``name`` are idle.
+
+    Between two checks the interpreter lock is free, so that a thread which needs it can run; a thread that
+    has not run between two checks is idle. Without proc(5), the call does not wait.
+
+    Args:
+        patience: maximum seconds to wait.
+
+    Returns:
+        True if the threads are idle, False after ``patience`` seconds.
+    """
+    deadline, before = time.monotonic() + patience, None
+    while True:
+        now = _asleep(name)
+        if now is not None and now == before:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        before = now
+        time.sleep(_INTERVAL)
+
+
+def _asleep(name: str) -> dict[str, list[str]] | None:
+    """Return the context-switch counts of the threads; None while a thread is running."""
+    found = {}
+    for thread in Path("/proc/self/task").glob("*"):
+        # A thread may end during this check.
+        with contextlib.suppress(OSError):
+            if (thread / "comm").read_text().strip() != name:
+                continue
+            lines = (thread / "status").read_text().splitlines()
+            if "State:\tS (sleeping)" not in lines:
+                return None
+            found[thread.name] = [line for line in lines if "ctxt_switches" in line]
+    return found

@@ -1,16 +1,39 @@
-"""The file of a rank: the content and the writing of its shard."""
+"""The file of a rank: the content and the writing of its shard.
+
+:class:`StoreReader` is a ``StorageReader`` of torch.distributed.checkpoint, so that torch's load plans
+(resharding between any numbers of ranks, DTensor or plain) also work on these files.
+"""
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import xxhash
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
 from hpcrun.checkpoint.sharded.host_staging import Staging, bytes_of, copy_in
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan, resolve
+from hpcrun.checkpoint.storage.disk import RetryingFile
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, covered, decode
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
@@ -135,3 +158,257 @@ def _straight(
         yield bytes_of(value.detach().cpu().contiguous())
     for content in blobs.values():
         yield memoryview(content)
+
+
+# Small enough that a block is still in the processor's cache when it is hashed.
+_READ_BLOCK = 1 << 20
+_RUN = 16 << 20
+_READERS = 4
+
+
+class StoreReader(StorageReader):
+    """Reads a committed step of ``store``; raises DamagedCheckpoint, naming the file, on damage."""
+
+    def __init__(self, store: CheckpointStore, step: int, index: bytes | None = None) -> None:
+        """Read the index. ``index``: its content, if it was read before."""
+        self._store = store
+        self._step = step
+        raw = store.read(step, INDEX) if index is None else index
+        try:
+            self.index: Index = decode(raw)
+        except DamagedCheckpoint as error:
+            text = f"{store.path(step)}/{error}"
+            raise store.damaged(step, text, lasting=error.lasting) from error
+        self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {
+            (name, piece.offsets): piece
+            for name, entry in self.index.tensors.items()
+            for piece in entry.pieces
+        }
+
+    def load(self, into: dict[str, torch.Tensor]) -> None:
+        """Fill the tensors ``into``, whole or sharded, in place. Not collective.
+
+        Raises:
+            DamagedCheckpoint: the content differs from the written content.
+            CheckpointError: as :meth:`require_fit`, before anything is read.
+        """
+        self.require_fit(into)
+        sharded: Any = {}
+        whole = []
+        for name, value in into.items():
+            if isinstance(value, DTensor):
+                sharded[name] = value
+            else:
+                # A whole tensor needs all its pieces, so no plan is necessary. torch's planner takes as
+                # long as the reading of small tensors.
+                whole += [
+                    _Want(name, piece, [_Taker(_box(value.detach(), piece.offsets, piece.sizes))])
+                    for piece in self.index.tensors[name].pieces
+                ]
+        self._read(whole)
+        if sharded:
+            planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+            planner.set_up_planner(sharded, self.read_metadata(), is_coordinator=False)
+            self.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+
+    def require_fit(self, into: Mapping[str, torch.Tensor]) -> None:
+        """Raise unless the tensors ``into`` can be loaded.
+
+        Raises:
+            DamagedCheckpoint: the index does not cover a tensor.
+            CheckpointError: a tensor has another shape or type here, or is not in the checkpoint.
+        """
+        for name, value in into.items():
+            entry = self.index.tensors.get(name)
+            if entry is None or entry.shape != tuple(value.shape):
+                saved = (
+                    "not in the checkpoint" if entry is None else f"{entry.shape} in the checkpoint"
+                )
+                raise CheckpointError(f"{name}: {saved}, but {tuple(value.shape)} here")
+            if _dtype(entry.dtype) != value.dtype:  # a silent conversion could lose precision
+                raise CheckpointError(
+                    f"{name}: {entry.dtype} in the checkpoint, but {value.dtype} here"
+                )
+            if not covered(entry):
+                raise self._store.damaged(self._step, f"{INDEX}: {name}: parts of it are missing")
+
+    def blob(self, name: str) -> Any:
+        """Return the plain data saved under ``name``; raises CheckpointError or DamagedCheckpoint."""
+        place = self.index.blobs.get(name)
+        if place is None:
+            raise self._store.damaged(self._step, f"{INDEX}: has no entry {name}")
+        raw = bytearray(place.length)
+        with self._store.opened(self._step, place.file) as file:
+            self._fill(file, place, memoryview(raw))
+        try:
+            return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        except UnpicklingError as error:
+            # torch's message suggests loading without weights_only, which runs any code in the file.
+            raise CheckpointError(
+                f"{self._store.path(self._step)}: contains more than tensors and plain data, and is not "
+                "loaded; check who wrote it, and move it away to resume from the previous checkpoint"
+            ) from error
+
+    def position(self, name: str) -> tuple[str, int]:
+        """Return the file of the first piece of ``name``, and its position in bytes."""
+        places = [
+            (piece.place.file, piece.place.position) for piece in self.index.tensors[name].pieces
+        ]
+        return min(places, default=("", 0))
+
+    def empty(self, name: str) -> torch.Tensor:
+        """Return an uninitialized CPU tensor for the whole of ``name``."""
+        entry = self.index.tensors[name]
+        return torch.empty(entry.shape, dtype=_dtype(entry.dtype))
+
+    # torch.distributed.checkpoint.StorageReader
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the index as torch's metadata."""
+        entries: dict[str, Any] = {}
+        for name, entry in self.index.tensors.items():
+            chunks = [
+                ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
+                for piece in entry.pieces
+            ]
+            entries[name] = TensorStorageMetadata(
+                TensorProperties(_dtype(entry.dtype)), torch.Size(entry.shape), chunks
+            )
+        return Metadata(entries)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: the index is already read."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return ``plan`` unchanged."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return ``plans`` unchanged."""
+        return plans
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: a reader reads one step."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return True if the path is a committed step."""
+        return (Path(checkpoint_id) / INDEX).is_file()
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read and verify every piece that ``plan`` needs, once, in file order."""
+        wanted: dict[tuple[str, tuple[int, ...]], _Want] = {}
+        targets = []
+        for item in plan.items:
+            if item.type is not LoadItemType.TENSOR:
+                raise CheckpointError(f"{item.storage_index.fqn}: is a tensor in the checkpoint")
+            key = _key(item.storage_index)
+            want = wanted.setdefault(key, _Want(key[0], self._pieces[key], []))
+            target = planner.resolve_tensor(item)
+            targets.append((item, target))
+            box = tuple(item.storage_offsets), tuple(item.lengths)
+            want.takers.append(_Taker(target.detach(), box))
+        self._read(list(wanted.values()))
+        for item, target in targets:
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, wants: list["_Want"]) -> None:
+        readers = min(_READERS, len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(readers, thread_name_prefix="restore") as pool:
+            work = [pool.submit(self._read_run, run) for run in _runs(wants)]
+            try:
+                for each in work:
+                    each.result()
+            finally:
+                for each in work:
+                    each.cancel()
+
+    def _read_run(self, run: list["_Want"]) -> None:
+        with self._store.opened(self._step, run[0].piece.place.file) as file:
+            for want in run:
+                self._deal(file, want)
+
+    def _deal(self, file: RetryingFile, want: "_Want") -> None:
+        piece, dtype = want.piece, _dtype(self.index.tensors[want.name].dtype)
+        if piece.place.length != math.prod(piece.sizes) * dtype.itemsize:
+            raise self._store.damaged(self._step, f"{INDEX}: {want.name}: the sizes do not match")
+        whole: torch.Tensor | None = None
+        for taker in want.takers:
+            if whole is None and _takes_all(taker.target, piece, dtype):
+                self._fill(file, piece.place, bytes_of(taker.target))
+                whole = taker.target
+                continue
+            if whole is None:
+                whole = torch.empty(piece.sizes, dtype=dtype)
+                self._fill(file, piece.place, bytes_of(whole))
+            taker.target.copy_(whole if taker.box is None else _box(whole, *taker.box))
+
+    def _fill(self, file: RetryingFile, place: Place, view: memoryview) -> None:
+        content = xxhash.xxh3_128()
+        for block in file.fill(place.position, view, _READ_BLOCK):
+            content.update(block)
+        if content.hexdigest() != place.xxh3:
+            raise self._store.changed(self._step, place.file)
+
+
+@dataclass(frozen=True)
+class _Taker:
+    """A target of a piece: the whole piece, or the ``box`` with these offsets and sizes."""
+
+    target: torch.Tensor
+    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class _Want:
+    """A piece of the tensor ``name`` to read, with all its targets."""
+
+    name: str
+    piece: Piece
+    takers: list[_Taker]
+
+
+def _runs(wants: list[_Want]) -> Iterator[list[_Want]]:
+    """Yield ``wants`` in file order, in groups of one file that a thread reads together."""
+    run: list[_Want] = []
+    size = 0
+    for want in sorted(wants, key=lambda each: (each.piece.place.file, each.piece.place.position)):
+        place = want.piece.place
+        if run and (size >= _RUN or place.file != run[0].piece.place.file):
+            yield run
+            run, size = [], 0
+        run.append(want)
+        size += place.length
+    if run:
+        yield run
+
+
+def _box(value: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+    for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        value = value.narrow(dimension, offset, size)
+    return value
+
+
+def _key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
+    return index.fqn, tuple(index.offset or ())
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise DamagedCheckpoint(f"{INDEX}: {name!r} is not an element type", lasting=False)
+    return found
+
+
+def _takes_all(target: torch.Tensor, piece: Piece, dtype: torch.dtype) -> bool:
+    return (
+        target.device.type == "cpu"
+        and target.dtype == dtype
+        and tuple(target.shape) == piece.sizes
+        and target.is_contiguous()
+    )

@@ -15,10 +15,10 @@ import xxhash
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.copies import Copies
-from hpcrun.checkpoint.sharded.rank_file import own_name
-from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.rank_file import StoreReader, own_name
 from hpcrun.checkpoint.state.tree import join, split
 from hpcrun.checkpoint.storage.disk import BLOCK
+from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -26,7 +26,6 @@ from hpcrun.checkpoint.storage.errors import (
     refused_to_read,
 )
 from hpcrun.checkpoint.storage.index import INDEX, Place, TensorEntry, decode, places
-from hpcrun.checkpoint.storage.leases import hold
 from hpcrun.checkpoint.storage.manifest import MANIFEST, Manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import one_line

@@ -31,8 +31,7 @@ from hpcrun.checkpoint.state.compatibility import (
     require_saveable,
     require_whole,
 )
-from hpcrun.checkpoint.state.names import bare, named_parameters
-from hpcrun.checkpoint.state.tree import join
+from hpcrun.checkpoint.state.tree import bare, join, named_parameters
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import TensorEntry
 from hpcrun.devices import accelerator

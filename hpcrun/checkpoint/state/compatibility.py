@@ -7,11 +7,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hpcrun.checkpoint.state.names import named_parameters
+from hpcrun.checkpoint.state.tree import bare, named_buffers, named_parameters
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import TensorEntry
 
@@ -170,3 +172,26 @@ def _require_same_tensor(name: str, saved: Any, here: Any, where: str) -> None:
         raise CheckpointError(
             f"{name} is {old} in the checkpoint, but {new} in the {where}; {_OPTIONS}"
         )
+
+
+def broadcast(model: nn.Module) -> bool:
+    """Return True if DDP copies rank 0's buffers to all ranks at every step, which is its default."""
+    return isinstance(model, DistributedDataParallel) and model.broadcast_buffers
+
+
+def capture_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return CPU copies by canonical name; on the CPU, the file loads before the device is in use."""
+    return {name: buffer.detach().cpu().clone() for name, buffer in _persistent(model).items()}
+
+
+def apply_buffers(saved: dict[str, Tensor], model: nn.Module) -> None:
+    """Restore the result of :func:`capture_buffers`."""
+    with torch.no_grad():
+        for name, buffer in _persistent(model).items():
+            buffer.copy_(saved[name])
+
+
+def _persistent(model: nn.Module) -> dict[str, Tensor]:
+    # The model creates non-persistent buffers itself, and they may have grown (position caches).
+    state = get_model_state_dict(bare(model)).keys()
+    return {name: buffer for name, buffer in named_buffers(model) if name in state}

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.restore import Template
 from hpcrun.checkpoint.state import capture
-from hpcrun.checkpoint.state.buffers import apply_buffers, capture_buffers
-from hpcrun.checkpoint.state.extra import fill, shards
+from hpcrun.checkpoint.state.compatibility import apply_buffers, capture_buffers
+from hpcrun.checkpoint.state.tree import fill, shards
 from hpcrun.checkpoint.storage.index import TensorEntry
 
 

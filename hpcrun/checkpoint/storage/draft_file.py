@@ -3,16 +3,26 @@
 ``torch.save`` writes through C++ code, which turns an exception of a Python stream into another exception or
 aborts the process, and hides the full disk. ``DraftFile`` therefore stores the first failure, only counts the
 bytes after it (the count is the space that the file would have needed), and raises when the file is finished.
+
+A lease is a file in the checkpoint folder; flock(2) is missing on Lustre (by default) and on old NFS. The
+name contains the expiry time, so that a killed reader does not block pruning forever.
 """
 
 import contextlib
 import errno
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import xxhash
 
+from hpcrun.checkpoint.storage.disk import LOCAL, FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount, is_space, parent_of, reason
-from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.manifest import FileRecord
 
 _BUFFER = 1 << 20
@@ -134,3 +144,44 @@ class DraftFile:
         with contextlib.suppress(OSError):
             text += f", {amount(self._fs.free(parent_of(self._path)))} are free now"
         return text + "; free some space, or lower checkpoint.keep"
+
+
+LEASE = 3600.0
+"""Seconds. Longer than a read takes, and longer than the clocks of a cluster differ."""
+
+_HOLD = re.compile(r"\.held-(\d{9,})-(\d+)-[A-Za-z0-9._-]+")
+
+
+@contextmanager
+def hold(root: Path, step: int, fs: FileSystem = LOCAL) -> Iterator[None]:
+    """Protect ``step`` from pruning during the block, for at most an hour.
+
+    A reader without write permission gets no lease, and reads anyway.
+    """
+    until = int(time.time() + LEASE)
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
+    name = f".held-{step:09d}-{until}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    made = False
+    with suppress(OSError):
+        fs.close(fs.create(root / name))
+        made = True
+    try:
+        yield
+    finally:
+        if made:
+            with suppress(OSError):
+                fs.unlink(root / name)
+
+
+def held(names: Iterable[str]) -> set[int]:
+    """Return the steps with a valid lease among these file names."""
+    now = time.time()
+    found = (_HOLD.fullmatch(name) for name in names)
+    return {int(match[1]) for match in found if match and int(match[2]) > now}
+
+
+def expired(names: Iterable[str]) -> list[str]:
+    """Return the names of expired leases; the margin allows for clocks that differ."""
+    now = time.time()
+    found = ((name, _HOLD.fullmatch(name)) for name in names)
+    return [name for name, match in found if match and int(match[2]) + LEASE < now]

@@ -6,7 +6,7 @@ flipped bit is always detected, even in white space.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.steps import committed_steps, step_name
+from hpcrun.run.directory import RunDirectory
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -136,3 +136,36 @@ def require_owner(owner: str) -> None:
 
 def _text(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=1) + "\n").encode()
+
+
+_COMMITTED = re.compile(r"step-(\d{9,})")
+
+
+def step_name(step: int) -> str:
+    """Return the name of the folder of ``step``."""
+    return f"step-{step:09d}"
+
+
+def committed_steps(names: Iterable[str]) -> list[int]:
+    """Return the committed steps, newest first, from the names in the folder of checkpoints."""
+    found = (_COMMITTED.fullmatch(name) for name in names)
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def has_commit(run: RunDirectory) -> bool:
+    """Return True if a checkpoint has a manifest, which is not read: that of many ranks is long."""
+    try:
+        names = [path.name for path in run.checkpoints.iterdir()]
+    except OSError:
+        return False
+    return any(
+        _has_content(run.checkpoints / step_name(step) / "manifest.json")
+        for step in committed_steps(names)
+    )
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size > 0
+    except OSError:
+        return False

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import RetryingFile, blocks, require_size
+from hpcrun.checkpoint.storage.disk import FileSystem, RetryingFile, blocks, require_size
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -20,9 +20,14 @@ from hpcrun.checkpoint.storage.errors import (
     reason,
     refused_to_read,
 )
-from hpcrun.checkpoint.storage.filesystem import FileSystem
-from hpcrun.checkpoint.storage.manifest import MANIFEST, FileRecord, Manifest, decode
-from hpcrun.checkpoint.storage.steps import committed_steps, step_name
+from hpcrun.checkpoint.storage.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    committed_steps,
+    decode,
+    step_name,
+)
 
 _QUARANTINED = re.compile(r"damaged-step-(\d{9,})-(\d+)")
 _MANIFEST_LIMIT = 64 << 20

@@ -16,8 +16,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hpcrun.checkpoint.storage.disk import delete, make_directories, patiently, sync_directory
-from hpcrun.checkpoint.storage.draft_file import DraftFile
+from hpcrun.checkpoint.storage.disk import (
+    LOCAL,
+    FileSystem,
+    delete,
+    make_directories,
+    patiently,
+    sync_directory,
+)
+from hpcrun.checkpoint.storage.draft_file import DraftFile, expired, held
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -26,8 +33,6 @@ from hpcrun.checkpoint.storage.errors import (
     occupied,
     parent_of,
 )
-from hpcrun.checkpoint.storage.filesystem import LOCAL, FileSystem
-from hpcrun.checkpoint.storage.leases import expired, held
 from hpcrun.checkpoint.storage.manifest import (
     MANIFEST,
     FileRecord,
@@ -35,9 +40,9 @@ from hpcrun.checkpoint.storage.manifest import (
     encode,
     require_file_name,
     require_owner,
+    step_name,
 )
 from hpcrun.checkpoint.storage.reader import CommittedSteps
-from hpcrun.checkpoint.storage.steps import step_name
 
 _DRAFT = re.compile(r"step-\d{9,}\.tmp-.+")
 _TRASH = ".trash-"

@@ -19,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from hpcrun.network.check import ports, wire
-from hpcrun.network.check.allreduce.node_ranks import NodeRanks
-from hpcrun.ranks.network.interfaces import own_interfaces
-from hpcrun.ranks.network.reachable import AnswerServer, Listener, reached
+from hpcrun.network.check import wire
+from hpcrun.network.check import wire as ports
+from hpcrun.network.check.all_reduce import NodeRanks
+from hpcrun.ranks.addresses import AnswerServer, Listener, reached
+from hpcrun.ranks.interfaces import own_interfaces
 
 CONNECT = 8.0
 """Seconds for a connection: three consecutive lost segments take seven."""

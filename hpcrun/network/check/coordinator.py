@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.errors import NetworkError
-from hpcrun.network.check import ports
+from hpcrun.network.check import wire as ports
 from hpcrun.network.check.agent import CONNECT
-from hpcrun.network.check.allreduce.all_nodes import AllReduce
+from hpcrun.network.check.all_reduce import AllReduce
 from hpcrun.network.check.findings import THRESHOLD, Suspects, excluded, findings, suspects
 from hpcrun.network.check.fleet import Fleet
 from hpcrun.network.check.measurements import (
     MeasuredNode,
     NameCheck,
     NetworkMeasurements,
+    Pair,
     PortCheck,
     Transfer,
+    rounds_for,
 )
-from hpcrun.network.check.schedule import Pair, rounds_for
-from hpcrun.ranks.network import reachable
+from hpcrun.ranks import addresses as reachable
 
 _HELLO = 120.0
 _GRACE = 10.0

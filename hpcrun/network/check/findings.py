@@ -12,8 +12,6 @@ from hpcrun.network.check.measurements import (
     NetworkMeasurements,
     PortCheck,
     Transfer,
-)
-from hpcrun.network.check.statistics import (
     direction_rates,
     in_the_rounds,
     link_rates,

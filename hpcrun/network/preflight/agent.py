@@ -23,8 +23,8 @@ from typing import Any
 
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.network.preflight.gpus import read_gpus, read_xids
-from hpcrun.ranks.network.addresses import addresses_of, is_only_loopback, outward_address
-from hpcrun.ranks.network.interfaces import chosen_interfaces, own_interfaces
+from hpcrun.ranks.addresses import addresses_of, is_only_loopback, outward_address
+from hpcrun.ranks.interfaces import chosen_interfaces, own_interfaces
 
 _GEMM = (sys.executable, "-m", "hpcrun.network.preflight.gemm")
 

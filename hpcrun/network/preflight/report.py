@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcrun.network.preflight.checks import node_results
-from hpcrun.network.preflight.preflight_facts import PreflightFacts, Result, Status
+from hpcrun.network.preflight.checks import PreflightFacts, Result, Status, node_results
 
 # Checks of the node itself. A failure of any other check may come from the job or its files, so it counts
 # against a node only if another node passes.

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcrun.network.check import fleet
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts
+from hpcrun.network.preflight.checks import JobNeeds, PreflightFacts
 from hpcrun.slurm.environment import without_rank_requests
 
 _AGENT = ("-m", "hpcrun.network.preflight.agent")

@@ -5,8 +5,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcrun.network.tune.cells import Cell, Trial, bandwidths, bus_factor
-from hpcrun.network.tune.knobs import Env, changes_order, page_of
+from hpcrun.network.tune.knobs import (
+    Cell,
+    Env,
+    Trial,
+    bandwidths,
+    bus_factor,
+    changes_order,
+    page_of,
+)
 from hpcrun.network.tune.search import (
     Comparison,
     Found,

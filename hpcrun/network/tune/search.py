@@ -13,8 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpcrun.network.tune.cells import Cell, Trial
-from hpcrun.network.tune.knobs import Env, Knob
+from hpcrun.network.tune.knobs import Cell, Env, Knob, Trial
 
 Measure = Callable[[Env], Trial]
 Progress = Callable[[str], None]

@@ -9,8 +9,7 @@ from typing import Any
 
 from hpcrun.errors import NetworkError
 from hpcrun.network.check.fleet import Fleet, Processes
-from hpcrun.network.tune.cells import Trial, trial_from
-from hpcrun.network.tune.knobs import Env, Site
+from hpcrun.network.tune.knobs import Env, Site, Trial, trial_from
 from hpcrun.slurm.environment import without_rank_requests
 
 WORKER = (sys.executable, "-m", "hpcrun.network.tune.worker")

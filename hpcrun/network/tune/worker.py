@@ -22,9 +22,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hpcrun.devices import accelerator, vendor
 from hpcrun.network.check.agent import own_addresses
-from hpcrun.ranks.network.interfaces import own_interfaces
+from hpcrun.ranks.interfaces import own_interfaces
 from hpcrun.run.endings import node_name
-from hpcrun.slurm.orphans import die_with_parent
+from hpcrun.slurm.node_setup import die_with_parent
 
 _TICK = 0.2
 

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrun.errors import ResultsError
-from hpcrun.results.collect.layout import TABLES, table
 from hpcrun.results.collect.run_reader import (
     CONFIG,
     RunData,
@@ -34,8 +33,9 @@ from hpcrun.results.collect.run_reader import (
     read_run,
     signature,
 )
+from hpcrun.results.collect.summary import TABLES, table
 from hpcrun.results.store import Draft, ResultsFile, sweep
-from hpcrun.run.io.lock_file import LockFile
+from hpcrun.run.lock_file import LockFile
 
 # Of the file: dropped runs leave holes, which a new file does not have.
 _MOST_WASTE = 0.3

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from hpcrun.run.io.files import intact_lines, parse_line
+from hpcrun.run.files import intact_lines, parse_line
 
 # Bytes to read at a time: the parsed objects of a block take five times its size.
 _BLOCK = 8 << 20

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcrun.config import ConfigError
-from hpcrun.config.sources.reader import read_yaml
+from hpcrun.config.reader import read_yaml
 from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource
 from hpcrun.results.collect.columns import columns_of, parse_rows
-from hpcrun.results.collect.layout import structured
 from hpcrun.results.collect.run_reader import (
     STATES,
     TORN,
@@ -34,7 +33,7 @@ from hpcrun.results.collect.run_reader import (
     facts_of,
     signature,
 )
-from hpcrun.results.collect.summary import counted, summary_of
+from hpcrun.results.collect.summary import counted, structured, summary_of
 from hpcrun.results.config_text import flat
 
 _TENSORBOARD = "tfevents"

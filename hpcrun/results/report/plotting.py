@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from hpcrun.results.report.bands import wants_log
-from hpcrun.results.report.errors import ReportError
-from hpcrun.results.report.figures.canvas import label, save_as
-from hpcrun.results.report.runs import ReportedRun
+from hpcrun.results.report.canvas import label, save_as
+from hpcrun.results.report.efficiency import wants_log
+from hpcrun.results.report.runs import ReportedRun, ReportError
 
 FORMATS = (".png", ".pdf", ".svg")
 _BAR = 24
@@ -40,7 +39,7 @@ def terminal_lines(
     runs: Sequence[ReportedRun], metrics: Sequence[str], width: int, height: int
 ) -> list[str]:
     """Return the plots of ``metrics`` and the goodput of each run as lines of text."""
-    from hpcrun.results.report.figures.curves import metric_label
+    from hpcrun.results.report.curves import metric_label
 
     lines: list[str] = []
     if len(runs) > 1:
@@ -63,7 +62,7 @@ def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -
         ReportError: no run has anything to draw.
         OSError: the disk refused.
     """
-    from hpcrun.results.report.figures.panels import panels_figure
+    from hpcrun.results.report.panels import panels_figure
 
     figure = panels_figure(runs, metrics)
     if figure is None:

@@ -17,9 +17,14 @@ from hpcrun.results.groups import (
     lower_is_better,
 )
 from hpcrun.results.report.efficiency import Efficiency, ask_sacct, efficiencies
-from hpcrun.results.report.errors import ReportError
-from hpcrun.results.report.failures import RunFailure, interruptions, run_failures
-from hpcrun.results.report.runs import ReportedRun, read_runs
+from hpcrun.results.report.runs import (
+    ReportedRun,
+    ReportError,
+    RunFailure,
+    interruptions,
+    read_runs,
+    run_failures,
+)
 from hpcrun.results.report.sweep import Sensitivity, sensitivities, several, swept_keys
 from hpcrun.results.store import ResultsFile
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.job.goodput import Goodput, goodput
+from hpcrun.diagnose.finding import FailureFinding, find_cause
+from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
+from hpcrun.errors import UserError
+from hpcrun.job.history import Goodput, goodput
+from hpcrun.results.collect.aggregate import RunSource, aggregate
+from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.results.collect.summary import counted
 from hpcrun.results.config_text import flat
 from hpcrun.results.frames import config_of, fields
-from hpcrun.results.labels import labels
+from hpcrun.results.groups import labels
 from hpcrun.results.store import ResultsFile
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event
 
 # The columns that figures and tables read, in addition to the requested metric.
@@ -211,3 +221,123 @@ def _with_options(config: dict[str, Any]) -> dict[str, Any]:
         else:
             config[name] = True if following.startswith("--") else _typed(following)
     return config
+
+
+# Bytes to read of each log: the first failure of a rank is near the end of the log, or near its start.
+_HEAD = _TAIL = 1 << 18
+_MOST_FILES = 64
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """The end of a run that did not finish.
+
+    Args:
+        finding: the diagnosis; None if the logs show no failure, or are gone.
+        note: the reason for a missing finding; otherwise empty.
+    """
+
+    run: ReportedRun
+    finding: FailureFinding | None
+    note: str
+
+
+def run_failures(runs: Iterable[ReportedRun]) -> list[RunFailure]:
+    """Return the cause for each run that failed or has no result."""
+    return [_run_failure(run) for run in runs if run.state in ("failed", "unfinished")]
+
+
+def interruptions(runs: Iterable[ReportedRun]) -> Mapping[str, int]:
+    """Return how many attempts ended by each cause, the most frequent first."""
+    found = Counter(
+        event.cause or "unknown" for run in runs for event in run.events if event.what == "ended"
+    )
+    return dict(found.most_common())
+
+
+def _run_failure(run: ReportedRun) -> RunFailure:
+    attempt = attempt_to_diagnose(run.events)
+    directory = RunDirectory(Path(run.path))
+    if attempt is None:
+        return RunFailure(run, None, "no attempt has begun")
+    if not directory.logs.is_dir():
+        return RunFailure(run, None, "the logs are not on this machine")
+    try:
+        finding = _find(directory, attempt, run)
+    except OSError as error:
+        return RunFailure(run, None, f"the logs cannot be read: {error.strerror}")
+    return RunFailure(run, finding, "" if finding else _without_finding(run))
+
+
+def _find(directory: RunDirectory, attempt: Attempt, run: ReportedRun) -> FailureFinding | None:
+    lines = lines_of_attempt(
+        directory, attempt, run.events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
+    )
+    return find_cause(lines, nodes_of(run.events, attempt))
+
+
+def _without_finding(run: ReportedRun) -> str:
+    if run.state == "unfinished":
+        return "no result yet: the run trains or waits, or it was ended without a trace"
+    return "the logs show no failure"
+
+
+def counts(runs: Sequence[ReportedRun]) -> Mapping[str, int]:
+    """Return the number of runs in each state, in a fixed order."""
+    found = Counter(run.state for run in runs)
+    order = ("finished", "cancelled", "stopped", "failed", "unfinished", "new")
+    return {state: found[state] for state in order if found[state]}
+
+
+_FILES = (".h5", ".hdf5")
+
+
+@contextmanager
+def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[ResultsFile]:
+    """Yield the results of ``named``: one results file, or run directories and folders of them.
+
+    Directories are first collected into a temporary results file, so that both sources give the same figures.
+
+    Raises:
+        ReportError: a results file is named together with another source.
+        ResultsError: a source holds no runs.
+    """
+    files = [name for name in named if _is_file(name)]
+    if files and len(named) > 1:
+        raise ReportError(
+            f"{files[0]}: is a results file, and takes no other source; collect all runs into one file "
+            "with `hpcrun aggregate`"
+        )
+    if files:
+        with ResultsFile(Path(files[0])) as store:
+            yield store
+        return
+    found = RunSource(find_runs(named or [str(runs_dir)], runs_dir))
+    with tempfile.TemporaryDirectory(prefix="hpcrun-report-") as folder:
+        path = Path(folder) / "results.h5"
+        aggregate(found, path, processes=0)
+        with ResultsFile(path) as store:
+            yield store
+
+
+def _is_file(name: str) -> bool:
+    path = Path(name)
+    return path.is_file() or (not path.is_dir() and path.suffix in _FILES)
+
+
+class ReportError(UserError):
+    """A figure or report cannot be made; the text has the reason and the remedy."""
+
+
+def require_matplotlib() -> None:
+    """Raise ReportError if matplotlib is missing.
+
+    Raises:
+        ReportError: with the command that installs matplotlib.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ReportError(
+            "matplotlib is not installed, and figures need it: `pip install matplotlib`"
+        ) from error

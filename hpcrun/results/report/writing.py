@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcrun.results.report.drawings import draw
-from hpcrun.results.report.errors import ReportError
-from hpcrun.results.report.failures import counts
-from hpcrun.results.report.figures.canvas import Drawing, save
+from hpcrun.results.report.canvas import Drawing, save
 from hpcrun.results.report.page.document import document
+from hpcrun.results.report.panels import draw
 from hpcrun.results.report.report_content import ReportRequest, collect
+from hpcrun.results.report.runs import ReportError, counts
 from hpcrun.results.report.sweep import several
 from hpcrun.results.store import ResultsFile
-from hpcrun.run.io.files import write_atomic
+from hpcrun.run.files import write_atomic
 
 # Mark of a report of hpcrun, so that no other file is replaced by mistake.
 _HEAD = "<!DOCTYPE html>"

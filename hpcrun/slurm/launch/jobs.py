@@ -8,13 +8,11 @@ from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, read_events, was_cancelled
-from hpcrun.run.io.files import read_json
-from hpcrun.run.last_lines import Reader
-from hpcrun.slurm.job_states import WAITING, is_over
-from hpcrun.slurm.launch import without_scheduler
-from hpcrun.slurm.launch.packs import is_packed
-from hpcrun.slurm.launch.poll_interval import pauses
+from hpcrun.run.events import Event, Reader, read_events, was_cancelled
+from hpcrun.run.files import read_json
+from hpcrun.slurm.answers import WAITING, is_over
+from hpcrun.slurm.launch import submission as without_scheduler
+from hpcrun.slurm.launch.array import is_packed
 from hpcrun.slurm.launch.slurm_jobs import PATIENCE, SlurmAnswer, slurm_states
 from hpcrun.slurm.local import job_files
 
@@ -283,3 +281,21 @@ def _why_gone(folder: Path) -> str:
         free = shutil.disk_usage(folder).free
         return f"the disk of {folder} is full ({free} bytes are free): free some space, then `hpcrun resume`"
     return "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"
+
+
+LONGEST = 60.0
+"""Seconds between two questions to Slurm about a job in one state."""
+
+_GROWTH = 1.25
+
+
+def pauses(executor: str | None, first: float) -> Iterator[float]:
+    """Yield the seconds until each next question, without end.
+
+    On Slurm each pause is a quarter longer than the previous pause, up to ``LONGEST``. The state on other
+    executors is read from files of the run directory, always after ``first`` seconds.
+    """
+    while True:
+        yield first
+        if executor == "slurm":
+            first = max(first, min(first * _GROWTH, LONGEST))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from hpcrun.config import Config
 from hpcrun.run.directory import RunDirectory
-from hpcrun.slurm.launch.batch_script import BatchRequest, batch_request
-from hpcrun.slurm.launch.sbatch_options import sbatch_lines
+from hpcrun.slurm.launch.batch_script import BatchRequest, batch_request, sbatch_lines
 from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm
 
 _PACKAGE = Path(__file__).resolve().parents[2]

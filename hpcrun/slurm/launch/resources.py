@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from hpcrun.config import Job
 from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
-from hpcrun.slurm.launch.sbatch_options import wanted_cluster
+from hpcrun.slurm.commands import given_option
+from hpcrun.slurm.launch.batch_script import wanted_cluster
 from hpcrun.slurm.nodes import (
     NodeResources,
     Offer,
@@ -20,7 +21,6 @@ from hpcrun.slurm.nodes import (
     cluster_offer,
     gpu_types,
 )
-from hpcrun.slurm.options import given_option
 
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 _SHARE_OPTIONS = (

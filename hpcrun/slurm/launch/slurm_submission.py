@@ -12,7 +12,7 @@ from hpcrun.config import Config, Job
 from hpcrun.errors import LaunchError, SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import write_atomic
+from hpcrun.run.files import write_atomic
 from hpcrun.slurm.avoided_nodes import (
     NodeRequest,
     nodes_to_avoid,
@@ -20,12 +20,11 @@ from hpcrun.slurm.avoided_nodes import (
     with_options,
 )
 from hpcrun.slurm.environment import unused_by_sbatch
-from hpcrun.slurm.hostlist import expand
 from hpcrun.slurm.launch.array import ArrayTasks
-from hpcrun.slurm.launch.batch_script import batch_request, batch_script
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script, wanted_cluster
 from hpcrun.slurm.launch.resources import fitted, say
-from hpcrun.slurm.launch.sbatch_options import wanted_cluster
-from hpcrun.slurm.launch.submitted import Submitted, submitit_folder, take_back
+from hpcrun.slurm.launch.slurm_jobs import Submitted, submitit_folder, take_back
+from hpcrun.slurm.notation import expand
 
 if TYPE_CHECKING:
     from hpcrun.slurm.launch.executor import RequeueingSlurmExecutor

@@ -29,14 +29,15 @@ from hpcrun.slurm.local.job_files import (
     WARN,
     JobRequest,
     State,
+    host_name,
     is_withdrawn,
+    job_environment,
     own_status,
+    step_environment,
     write_status,
 )
 from hpcrun.slurm.local.survivors import end_survivors_of
-from hpcrun.slurm.local.task_environment import host_name, job_environment, step_environment
-from hpcrun.slurm.node_setup import node_setup_script
-from hpcrun.slurm.orphans import adopt_orphans, die_with_parent
+from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent, node_setup_script
 
 
 @dataclass
@@ -274,7 +275,7 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         return "CANCELLED", 0
     if request.wait_for:
         # The imports of this command are heavy, and no other controller needs them.
-        from hpcrun.slurm.launch.dependencies import wait_for_runs
+        from hpcrun.slurm.launch.stopping import wait_for_runs
 
         say(f"waits for {', '.join(request.wait_for)}")
         why = wait_for_runs(request.wait_for, lambda: orders.cancel)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import LaunchError
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.local.controller import tell
 from hpcrun.slurm.local.job_files import (

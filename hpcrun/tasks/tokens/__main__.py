@@ -8,8 +8,7 @@ from pathlib import Path
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.tasks.tokens.shards import has_split, open_source
-from hpcrun.tasks.tokens.texts import documents, open_tokenizer, tokenized
-from hpcrun.tasks.tokens.writing import drawn, write_folder
+from hpcrun.tasks.tokens.writing import documents, drawn, open_tokenizer, tokenized, write_folder
 
 REFUSED, INTERRUPTED = 2, 130
 

@@ -1,11 +1,16 @@
 """Write a folder of token shards; it appears complete or not at all."""
 
+import gzip
 import hashlib
+import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -125,3 +130,159 @@ def drawn(fraction: float) -> Callable[[str], bool]:
         return int.from_bytes(digest[:6], "big") < fraction * 2**48
 
     return held_out
+
+
+class Tokenizer(Protocol):
+    """Turns texts into numbers below ``vocabulary``."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tokenizer; two tokenizers with the same name give the same tokens."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens, with the end token."""
+        ...
+
+    @property
+    def end_token(self) -> int | None:
+        """The token after each document; None: no token."""
+        ...
+
+    def encode(self, texts: list[str]) -> list[Sequence[int]]:
+        """Return the tokens of each text, without the end token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """The bytes of the text in UTF-8, and token 256 at the end of a document."""
+
+    name: str = "bytes"
+    vocabulary: int = 257
+    end_token: int | None = 256
+
+    def encode(self, texts: list[str]) -> list[Sequence[int]]:
+        """Return the bytes of each text."""
+        return [text.encode() for text in texts]
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A tokenizer of the package ``tokenizers``."""
+
+    name: str
+    vocabulary: int
+    end_token: int | None
+    tokenizer: Any
+
+    def encode(self, texts: list[str]) -> list[Sequence[int]]:
+        """Return the tokens of each text, without the tokens that a template adds."""
+        found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+
+def open_tokenizer(name: str, end_token: str | None) -> Tokenizer:
+    """Return the tokenizer ``bytes``, or that of the file ``name`` (``tokenizer.json``).
+
+    Args:
+        end_token: text of the token after each document, such as ``<|endoftext|>``; None: no token, and for
+            ``bytes`` token 256.
+
+    Raises:
+        TokenError: the file or the package is missing, or the tokenizer has no such token.
+    """
+    if name == "bytes":
+        if end_token is not None:
+            raise TokenError("--end-token: is for a tokenizer file; the end token of bytes is 256")
+        return Bytes()
+    try:
+        reading = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise TokenError(
+            f"--tokenizer: {name}: needs the package tokenizers (pip install tokenizers); or use bytes"
+        ) from error
+    try:
+        content = Path(name).read_bytes()
+    except OSError as error:
+        raise TokenError(
+            f"--tokenizer: {name}: cannot be read: {error.strerror or error}"
+        ) from error
+    try:
+        reader = reading.Tokenizer.from_str(content.decode())
+    # The package raises plain Exception for a file with other content.
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise TokenError(f"--tokenizer: {name}: is not a tokenizer file: {text}") from error
+    number = None if end_token is None else reader.token_to_id(end_token)
+    if end_token is not None and number is None:
+        raise TokenError(f"--end-token: {name} has no token {end_token}; use one of its tokens")
+    # The numbers of added tokens may have gaps.
+    vocabulary = max(reader.get_vocab(with_added_tokens=True).values()) + 1
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return FromFile(f"{Path(name).name} {digest}", vocabulary, number, reader)
+
+
+_LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
+_AT_ONCE = 1000
+
+
+def documents(paths: list[Path], field: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each document.
+
+    A file of JSON lines (``.jsonl``, ``.ndjson``, ``.json.gz``) has a document in ``field`` of each line. Any
+    other file is one document. Names do not contain the folder.
+
+    Raises:
+        TokenError: a file cannot be read, is not UTF-8, or a line lacks the field.
+    """
+    for path in paths:
+        try:
+            with _open(path) as file:
+                if not path.name.endswith(_LINES):
+                    yield path.name, file.read()
+                    continue
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield f"{path.name}:{number}", _field(path, number, line, field)
+        except (OSError, EOFError, zlib.error) as error:
+            text = getattr(error, "strerror", None) or str(error)
+            raise TokenError(f"{path}: cannot be read: {text}") from error
+        except UnicodeDecodeError as error:
+            raise TokenError(f"{path}: is not UTF-8 at byte {error.start}; convert it") from error
+
+
+def tokenized(
+    found: Iterator[tuple[str, str]], tokenizer: Tokenizer
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name and the tokens of each document; a thousand documents at a time use all cores."""
+    while some := list(islice(found, _AT_ONCE)):
+        encoded = tokenizer.encode([text for _, text in some])
+        for (name, _), tokens in zip(some, encoded, strict=True):
+            yield name, list(tokens)
+
+
+def _open(path: Path) -> IO[str]:
+    # newline="": a text keeps its own ends of lines.
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _field(path: Path, number: int, line: str, field: str) -> str:
+    try:
+        found = json.loads(line)[field]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TokenError(
+            f"{path}:{number}: has no {field} in a JSON object; name the field with --field"
+        ) from error
+    if not isinstance(found, str):
+        raise TokenError(f"{path}:{number}: {field} is not text; name another field with --field")
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise TokenError(
+            f"{path}:{number}: {field} has half of a surrogate pair at character {error.start}; remove it"
+        ) from error
+    return found

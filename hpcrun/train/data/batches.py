@@ -15,10 +15,9 @@ from torch.utils.data import (
 )
 
 from hpcrun.errors import UserError
-from hpcrun.train.data import order
-from hpcrun.train.data.batching import Batching, Uneven
+from hpcrun.train.data import batching as order
+from hpcrun.train.data.batching import Batching, Uneven, reseed, start_worker
 from hpcrun.train.data.streams import Shape, StreamState, StreamSteps, require_stream
-from hpcrun.train.data.workers import reseed, start_worker
 
 Places = list[Sequence[int]]
 """A micro-batch's samples: the sequence of their global positions, and of their dataset indices."""

@@ -3,7 +3,7 @@
 The sample at a global position is a pure function of (seed, position), as without a mixture (invariant 5).
 Each block of 4096 consecutive positions has the same number of samples of each dataset, in an order that
 the seed and the number of the block determine. Each dataset is read in separate passes: a pass has each
-sample once, in the order of `hpcrun/train/data/order.py:samples`. Two passes may overlap within a block.
+sample once, in the order of `hpcrun/train/data/batching.py:samples`. Two passes may overlap within a block.
 """
 
 from bisect import bisect_right
@@ -15,8 +15,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from hpcrun.errors import UserError
-from hpcrun.train.data import order
-from hpcrun.train.data.order import Indices
+from hpcrun.train.data import batching as order
+from hpcrun.train.data.batching import Indices
 
 BLOCK = 4096
 """Positions in which every dataset has exactly its share; a share is a multiple of 1/4096."""

@@ -27,8 +27,7 @@ from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank, require_plain
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import UserError
-from hpcrun.train.data.batching import Batching
-from hpcrun.train.data.workers import reseed, start_worker
+from hpcrun.train.data.batching import Batching, reseed, start_worker
 
 _Item = tuple[Any, "bytes | None", "str | None"]
 """(micro-batch, pickled state of the reader after it, or an error message instead of both)."""

@@ -11,10 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcrun.errors import UserError
-from hpcrun.run.tracebacks import place_of
-from hpcrun.train.deferred.generators import Generators
+from hpcrun.run.endings import place_of
 from hpcrun.train.deferred.recording import Recording
-from hpcrun.train.deferred.tape import Tape, Unreplayable, View
+from hpcrun.train.deferred.tape import Generators, Tape, Unreplayable, View
 
 _CONTAINERS = (list, tuple, dict)
 _OF_MODULES = {"_parameters", "_buffers", "_modules"}
@@ -99,7 +98,7 @@ def build_deferred(make: Callable[[], nn.Module]) -> Deferred:
 
     Buffers, and tensors in other attributes of modules, are computed: they are small, and code may read them.
     Python's and numpy's generators move as in a normal build; torch's default generator: see
-    :class:`~hpcrun.train.deferred.later_draws.LaterDraws`.
+    :class:`~hpcrun.train.deferred.fill.LaterDraws`.
 
     Raises:
         Unreplayable: the parameters cannot be computed later with the same bits. The generators are as they

@@ -20,8 +20,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hpcrun.train.deferred.generators import Generators
-from hpcrun.train.deferred.tape import Call, Tape, Unreplayable, View, draws_random, new_storage
+from hpcrun.train.deferred.tape import (
+    Call,
+    Generators,
+    Tape,
+    Unreplayable,
+    View,
+    draws_random,
+    new_storage,
+)
 
 _SMALL_BYTES = 1 << 19
 """Size of a tensor that is computed immediately."""

@@ -1,12 +1,24 @@
-"""Find the ranks that cause a hang, from the ranks' answers: a pure function."""
+"""Find the ranks that cause a hang, from the ranks' answers: a pure function.
 
+NCCL has a flight recorder, and in newer versions of torch gloo has one too.
+``torchfrtrace FOLDER --prefix flight-nccl-rank-`` compares the files of all ranks.
+"""
+
+import contextlib
+import math
+import os
+import pickle
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from torch._C import _distributed_c10d as c10d
+
 from hpcrun.run.endings import Hang
-from hpcrun.train.phase import TRAINING
+from hpcrun.train.entry import PREPARING, TRAINING, VALIDATING, Position
+from hpcrun.train.parallel.process_group import group_names, trees
 
 _NAMED_AT_MOST = 4
 
@@ -152,3 +164,135 @@ def _place(answer: RankPosition, newest: int | None) -> str:
 
 def _named(rank: int, hosts: Sequence[str | None]) -> str:
     return f"rank {rank} on {hosts[rank]}" if hosts[rank] else f"rank {rank}"
+
+
+_LATEST = 32
+"""Number of a group's latest collectives to report: ranks that differ stop soon after."""
+
+_SAME_SIZE = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "broadcast")
+
+_DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
+
+
+def turn_on() -> None:
+    """Turn on NCCL's recorder if torch leaves it off. Call before making any process group."""
+    if not hasattr(c10d, _DUMPS["gloo"]):
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+
+
+def dump(folder: Path, rank: int) -> dict[str, list[tuple[int, str]]]:
+    """Write ``flight-nccl-rank-3`` etc.; return the latest collectives started in each group.
+
+    The collectives are in order, such as ``{"gloo/0": [(43, "all_reduce of 144")]}``; the size is given if
+    it must be the same on all ranks. A group in which this rank has started nothing has an empty list. An
+    unreadable recorder is skipped, since the process is about to end.
+    """
+    begun: dict[str, dict[int, str]] = {}
+    for kind, data in _recorded():
+        begun.update({f"{kind}/{name}": {} for name in group_names()})
+        # Safe to unpickle: this process itself has just made the data.
+        entries = pickle.loads(data).get("entries", ())
+        if entries:
+            with contextlib.suppress(OSError):
+                (folder / f"flight-{kind}-rank-{rank}").write_bytes(data)
+        for entry in entries:
+            # Groups inside a control tree have no name; the tree's own collectives show who waits.
+            if not entry.get("is_p2p") and entry["process_group"][0]:
+                group = begun.setdefault(f"{kind}/{entry['process_group'][0]}", {})
+                group[int(entry["collective_seq_id"])] = _flight_recorder_named(entry)
+    for tree in trees():
+        begun[f"control/{tree.group_name}"] = dict(tree.begun())
+    return {group: sorted(names.items())[-_LATEST:] for group, names in begun.items()}
+
+
+def _flight_recorder_named(entry: dict[str, Any]) -> str:
+    name = str(entry.get("profiling_name", "")).rpartition(":")[2].strip("_")
+    # With several output tensors, the sizes may differ between ranks.
+    sizes = entry.get("output_sizes") or []
+    if name.removesuffix("_base") not in _SAME_SIZE or len(sizes) != 1:
+        return name
+    return f"{name} of {math.prod(sizes[0])}"
+
+
+def _recorded() -> Iterator[tuple[str, bytes]]:
+    for kind, name in _DUMPS.items():
+        read: Any = getattr(c10d, name, None)
+        data = None
+        with contextlib.suppress(RuntimeError):
+            data = read() if read is not None else None
+        if data:
+            yield kind, data
+
+
+_PREPARES = 48
+"""Multiple of ``hang_start`` for ``Task.prepare``, which may download for hours; a day by default."""
+
+_TOGETHER = frozenset({TRAINING, VALIDATING})
+"""Work in which a rank does nothing without the other ranks."""
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    """Maximum seconds without progress: in a step, in work outside steps, and in ``Task.prepare``."""
+
+    step: float
+    other: float
+    prepare: float
+
+    @classmethod
+    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "StallLimits":
+        """Make the limits; a step gets at most half of the collectives' ``timeout``."""
+        step = min(hang_after, timeout / 2)
+        other = max(step, hang_start)
+        return cls(step, other, max(other, _PREPARES * hang_start))
+
+    def allowed(self, position: Position) -> float:
+        """Return the limit at ``position``; the first step may compile, so it has the limit of other work."""
+        moving = position.step is not None and position.step > position.start
+        return self.step if moving and position.doing == TRAINING else self.around(position.doing)
+
+    def exceeded(self, idle: float, position: Position, awaited: Callable[[], bool]) -> bool:
+        """Return True if a rank at ``position`` has made no progress for too long: ``idle`` seconds.
+
+        A step also waits for a rank in work outside steps. ``awaited`` returns True during such work; it is
+        asked beyond the limit only, because it asks the other ranks.
+        """
+        if idle < self.allowed(position):
+            return False
+        waits = awaited()
+        return idle >= self.other or not waits
+
+    def around(self, work: str) -> float:
+        """Return the limit for ``work`` outside steps."""
+        return self.prepare if work == PREPARING else self.other
+
+    @property
+    def tick(self) -> float:
+        """Seconds between two checks."""
+        return min(5.0, self.step / 10)
+
+    @property
+    def answer(self) -> float:
+        """Seconds that the ranks have to answer an alarm."""
+        return min(10.0, max(0.2, self.step / 4))
+
+    def survive(self, work: str) -> float:
+        """Return the seconds that a rank in ``work`` may outlive a rank that has failed.
+
+        In other work than steps, a rank may still commit a save that the failed rank has written.
+        """
+        return self.answer if work in _TOGETHER else 6 * self.answer
+
+    def end(self, work: str) -> float:
+        """Return the seconds after which a process without progress in ``work`` has ended in any case."""
+        return self.around(work) + self.unheard + self.alarm
+
+    @property
+    def unheard(self) -> float:
+        """Seconds beyond the limit after which the watchdog process considers the thread blocked."""
+        return self.answer + 3 * self.tick
+
+    @property
+    def alarm(self) -> float:
+        """Maximum seconds from an alarm to the end of the process."""
+        return 4 * self.answer + 12 * self.tick

@@ -20,8 +20,8 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
-from hpcrun.run.io.files import write_json
-from hpcrun.train.data import order
+from hpcrun.run.files import write_json
+from hpcrun.train.data import batching as order
 from hpcrun.train.data.batches import length
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.step.trainer import AMPTrainer, StepResult

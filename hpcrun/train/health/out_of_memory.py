@@ -10,7 +10,7 @@ import torch
 
 from hpcrun.config import Config
 from hpcrun.devices import vendor
-from hpcrun.run.io.files import make_log_folder
+from hpcrun.run.files import make_log_folder
 from hpcrun.train.data.batching import Batching, accumulation_for
 from hpcrun.train.parallel.choose import only_ddp
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
 from hpcrun.config import Config
-from hpcrun.job import exitcodes
-from hpcrun.job.end.finalize import finalize
-from hpcrun.job.script.py_spy import with_workers
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.finalize import finalize
+from hpcrun.job.py_spy import with_workers
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.launchers import scheduler
@@ -34,13 +34,12 @@ from hpcrun.ranks.watchdog_process import Post, WatchdogProcess
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note
-from hpcrun.run.io.files import make_log_folder
+from hpcrun.run.files import make_log_folder
 from hpcrun.run.stacks import Mailbox
-from hpcrun.train.health import flight_recorder
-from hpcrun.train.health.hang_diagnosis import RankPosition, judge_hang
-from hpcrun.train.health.limits import StallLimits
+from hpcrun.train.entry import COMPILING, PROFILING, Position
+from hpcrun.train.health import hang_diagnosis as flight_recorder
+from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import COMPILING, PROFILING, Position
 
 
 class Store(Protocol):

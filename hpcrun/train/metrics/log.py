@@ -17,14 +17,12 @@ from torch import nn
 
 from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
-from hpcrun.devices.amd import gpu_addresses
-from hpcrun.devices.gpu_use import GpuUse, amd_gpu_use, gpu_use
+from hpcrun.devices.devices import GpuUse, amd_gpu_use, gpu_addresses, gpu_use
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import node_name
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.metrics.mfu import FlopCounter, peak_here, twin
 from hpcrun.train.metrics.sinks import Sinks
-from hpcrun.train.metrics.timing import StepTimeMeans, Stopwatch
+from hpcrun.train.metrics.timing import FlopCounter, StepTimeMeans, Stopwatch, peak_here, twin
 from hpcrun.train.step.trainer import AMPTrainer, LossFunction, StepResult
 from hpcrun.train.task import Task
 

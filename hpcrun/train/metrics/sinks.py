@@ -11,9 +11,9 @@ from hpcrun.config import Config, masked_values
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json
-from hpcrun.run.io.line_writer import LineWriter
-from hpcrun.run.progress_lines import StepLines, facts_of, validation_line
+from hpcrun.run.events import StepLines, facts_of, validation_line
+from hpcrun.run.files import read_json
+from hpcrun.run.streams import LineWriter
 
 
 class Sink(Protocol):

@@ -5,8 +5,11 @@ small files on the node's disk, which a network file system handles badly. torch
 process has used into one string of bytes (``torch.compiler.save_cache_artifacts``), which is one file here.
 An entry's name is a hash of the graph and of torch's settings, so an entry never serves another model. The
 hash includes the number of the GPU, so each GPU of a node has its own file.
+
+A new shape of a batch, or the first validation, compiles for minutes at any step.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -22,7 +25,8 @@ import xxhash
 
 from hpcrun.devices import accelerator
 from hpcrun.drafts import remove_left
-from hpcrun.run.io.files import write_atomic
+from hpcrun.run.files import write_atomic
+from hpcrun.train.entry import COMPILING, TRAINING, Position
 
 _FORMAT = 1
 _HEADER_LIMIT = 4096
@@ -207,3 +211,36 @@ def _entries(info: Any) -> Iterator[tuple[str, str]]:
     for kind, keys in vars(info).get("artifacts", vars(info)).items():
         for key in keys:
             yield kind, key
+
+
+@contextlib.contextmanager
+def shown_in(position: Position, *, wanted: bool) -> Iterator[None]:
+    """Within the block, the position of a step in which torch compiles is ``COMPILING``.
+
+    Args:
+        wanted: the model is compiled; otherwise do so only if the compiler is loaded already.
+    """
+    if not wanted and "torch._dynamo" not in sys.modules:
+        yield
+        return
+    from torch._dynamo.callback import callback_handler
+
+    # The arguments depend on the version of torch.
+    def begin(*_: object) -> None:
+        if position.doing == TRAINING:
+            position.doing = COMPILING
+
+    def end(*_: object) -> None:
+        if position.doing == COMPILING:
+            position.doing = TRAINING
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        # torch._dynamo.reset() in user code removes all callbacks.
+        with contextlib.suppress(ValueError):
+            callback_handler.remove_start_callback(begin)
+        with contextlib.suppress(ValueError):
+            callback_handler.remove_end_callback(end)

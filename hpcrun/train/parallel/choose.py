@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcrun.checkpoint.host_memory import total_memory
+from hpcrun.checkpoint.sharded.host_staging import total_memory
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator

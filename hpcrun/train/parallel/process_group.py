@@ -12,15 +12,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from hpcrun.checkpoint.sharded.engine import WRITERS
-from hpcrun.checkpoint.sharded.gloo_threads import GLOO_WORKERS, wait_until_idle
+from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, WRITERS, wait_until_idle
 from hpcrun.devices import accelerator, vendor
 from hpcrun.devices.devices import lists_mig, require_given_gpus, visible_gpus
 from hpcrun.errors import ClusterError, NotTrainable
+from hpcrun.ranks.addresses import wanted_ports
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.making import new_control_group
-from hpcrun.ranks.network.ports import wanted_ports
 from hpcrun.ranks.tree_group import TreeGroup
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt

@@ -10,11 +10,10 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
+from hpcrun.ranks.addresses import bound_address, listen, outward_address
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
 from hpcrun.ranks.launchers import LOOPBACK
-from hpcrun.ranks.network.addresses import bound_address, outward_address
-from hpcrun.ranks.network.interfaces import gloo_interface, rendezvous_addresses
-from hpcrun.ranks.network.ports import listen
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 
 _KEY = "hpcrun/rendezvous"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -150,3 +151,16 @@ class DDPStrategy(Strategy):
     def changes_buckets(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first bucket layout.
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
+
+
+@torch.no_grad()
+def copy_from_rank_zero(value: Tensor) -> None:
+    """Replace the values of ``value`` on all ranks by rank 0's, in place. Collective on the default group.
+
+    NCCL refuses tensors that are not contiguous, such as a transposed filter bank, and does not know int16
+    and uint16. So the values are sent as bytes, through a contiguous copy if necessary.
+    """
+    dense = value.contiguous()
+    dist.broadcast(dense.reshape(-1).view(torch.uint8), src=0)
+    if dense is not value:
+        value.copy_(dense)

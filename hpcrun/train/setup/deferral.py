@@ -13,8 +13,7 @@ from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.deferred.build import Deferred, build_deferred
-from hpcrun.train.deferred.fill import described
-from hpcrun.train.deferred.later_draws import LaterDraws
+from hpcrun.train.deferred.fill import LaterDraws, described
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.determinism import seed_alike
 from hpcrun.train.model.initial_weights import (
@@ -22,7 +21,7 @@ from hpcrun.train.model.initial_weights import (
     initial_state,
     load_initial_weights,
 )
-from hpcrun.train.model.sync_batchnorm import synchronized
+from hpcrun.train.model.prepare import synchronized
 from hpcrun.train.parallel.choose import only_ddp
 from hpcrun.train.task import Task
 

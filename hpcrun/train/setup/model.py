@@ -12,16 +12,15 @@ from hpcrun.config import Config, changed_ways
 from hpcrun.run.directory import RunError
 from hpcrun.run.events import read_events
 from hpcrun.train.build import build_trainer
-from hpcrun.train.checkpoint_setup import restore
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.data.streams import StreamState
 from hpcrun.train.determinism import seed_rank
 from hpcrun.train.drift import changed, environment, require_same, unrecorded
-from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.parallel.choose import resolve_parallel
-from hpcrun.train.setup.context import Context
+from hpcrun.train.saving import restore
 from hpcrun.train.setup.deferral import covers
-from hpcrun.train.setup.task import OpenedTask
+from hpcrun.train.setup.task import Context, OpenedTask
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 

@@ -1,26 +1,29 @@
 """Make the parts around a training: announcement, metrics, checkpoints, compiled code, gradients, profile."""
 
+import os
+from collections.abc import Callable
+
 import torch
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.config import recorded, ways
+from hpcrun.config import Config, recorded, ways
+from hpcrun.ranks.deadline import DeadlineWatch, JobEnd, end_time, query_end_time
+from hpcrun.ranks.launchers import in_local_cluster, job_id
+from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run.events import note
-from hpcrun.train.checkpoint_setup import build_interval
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.early_stopping import EarlyStopping
+from hpcrun.train.entry import Position
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
-from hpcrun.train.metrics.profiling import Profile
 from hpcrun.train.metrics.sinks import build_sinks
+from hpcrun.train.metrics.timing import Profile
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
-from hpcrun.train.optim.joint_optimizer import JointOptimizer
-from hpcrun.train.optim.optimizer import learning_rate_lines
-from hpcrun.train.phase import Position
-from hpcrun.train.saving import Saver
-from hpcrun.train.setup.context import Context
+from hpcrun.train.optimizer import JointOptimizer, learning_rate_lines
+from hpcrun.train.saving import Saver, build_interval
 from hpcrun.train.setup.model import Resumed
-from hpcrun.train.setup.task import OpenedTask
+from hpcrun.train.setup.task import Context, OpenedTask
 from hpcrun.train.step.precision import faster
 
 
@@ -179,3 +182,25 @@ def build_profile(
         watch=measured.watch,
         position=position,
     )
+
+
+def stop_reason(config: Config, flag: StopFlag, *, main: bool) -> Callable[[], StopReason]:
+    """Return a function for the reason to stop: a signal, or (on rank 0, ``main``) the time limit."""
+    deadline = _watch_deadline(config) if main else None
+
+    def reason() -> StopReason:
+        late = deadline is not None and deadline.due()
+        return max(flag.reason, StopReason.DEADLINE if late else StopReason.NONE)
+
+    return reason
+
+
+def _watch_deadline(config: Config) -> DeadlineWatch:
+    job = job_id(os.environ)
+
+    def ask() -> float | None:
+        # Ask Slurm first: the environment variable does not follow an extended limit.
+        found = None if job is None or in_local_cluster(os.environ) else query_end_time(job)
+        return found or end_time(os.environ)
+
+    return DeadlineWatch(JobEnd(ask, lead=float(config.job.signal_lead)))

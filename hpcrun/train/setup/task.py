@@ -2,27 +2,78 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
-from hpcrun.checkpoint.storage.steps import has_commit
+from hpcrun.checkpoint.storage.manifest import has_commit
 from hpcrun.config import Config
+from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from hpcrun.train.data.batches import length, require_trainable
-from hpcrun.train.data.workers import worker_processes
+from hpcrun.train.data.batching import Batching, worker_processes
 from hpcrun.train.deferred.build import Deferred
-from hpcrun.train.model.sync_batchnorm import why_not_synchronized
+from hpcrun.train.determinism import explain_refusals
+from hpcrun.train.entry import PREPARING
+from hpcrun.train.health.out_of_memory import explaining, usage
+from hpcrun.train.health.watchdog import At
+from hpcrun.train.model.prepare import why_not_recomputed, why_not_synchronized
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
-from hpcrun.train.phase import PREPARING
-from hpcrun.train.setup.context import Context
 from hpcrun.train.setup.deferral import all_deferred, build_model, build_whole, for_datasets
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.task_checks import require_model
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Context:
+    """The run, attempt, config, place, watchdog, and all ranks (with a control group) of a training."""
+
+    run: RunDirectory
+    attempt: Attempt
+    config: Config
+    distributed: DistributedConfig
+    ranks: Ranks
+    at: At
+
+    def together(self, compute: Callable[[], T]) -> T:
+        """Run ``compute`` on every rank; if it fails on one rank, raise on all of them. Collective."""
+
+        def explained() -> T:
+            with explain_refusals():
+                return compute()
+
+        return self.ranks.together(explained)
+
+    def explain_memory(
+        self,
+        batching: Batching | None,
+        parallel: Parallel,
+        device: torch.device,
+        model: nn.Module,
+    ) -> AbstractContextManager[None]:
+        """Add advice to an out-of-memory error in the block; ``batching``: None before the first step."""
+        used = usage(
+            self.config,
+            batching,
+            ranks=self.distributed.world_size,
+            parallel=parallel,
+            gpu=is_accelerator(device),
+            recomputable=why_not_recomputed(model, compiled=self.config.train.compile) is None,
+        )
+        logs = self.run.attempt_logs(self.attempt.job, self.attempt.restart)
+        return explaining(used, logs, self.distributed.rank)
+
 
 _MAX_PREPARE = 86400.0
 """Seconds for ``Task.prepare`` without a watchdog: a download may take hours, but not more than a day."""

@@ -17,14 +17,23 @@ from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import default_device
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.parallel.strategies import Strategy
-from hpcrun.train.step.arguments import require_makers, require_micro_batches, require_plain_step
-from hpcrun.train.step.checkpointing import THREADS, TrainerCheckpoints
-from hpcrun.train.step.ema import WeightAverage
+from hpcrun.train.step.ema import THREADS, TrainerCheckpoints, WeightAverage
 from hpcrun.train.step.gate import StepGate, trained_by
-from hpcrun.train.step.precision import autocast_dtype, choose_matmul
-from hpcrun.train.step.result import LossFunction, StepResult
-from hpcrun.train.step.to_device import to_device
-from hpcrun.train.step.weighting import Weight, loss_factors, weighted
+from hpcrun.train.step.precision import (
+    LossFunction,
+    StepResult,
+    autocast_dtype,
+    choose_matmul,
+    to_device,
+)
+from hpcrun.train.step.weighting import (
+    Weight,
+    loss_factors,
+    require_makers,
+    require_micro_batches,
+    require_plain_step,
+    weighted,
+)
 
 _NO_AUTOCAST = contextlib.nullcontext()
 

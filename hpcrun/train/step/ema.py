@@ -1,7 +1,9 @@
 """Exponential moving average of the weights."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +11,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hpcrun.checkpoint.state.names import named_parameters
+from hpcrun.checkpoint.folder import folder_engine, folder_store
+from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.state.training import RankPart, TrainingState
+from hpcrun.checkpoint.state.tree import named_parameters
+from hpcrun.devices.accelerator import is_accelerator
+from hpcrun.ranks.collective import Ranks
 
 
 class WeightAverage:
@@ -68,3 +76,87 @@ def _local(value: Tensor) -> Tensor:
     """Return this rank's shard of a tensor, for kernels that do not accept DTensor."""
     with torch.no_grad():
         return value.to_local() if isinstance(value, DTensor) else value.detach()
+
+
+class TrainerCheckpoints:
+    """Saves and restores the state of a trainer in folders.
+
+    Args:
+        state: returns the current state of the trainer.
+        ranks: returns the ranks of the trainer with their control group. Collective at the first call.
+        device: the device of the state.
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], TrainingState],
+        ranks: Callable[[], Ranks],
+        device: torch.device,
+    ) -> None:
+        self._state, self._ranks = state, ranks
+        self._pinned = is_accelerator(device)
+        self._engines: dict[Path, CheckpointEngine] = {}
+
+    def engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
+        """Return the engine of a folder; the first call for a folder is collective."""
+        if isinstance(where, CheckpointEngine):
+            return where
+        folder = Path(where)
+        if folder not in self._engines:
+            self._engines[folder] = folder_engine(
+                folder_store(folder), self._ranks(), pinned=self._pinned
+            )
+        return self._engines[folder]
+
+    def start(
+        self,
+        where: Path | str | CheckpointEngine,
+        step: int,
+        extra: Mapping[str, Any] | None,
+        meta: Mapping[str, Any] | None,
+        own: Mapping[str, Any] | None = None,
+    ) -> CheckpointEngine:
+        """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine."""
+        engine = self.engine(where)
+        engine.require_restored("load_checkpoint()")
+        state = self._state()
+        shared, rank = state.capture(dict(extra or {}))
+        engine.start(step, shared, {**(own or {}), **rank}, dict(meta or {}), state.alike())
+        return engine
+
+    def load(self, where: Path | str | CheckpointEngine, skip: Collection[int]) -> Restored | None:
+        """Restore as :meth:`AMPTrainer.load_checkpoint`."""
+        engine, state = self.engine(where), self._state()
+        restored = engine.restore(state.template(), skip)
+        return None if restored is None else state.restore(restored)
+
+
+def use_threads(saved: int | None) -> str | None:
+    """Use as many CPU threads as the checkpoint's rank did; return a note if that changes something.
+
+    The number of threads decides how a sum is split, and so its last bits. With deterministic algorithms,
+    another node or another number of ranks must not change the bits.
+    """
+    here = torch.get_num_threads()
+    if not torch.are_deterministic_algorithms_enabled() or saved in (None, here):
+        return None
+    cpus = available_cpus()
+    if saved > cpus:
+        return (
+            f"CPU threads per rank: {here}; the checkpoint was saved with {saved}, but there are only "
+            f"{cpus} CPUs: the last bits may differ"
+        )
+    torch.set_num_threads(saved)
+    return (
+        f"CPU threads per rank: {saved}, as in the checkpoint, for identical bits; "
+        f"train.deterministic=false uses {here}"
+    )
+
+
+THREADS = RankPart(torch.get_num_threads, use_threads)
+"""The number of CPU threads of a rank, for training on the CPU."""
+
+
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0))

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.model.activation_checkpointing import Buffers
-from hpcrun.train.model.frozen import Frozen
+from hpcrun.train.model.blocks import Buffers
+from hpcrun.train.model.unused_parameters import Frozen
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.step.weighting import Weight, impossible
 from hpcrun.train.task import Task

@@ -1,10 +1,19 @@
 """Translate ``amp.dtype`` into torch settings, and compare precisions with the device."""
 
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
+from torch import Tensor, nn
 
 from hpcrun.config import AMPConfig
 from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import UserError
+from hpcrun.train.step.gate import StepDecision
+from hpcrun.train.step.weighting import Weight
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -50,3 +59,63 @@ def shortfall(amp: AMPConfig, device: torch.device) -> str | None:
         return "amp.dtype=tf32: only NVIDIA GPUs have this format; this device computes in fp32"
     name = accelerator.name(device)
     return f"amp.dtype=tf32: {name} has no TensorFloat-32; it computes in fp32"
+
+
+_PLAIN = (list, tuple, dict)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return ``batch`` with every tensor on ``device``; dicts, lists, tuples and dataclasses are traversed.
+
+    An object with its own ``to`` method moves itself: a PackedSequence keeps a part on the CPU, and some
+    subclasses of dict or tuple hold more than their items.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if type(batch) not in _PLAIN and callable(getattr(batch, "to", None)):
+        # Some ``to`` methods work in place, and counting FLOPs moves the batch to the meta device.
+        own = copy.copy(batch)
+        moved = own.to(device)
+        return own if moved is None else moved
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        moved = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
+        return moved
+    return batch
+
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of an optimizer step. Tensors are on the device, so that reading one waits for the device.
+
+    Attributes:
+        loss: this rank's mean loss, float32 of shape (). In a weighted step it is this rank's contribution:
+            the mean over ranks is the weighted mean.
+        gradient_norm: global 2-norm before clipping, shape (); None without clipping.
+        decision: decision on the step; see :attr:`skipped`.
+        learning_rate: used in this step by the first parameter group.
+        weighted: in a weighted step, the loss of each micro-batch and its factor.
+        weights: the weights of the micro-batches, as the caller gave them.
+    """
+
+    loss: Tensor
+    gradient_norm: Tensor | None
+    decision: StepDecision
+    learning_rate: float
+    weighted: Sequence[tuple[Tensor, Weight]] = ()
+    weights: Sequence[Weight] = ()
+
+    @property
+    def skipped(self) -> bool:
+        """True if a gradient was not finite, so that nothing changed. May wait for the device."""
+        return self.decision.skipped

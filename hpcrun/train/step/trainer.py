@@ -5,6 +5,7 @@ AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop u
 
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -14,23 +15,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hpcrun.checkpoint.state import capture
 from hpcrun.checkpoint.state.training import RankPart
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator, vendor
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import Backend, DistributedConfig
-from hpcrun.train.model.float8 import explain_sizes
-from hpcrun.train.model.prepare import Preparation, prepare
+from hpcrun.train.model.prepare import Preparation, explain_sizes, prepare
+from hpcrun.train.model.unused_parameters import kept_buffers, kept_gradients, require_all_used
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
-from hpcrun.train.parallel.ddp_buckets import finalize_buckets
 from hpcrun.train.parallel.gradient_compression import Compression
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import trained_by
-from hpcrun.train.step.result import LossFunction, StepResult
-from hpcrun.train.step.to_device import to_device
+from hpcrun.train.step.precision import LossFunction, StepResult, to_device
 from hpcrun.train.step.weighting import Weight, share_gradients
 
 __all__ = ["AMPTrainer", "DistributedAMPTrainer", "LossFunction", "StepResult"]
@@ -304,3 +304,33 @@ class DistributedAMPTrainer(AMPTrainer):
         self._leave_evaluation()
         with self.autocast():
             return loss(self.model, to_device(batch, self.device))
+
+
+def finalize_buckets(
+    module: nn.Module,
+    forward: Callable[[], Tensor],
+    *,
+    hook: AbstractContextManager[Any],
+    ranks: Ranks,
+) -> None:
+    """Run one forward and backward pass that changes nothing but DDP's bucket layout. Collective.
+
+    DDP rearranges its gradient buckets after the first backward pass of a process, and a gradient's position
+    in a bucket decides the order in which a ring all-reduce adds the ranks' values. Without this pass, the
+    first step after a resume would round differently from the same step of an uninterrupted run.
+
+    Args:
+        module: the module inside DDP; its gradients and buffers are restored.
+        forward: returns the loss of a batch, computed through DDP.
+        hook: context that keeps a DDP communication hook's state unchanged.
+        ranks: all ranks, with a control group.
+
+    Raises:
+        UserError: the loss does not depend on all parameters.
+    """
+    generators = capture.capture_rank()
+    with kept_buffers(module), kept_gradients(module), hook:
+        value = forward()
+        ranks.together(lambda: require_all_used(value, module))
+        torch.autograd.backward(value)
+    capture.apply_rank(generators)

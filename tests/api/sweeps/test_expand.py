@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from hpcrun.api.sweeps.axes import read_axes
+from hpcrun.api.sweeps.configs import read_axes
+from hpcrun.api.sweeps.handle import Condition, SweepRequest, canonical
 from hpcrun.api.sweeps.plan import expand
-from hpcrun.api.sweeps.rows import Condition, SweepRequest, canonical
 from hpcrun.config import ConfigError
 
 

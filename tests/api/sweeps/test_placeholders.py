@@ -3,7 +3,7 @@
 import pytest
 
 from hpcrun.api.sweeps.configs import filled, keys_of, names_in
-from hpcrun.api.sweeps.rows import SweepValue
+from hpcrun.api.sweeps.handle import SweepValue
 from hpcrun.errors import UserError
 
 ROW = {"train.lr": SweepValue(1e-4, "1e-4"), "seed": SweepValue(3, "3")}

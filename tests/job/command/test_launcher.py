@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.command import keep_code
-from hpcrun.job.command.keep_code import asks_to_continue
-from hpcrun.job.command.launcher import Launcher, launching_python
+from hpcrun.job import keep_code
+from hpcrun.job.command import Launcher, launching_python
+from hpcrun.job.keep_code import asks_to_continue
 
 NODE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "4711"}
 

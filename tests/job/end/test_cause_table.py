@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hpcrun.diagnose.causes import Diagnosis
-from hpcrun.job.end.cause_table import TABLE, Evidence, classify, deciding_row, evidence_of
+from hpcrun.job.cause_table import TABLE, Evidence, classify, deciding_row, evidence_of
 from hpcrun.run.events import Attempt, Cause, Event
 
 FIRST = Attempt("7", 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun import slurm
-from hpcrun.job.end.scheduler_view import (
+from hpcrun.job.scheduler_view import (
     Ending,
     JobView,
     ending_of,

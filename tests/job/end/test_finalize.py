@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import NotDeterministic, NotTrainable
-from hpcrun.job import exitcodes
-from hpcrun.job.end.finalize import Classification, finalize
-from hpcrun.job.end.scheduler_view import JobView, SchedulerWord, word_of
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.history import successor
 from hpcrun.job.opening import Refused, already_finished, open_attempt
 from hpcrun.job.policy import Budgets
+from hpcrun.job.scheduler_view import JobView, SchedulerWord, word_of
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
-from hpcrun.run.io.files import read_json, write_json
+from hpcrun.run.files import read_json, write_json
 
 FIRST = Attempt("7", 0)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import resolve, to_yaml
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.io.files import write_json
+from hpcrun.run.files import write_json
 
 STEP = Path(__file__).parents[2] / "slurm" / "recorded" / "22.05" / "shared.env"
 FIRST = Attempt("6", 0)

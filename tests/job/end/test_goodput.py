@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.job.goodput import goodput
+from hpcrun.job.history import goodput
 from hpcrun.run.events import Attempt, Event
 
 

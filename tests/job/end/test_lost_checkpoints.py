@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.lost_checkpoints import require_none_lost, steps_listed_anew
+from hpcrun.job.ownership import require_none_lost, steps_listed_anew
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.events import Attempt, record_event
 
@@ -56,7 +56,7 @@ def test_checkpoints_that_show_late_are_found_by_the_second_look(
     def show(_: float) -> None:
         (run.checkpoints / "step-000000012").mkdir()
 
-    monkeypatch.setattr("hpcrun.job.lost_checkpoints.time.sleep", show)
+    monkeypatch.setattr("hpcrun.job.ownership.time.sleep", show)
     assert require_none_lost(run)
 
 

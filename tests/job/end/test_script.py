@@ -11,22 +11,20 @@ from typing import Any
 
 import pytest
 
-from hpcrun.job.end.finalize import finalize
+from hpcrun.job import script as running
+from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets, of_script
-from hpcrun.job.script import running
-from hpcrun.job.script.end import ScriptEnd, note_stop
-from hpcrun.job.script.orphans import code_of_all
-from hpcrun.job.script.progress import ProgressWatch
-from hpcrun.job.script.running import ScriptTerms, rank_code, run_script
-from hpcrun.job.script.watching import ScriptWatch
+from hpcrun.job.script import ScriptTerms, rank_code, run_script
+from hpcrun.job.script_end import ProgressWatch, ScriptEnd, note_stop
+from hpcrun.job.script_watch import ScriptWatch, code_of_all
 from hpcrun.job.unrecorded import decide_unrecorded
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
-from hpcrun.run import owner
+from hpcrun.run import record as owner
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
-from hpcrun.run.owner import OwnerPolling, claim
+from hpcrun.run.record import OwnerPolling, claim
 from tests import jobs
 
 FIRST = Attempt("7", 0)
@@ -151,8 +149,8 @@ WATCHED = """
 import signal, subprocess
 from pathlib import Path
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.job.script.progress import ProgressWatch
-from hpcrun.job.script.watching import ScriptWatch
+from hpcrun.job.script_end import ProgressWatch
+from hpcrun.job.script_watch import ScriptWatch
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt

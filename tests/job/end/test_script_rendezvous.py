@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.job import exitcodes
-from hpcrun.job.script.running import RankZeroFailed, ScriptTerms, run_script
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.script import RankZeroFailed, ScriptTerms, run_script
+from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.network.ports import port_candidates
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures, record_failure

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job import exitcodes
+from hpcrun.job import policy as exitcodes
 from hpcrun.job.ending import conclude
 from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied, require_own_number
 from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 
 SECOND = Attempt("8", 0)
 

@@ -7,10 +7,10 @@ import pytest
 
 from hpcrun import slurm
 from hpcrun.errors import NodeUnfit, NotDeterministic
-from hpcrun.job.end.finalize import Classification, finalize
+from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets, of_script
-from hpcrun.job.script.end import ScriptFailed
+from hpcrun.job.script_end import ScriptFailed
 from hpcrun.job.second_start import start_elsewhere
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure

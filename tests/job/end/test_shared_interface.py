@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hpcrun.ranks import shared_interface as module
+from hpcrun.ranks import interfaces as module
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.shared_interface import NoSharedInterface, shared_interface
+from hpcrun.ranks.interfaces import NoSharedInterface, shared_interface
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt

@@ -80,7 +80,7 @@ def test_the_log_of_a_worker_that_c_code_ends_says_which_line_called_it(tmp_path
 AGREEMENT = textwrap.dedent(
     """
     import os, sys, torch.distributed as dist
-    from hpcrun.ranks.agreement import StopAgreement
+    from hpcrun.ranks.collective import StopAgreement
     from hpcrun.ranks.signals import StopReason
     rank, size, port = map(int, sys.argv[1:])
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.abandoned import harmless_code
 from hpcrun.job.opening import open_attempt
+from hpcrun.job.ownership import harmless_code
 from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.check.allreduce import node_ranks
-from hpcrun.network.check.allreduce.busbw import MIB, bus_bandwidth
+from hpcrun.network.check import all_reduce as node_ranks
+from hpcrun.network.check.all_reduce import MIB, bus_bandwidth
 from hpcrun.network.check.coordinator import Check, Options
 from hpcrun.network.check.findings import findings
 from hpcrun.network.check.measurements import Collective, NetworkMeasurements

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpcrun.network.check.allreduce.all_nodes import isolate
+from hpcrun.network.check.all_reduce import isolate
 
 
 class Fleet:

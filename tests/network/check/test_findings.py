@@ -18,10 +18,17 @@ from hpcrun.network.check.findings import (
     rate_text,
     suspects,
 )
-from hpcrun.network.check.measurements import NameCheck, NetworkMeasurements, PortCheck, Transfer
+from hpcrun.network.check.measurements import (
+    NameCheck,
+    NetworkMeasurements,
+    PortCheck,
+    Transfer,
+    node_rates,
+    rounds_for,
+    scores,
+    usual_rate,
+)
 from hpcrun.network.check.report import as_data, finding_lines, node_lines
-from hpcrun.network.check.schedule import rounds_for
-from hpcrun.network.check.statistics import node_rates, scores, usual_rate
 
 SEEDS = range(20)
 Rate = Callable[[str, str, random.Random], float | None]

@@ -20,10 +20,10 @@ from hpcrun.network.check.agent import NetcheckAgent, targets
 from hpcrun.network.check.coordinator import Check, Options
 from hpcrun.network.check.findings import findings
 from hpcrun.network.check.fleet import Processes, not_launched, on_this_machine, srun_command
-from hpcrun.network.check.heatmap import matrix, table, write_png
 from hpcrun.network.check.measurements import Transfer
-from hpcrun.network.check.ports import tried_ports
-from hpcrun.ranks.network.ports import FIRST_PORT, ephemeral_range
+from hpcrun.network.check.report import matrix, table, write_png
+from hpcrun.network.check.wire import tried_ports
+from hpcrun.ranks.addresses import FIRST_PORT, ephemeral_range
 
 QUICK = Options(seconds=0.5, streams=2)
 

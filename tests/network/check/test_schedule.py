@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hpcrun.network.check.schedule import all_pairs, random_matchings, rounds_for
+from hpcrun.network.check.measurements import all_pairs, random_matchings, rounds_for
 
 
 @pytest.mark.parametrize("count", range(2, 34))

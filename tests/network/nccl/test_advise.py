@@ -12,14 +12,20 @@ import pytest
 import yaml
 
 from hpcrun.errors import NetworkError
-from hpcrun.network.nccl.advice.advise import Advice, advise
-from hpcrun.network.nccl.advice.differences import differences
-from hpcrun.network.nccl.advice.formats import as_data, as_shell, as_table, as_yaml
-from hpcrun.network.nccl.advice.presets import presets, with_preset
-from hpcrun.network.nccl.lint.lint import lint
-from hpcrun.network.nccl.machine.facts import NodeFacts, facts_from
-from hpcrun.network.nccl.machine.inspect import gpu_links
-from hpcrun.network.nccl.settings import settings_of
+from hpcrun.network.nccl.advise import (
+    Advice,
+    advise,
+    as_data,
+    as_shell,
+    as_table,
+    as_yaml,
+    differences,
+    presets,
+    with_preset,
+)
+from hpcrun.network.nccl.lint import lint
+from hpcrun.network.nccl.machine import NodeFacts, facts_from, gpu_links
+from hpcrun.network.nccl.rules import settings_of
 
 NODES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "nodes.yaml").read_text(encoding="utf-8")

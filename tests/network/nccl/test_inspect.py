@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.network.nccl.machine.inspect import inspect_node, read_rdma
+from hpcrun.network.nccl.machine import inspect_node, read_rdma
 
 ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a02:0005"

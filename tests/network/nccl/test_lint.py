@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcrun.network.nccl.lint.findings import NcclFinding
-from hpcrun.network.nccl.lint.lint import lint
-from hpcrun.network.nccl.rules import rules
-from hpcrun.network.nccl.settings import settings_of
-from hpcrun.network.nccl.values import number
+from hpcrun.network.nccl.lint import NcclFinding, lint
+from hpcrun.network.nccl.rules import number, rules, settings_of
 
 GUIDES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "guides.yaml").read_text(encoding="utf-8")

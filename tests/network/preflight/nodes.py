@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts, Result
+from hpcrun.network.preflight.checks import JobNeeds, PreflightFacts, Result
 from hpcrun.network.preflight.report import results
 
 GIB = 1 << 30

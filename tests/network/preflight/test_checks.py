@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.preflight.preflight_facts import JobNeeds
+from hpcrun.network.preflight.checks import JobNeeds
 from hpcrun.network.preflight.report import as_data, cause, failures, lines, results, unfit
 
 from .nodes import DEVICE, sound, told

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.commands.cluster import preflight
+from hpcrun.cli.commands import preflight
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.job.bad_nodes import record_bad_nodes
-from hpcrun.job.end.finalize import finalize
+from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
-from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts
+from hpcrun.network.preflight.checks import JobNeeds, PreflightFacts
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
-from hpcrun.run.io.files import read_json
-from hpcrun.run.preflight_report import record_report
-from hpcrun.slurm.bad_node_list import bad_nodes_path, node_failures
+from hpcrun.run.files import read_json
+from hpcrun.run.reports import record_report
+from hpcrun.slurm.avoided_nodes import bad_nodes_path, node_failures
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hpcrun.network.preflight.agent import Child
-from hpcrun.network.preflight.preflight_facts import JobNeeds, PreflightFacts
+from hpcrun.network.preflight.checks import JobNeeds, PreflightFacts
 from hpcrun.network.preflight.report import failures, results, unfit
 from hpcrun.network.preflight.start import check_twice
 from tests.network.preflight.nodes import told

@@ -6,8 +6,18 @@ import pytest
 import yaml
 
 from hpcrun.errors import NetworkError
-from hpcrun.network.tune.cells import Cell, Timing, Trial, bandwidths, collectives_of, sizes_of
-from hpcrun.network.tune.knobs import Knob, Site, changes_order, knobs_for
+from hpcrun.network.tune.knobs import (
+    Cell,
+    Knob,
+    Site,
+    Timing,
+    Trial,
+    bandwidths,
+    changes_order,
+    collectives_of,
+    knobs_for,
+    sizes_of,
+)
 from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
 from hpcrun.network.tune.search import Found, TriedOption, compare
 

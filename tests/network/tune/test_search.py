@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from hpcrun.network.tune.cells import Cell, Timing, Trial
-from hpcrun.network.tune.knobs import Knob
+from hpcrun.network.tune.knobs import Cell, Knob, Timing, Trial
 from hpcrun.network.tune.search import compare, search
 
 CELLS = [Cell("all_reduce", 8), Cell("all_reduce", 1 << 20), Cell("alltoall", 1 << 20)]

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from hpcrun.config import Config, to_yaml
-from hpcrun.results.report.open_results import open_results
-from hpcrun.results.report.runs import ReportedRun, read_runs
+from hpcrun.results.report.runs import ReportedRun, open_results, read_runs
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.io.files import append_line, write_json
+from hpcrun.run.files import append_line, write_json
 
 MakeRun = Callable[..., RunDirectory]
 START = 1_700_000_000.0

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from hpcrun.results.report.bands import band, thinned
-from hpcrun.results.report.drawings import MOST_ROWS, chosen_rows
-from hpcrun.results.report.efficiency import efficiency, memory_bytes
-from hpcrun.results.report.failures import run_failures
-from hpcrun.results.report.figures.curves import LegendEntry, curve_figure
+from hpcrun.results.report.curves import LegendEntry, curve_figure
+from hpcrun.results.report.efficiency import band, efficiency, memory_bytes, thinned
+from hpcrun.results.report.panels import MOST_ROWS, chosen_rows
 from hpcrun.results.report.plotting import Curve, bar, plot, terminal_lines
+from hpcrun.results.report.runs import run_failures
 from hpcrun.results.report.sweep import rank_correlation, sensitivities, swept_keys
-from hpcrun.results.report.timeline import (
+from hpcrun.results.report.times import (
     FINISHED,
     LOST,
     PREEMPTED,

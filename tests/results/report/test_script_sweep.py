@@ -6,8 +6,7 @@ from pathlib import Path
 
 from hpcrun.results.frames import load_results
 from hpcrun.results.groups import Question, grouped
-from hpcrun.results.report.open_results import open_results
-from hpcrun.results.report.runs import read_runs
+from hpcrun.results.report.runs import open_results, read_runs
 from hpcrun.results.report.sweep import swept_keys
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs as run_jobs

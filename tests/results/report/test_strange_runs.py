@@ -11,7 +11,7 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.results.report.efficiency import efficiency
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import append_line, write_json
+from hpcrun.run.files import append_line, write_json
 from hpcrun.slurm import parse_sacct_usage
 
 from .conftest import START, MakeRun, add_event, read

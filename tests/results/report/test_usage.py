@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcrun.results.report.efficiency import Efficiency, efficiency
-from hpcrun.results.report.open_results import open_results
 from hpcrun.results.report.page.tables import efficiency_table
-from hpcrun.results.report.runs import ReportedRun, read_runs
+from hpcrun.results.report.runs import ReportedRun, open_results, read_runs
 from hpcrun.run.events import Attempt
 from hpcrun.slurm import AttemptUsage, parse_sacct_usage
 

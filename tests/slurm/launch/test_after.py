@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.io.files import read_json
+from hpcrun.run.files import read_json
 from tests import jobs
 
 HERE = ("submit", "--cpu", "--executor", "local", "--detach", "--no-snapshot")

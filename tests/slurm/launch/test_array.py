@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.api.sweeps.packing import groups
+from hpcrun.api.sweeps.plan import groups
 from hpcrun.config import Job
 from hpcrun.errors import LaunchError
 from hpcrun.slurm.launch.array import ArrayTasks, arrays, element_name

@@ -8,7 +8,7 @@ import pytest
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.slurm.launch.dependencies import unfinished_runs
+from hpcrun.slurm.launch.stopping import unfinished_runs
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.io.files import write_json
-from hpcrun.slurm.job_states import is_over
+from hpcrun.run.files import write_json
+from hpcrun.slurm.answers import is_over
 from hpcrun.slurm.launch import jobs, stopping
 
 

@@ -15,10 +15,8 @@ from hpcrun.config import file_layer, flag_layer, resolve
 from hpcrun.errors import LaunchError
 from hpcrun.run.endings import read_exits, read_failures
 from hpcrun.slurm.local import job_files
-from hpcrun.slurm.local.job_files import JobRequest, JobStatus
-from hpcrun.slurm.local.start import new_job_folder, start_job
-from hpcrun.slurm.local.submission import local_devices
-from hpcrun.slurm.local.task_environment import step_environment
+from hpcrun.slurm.local.job_files import JobRequest, JobStatus, step_environment
+from hpcrun.slurm.local.submission import local_devices, new_job_folder, start_job
 from tests import jobs
 from tests.slurm.launch.local_tasks import say_which, slurm_variables, wait_for_signal
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hpcrun.slurm.local.job_files import ENDED, JobRequest, QueueLimits, read_status
-from hpcrun.slurm.local.start import start_queue
+from hpcrun.slurm.local.submission import start_queue
 from tests import jobs
 
 # Takes its GPUs by making a folder for each; a GPU that is taken already is a clash.

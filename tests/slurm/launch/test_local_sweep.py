@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs

@@ -2,7 +2,7 @@
 
 from itertools import accumulate, islice
 
-from hpcrun.slurm.launch.poll_interval import LONGEST, pauses
+from hpcrun.slurm.launch.jobs import LONGEST, pauses
 
 
 def test_pauses_on_slurm_grow_to_a_minute() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from hpcrun.config import Job
 from hpcrun.errors import LaunchError
+from hpcrun.slurm.commands import given_option
+from hpcrun.slurm.launch.batch_script import sbatch_lines
 from hpcrun.slurm.launch.resources import CpuAndMemory, fitted, gpu_request, node_share
-from hpcrun.slurm.launch.sbatch_options import sbatch_lines
 from hpcrun.slurm.nodes import (
     NodeResources,
     Offer,
@@ -19,7 +20,6 @@ from hpcrun.slurm.nodes import (
     parse_nodes,
     parse_partitions,
 )
-from hpcrun.slurm.options import given_option
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 

@@ -22,7 +22,7 @@ from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.determinism import choose_kernels
-from hpcrun.train.metrics.mfu import peak_here
+from hpcrun.train.metrics.timing import peak_here
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer

@@ -11,24 +11,30 @@ from importlib.resources import files
 from hpcrun.diagnose.catalog import RETRY_WORDS
 from hpcrun.diagnose.finding import FailureFinding
 from hpcrun.results.groups import BEST_IS_BIASED
-from hpcrun.results.report.drawings import MOST_PANELS, Figures, chosen_rows
-from hpcrun.results.report.failures import RunFailure, counts
-from hpcrun.results.report.figures.canvas import Drawing, as_svg
-from hpcrun.results.report.figures.curves import capitalized, metric_label
-from hpcrun.results.report.page.html import Markup, element, table, text
+from hpcrun.results.report.canvas import Drawing, as_svg
+from hpcrun.results.report.curves import capitalized, metric_label
 from hpcrun.results.report.page.tables import (
+    UNKNOWN,
+    Markup,
     config_table,
+    duration,
     efficiency_table,
+    element,
     groups_table,
     left_out,
     left_out_table,
     missing_table,
+    moment,
     relations_table,
     runs_table,
+    share,
     state_mark,
+    table,
+    text,
 )
-from hpcrun.results.report.page.words import UNKNOWN, duration, moment, share
+from hpcrun.results.report.panels import MOST_PANELS, Figures, chosen_rows
 from hpcrun.results.report.report_content import Content
+from hpcrun.results.report.runs import RunFailure, counts
 from hpcrun.results.report.sweep import several, shown
 
 # The page loads nothing: no script, no font, no picture from elsewhere.

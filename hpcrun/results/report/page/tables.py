@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
+from hpcrun.printing import escaped
 from hpcrun.results.report.efficiency import Efficiency
-from hpcrun.results.report.page.html import Markup, element, table, text
-from hpcrun.results.report.page.words import UNKNOWN, duration, figure, moment, share, size
 from hpcrun.results.report.report_content import Content
 from hpcrun.results.report.runs import ReportedRun
 from hpcrun.results.report.sweep import Sensitivity, number, shown
@@ -187,3 +189,118 @@ def _interval(interval: ConfidenceInterval) -> str | Markup:
     if interval.low is None or interval.high is None:
         return "–"
     return text(figure(interval.low), " … ", figure(interval.high))
+
+
+_VOID = ("meta", "br", "hr")
+
+
+class Markup(str):
+    """Text that is already HTML; other text is escaped."""
+
+
+def element(tag: str, *children: object, **attributes: str) -> Markup:
+    """Return an element; ``class_`` is the attribute class. None and False children are left out."""
+    named = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for name, value in attributes.items()
+    )
+    if tag in _VOID:
+        return Markup(f"<{tag}{named}>")
+    return Markup(f"<{tag}{named}>{text(*children)}</{tag}>")
+
+
+def text(*children: object) -> Markup:
+    """Return the joined children; text that is not markup is escaped.
+
+    Control characters become visible escapes: a log line may hold a sequence that a terminal obeys
+    after it is copied from the page.
+    """
+    return Markup("".join(map(_child, children)))
+
+
+def _child(child: object) -> str:
+    if child is None or child is False:
+        return ""
+    if isinstance(child, Markup):
+        return child
+    if isinstance(child, list | tuple):
+        return text(*child)
+    return escape(escaped(str(child)))
+
+
+def table(
+    head: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    numeric: Iterable[int] = (),
+    wide: Iterable[int] = (),
+) -> Markup:
+    """Return a table in a box that scrolls.
+
+    Args:
+        numeric: columns that are aligned to the right.
+        wide: columns of long texts, which get room for a line of words.
+    """
+    classes = dict.fromkeys(numeric, "n") | dict.fromkeys(wide, "w")
+
+    def cells(tag: str, row: Sequence[object]) -> Markup:
+        return text(
+            *(
+                element(tag, cell, **({"class_": classes[at]} if at in classes else {}))
+                for at, cell in enumerate(row)
+            )
+        )
+
+    body = [element("tr", cells("td", row)) for row in rows]
+    whole = element(
+        "table",
+        element("thead", element("tr", cells("th", head))),
+        element("tbody", *body),
+    )
+    return element("div", whole, class_="box")
+
+
+UNKNOWN = element("span", "unknown", class_="unknown")
+
+
+def figure(value: float | None, digits: int = 4) -> str | Markup:
+    """Return a number with ``digits`` significant digits."""
+    if value is None:
+        return UNKNOWN
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def duration(seconds: float | None) -> str | Markup:
+    """Return seconds as 2 d 03:04, 03:04:05 or 41 s."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02d}:{minutes:02d}" if days else f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def size(count: float | None) -> str | Markup:
+    """Return bytes in GiB or MiB."""
+    if count is None:
+        return UNKNOWN
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def share(value: float | None) -> str | Markup:
+    """Return a share as percent."""
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def moment(seconds: float | None) -> str | Markup:
+    """Return Unix seconds as date and time in UTC."""
+    if seconds is None:
+        return UNKNOWN
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (OverflowError, OSError, ValueError):
+        # A damaged record; a year beyond 9999 is no date of a run.
+        return UNKNOWN

@@ -1,0 +1,232 @@
+"""The rows of many runs, from one query to the scheduler and the last lines of the runs' files."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.run_status import diagnosis_of, row_of
+from hpcrun.api.sweeps.unrecorded import record_killed_submission
+from hpcrun.job.history import Goodput
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import EVENTS_READ, RecentEvents, signature
+from hpcrun.run.sweep_file import read_sweep
+from hpcrun.slurm.launch import jobs
+from hpcrun.slurm.launch.jobs import RunState
+
+_WORDS = {"pending": "waiting", "new": "not submitted"}
+_ORDER = (
+    *("finished", "running", "suspended", "pending", "new", "failed", "lost", "cancelled"),
+    *("stopped", "unreadable"),
+)
+# The state of a sweep is the first of these states that occurs among its runs.
+_LEADING = (
+    *("running", "suspended", "pending", "failed", "lost", "unreadable", "cancelled", "stopped"),
+    "new",
+)
+
+
+@dataclass(frozen=True)
+class StatusEntry:
+    """A run of the table. ``name``: the shown name; ``sweep`` and ``values``: only for a run of a sweep."""
+
+    name: str
+    run: RunDirectory
+    sweep: str | None = None
+    values: Mapping[str, Any] | None = None
+
+
+def sweep_entries(folder: Path) -> list[StatusEntry]:
+    """Return the runs of the sweep in ``folder``, in the order of the file.
+
+    Arrays of a killed submission are recorded first.
+
+    Raises:
+        RunError: the file is damaged.
+        OSError: the file exists but cannot be read.
+    """
+    sweep = read_sweep(folder)
+    if sweep is None:
+        return []
+    if not all(one.jobs for one in sweep.submissions):
+        record_killed_submission(folder)
+    return [
+        StatusEntry(
+            f"{folder.name}/{one.name}", RunDirectory(folder / one.name), folder.name, one.values
+        )
+        for one in sweep.runs
+    ]
+
+
+def folded(name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """Return one row for the sweep ``name``, from the ``rows`` of its runs."""
+    counts = Counter(row["state"] for row in rows)
+    restarts: Counter[str] = Counter()
+    for row in rows:
+        restarts.update(row["restarts"])
+    shares = [row["percent"] for row in rows if row["percent"] is not None]
+    left = [row["eta_seconds"] for row in rows if row["eta_seconds"] is not None]
+    return {
+        "name": name,
+        "kind": "sweep",
+        "state": next((word for word in _LEADING if counts[word]), "finished"),
+        "says": counts_in_words(counts),
+        "runs": len(rows),
+        "counts": dict(counts),
+        # A run without a step has finished no step.
+        "percent": round(sum(shares) / len(rows), 1) if shares else None,
+        "eta_seconds": max(left, default=None),
+        "restarts": dict(restarts.most_common()),
+        "ettr": _share(rows),
+        "directory": str(folder),
+    }
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Return ``20 runs: 12 finished, 5 running, 3 waiting``."""
+    told = [f"{counts[word]} {_WORDS.get(word, word)}" for word in _ORDER if counts.get(word)]
+    number = sum(counts.values())
+    return f"{number} run{'s' * (number != 1)}: {', '.join(told)}" if told else "no runs"
+
+
+def _share(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the productive share of the time of all runs, from submission to end."""
+    productive = sum(row["goodput"]["productive"] for row in rows)
+    wanted = sum(row["goodput"]["wall"] - row["goodput"]["idle"] for row in rows)
+    return round(productive / wanted, 4) if wanted > 0 else None
+
+
+# Seconds. The batch step writes the result before its job ends, so Slurm may still have the job.
+_SETTLED = 600.0
+# A diagnosis reads up to 64 logs. Older failures are shown with the recorded reason.
+_MOST_DIAGNOSES = 20
+
+_Mark = tuple[RunState, tuple[tuple[int, int, int] | None, ...]]
+
+
+class Overview:
+    """The rows of ``entries``; a second read takes only what has changed since the first.
+
+    Args:
+        whole: read whole event logs, for a few runs that a person has named.
+    """
+
+    def __init__(self, entries: Sequence[StatusEntry], *, whole: bool = False) -> None:
+        self.entries = entries
+        self._size = None if whole else EVENTS_READ
+        self._recent: RecentEvents | None = None
+        self._rows: dict[Path, tuple[_Mark, dict[str, Any]]] = {}
+        self._diagnoses: dict[Path, tuple[_Mark, str | None]] = {}
+        self.answered = True
+
+    def look(self) -> list[dict[str, Any]]:
+        """Return a row for each entry: the facts of ``row_of``, and ``kind``, ``sweep`` and ``values``.
+
+        A run that cannot be read has the state ``unreadable``. Afterwards ``answered`` is true if the
+        scheduler has answered.
+        """
+        recent = RecentEvents(self._recent, self._size)
+        errors: dict[Path, OSError] = {}
+        for entry in self.entries:
+            try:
+                recent.of(entry.run)
+            except OSError as error:
+                errors[entry.run.path] = error
+        readable = [entry.run for entry in self.entries if entry.run.path not in errors]
+        states = _states(readable, recent, errors)
+        self.answered = all(state.asked for state in states.values())
+        rows = []
+        for entry in self.entries:
+            state = states.get(entry.run.path)
+            try:
+                if state is None:
+                    raise errors[entry.run.path]
+                row = self._row(entry.run, state, recent)
+            except OSError as error:
+                row = _unreadable(entry.run, error)
+            rows.append(row | _identity(entry))
+        self._recent = recent
+        self._add_diagnoses(rows, states, recent)
+        return rows
+
+    def _row(self, run: RunDirectory, state: RunState, recent: RecentEvents) -> dict[str, Any]:
+        mark = _mark(run, state)
+        known = self._rows.get(run.path)
+        if known is not None and known[0] == mark and not state.live:
+            return known[1]
+        row = row_of(run, state, recent.of(run), diagnose=False)
+        self._rows[run.path] = mark, row
+        return row
+
+    def _add_diagnoses(
+        self, rows: list[dict[str, Any]], states: dict[Path, RunState], recent: RecentEvents
+    ) -> None:
+        failed = [row for row in rows if row["state"] == "failed"]
+        failed.sort(key=lambda row: float(row["age_seconds"]))
+        for row in failed[:_MOST_DIAGNOSES]:
+            run = RunDirectory(Path(row["directory"]))
+            mark = _mark(run, states[run.path])
+            known = self._diagnoses.get(run.path)
+            if known is None or known[0] != mark:
+                known = mark, diagnosis_of(run, recent(run))
+                self._diagnoses[run.path] = known
+            row["diagnosis"] = known[1]
+
+
+def _identity(entry: StatusEntry) -> dict[str, Any]:
+    values = None if entry.values is None else dict(entry.values)
+    return {"name": entry.name, "kind": "run", "sweep": entry.sweep, "values": values}
+
+
+def _mark(run: RunDirectory, state: RunState) -> _Mark:
+    return state, tuple(signature(path) for path in (run.events, run.metrics, run.result))
+
+
+def _has_settled(run: RunDirectory) -> bool:
+    """Return True if the run's end was recorded so long ago that no job can have the run.
+
+    A new submission removes the result.
+    """
+    try:
+        return time.time() - run.result.stat().st_mtime > _SETTLED
+    except OSError:
+        return False
+
+
+def _states(
+    runs: Sequence[RunDirectory], recent: RecentEvents, errors: dict[Path, OSError]
+) -> dict[Path, RunState]:
+    """Return the state of each run by its path; a run that cannot be read is in ``errors`` instead."""
+    try:
+        found = jobs.states(runs, recent, _has_settled)
+        return dict(zip((run.path for run in runs), found, strict=True))
+    except OSError as error:
+        if len(runs) == 1:
+            errors[runs[0].path] = error
+            return {}
+    # The files of one run cannot be read. Halving the list finds this run with few queries to Slurm.
+    half = len(runs) // 2
+    return _states(runs[:half], recent, errors) | _states(runs[half:], recent, errors)
+
+
+def _unreadable(run: RunDirectory, error: OSError) -> dict[str, Any]:
+    reason = f"{error.filename or run.path}: {error.strerror or error}"
+    state = RunState("unreadable", reason, False, None, None)
+    return {
+        **dict.fromkeys(
+            ("step", "steps", "percent", "committed", "loss", "speed", "eta_seconds", "starts")
+        ),
+        **dict.fromkeys(("job", "executor", "progress_seconds", "diagnosis")),
+        "name": run.name,
+        "state": state.word,
+        "says": f"unreadable: {reason}",
+        "attempts": 0,
+        "restarts": {},
+        "whole_history": False,
+        "age_seconds": 0,
+        "goodput": Goodput().as_record(),
+        "detail": reason,
+        "directory": str(run.path),
+    }

@@ -1,0 +1,274 @@
+"""The state of a run, as `hpcrun status --json` prints it."""
+
+import contextlib
+import math
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from hpcrun.api.state_words import restarts_by_cause, state_in_words
+from hpcrun.checkpoint.storage.manifest import has_commit
+from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
+from hpcrun.job.history import all_histories, goodput, last_committed, of_script
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import last_output
+from hpcrun.run.events import Event, Recent, last_lines, read_events
+from hpcrun.run.files import open_regular, read_json
+from hpcrun.run.reports import published
+from hpcrun.slurm.launch.jobs import RunState
+
+METRICS_READ = 1 << 13
+"""Bytes to read from the end of metrics.jsonl, about 30 lines, to compute the pace."""
+
+_CONFIG_READ = 1 << 16
+# The resolved config has one key a line, and sections begin in the first column.
+_SECTION = re.compile(r"^train:\n((?:[ #].*\n|\n)*)", re.M)
+_STEPS = re.compile(r"^  steps: (\d+)$", re.M)
+
+
+@dataclass(frozen=True)
+class PaceFacts:
+    """Progress and speed from the last lines of metrics.jsonl.
+
+    ``step``: steps done. ``total``: steps of the whole training. ``loss``: NaN where the file has null.
+    ``speed``: the unit (``tokens``) and the number per second. ``latest``: the time of the last line (Unix
+    seconds). ``seconds_per_step``: over the lines of one attempt, saves and validations included.
+    """
+
+    step: int | None = None
+    total: int | None = None
+    loss: float | None = None
+    speed: tuple[str, float] | None = None
+    latest: float | None = None
+    seconds_per_step: float | None = None
+
+    @property
+    def percent(self) -> float | None:
+        """Finished steps in percent of all steps."""
+        if self.step is None or not self.total:
+            return None
+        return min(100.0, 100 * self.step / self.total)
+
+    def left(self, now: float) -> float | None:
+        """Return the seconds until the last step at the present pace; None if the pace is unknown."""
+        if self.step is None or self.total is None:
+            return None
+        if self.seconds_per_step is None or self.latest is None:
+            return None
+        ahead = (self.total - self.step) * self.seconds_per_step
+        return max(0.0, ahead - max(0.0, now - self.latest))
+
+
+def pace_of(run: RunDirectory) -> PaceFacts:
+    """Return the facts of ``run``; raises OSError if its files cannot be read."""
+    return facts(last_lines(run.metrics, METRICS_READ).values, total_steps(run))
+
+
+def facts(lines: Sequence[dict[str, Any]], total: int | None) -> PaceFacts:
+    """Return the facts in ``lines`` of metrics.jsonl, oldest first."""
+    if not lines:
+        return PaceFacts(total=total)
+    last = lines[-1]
+    losses = [line["loss"] for line in reversed(lines) if "loss" in line][:1]
+    step = last.get("step")
+    loss = losses[0] if losses else None
+    return PaceFacts(
+        step=step if isinstance(step, int) else None,
+        total=total,
+        # A loss that is not finite is null in the file.
+        loss=(math.nan if losses else None) if loss is None else _number(loss),
+        speed=_speed(lines),
+        # The line of a validation has no time.
+        latest=next(
+            (when for line in reversed(lines) if (when := _number(line.get("time")))), None
+        ),
+        seconds_per_step=_seconds_per_step(lines),
+    )
+
+
+def total_steps(run: RunDirectory) -> int | None:
+    """Return ``train.steps`` of the resolved config; None for a script, or if the file cannot be read.
+
+    Reading the text costs a hundredth of parsing the YAML, and there may be thousands of runs.
+    """
+    try:
+        with open_regular(run.config) as stream:
+            text = stream.read(_CONFIG_READ)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _steps_in(text)
+
+
+@lru_cache(maxsize=256)
+def _steps_in(raw: bytes) -> int | None:
+    """Return ``train.steps`` from a config's text without parsing the YAML."""
+    text = raw.decode(errors="replace")
+    section = None if _has_command(text) else _SECTION.search(text)
+    found = section and _STEPS.search(section[1])
+    return int(found[1]) if found else None
+
+
+def _has_command(text: str) -> bool:
+    found = re.search(r"^command:(.*)\n(- )?", text, re.M)
+    return bool(found and (found[2] or found[1].strip() not in ("", "[]", "null")))
+
+
+def _speed(lines: Sequence[dict[str, Any]]) -> tuple[str, float] | None:
+    for line in reversed(lines):
+        for key, value in line.items():
+            number = _number(value)
+            if key.endswith("_per_second") and number is not None:
+                return key.removesuffix("_per_second"), number
+    return None
+
+
+def _seconds_per_step(lines: Sequence[dict[str, Any]]) -> float | None:
+    """Return the pace over the lines of the last attempt, or None if fewer than two lines have one."""
+    restart = lines[-1].get("restart")
+    oldest, newest = _point(lines, restart), _point(reversed(lines), restart)
+    if oldest is None or newest is None:
+        return None
+    (first, began), (last, ended) = oldest, newest
+    return (ended - began) / (last - first) if last > first and ended >= began else None
+
+
+def _point(lines: Iterable[dict[str, Any]], restart: Any) -> tuple[int, float] | None:
+    """Return step and time of the first of ``lines`` with both."""
+    for line in lines:
+        step, when = line.get("step"), _number(line.get("time"))
+        if line.get("restart") == restart and isinstance(step, int) and when is not None:
+            return step, when
+    return None
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if known and math.isfinite(value) else None
+
+
+# Bytes read from each log, because many runs are shown together. `hpcrun doctor` reads more.
+_HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
+
+
+def row_of(
+    run_directory: RunDirectory,
+    state: RunState,
+    recent: Recent | None = None,
+    *,
+    diagnose: bool = True,
+) -> dict[str, Any]:
+    """Return the facts about a run in ``state`` as plain data; an unknown value is None.
+
+    Args:
+        recent: the newest events, if they have been read; None: read all events now.
+        diagnose: look for the cause of a failure in the logs.
+
+    Raises:
+        OSError: the files of the run cannot be read.
+    """
+    log = recent or _all_events(run_directory)
+    events, now = log.events, time.time()
+    pace = _pace(run_directory, events)
+    failed = state.word == "failed"
+    return {
+        "name": run_directory.name,
+        "state": state.word,
+        "says": state_in_words(state, events, now),
+        "step": pace.step,
+        "steps": pace.total,
+        "percent": None if pace.percent is None else round(pace.percent, 1),
+        "committed": _saved_step(run_directory, events),
+        # A loss that is not finite is null in metrics.jsonl, and again in --json.
+        "loss": pace.loss,
+        "speed": None if pace.speed is None else dict([pace.speed]),
+        "eta_seconds": _eta(pace, now) if state.word == "running" else None,
+        "starts": state.starts,
+        "job": state.job,
+        "executor": state.executor,
+        "attempts": len(all_histories(events)),
+        "restarts": restarts_by_cause(events),
+        # If only the end of a long event log was read, attempts and restarts may be missing.
+        "whole_history": log.whole,
+        "progress_seconds": _since(pace.latest or _last_output(run_directory, events), now),
+        "age_seconds": round(now - (log.began or now)),
+        "goodput": _goodput(run_directory, log, now),
+        "detail": state.detail,
+        "diagnosis": diagnosis_of(run_directory, events) if failed and diagnose else None,
+        "directory": str(run_directory.path),
+    }
+
+
+def diagnosis_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | None:
+    """Return the cause of the newest attempt's failure in one line, from its logs; None if unknown."""
+    attempt = attempt_to_diagnose(events)
+    if attempt is None:
+        return None
+    lines = lines_of_attempt(
+        run_directory, attempt, events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
+    )
+    try:
+        found = find_cause(lines, nodes_of(events, attempt))
+    except OSError:
+        return None
+    return found.line if found and found.confidence != "low" else None
+
+
+def _all_events(run: RunDirectory) -> Recent:
+    events = read_events(run)
+    return Recent(events, True, events[0].time if events else None)
+
+
+def _pace(run: RunDirectory, events: Sequence[Event]) -> PaceFacts:
+    pace = pace_of(run)
+    return pace if pace.latest or pace.step else replace(pace, step=_reported_step(run, events))
+
+
+def _eta(pace: PaceFacts, now: float) -> int | None:
+    left = pace.left(now)
+    return None if left is None else round(left)
+
+
+def _goodput(run: RunDirectory, log: Recent, now: float) -> dict[str, Any]:
+    """Return the breakdown of the run's time; from the result if only the end of the event log was read."""
+    if not log.whole:
+        kept = (read_json(run.result) or {}).get("goodput")
+        return kept if isinstance(kept, dict) else goodput((), now).as_record()
+    return goodput(log.events, now).as_record()
+
+
+def _saved_step(run: RunDirectory, events: Sequence[Event]) -> int | None:
+    """Return the step from which a resume starts, or None; for a script, its last reported save."""
+    kept = of_script(events) or has_commit(run)
+    return last_committed(events) if kept else None
+
+
+def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int | None:
+    """Return the step that a script has reported in its newest attempt with a report."""
+    for record in reversed(all_histories(events)):
+        try:
+            logs = run_directory.attempt_logs(record.attempt.job, record.attempt.restart)
+            step = published(logs).step
+        except OSError:
+            continue
+        if step is not None:
+            return step
+    return None
+
+
+def _last_output(run: RunDirectory, events: Sequence[Event]) -> float | None:
+    """Return the time of the newest output of a script, in Unix seconds; None for a task."""
+    opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
+    if not opened or not of_script(events):
+        return None
+    with contextlib.suppress(OSError):
+        return last_output(run.attempt_logs(opened[-1].job, opened[-1].restart))
+    return None
+
+
+def _since(when: float | None, now: float) -> int | None:
+    known = when is not None and math.isfinite(when)
+    return round(max(0.0, now - when)) if known and when is not None else None

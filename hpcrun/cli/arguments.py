@@ -1,0 +1,232 @@
+"""Arguments that several commands share."""
+
+import argparse
+import difflib
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.places import runs_folder
+from hpcrun.api.submission.choose_config import FLAGS, SubmitRequest
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.config import override_layer
+from hpcrun.errors import UserError
+from hpcrun.run.directory import RunDirectory, RunError, find
+from hpcrun.tasks import BUILTIN
+
+
+def add_runs_dir(parser: argparse._ActionsContainer) -> None:
+    """Add ``--runs-dir``, the folder of the run directories."""
+    parser.add_argument(
+        "--runs-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the run directories (default: $HPCRUN_RUNS, else ./runs)",
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument RUN and ``--runs-dir``."""
+    parser.add_argument("run", metavar="RUN", help="a run's name, or its directory")
+    add_runs_dir(parser)
+
+
+def runs_dir(arguments: argparse.Namespace) -> Path:
+    """Return the folder that contains the runs: ``--runs-dir``, else the default."""
+    return runs_folder(arguments.runs_dir)
+
+
+def find_run(arguments: argparse.Namespace) -> RunDirectory:
+    """Return the run that RUN names; raises RunError if there is none."""
+    return find(arguments.run, runs_dir(arguments))
+
+
+def find_run_instead(target: str, folder: Path, missing: str) -> RunDirectory:
+    """Return the run ``target`` of a command that also takes files.
+
+    Raises:
+        RunError: there is no such run; ``missing`` describes the other possibility, such as "no such file".
+    """
+    try:
+        return find(target, folder)
+    except RunError as error:
+        start, told = f"{target}: no such run", str(error)
+        if not told.startswith(start):
+            raise
+        rest = told.removeprefix(start)
+        raise RunError(f"{target}: {missing}, and no such run{rest}") from error
+
+
+def add_saved(parser: argparse.ArgumentParser) -> None:
+    """Add the argument RUN, which may be a folder of checkpoints, and ``--runs-dir``."""
+    parser.add_argument(
+        "run", metavar="RUN", help="a run's name, its directory, or a Checkpointer's folder"
+    )
+    add_runs_dir(parser)
+
+
+def find_saved(arguments: argparse.Namespace, owner: str) -> tuple[CheckpointStore, str]:
+    """Return the checkpoints that RUN names, and the name of their run or folder.
+
+    Args:
+        owner: the owner string for the store.
+
+    Raises:
+        RunError: there is neither a run nor a checkpoint.
+        CheckpointError: other users may write there.
+    """
+    folder = Path(arguments.run).absolute()
+    is_run = any(
+        RunDirectory(path).exists() for path in (runs_dir(arguments) / arguments.run, folder)
+    )
+    if not is_run and folder.is_dir():
+        store = CheckpointStore(folder, owner)
+        if store.steps():
+            store.require_private()
+            return store, arguments.run
+    run = find_run(arguments)
+    store = CheckpointStore(run.checkpoints, owner)
+    store.require_private()
+    return store, run.name
+
+
+def require_subcommand(command: str, word: str | None, known: Sequence[str], kind: str) -> str:
+    """Return ``word`` if it is one of ``known``.
+
+    Args:
+        kind: the noun for the second word, such as ``view``.
+
+    Raises:
+        UserError: the word is missing or unknown; the text names the nearest word, or all of them.
+    """
+    if word in known:
+        return str(word)
+    near = difflib.get_close_matches(word or "", known, n=1)
+    all_of_them = " or ".join(f"`{command} {name}`" for name in known)
+    hint = f"did you mean {near[0]}?" if near else f"write {all_of_them}"
+    raise UserError(
+        f"{command} {word}: there is no such {kind}; {hint}" if word else f"{command}: {hint}"
+    )
+
+
+# Only if the schema expects a number; an account may be called 0123.
+_COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
+
+
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a sweep: many runs of one config, or of one command with {lr} in it."""
+    sweep = parser.add_argument_group("sweeps: many runs")
+    sweep.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="one run per value: train.lr=1e-4,3e-4 or seed=0:5 (0 to 4); several: all combinations",
+    )
+    sweep.add_argument(
+        "--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list, random, where"
+    )
+    sweep.add_argument(
+        "--max-parallel", metavar="N", help="runs of the sweep at the same time, at most"
+    )
+    sweep.add_argument(
+        "--pack", metavar="N", help="small runs of the sweep that share one job and its GPU"
+    )
+
+
+def request_of(arguments: argparse.Namespace) -> SubmitRequest:
+    """Return the options of a command line.
+
+    Raises:
+        UserError: a word is no override.
+        ConfigError: an override cannot be read.
+    """
+    _refuse_stray_files(arguments.overrides)
+    return SubmitRequest(
+        file=arguments.config,
+        overrides=override_layer(arguments.overrides),
+        flags=_flags(arguments),
+        command=arguments.command,
+        profile=getattr(arguments, "profile", None),
+        runs=runs_dir(arguments) if "runs_dir" in arguments else None,
+    )
+
+
+def _refuse_stray_files(overrides: list[str]) -> None:
+    for word in overrides:
+        if "=" in word:
+            continue
+        if word in BUILTIN or re.fullmatch(r"[\w./-]+:\w+", word):
+            raise UserError(f"{word}: a task is named with its key: task={word}")
+        if word.endswith((".yaml", ".yml", ".json")):
+            raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
+        if word.endswith((".py", ".sh")):
+            raise UserError(f"{word}: a program to run comes after `--`: -- python {word}")
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
+    given = {flag: getattr(arguments, flag, None) for flag in FLAGS}
+    return {
+        flag: (
+            int(value) if flag in _COUNTS and _is_whole(value) else value,
+            f"--{flag.replace('_', '-')}",
+        )
+        for flag, value in given.items()
+        if value is not None
+    }
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit()
+
+
+_MOST = 64
+
+
+def add_local(parser: argparse._ActionsContainer, text: str) -> None:
+    """Add ``--local`` with the help ``text``."""
+    parser.add_argument("--local", type=int, metavar="N", help=text)
+
+
+def require_local(local: int | None, least: int) -> None:
+    """Raise UserError if ``--local`` is given and not between ``least`` and 64."""
+    if local is not None and not least <= local <= _MOST:
+        raise UserError(f"--local {local}: should be {least} to {_MOST}")
+
+
+def add_comparison(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="a metric, or result.KEY of result.json (default: validation_loss, else loss)",
+    )
+    parser.add_argument(
+        "--goal",
+        choices=("min", "max"),
+        help="whether lower or higher is better (default: by the metric's name)",
+    )
+    parser.add_argument(
+        "--at", default="last", metavar="WHEN", help="last, best, or a step (default: last)"
+    )
+    parser.add_argument(
+        "--by",
+        metavar="KEYS",
+        help="group by these keys of the config, such as train.lr,model.width",
+    )
+    parser.add_argument(
+        "--seed-key", default="seed", metavar="KEY", help="the config key that holds the seed"
+    )
+
+
+def require_moment(at: str) -> None:
+    """Raise UserError if ``--at`` is no moment of a run."""
+    if at not in ("last", "best") and not at.isdigit():
+        raise UserError(f"--at {at}: should be last, best or a step")
+
+
+def keys(by: str | None) -> list[str] | None:
+    """Return the keys of ``--by``; None if it is not given."""
+    return by.split(",") if by else None

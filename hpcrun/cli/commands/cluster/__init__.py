@@ -1,1 +1,0 @@
-"""Commands that check nodes, the network and NCCL."""

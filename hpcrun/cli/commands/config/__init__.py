@@ -1,1 +1,0 @@
-"""Commands that read a config before its run starts."""

@@ -1,0 +1,214 @@
+"""Find out why a job failed: the first error, its place, and the remedy.
+
+Reads a run with all records of its newest attempt, or the logs of any job:
+files, a folder of files, or `-` for the standard input. Exit code: 0 no
+known failure, 1 a cause or an unknown error was found, 2 bad input.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcrun.cli.arguments import add_runs_dir, find_run_instead, runs_dir
+from hpcrun.cli.output import print_json
+from hpcrun.diagnose.catalog import RETRY_WORDS
+from hpcrun.diagnose.finding import UNKNOWN, FailureFinding, find_cause
+from hpcrun.diagnose.flight_recorder import Dumps, analyzed, laggards, read_dumps
+from hpcrun.diagnose.read_log import LogLine, read_log, read_stream
+from hpcrun.diagnose.run_lines import (
+    LOGS,
+    accounting_of,
+    attempt_to_diagnose,
+    lines_of_attempt,
+    nodes_of,
+)
+from hpcrun.diagnose.stacks import ranges
+from hpcrun.errors import UserError
+from hpcrun.printing import say
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import read_events
+from hpcrun.run.files import read_json
+from hpcrun.slurm.launch import jobs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="RUN|LOGFILE|-",
+        help="a run, or the logs of one job: files, a folder, or - (standard input)",
+    )
+    parser.add_argument(
+        "--flight-recorder",
+        type=Path,
+        metavar="DIR",
+        help="a folder with dumps of torch's flight recorder (default: the folder of the logs)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_runs_dir(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Diagnose and print; return 1 if a cause or an unknown error was found."""
+    lines, folders, nodes = _lines(arguments)
+    finding = find_cause(lines, nodes)
+    dumps = _dumps(folders, arguments.flight_recorder)
+    notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
+    if notes:
+        notes += [f"torch's analyzer: {line}" for line in analyzed(dumps)]
+    if arguments.json:
+        print_json(as_data(finding, notes))
+    elif finding is None:
+        say("hpcrun: no known failure", *(f"note      {note}" for note in notes))
+    else:
+        say(*report(finding, notes))
+    return int(finding is not None or bool(notes))
+
+
+def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path], int]:
+    """Return the lines to read, the folders that may contain dumps, and the number of nodes (0: unknown)."""
+    sources: list[str] = arguments.sources
+    if sources == ["-"]:
+        return read_stream(sys.stdin.buffer, "-"), [], 0
+    if "-" in sources:
+        raise UserError("doctor: `-` excludes other sources; pipe all logs into it, or name files")
+    paths = [Path(source) for source in sources]
+    if len(sources) == 1 and not _is_log(paths[0]):
+        missing = "contains no logs" if paths[0].is_dir() else "no such log"
+        return _of_run(find_run_instead(sources[0], runs_dir(arguments), missing))
+    files: list[Path] = []
+    for path in paths:
+        if not _is_log(path):
+            raise UserError(f"{path}: no such log; name files, a folder with logs, or one run")
+        files += _logs_in(path) if path.is_dir() else [path]
+    return _of_files(files), sorted({path.parent for path in files}), 0
+
+
+def _is_log(path: Path) -> bool:
+    if path.is_dir():
+        return not RunDirectory(path.absolute()).exists() and bool(_logs_in(path))
+    return path.exists()
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    return sorted(path for pattern in LOGS for path in folder.glob(pattern) if path.is_file())
+
+
+def _of_files(files: list[Path]) -> Iterator[LogLine]:
+    for path in files:
+        yield from read_log(path)
+
+
+def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int]:
+    result = read_json(directory.result) or {}
+    events = read_events(directory)
+    attempt = attempt_to_diagnose(events)
+    if attempt is None:
+        raise UserError(
+            f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
+        )
+    if result.get("state") == "finished":
+        return iter(()), [], 0
+    current = jobs.current_job(directory)
+    on_slurm = current is not None and current[0] == "slurm"
+    accounting = accounting_of(attempt.job)[attempt.restart :][:1] if on_slurm else []
+    folder = directory.attempt_logs(attempt.job, attempt.restart)
+    lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
+    return lines, [folder], nodes_of(events, attempt)
+
+
+def _dumps(folders: list[Path], named: Path | None) -> Dumps:
+    if named is not None:
+        dumps = read_dumps(named) if named.is_dir() else {}
+        if not dumps:
+            raise UserError(f"--flight-recorder {named}: contains no dumps (files NAME0, NAME1 …)")
+        return dumps
+    merged: dict[str, Mapping[int, Mapping[str, Any]]] = {}
+    for folder in folders:
+        merged.update(read_dumps(folder))
+    return merged
+
+
+_LINE = 300
+
+
+def report(finding: FailureFinding, notes: list[str]) -> list[str]:
+    """Return the diagnosis as a few lines of text; :func:`hpcrun.printing.say` escapes them."""
+    if finding.id == UNKNOWN:
+        quoted = ["hpcrun: no known failure; the last error is", *_evidence(finding)]
+        return [*quoted, *(f"note      {note}" for note in notes)]
+    lines = [
+        f"cause     {finding.cause} ({finding.id}, confidence {finding.confidence})",
+        *([f"where     {where}"] if (where := _where(finding)) else []),
+        *_evidence(finding),
+        f"remedy    {finding.remedy}",
+        f"retry     {RETRY_WORDS[finding.retry]}",
+    ]
+    if finding.cascade:
+        lines.append(f"cascade   {_ranks(finding.cascade)} then failed because of it")
+    if finding.folded:
+        folded = ", ".join(f"{name} {count}" for name, count in finding.folded[:6])
+        lines.append(f"folded    lines that follow from it: {folded}")
+    lines += [f"note      {note}" for note in (*finding.notes, *notes)]
+    return lines
+
+
+def as_data(finding: FailureFinding | None, notes: list[str]) -> dict[str, Any]:
+    """Return the diagnosis for JSON; ``found`` is false without a cause."""
+    if finding is None:
+        return {"found": False, "notes": notes}
+    return {
+        "found": finding.id != UNKNOWN,
+        "id": finding.id,
+        "kind": finding.kind,
+        "cause": finding.cause,
+        "remedy": finding.remedy,
+        "retry": finding.retry,
+        "confidence": finding.confidence,
+        "rank": finding.rank,
+        "node": finding.node,
+        "ranks": list(finding.ranks),
+        "cascade": list(finding.cascade),
+        "folded": dict(finding.folded),
+        "evidence": [_line_as_data(line) for line in finding.evidence],
+        "notes": [*finding.notes, *notes],
+        "line": finding.line,
+    }
+
+
+def _line_as_data(line: LogLine) -> dict[str, Any]:
+    return {
+        "file": line.file,
+        "line": line.line,
+        "rank": line.rank,
+        "node": line.node,
+        "time": line.time,
+        "text": line.text,
+    }
+
+
+def _where(finding: FailureFinding) -> str:
+    parts = []
+    if finding.rank is not None:
+        parts.append(f"rank {finding.rank}")
+    if finding.node:
+        parts.append(f"node {finding.node}")
+    if len(finding.ranks) > 1:
+        parts.append(f"the same message on {_ranks(finding.ranks)}")
+    return ", ".join(parts)
+
+
+def _evidence(finding: FailureFinding) -> list[str]:
+    lines = []
+    for line in finding.evidence:
+        text = " ".join(line.text.split())
+        text = text if len(text) <= _LINE else f"{text[:_LINE]} …"
+        lines.append(f"evidence  {line.place}: {text}")
+    return lines
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranges(ranks)}"

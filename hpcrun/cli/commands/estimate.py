@@ -1,0 +1,105 @@
+"""Estimate the memory of a training on a GPU, without a GPU: one step of one
+rank on tensors without data, in seconds to a minute. Exit code 1: it does
+not fit. It predicts no time per step, and ignores train.compile.
+  hpcrun estimate -c configs/gpt.yaml --gpu h100 --nodes 4 --gpus 8
+  hpcrun estimate -c my.yaml --gpu-memory 40GiB train.micro_batch=2
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.submission.choose_config import choose_config
+from hpcrun.cli.arguments import request_of
+from hpcrun.cli.output import print_json
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.estimate.result import MEMORY_GIB, estimate, gib, gpu_memory
+from hpcrun.printing import say
+
+_DOES_NOT_FIT = 1
+_BF16 = "a V100 has no tensor cores for bf16, and torch emulates it: use amp.dtype=fp16"
+_ROWS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "average": "averaged weights",
+    "unsharded": "gradients before reduction",
+    "gathered": "gathered weights, buffers",
+    "activations": "activations",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.usage = "hpcrun estimate [-c FILE] --gpu NAME [options] [key.sub=value ...]"
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
+    gpu = parser.add_mutually_exclusive_group()
+    gpu.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(MEMORY_GIB)}")
+    gpu.add_argument("--gpu-memory", metavar="SIZE", help="memory of a GPU, such as 80GiB")
+    parser.add_argument("--nodes", metavar="N", help="nodes (default: job.nodes)")
+    parser.add_argument("--gpus", metavar="N", help="GPUs per node (default: job.gpus)")
+    parser.add_argument("--json", action="store_true", help="one JSON object with sizes in bytes")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the memory of a rank, whether it fits the GPU, and other settings that fit."""
+    memory = gpu_memory(arguments.gpu, arguments.gpu_memory)
+    config = choose_config(request_of(arguments))
+    if config.command:
+        raise UserError("command: estimate needs a task, since it cannot look into a command")
+    found = estimate(config, memory)
+    least = sum(found["arithmetic"].values())
+    # Without a fake run only weights, gradients and optimizer state are known: they may already be too
+    # large.
+    fits = found.get("fits", False if least > memory else None)
+    slow = config.amp.dtype == "bf16" and (arguments.gpu or "").lower().startswith("v100")
+    found |= {"fits": fits, "gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
+    if arguments.json:
+        print_json({**found, "nodes": config.job.nodes, "gpus": config.job.gpus})
+    else:
+        say(*_lines(found, config, arguments.gpu or "GPU"))
+    return _DOES_NOT_FIT if fits is False else 0
+
+
+def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
+    job, memory, arithmetic = config.job, found["gpu_memory"], found["arithmetic"]
+    billions = found["parameters"] / 1e9
+    size = f"{billions:.2f} billion" if billions >= 0.1 else f"{billions * 1000:.1f} million"
+    ranks = f"{job.nodes} x {job.gpus} {gpu}" if job.world_size > 1 else f"one {gpu}"
+    yield f"{size} parameters, {found['parallel']} on {ranks}, {config.amp.dtype}"
+    yield from found["remarks"]
+    if "untraceable" in found:
+        yield f"no activations: the step depends on the values of its data ({found['untraceable']})"
+        yield from (_row(_ROWS.get(name, name), size) for name, size in arithmetic.items() if size)
+        yield _row("of the GPU's", memory)
+        yield "does not fit" if found["fits"] is False else "may fit: the rest is for activations"
+        return
+    yield (
+        f"micro-batches of {found['micro_batch']}, {found['accumulation']} per step; "
+        f"activation checkpointing: {config.train.activation_checkpointing}"
+    )
+    yield f"{'at the peak of a step':<28}{'fake run':>12}{'arithmetic':>14}"
+    for name, label in _ROWS.items():
+        if found["parts"][name] or arithmetic.get(name):
+            yield _row(label, found["parts"][name], arithmetic.get(name))
+    yield _row("peak of all tensors", found["peak"])
+    yield _row("with the GPU's own needs", found["needed"])
+    yield _row("memory of the GPU", memory)
+    if found["offloaded"]:
+        yield _row("host memory of the node", found["offloaded"] * job.gpus)
+    yield f"{'fits' if found['fits'] else 'does not fit'} ({found['seconds']:.0f} s)"
+    if found["fits"]:
+        return
+    if not found["would_fit"]:
+        yield "found no settings that fit: use more GPUs with train.parallel=fsdp, or a smaller model"
+        return
+    yield "any of these fits:"
+    for one in found["would_fit"]:
+        yield f"  {' '.join(one['settings'])}  ({gib(one['needed'])})"
+
+
+def _row(label: str, size: int, other: int | None = None) -> str:
+    return f"  {label:<26}{gib(size):>12}" + ("" if other is None else f"{gib(other):>14}")

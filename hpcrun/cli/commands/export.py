@@ -1,0 +1,46 @@
+"""Write a run's model to one file.
+
+Plain PyTorch loads a .pt file, any safetensors reader a .safetensors file.
+"""
+
+import argparse
+from pathlib import Path
+
+from hpcrun.checkpoint.storage.errors import amount
+from hpcrun.cli.arguments import add_saved, find_saved
+from hpcrun.printing import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_saved(parser)
+    parser.add_argument("file", type=Path, help="output file: model.safetensors or model.pt")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--step", type=int, help="export this step (default: the newest valid checkpoint)"
+    )
+    which.add_argument(
+        "--best", action="store_true", help="export the checkpoint with the lowest validation loss"
+    )
+    parser.add_argument(
+        "--ema", action="store_true", help="export the averaged weights of train.ema"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export the model and print a summary."""
+    store, name = find_saved(arguments, "export-0")
+    # Importing torch takes a second, so the arguments are checked first.
+    from hpcrun.checkpoint.export import best_readable, export_model, newest_readable
+
+    step = arguments.step
+    if step is None:
+        step = best_readable(store) if arguments.best else newest_readable(store)
+    store.require_private([step])
+    exported = export_model(store, step, arguments.file, averaged=arguments.ema)
+    weights = "averaged weights" if arguments.ema else "model"
+    say(
+        f"hpcrun: {arguments.file}: the {weights} of {name} after step {step}, "
+        f"{exported['tensors']} tensors, {amount(exported['bytes'])}"
+    )
+    return 0

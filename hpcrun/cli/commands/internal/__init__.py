@@ -1,1 +1,0 @@
-"""Commands that batch scripts and the local cluster call."""

@@ -1,0 +1,117 @@
+"""List the nodes that failed your runs: how often, when, why, and if excluded.
+
+A node that failed job.exclude_after times within job.exclude_hours is excluded
+by submissions and requeues of all your runs while enough other nodes are up.
+--forgive clears the failures of a node after its repair. --json prints one
+object per line.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrun.cli.output import print_json
+from hpcrun.config import Job
+from hpcrun.errors import UserError
+from hpcrun.printing import say
+from hpcrun.slurm.avoided_nodes import (
+    NodeFailure,
+    bad_nodes_path,
+    forgive,
+    node_failures,
+    suspects,
+)
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node's failures, oldest first; ``recent``: the number that count; ``excluded``: whether now."""
+
+    node: str
+    failures: Sequence[NodeFailure]
+    recent: int
+    excluded: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--forgive", metavar="NODE", help="clear the failures of NODE")
+    parser.add_argument("--json", action="store_true", help="one JSON object per node")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the bad-node list, or clear one of its nodes."""
+    path = bad_nodes_path()
+    known = node_failures(path, 0.0)
+    if arguments.forgive is not None:
+        node = arguments.forgive
+        if all(entry.node != node for entry in known):
+            raise UserError(f"--forgive {node}: {_unknown(known)}")
+        forgive(path, node)
+        say(f"hpcrun: {node}: forgiven; new jobs may use it again")
+        return 0
+    rule = Job()
+    records = node_records(known, rule.exclude_after, rule.exclude_hours, time.time())
+    if arguments.json:
+        for record in records:
+            print_json(_as_json(record))
+        return 0
+    if not records:
+        say("hpcrun: no node has failed one of your runs")
+        return 0
+    print_table(records)
+    if any(record.excluded for record in records):
+        say(
+            f"excluded: {rule.exclude_after} failures or more in {rule.exclude_hours:g} h "
+            "(job.exclude_after, job.exclude_hours of a run may differ); "
+            "`hpcrun nodes --forgive NODE` ends the exclusion"
+        )
+    return 0
+
+
+def node_records(
+    known: Sequence[NodeFailure], after: int | None, hours: float, now: float
+) -> list[NodeRecord]:
+    """Return a record for each node with failures, the newest failure first."""
+    recent = [entry for entry in known if entry.time >= now - hours * 3600]
+    out = set(suspects(recent, after)) if after is not None else set()
+    by_node: dict[str, list[NodeFailure]] = {}
+    for entry in known:
+        by_node.setdefault(entry.node, []).append(entry)
+    records = [
+        NodeRecord(node, failures, sum(entry.node == node for entry in recent), node in out)
+        for node, failures in by_node.items()
+    ]
+    return sorted(records, key=lambda record: -record.failures[-1].time)
+
+
+def _unknown(known: Sequence[NodeFailure]) -> str:
+    names = sorted({entry.node for entry in known})
+    listed = f"known are {', '.join(names)}" if names else "no node is recorded"
+    return f"no failure is recorded for this node; {listed} (see `hpcrun nodes`)"
+
+
+def _as_json(record: NodeRecord) -> dict[str, object]:
+    failures = [
+        {"time": failure.time, "why": failure.why, "run": failure.run}
+        for failure in record.failures
+    ]
+    return {
+        "node": record.node,
+        "excluded": record.excluded,
+        "recent": record.recent,
+        "failures": failures,
+    }
+
+
+def print_table(records: Sequence[NodeRecord]) -> None:
+    """Print the nodes with their failures, the newest failure first."""
+    width = max(4, *(len(record.node) for record in records))
+    say(f"{'node':<{width}}  {'excluded':<8}  failures")
+    for record in records:
+        mark = "yes" if record.excluded else "no"
+        for number, failure in enumerate(reversed(record.failures)):
+            lead = f"{record.node:<{width}}  {mark:<8}" if number == 0 else " " * (width + 10)
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(failure.time))
+            say(f"{lead}  {when}  {failure.why} ({failure.run})")

@@ -1,0 +1,70 @@
+"""Write one HTML file about many runs, which opens without a network.
+
+RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
+`hpcrun aggregate` (default: all runs in --runs-dir). The report has results
+by config, curves with bands over seeds, the sensitivity to each swept
+parameter, throughput, goodput, timelines, failures with the causes that
+`hpcrun doctor` finds, and the requested and the used resources.
+
+  hpcrun report runs/sweep-7 -o report.html
+  hpcrun report results.h5 --metric accuracy --figures figures
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from hpcrun.cli.arguments import add_comparison, add_runs_dir, keys, require_moment, runs_dir
+from hpcrun.printing import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="run directories, folders, names, or one .h5 file"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="the file to write (default: report.html)",
+    )
+    parser.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="also write each figure as PNG and PDF"
+    )
+    parser.add_argument("--title", metavar="TEXT", help="title of the page")
+    add_comparison(parser)
+    parser.add_argument(
+        "--no-sacct", action="store_true", help="do not ask Slurm's accounting for used resources"
+    )
+    add_runs_dir(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the report."""
+    from hpcrun.results.report.report_content import ReportRequest
+    from hpcrun.results.report.runs import open_results, require_matplotlib
+    from hpcrun.results.report.writing import require_place, write_figures, write_report
+
+    require_moment(arguments.at)
+    require_matplotlib()
+    require_place(arguments.output, arguments.figures)
+    request = ReportRequest(
+        title=arguments.title,
+        metric=arguments.metric,
+        goal=arguments.goal,
+        at=arguments.at,
+        by=keys(arguments.by),
+        seed_key=arguments.seed_key,
+        sacct=not arguments.no_sacct,
+    )
+    begin = time.monotonic()
+    with open_results(arguments.runs, runs_dir(arguments)) as store:
+        written = write_report(store, request, arguments.output)
+    files = write_figures(written.figures, arguments.figures) if arguments.figures else []
+    say(f"{arguments.output}: {written.words} ({time.monotonic() - begin:.0f} s)")
+    if files:
+        say(f"  {arguments.figures}: {len(files)} files")
+    return 0

@@ -1,1 +1,0 @@
-"""Commands that start, watch and end runs."""

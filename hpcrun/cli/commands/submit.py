@@ -1,0 +1,251 @@
+"""Start a training, or continue it where it stopped.
+
+The same command again continues from the newest checkpoint; a finished run is
+not changed. Without --name, other settings start a numbered run (train-2).
+If Slurm answers, the job goes to sbatch. Otherwise it runs on this machine:
+nodes x gpus processes, each with the environment of a Slurm task.
+
+  hpcrun submit                                     the quick start
+  hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
+  hpcrun submit task=my_module:MyTask train.steps=500
+  hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
+  hpcrun submit --nodes 2 --gpus 4 --launcher torchrun -- train.py
+  hpcrun submit -c gpt.yaml --sweep train.lr=1e-4,3e-4 --sweep seed=0:5
+
+With --prepare it makes the run directory and stops: for people who submit
+a batch script themselves (sbatch/train.sbatch), or start the ranks with
+torchrun (tools/train_dist_torchrun.sh).
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.places import handle
+from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
+from hpcrun.cli.arguments import add_runs_dir, add_sweep, request_of, runs_dir
+from hpcrun.cli.output import print_json
+from hpcrun.config import Config, masked_values, to_yaml
+from hpcrun.errors import UserError
+from hpcrun.printing import say, say_aside
+from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.launch import submission
+from hpcrun.slurm.launch.slurm_jobs import Submitted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.usage = "hpcrun submit [options] [key.sub=value ...] [-- command ...]"
+    what = parser.add_argument_group("what to run")
+    what.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
+    what.add_argument("--name", help="the run's name (default: the config's, task's or script's)")
+    what.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
+    add_runs_dir(what)
+    add_sweep(parser)
+    where = parser.add_argument_group("where to run it")
+    where.add_argument("--nodes", metavar="N", help="number of nodes")
+    where.add_argument(
+        "--gpus",
+        metavar="N",
+        help="GPUs per node (4, a100:4), one rank each; on CPU, ranks per node",
+    )
+    where.add_argument(
+        "--tasks-per-node",
+        metavar="N",
+        help="tasks per node for a command that starts the ranks; 1: a task with all GPUs of its node",
+    )
+    where.add_argument(
+        "--launcher",
+        metavar="NAME",
+        help="torchrun or accelerate starts the command's ranks: one task per node",
+    )
+    where.add_argument("--cpu", action="store_true", default=None, help="train on the CPU")
+    where.add_argument("--time", metavar="LIMIT", help="time limit: HH:MM:SS or minutes")
+    where.add_argument("--cluster", metavar="NAME", help="Slurm cluster, where there are several")
+    where.add_argument("--partition", metavar="NAME", help="Slurm partition")
+    where.add_argument("--account", metavar="NAME", help="Slurm account to charge")
+    where.add_argument("--qos", metavar="NAME", help="Slurm quality of service")
+    where.add_argument("--constraint", metavar="FEATURES", help="node features")
+    where.add_argument("--reservation", metavar="NAME", help="Slurm reservation")
+    where.add_argument("--exclude", metavar="NODES", help="nodes to avoid")
+    where.add_argument(
+        "--exclusive", action="store_true", default=None, help="share the nodes with no other job"
+    )
+    where.add_argument("--mem", metavar="SIZE", help="memory per node, such as 64G")
+    where.add_argument("--cpus-per-task", metavar="N", help="CPU cores per rank")
+    where.add_argument(
+        "--executor",
+        metavar="NAME",
+        help="auto, slurm, local, or debug (one rank, in this process)",
+    )
+    where.add_argument(
+        "--after",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="start when that run has finished (of a --pack: when all runs of its job have "
+        "finished); may be given several times",
+    )
+    where.add_argument(
+        "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
+    )
+    add_continuing(what)
+    what.add_argument(
+        "--no-snapshot", action="store_true", help="run the code in the working tree, not a copy"
+    )
+    how = parser.add_argument_group("what to show")
+    how.add_argument("--follow", action="store_true", help="watch the run (default for local runs)")
+    how.add_argument("--detach", action="store_true", help="return after the submission")
+    how.add_argument("--json", action="store_true", help="print one JSON object; implies --detach")
+    how.add_argument(
+        "--dry-run", action="store_true", help="print script and config, submit nothing"
+    )
+    how.add_argument(
+        "--prepare",
+        action="store_true",
+        help="make the run directory and print its sbatch command; submit nothing",
+    )
+
+
+def add_continuing(parser: argparse._ActionsContainer) -> None:
+    """Add the options for a run that exists: ``--from-scratch`` and ``--trust-owner``."""
+    parser.add_argument(
+        "--trust-owner", action="store_true", help="continue a run that belongs to another user"
+    )
+    parser.add_argument(
+        "--from-scratch",
+        action="store_true",
+        help="start at step 0; checkpoints, metrics and events move to the old job's log folder",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Submit the run, and follow it if requested; return the run's exit code if it was followed."""
+    require_one_way(arguments)
+    limits = (arguments.max_parallel, arguments.pack)
+    if arguments.sweep or arguments.sweep_file or limits != (None, None):
+        from hpcrun.cli.sweep import run_sweep
+
+        return run_sweep(arguments)
+    if arguments.prepare and arguments.follow:
+        raise UserError("--prepare submits nothing; omit --follow")
+    plan = plan_submission(
+        request_of(arguments),
+        scratch=arguments.from_scratch,
+        prepare=arguments.prepare,
+        snapshot=not arguments.no_snapshot,
+    )
+    if arguments.dry_run:
+        plan.require_packages()
+        if plan.replaced:
+            from hpcrun.api.submission.handover import refuse_live
+
+            refuse_live(plan.run)
+        after = plan.waits_for(arguments.after, runs_dir(arguments))
+        return _show(plan, _waiting(plan.config, after), arguments.json)
+    if plan.finished is not None:
+        return say_finished(plan.run, plan.finished, arguments.json)
+    return start(plan, arguments)
+
+
+def require_one_way(arguments: argparse.Namespace) -> None:
+    """Raise UserError if the options ask both to watch the run and to return."""
+    if arguments.follow and (arguments.detach or arguments.json):
+        raise UserError("--follow and --detach (or --json) exclude each other; choose one")
+
+
+def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
+    """Carry out ``plan``, and follow the run with --follow or on this machine.
+
+    Raises:
+        UserError: a job has the run already, or it cannot be submitted.
+    """
+    run, config, executor = plan.run, plan.config, plan.executor
+    if executor == "debug" and arguments.json:
+        raise UserError("--json shows no training; omit it with --executor debug")
+    plan.require_packages()
+    # `resume` lacks these options, so the values of the submission stay.
+    after = plan.waits_for(getattr(arguments, "after", None), runs_dir(arguments))
+    submitted = plan.carry_out(after, trust_owner=arguments.trust_owner)
+    if executor == "prepared":
+        return _say_prepared(run, _waiting(config, after), arguments.json)
+    if submitted is None:
+        from hpcrun.api.submission.submitting import run_here
+
+        return run_here(run)
+    if arguments.json:
+        print_json({"run": str(run.path), **vars(submitted)})
+        return 0
+    local = submitted.executor == "local"
+    if arguments.detach or not (local or arguments.follow):
+        say(*_advice(run, submitted))
+        return 0
+    from hpcrun.cli.follow import follow
+
+    return follow(run, config, stop_on_interrupt=local)
+
+
+def _waiting(config: Config, after: Sequence[RunDirectory]) -> Config:
+    """Return ``config`` with a job that waits for the runs ``after``."""
+    if not after:
+        return config
+    from hpcrun.slurm.launch.stopping import with_dependency
+
+    return with_dependency(config, after)
+
+
+def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
+    from hpcrun.slurm.launch.raw_script import not_in_the_script, raw_command
+
+    line = raw_command(run, config)
+    if as_json:
+        print_json({"run": str(run.path), "command": line})
+        return 0
+    for key in not_in_the_script(config):
+        say_aside(f"hpcrun: {key} is not in train.sbatch; write it there")
+    say(f"hpcrun: {run.path} is ready; submit it with", line)
+    return 0
+
+
+def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
+    """Report that there is nothing to continue, and the run's result."""
+    from hpcrun.cli.output import print_result
+
+    if as_json:
+        print_json({"run": str(run.path), "result": result})
+    else:
+        say(f"hpcrun: {run.name} is finished already; for a new run choose another --name")
+        print_result(run)
+    return 0
+
+
+def _show(plan: SubmissionPlan, config: Config, as_json: bool) -> int:
+    run, executor = plan.run, plan.executor
+    script, text = submission.preview(run, config, executor), to_yaml(config, mask=True)
+    if as_json:
+        shown = {"run": str(run.path), "executor": executor, "script": script}
+        print_json(shown | {"config": masked_values(config.model_dump(mode="json"))})
+        return 0
+    say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")
+    if plan.finished is not None:
+        say("# it is finished already: nothing would be submitted")
+    elif plan.replaced:
+        from hpcrun.api.submission.continuing import shortened
+
+        say(f"# no step of its config was saved; replaced: {shortened(plan.replaced)}")
+    say(f"# executor: {executor}", "", *script.split("\n"), f"# {run.config}")
+    say(*text.rstrip("\n").split("\n"))
+    return 0
+
+
+def _advice(run: RunDirectory, submitted: Submitted) -> list[str]:
+    name = handle(run)
+    return [
+        f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",
+        f"  run directory  {run.path}",
+        f"  follow         hpcrun logs -f {name}",
+        f"  state          hpcrun status {name}",
+        f"  stop           hpcrun cancel {name}",
+        f"  continue       hpcrun resume {name}",
+    ]

@@ -1,0 +1,106 @@
+"""Read every byte of a run's checkpoints and compare it with the manifest.
+
+Exit code 1: damage.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from hpcrun.checkpoint.storage.draft_file import hold
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint, amount
+from hpcrun.checkpoint.storage.manifest import FileRecord
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.cli.arguments import add_saved, find_saved
+from hpcrun.printing import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_saved(parser)
+    parser.add_argument("--step", type=int, help="only this checkpoint (default: all)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per checkpoint")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check each checkpoint and print the outcome; return 1 if a checkpoint is damaged."""
+    store, _ = find_saved(arguments, "verify-0")
+    steps = store.steps()
+    if arguments.step is not None:
+        if arguments.step not in steps:
+            known = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(
+                f"step {arguments.step}: there is no such checkpoint; available: {known}"
+            )
+        steps = [arguments.step]
+    if not steps:
+        quarantined = ", ".join(store.quarantined())
+        found = f"; in quarantine as damaged: {quarantined}" if quarantined else " yet"
+        raise CheckpointError(f"{store.root}: there is no checkpoint{found}")
+    store.require_private(steps)
+
+    def report(step: int, trouble: str | None, size: int) -> None:
+        if arguments.json:
+            say(json.dumps({"step": step, "complete": not trouble, "bytes": size, "why": trouble}))
+        elif trouble is None:
+            say(f"step {step}: complete ({amount(size)})")
+        else:
+            for line in trouble.splitlines():
+                say(f"step {step}: DAMAGED: {line}")
+
+    damaged = verify(store, steps, report)
+    if not arguments.json and arguments.step is None:
+        for name in store.quarantined():
+            say(f"{name}: damaged, in quarantine: no resume reads this folder; you may delete it")
+    return int(bool(damaged))
+
+
+def verify(
+    store: CheckpointStore,
+    steps: Iterable[int],
+    report: Callable[[int, str | None, int], None],
+    *,
+    at_once: int | None = None,
+) -> list[int]:
+    """Read and check all files of ``steps``; a lease protects each step from pruning.
+
+    Args:
+        report: called for each step with its problems (a line per damaged file) or None, and its size in
+            bytes.
+        at_once: number of files to read in parallel; None: one per core, and at least four, because disks
+            are faster with several reads.
+
+    Returns:
+        The damaged steps.
+    """
+    damaged = []
+    readers = at_once or max(4, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(readers, thread_name_prefix="verify") as pool:
+        for step in steps:
+            with hold(store.root, step):
+                size, troubles = 0, []
+                try:
+                    manifest = store.manifest(step)
+                except DamagedCheckpoint as error:
+                    troubles = [str(error)]
+                else:
+                    size = manifest.size
+                    found = pool.map(
+                        lambda record, step=step: _check(store, step, record), manifest.files
+                    )
+                    troubles = [text for text in found if text]
+            if troubles:
+                damaged.append(step)
+            report(step, "\n".join(troubles) or None, size)
+    return damaged
+
+
+def _check(store: CheckpointStore, step: int, record: FileRecord) -> str | None:
+    # The record, not the name: by name, the manifest would be read again for each file.
+    try:
+        store.check_file(step, record)
+    except CheckpointError as error:
+        return str(error)
+    return None

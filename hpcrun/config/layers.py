@@ -1,0 +1,339 @@
+"""Sources of config values: files, overrides and flags. A later layer overrides an earlier layer.
+
+Every layer stores the place of each key, so that a late problem is still reported with the line to correct.
+
+A profile is the lowest layer, below config files and flags. A config can then move between sites: the config
+says what to train, and the profile says where.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpcrun.config.fields import TYPED_GPUS
+from hpcrun.config.problems import ConfigError, Problem, printable
+from hpcrun.config.reader import read_json, read_yaml
+from hpcrun.config.shape import kind_at
+
+COMMAND_LINE = "command line"
+DEFAULTS = "defaults"
+_SUFFIXES = (".yaml", ".yml", ".json")
+_MOST_BYTES = 1 << 20  # a checkpoint given as config by mistake would take minutes to parse
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values of a source: a file, the command line or a profile.
+
+    Attributes:
+        values: the values, nested by section.
+        where: the place of each dotted key, such as ``gpt.yaml:12``.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+
+
+def file_layer(path: str | Path, name: str | None = None) -> Layer:
+    """Read the YAML or JSON file ``path``; an empty file is an empty layer.
+
+    The suffix decides the format: ``.yaml``, ``.yml`` or ``.json``. The file has at most 1 MiB.
+    ``name``: its name in messages, if not its path.
+
+    Raises:
+        ConfigError: the file cannot be read, has another format than its suffix says, gives a key twice, or
+            contains anything but keys and values.
+    """
+    path = Path(path)
+    shown = name or _shown(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        _refuse(shown, f"the name of a config file must end in {', '.join(_SUFFIXES)}")
+    text = _read(path, shown)
+    read = read_json if path.suffix.lower() == ".json" else read_yaml
+    values, where = read(text, lambda line: f"{shown}:{line}")
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        _refuse(f"{shown}:1", "a config should be keys and values, such as `seed: 1`")
+    return Layer(values, where)
+
+
+def override_layer(overrides: Sequence[str]) -> Layer:
+    """Read ``overrides`` from a command line: `train.lr=3e-4`, `job.env.DEBUG=1`.
+
+    A value is read as YAML. If the schema expects text, the value is taken literally, so that only the
+    shell's quotes count; `null` then means no value.
+
+    Raises:
+        ConfigError: an override has no `=` or no key, or its value is not valid YAML.
+    """
+    layers: list[Layer] = []
+    problems: list[Problem] = []
+    for override in overrides:
+        try:
+            layers.append(_override(override))
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return merge(layers)
+
+
+def flag_layer(flags: Mapping[str, tuple[Any, str]]) -> Layer:
+    """Return the layer of command-line flags.
+
+    Args:
+        flags: for each dotted key its value, and the flag's name as the place: ``("4", "--gpus")``.
+
+    Raises:
+        ConfigError: a value contradicts another value.
+    """
+    return merge(_single(tuple(key.split(".")), *given) for key, given in flags.items())
+
+
+def merge(layers: Iterable[Layer]) -> Layer:
+    """Merge layers section by section; a later value replaces an earlier value.
+
+    A section, mapping or list without content (null) changes nothing, because it remains when all lines
+    below a heading are commented out. The places are in the order of the layers.
+    """
+    values: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    for layer in map(_with_gpu_type, layers):
+        _merge(values, layer.values, where, layer.where, ())
+    return Layer(values, where)
+
+
+def _with_gpu_type(layer: Layer) -> Layer:
+    """Split ``job.gpus: a100:4`` into the count and ``job.gpu_type``, so that layers merge by key."""
+    job = layer.values.get("job")
+    gpus = job.get("gpus") if isinstance(job, Mapping) else None
+    found = TYPED_GPUS.fullmatch(gpus) if isinstance(gpus, str) else None
+    if found is None or not isinstance(job, Mapping):
+        return layer
+    place = layer.where.get("job.gpus", DEFAULTS)
+    changed: dict[str, Any] = {"gpus": int(found["count"])}
+    where = dict(layer.where)
+    if found["type"] is not None:
+        if job.get("gpu_type") not in (None, found["type"]):
+            _refuse(place, f"{gpus} contradicts job.gpu_type={job['gpu_type']}", "job.gpus")
+        changed["gpu_type"] = found["type"]
+        where["job.gpu_type"] = place
+    return Layer({**layer.values, "job": {**job, **changed}}, where)
+
+
+def locate(layers: Iterable[Layer]) -> Callable[[str], str]:
+    """Return a function from a dotted key to the place of its final value in ``layers``.
+
+    Raises:
+        ConfigError: values of a layer contradict each other.
+    """
+    where = merge(layers).where
+    return lambda key: where.get(given_key(key, where), DEFAULTS)
+
+
+def given_key(key: str, where: Mapping[str, str]) -> str:
+    """Return the given key that sets `key`, or "" if there is none.
+
+    This is `key`, or a given key below it, or the nearest given key above it.
+    """
+    if key in where:
+        return key
+    below = next((given for given in where if given.startswith(f"{key}.")), "")
+    while not below and key:
+        key = key.rpartition(".")[0]
+        below = key if key in where else ""
+    return below
+
+
+def _merge(
+    values: dict[str, Any],
+    added: Mapping[str, Any],
+    where: dict[str, str],
+    places: Mapping[str, str],
+    path: tuple[str, ...],
+) -> None:
+    for key, value in added.items():
+        below = (*path, key)
+        dotted = ".".join(below)
+        if value is None and kind_at(below) in ("section", "mapping", "list"):
+            continue
+        if isinstance(value, Mapping):
+            if not isinstance(values.get(key), dict):
+                values[key] = {}
+            _place(dotted, where, places)
+            _merge(values[key], value, where, places, below)
+            continue
+        for old in [given for given in where if given.startswith(f"{dotted}.")]:
+            del where[old]
+        values[key] = value
+        _place(dotted, where, places)
+        if isinstance(value, list):
+            for given in [given for given in places if given.startswith(f"{dotted}.")]:
+                _place(given, where, places)
+
+
+def _place(key: str, where: dict[str, str], places: Mapping[str, str]) -> None:
+    if key in places:
+        where.pop(key, None)  # keeps `where` in the order of the final values
+        where[key] = places[key]
+
+
+def _single(path: tuple[str, ...], value: Any, place: str) -> Layer:
+    values = value
+    for key in reversed(path):
+        values = {key: values}
+    return Layer(values, {".".join(path): place})
+
+
+def _override(override: str) -> Layer:
+    key, equals, text = override.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    dotted = ".".join(path)
+    if not equals:
+        _refuse(COMMAND_LINE, f"write an override as KEY=VALUE, such as {dotted or 'seed'}=1", key)
+    if not all(path):
+        _refuse(COMMAND_LINE, "has no key before =; write KEY=VALUE, such as seed=1", override)
+    if kind_at(path) == "text":
+        return _single(path, None if text == "null" else text, COMMAND_LINE)
+    try:
+        value, where = read_yaml(text, lambda _: COMMAND_LINE, path)
+    except ConfigError as error:
+        raise ConfigError(
+            Problem(problem.place, problem.key or dotted, problem.text)
+            for problem in error.problems
+        ) from None
+    if isinstance(value, str) and text.strip()[:1] not in tuple("'\"|>&*!"):
+        value = text.strip()  # on a command line, ` #` is part of a path, not a comment
+    if not text.strip():
+        value = ""  # an empty value is not null: null must be explicit
+    return Layer(_single(path, value, COMMAND_LINE).values, where | {dotted: COMMAND_LINE})
+
+
+def _read(path: Path, shown: str) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        _refuse(shown, f"no such file{_nearest_file(path)}")
+    except IsADirectoryError:
+        _refuse(shown, "is a directory; give a YAML or JSON file in it")
+    except OSError as error:
+        _refuse(shown, f"cannot be read: {error.strerror}")
+    if len(data) > _MOST_BYTES:
+        _refuse(shown, f"is larger than {_MOST_BYTES >> 20} MiB, too large for a config")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = data[error.start]
+        _refuse(f"{shown}:{line}", f"byte {byte:#04x} is not UTF-8; save the file as UTF-8")
+
+
+def _nearest_file(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _SUFFIXES]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {_shown(path.parent / near[0])}?" if near else ""
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path).encode("utf-8", "backslashreplace").decode())
+
+
+def _refuse(place: str, text: str, key: str = "") -> NoReturn:
+    raise ConfigError([Problem(place, key, text)])
+
+
+VARIABLE = "HPCRUN_PROFILE"
+_SECTIONS = ("job", "restarts")
+
+
+def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path | None:
+    """Return the path of the site profile that applies, or None.
+
+    Without a choice, ``default.yaml`` in ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) applies, or the
+    only profile in this folder.
+
+    Args:
+        environ: the environment, with ``HPCRUN_PROFILE``.
+        wanted: the value of ``--profile``; None: ``$HPCRUN_PROFILE``. The value is a path, the name of a file
+            in the folder without suffix, or empty for no profile.
+
+    Raises:
+        ConfigError: the chosen profile does not exist.
+    """
+    folder = _folder(environ)
+    asked = wanted if wanted is not None else environ.get(VARIABLE)
+    if asked is not None:
+        return _named(asked, folder, "--profile" if wanted is not None else f"${VARIABLE}")
+    profiles = _profiles(folder)
+    default = folder / "default.yaml"
+    if default in profiles:
+        return default
+    return profiles[0] if len(profiles) == 1 else None
+
+
+def undecided(environ: Mapping[str, str], wanted: str | None = None) -> str | None:
+    """Return a hint if there are several profiles and no choice, otherwise None.
+
+    A second profile ends the automatic choice of the first profile, so the user must know. The arguments
+    ``environ`` and ``wanted`` are those of :func:`profile_path`.
+    """
+    profiles = _profiles(_folder(environ))
+    if wanted is not None or VARIABLE in environ or len(profiles) < 2:
+        return None
+    if any(profile.stem == "default" for profile in profiles):
+        return None
+    return (
+        f"none of the profiles in {profiles[0].parent} applies ("
+        f"{', '.join(profile.stem for profile in profiles)}): choose with --profile or ${VARIABLE}, "
+        "or rename one to default.yaml; --profile '' chooses none"
+    )
+
+
+def profile_layer(path: Path) -> Layer:
+    """Read the profile ``path``.
+
+    Raises:
+        ConfigError: the file cannot be read, or has other sections than ``job`` and ``restarts``.
+    """
+    layer = file_layer(path)
+    wrong = [
+        Problem(
+            layer.where.get(key, str(path)),
+            key,
+            f"a profile says where to run and may only contain {' and '.join(_SECTIONS)}; "
+            "move this key to the config",
+        )
+        for key in layer.values
+        if key not in _SECTIONS
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+    return layer
+
+
+def _folder(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcrun"
+
+
+def _profiles(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.yaml")) if folder.is_dir() else []
+
+
+def _named(asked: str, folder: Path, place: str) -> Path | None:
+    if not asked:
+        return None
+    path = Path(asked).expanduser() if "/" in asked or "." in asked else folder / f"{asked}.yaml"
+    if path.is_file():
+        return path
+    known = [profile.stem for profile in _profiles(folder)]
+    there = f"available: {', '.join(known)}" if known else f"{folder} has no profiles"
+    raise ConfigError([Problem(place, "", f"no profile {path}; {there}")])

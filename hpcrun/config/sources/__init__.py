@@ -1,1 +1,0 @@
-"""Sources of config values: files, the site's profile, flags and overrides."""

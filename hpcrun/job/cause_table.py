@@ -1,0 +1,332 @@
+"""The cause of an attempt's end, as a table: the first row with its evidence present decides.
+
+The events come before the exit code: srun kills the other ranks as soon as a rank exits with a code, so the
+highest of their codes may be 137 for any end.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcrun.diagnose.causes import Diagnosis, signal_name
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.history import asked_to_end, asked_to_yield
+from hpcrun.run.events import Attempt, Cause, Event
+
+_BY_SCHEDULER = {
+    "preemption": Cause.PREEMPTION,
+    "cancelled": Cause.CANCELLED,
+    "time-limit": Cause.TIME_LIMIT,
+    "node-failure": Cause.NODE_FAILURE,
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything known about an end.
+
+    ``events``: the attempt's newest event of each kind. ``word``: the reason for the end that Slurm or a
+    person gave. ``limit_near``: the time limit was near, so a warning signal announced it.
+    ``was_not_requested``: Slurm reports that the job still runs, so its SIGTERM was not a cancellation.
+    ``just_resumed``: the job was suspended until a moment before. ``unfinished``: a script has asked to be
+    continued. ``warned_by_term``: SIGTERM is the signal that warns this job of its time limit. ``of_node``:
+    an error may concern some nodes only, and not the input.
+    """
+
+    events: Mapping[str, Event]
+    exit_code: int
+    word: str | None = None
+    diagnosis: Diagnosis | None = None
+    limit_near: bool = False
+    was_not_requested: bool = False
+    just_resumed: bool = False
+    unfinished: bool = False
+    warned_by_term: bool = False
+    of_node: bool = False
+
+    @property
+    def script(self) -> bool:
+        """True if the ranks run a program that reports no steps."""
+        return "opened" in self.events and bool(self.events["opened"].fields.get("script"))
+
+    @property
+    def stopped(self) -> Event | None:
+        """The agreed stop of all ranks, if there was one.
+
+        If a rank of a script fails, srun ends the other ranks by SIGTERM. Such an end is not a stop.
+        """
+        found = self.events.get("stopped")
+        by_srun = (
+            self.script
+            and found is not None
+            and found.cause == "terminate"
+            and self.was_not_requested
+            and self.word is None
+            and not (self.warned_by_term and self.limit_near)
+        )
+        failed = self.diagnosis is not None and not self.diagnosis.follows
+        return None if by_srun and failed else found
+
+    @property
+    def stop_signal(self) -> str | None:
+        """The reason of the agreed stop: terminate, warning or deadline."""
+        if self.stopped is None:
+            return None
+        warned = self.stopped.cause == "terminate" and self.warned_by_term and self.limit_near
+        return "warning" if warned else self.stopped.cause
+
+    def reason(self, event: str, otherwise: str) -> str:
+        """Return the reason that an event gives, or ``otherwise``."""
+        given = self.events[event].fields.get("reason") if event in self.events else None
+        return str(given or otherwise)
+
+    @property
+    def saved(self) -> str:
+        """The outcome of the agreed stop, in words."""
+        assert self.stopped is not None
+        step, code = self.stopped.step, self.stopped.fields.get("exit_code")
+        if not self.script and step is not None:
+            return f"stopped and saved at step {step}"
+        if step is not None:
+            return f"the script saved step {step}"
+        if code is None and "exit_code" in self.stopped.fields:
+            return "the script had not started"
+        if self.stopped.fields.get("killed"):
+            return "the script died of the signal"
+        if code == exitcodes.UNFINISHED:
+            return f"the script stopped with exit code {code}, to be continued"
+        if isinstance(code, int) and code < 0:
+            return f"the script was killed by {signal_name(-code)}"
+        return f"the script ended with exit code {code}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of evidence and the classification that follows: the cause, and one line about the end."""
+
+    name: str
+    holds: Callable[[Evidence], object]
+    cause: Cause | Callable[[Evidence], Cause]
+    line: str | Callable[[Evidence], str]
+
+
+def evidence_of(
+    events: Sequence[Event],
+    attempt: Attempt,
+    exit_code: int,
+    word: str | None,
+    diagnosis: Diagnosis | None,
+    *,
+    limit_near: bool = False,
+    was_not_requested: bool = False,
+    just_resumed: bool = False,
+    unfinished: bool = False,
+    warned_by_term: bool = False,
+    of_node: bool = False,
+) -> Evidence:
+    """Collect the evidence; a person's ``hpcrun cancel`` replaces Slurm's ``word``."""
+    mine = {event.what: event for event in events if event.attempt == attempt}
+    if word is None and "stopped" in mine and asked_to_yield(events, attempt):
+        word = "preemption"
+    return Evidence(
+        mine,
+        exit_code,
+        "cancelled" if asked_to_end(events, attempt) else word,
+        diagnosis,
+        limit_near,
+        was_not_requested,
+        just_resumed,
+        unfinished,
+        warned_by_term,
+        of_node,
+    )
+
+
+def classify(evidence: Evidence) -> tuple[Cause, str]:
+    """Return the cause of the end and one line about it."""
+    row = deciding_row(evidence)
+    cause = row.cause if isinstance(row.cause, Cause) else row.cause(evidence)
+    return cause, row.line if isinstance(row.line, str) else row.line(evidence)
+
+
+def deciding_row(evidence: Evidence) -> Row:
+    """Return the first row with its evidence present; the last row always has it."""
+    return next(row for row in TABLE if row.holds(evidence))
+
+
+def is_of_node(e: Evidence) -> bool:
+    """Return True if the end was an error that other nodes may not have."""
+    return e.of_node and ("bad-input" in e.events or _bad_input(e))
+
+
+def host_of(e: Evidence) -> str | None:
+    """Return the node that failed first, if known."""
+    refused = e.events["bad-input"].fields.get("host") if "bad-input" in e.events else None
+    if refused:
+        return str(refused)
+    return e.diagnosis.host if e.diagnosis else None
+
+
+def _by_scheduler(e: Evidence) -> Cause:
+    return _BY_SCHEDULER[str(e.word)]
+
+
+def _bad_input(e: Evidence) -> bool:
+    # The exit code 2 may also come from a program that one node could not start.
+    of_node = e.diagnosis is not None and e.diagnosis.node_fault
+    found = e.diagnosis is not None and e.diagnosis.bad_input
+    return found or (e.exit_code == exitcodes.BAD_INPUT and not of_node)
+
+
+def _of_node_line(e: Evidence) -> str:
+    if "bad-input" in e.events:
+        host = str(e.events["bad-input"].fields.get("host") or "")
+        reason = e.reason("bad-input", "bad input; the log says what")
+        return reason if host in reason else f"{host}: {reason}"
+    return _crash_line(e) if e.diagnosis else f"exit code {e.exit_code}; the logs say why"
+
+
+def _bad_input_line(e: Evidence) -> str:
+    found = e.diagnosis is not None and e.diagnosis.bad_input
+    return e.diagnosis.line if e.diagnosis and found else "bad input; the log says what"
+
+
+def _crash_line(e: Evidence) -> str:
+    assert e.diagnosis is not None
+    count = e.diagnosis.cascade
+    others = f" ({count} other {'rank' if count == 1 else 'ranks'} then failed)" if count else ""
+    return e.diagnosis.line + others
+
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        "the training has finished",
+        lambda e: "finished" in e.events,
+        Cause.FINISHED,
+        "finished",
+    ),
+    Row(
+        "a script has asked to be continued",
+        lambda e: e.unfinished and e.exit_code == exitcodes.DONE and not e.stopped and not e.word,
+        Cause.CONTINUED,
+        f"the script asked to be continued (exit code {exitcodes.UNFINISHED})",
+    ),
+    Row(
+        # The program may have ended well because Slurm asked it to end.
+        "a script has ended well by itself",
+        lambda e: e.script and e.exit_code == exitcodes.DONE and not e.stopped and e.word is None,
+        Cause.FINISHED,
+        "the script ended with exit code 0 on all ranks",
+    ),
+    Row(
+        "a script has finished its work before a signal ended it",
+        lambda e: (
+            e.script
+            and e.exit_code == exitcodes.DONE
+            and e.stopped
+            and e.stopped.fields.get("done")
+        ),
+        Cause.FINISHED,
+        lambda e: f"the work is finished; then {e.saved}",
+    ),
+    Row(
+        "the last checkpoint is not there",
+        lambda e: (
+            e.exit_code == exitcodes.SAVE_FAILED
+            or (e.stopped and not e.script and not e.stopped.fields.get("committed"))
+        ),
+        Cause.SAVE_FAILED,
+        lambda e: f"the last checkpoint was not written: {e.reason('save-failed', 'see the log')}",
+    ),
+    Row(
+        "an agreed stop, for which Slurm gives a reason",
+        lambda e: e.stopped and e.word in _BY_SCHEDULER,
+        _by_scheduler,
+        lambda e: f"{e.word}: {e.saved}",
+    ),
+    Row(
+        # For example the late end of an earlier step: srun ends steps by name, and both have that name.
+        "an agreed stop by a SIGTERM that was not a cancellation",
+        lambda e: e.stop_signal == "terminate" and e.was_not_requested,
+        Cause.CRASH,
+        lambda e: f"SIGTERM, though the job was not cancelled: {e.saved}",
+    ),
+    Row(
+        "an agreed stop by SIGTERM",
+        lambda e: e.stop_signal == "terminate",
+        Cause.CANCELLED,
+        lambda e: f"SIGTERM: {e.saved}",
+    ),
+    Row(
+        "an agreed stop near the time limit",
+        lambda e: e.stop_signal == "deadline" or (e.stopped and e.limit_near),
+        Cause.TIME_LIMIT,
+        lambda e: f"time limit near: {e.saved}",
+    ),
+    Row(
+        "an agreed stop by the warning signal",
+        lambda e: e.stopped,
+        Cause.PREEMPTION,
+        lambda e: f"the warning signal: {e.saved}",
+    ),
+    Row(
+        "the policy allowed no start",
+        lambda e: "refused" in e.events,
+        Cause.EXHAUSTED,
+        lambda e: e.reason("refused", "refused"),
+    ),
+    Row(
+        "rank 0 refused the input",
+        lambda e: "bad-input" in e.events and not e.of_node,
+        Cause.BAD_INPUT,
+        lambda e: e.reason("bad-input", "bad input; the log says what"),
+    ),
+    Row(
+        "Slurm ended the job before it could save",
+        lambda e: e.word in _BY_SCHEDULER,
+        _by_scheduler,
+        lambda e: f"{e.word}, before a checkpoint could be written",
+    ),
+    Row(
+        "an error that other nodes may not have",
+        is_of_node,
+        Cause.CRASH,
+        _of_node_line,
+    ),
+    Row(
+        # The ranks have not run, so this end does not use their budget for crashes.
+        "a preflight found nodes unfit",
+        lambda e: e.diagnosis is not None and e.diagnosis.unfit,
+        Cause.NODE_FAILURE,
+        lambda e: e.diagnosis.line if e.diagnosis else "",
+    ),
+    Row(
+        "the input is bad",
+        _bad_input,
+        Cause.BAD_INPUT,
+        _bad_input_line,
+    ),
+    Row(
+        "no progress after a suspension",
+        lambda e: e.just_resumed and e.diagnosis is not None and e.diagnosis.waited,
+        Cause.PREEMPTION,
+        lambda e: f"the job was suspended: {_crash_line(e)}",
+    ),
+    Row(
+        "a hang",
+        lambda e: e.diagnosis is not None and e.diagnosis.hang,
+        Cause.HANG,
+        lambda e: e.diagnosis.line if e.diagnosis else "",
+    ),
+    Row(
+        "a crash that left a trace",
+        lambda e: e.diagnosis is not None,
+        Cause.CRASH,
+        _crash_line,
+    ),
+    Row(
+        "an exit code and nothing else",
+        lambda _: True,
+        Cause.CRASH,
+        lambda e: f"exit code {e.exit_code}; no rank recorded an error",
+    ),
+)

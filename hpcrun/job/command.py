@@ -1,0 +1,337 @@
+"""The user's command: its program, its launcher, and the checks before it starts.
+
+Each copy of such a program would train another model, and every copy would succeed.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.job.visible_command import Program, programs, python_module, python_script, shell_script
+from hpcrun.printing import say_aside
+
+
+def check_command(config: Config, folder: Path) -> None:
+    """Check the command of ``config``, if any, and warn if it would start several separate trainings.
+
+    Args:
+        folder: the ranks' working folder.
+
+    Raises:
+        UserError: its script does not exist, or the launcher cannot start it.
+    """
+    job = config.job
+    if not config.command:
+        return
+
+    if job.launcher is not None:
+        require_script(job.launcher, config.command, folder)
+    # The files of a container are unknown here.
+    if not job.container:
+        require_there(
+            config.command,
+            folder,
+            launched=job.launcher is not None,
+            here=job.executor in ("local", "debug"),
+            prepared_by=[*job.setup, *job.node_setup],
+        )
+    line = None
+    if job.launcher is None:
+        line = separate_trainings(config.command, folder, nodes=job.nodes, tasks=job.tasks_on_node)
+    if line is not None:
+        say_aside(f"hpcrun: {line}")
+
+
+def require_there(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    launched: bool,
+    here: bool,
+    prepared_by: Sequence[str],
+) -> None:
+    """Check that the script of ``command`` exists, if this can be known before the job runs.
+
+    A relative path can be checked: the ranks work in ``folder`` too. An absolute path may be on nodes only.
+
+    Args:
+        launched: a launcher starts the command, which begins with the script or the launcher's options.
+        here: the job runs on this machine.
+        prepared_by: the lines of the set-up, which may create the script.
+
+    Raises:
+        UserError: the script does not exist.
+    """
+    if not launched:
+        _require_program(command[0], folder)
+    for script in _launched(command) if launched else _named(command, folder):
+        path = folder / script
+        known = here or not Path(script).is_absolute() or path.is_relative_to(folder)
+        first = next((part for part in Path(script).parts if part not in ("/", ".", "..")), "")
+        made = any(first in line for line in prepared_by)
+        if known and not made and "$" not in script and not path.exists():
+            raise UserError(f"{script}: no such file in {folder}; check the path after `--`")
+
+
+def _require_program(name: str, folder: Path) -> None:
+    """Refuse a file of ``folder`` that is given as the program, but cannot be run."""
+    file = folder / name
+    if not file.is_file() or ("/" not in name and shutil.which(name)) or _runs(name, file):
+        return
+    starter = {".py": "python", ".sh": "bash"}.get(file.suffix)
+    remedy = f"did you mean `{starter} {name}`?" if starter else f"make it executable: ./{name}"
+    raise UserError(f"{name}: cannot be run by itself; {remedy}")
+
+
+def _runs(name: str, file: Path) -> bool:
+    return "/" in name and os.access(file, os.X_OK)
+
+
+def _launched(command: Sequence[str]) -> list[str]:
+    if "-m" in command or "--module" in command:
+        return []
+    return [word for word in command if word.endswith(".py")][:1]
+
+
+def _named(command: Sequence[str], folder: Path) -> list[str]:
+    """Return the script that the first program of ``command`` runs, if it can be seen."""
+    program = next(programs(command, folder), None)
+    if program is None or not program.direct:
+        return []
+    script = _script(program)
+    return [] if script is None else [script]
+
+
+def _script(program: Program) -> str | None:
+    words = program.words
+    if program.is_python:
+        return python_script(words)
+    if program.is_shell:
+        return shell_script(words)
+    if program.name in ("torchrun", "deepspeed", "accelerate"):
+        return next((word for word in words[1:] if word.endswith(".py")), None)
+    return words[0] if "/" in words[0] else None
+
+
+_MODULES = {
+    "torch.distributed.run": "python -m torch.distributed.run",
+    "torch.distributed.launch": "python -m torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+_COUNTS = ("--nnodes", "--num-machines", "--num-nodes")
+_MEETINGS = ("--rdzv-endpoint", "--node-rank", "--machine-rank", "--hostfile")
+
+
+def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, Program] | None:
+    """Return the first program in ``command`` that starts its own ranks, with its name in words."""
+    for program in programs(command, folder):
+        name = _name(program)
+        if name is not None:
+            return name, program
+    return None
+
+
+def separate_trainings(
+    command: Sequence[str], folder: Path, *, nodes: int, tasks: int
+) -> str | None:
+    """Return a warning if each task would start its own ranks; None if no problem is visible.
+
+    Args:
+        nodes: of the job.
+        tasks: on each node.
+    """
+    found = rank_starter(command, folder)
+    copies = nodes * tasks
+    if found is None or copies == 1:
+        return None
+    name, program = found
+    counted = _value(program.words, _COUNTS)
+    remedy = (
+        "`--launcher torchrun -- train.py` starts one training over all nodes"
+        if name != "accelerate launch"
+        else "`--launcher accelerate -- train.py` starts one training over all nodes"
+    )
+    started = f"{name} starts its own ranks, and each of the {copies} tasks ({nodes} x {tasks})"
+    if counted in (None, "1") and _value(program.words, _MEETINGS) is None:
+        return f"{started} would start it: {copies} separate trainings; {remedy}"
+    if counted is not None and counted.isdecimal() and int(counted) not in (1, copies):
+        return (
+            f"{started} would start it, but it expects {counted} nodes; {remedy}, and "
+            "--tasks-per-node 1 starts it once a node"
+        )
+    return None
+
+
+def require_script(launcher: str, command: Sequence[str], folder: Path) -> None:
+    """Check that ``command`` is a script for ``launcher``, perhaps after options of the launcher.
+
+    Raises:
+        UserError: the command begins with an interpreter, or starts its own ranks.
+    """
+    found = rank_starter(command, folder)
+    if found is not None:
+        raise UserError(
+            f"--launcher {launcher}: the command after `--` starts its ranks by itself ({found[0]}); write "
+            "only the script, or remove --launcher"
+        )
+    if Program(command, direct=True).is_python:
+        raise UserError(
+            f"--launcher {launcher}: the command begins with {command[0]}; write only the script: -- train.py"
+        )
+    if launcher == "accelerate" and "--cpu" in _options(command):
+        raise UserError(
+            "--launcher accelerate: after `--` the option --cpu means one process on a node; write --cpu "
+            "before `--`"
+        )
+
+
+def _name(program: Program) -> str | None:
+    words = program.words
+    if program.name in ("torchrun", "deepspeed"):
+        return program.name
+    if program.name == "accelerate":
+        return "accelerate launch" if "launch" in words[1:2] else None
+    return _MODULES.get(python_module(words) or "") if program.is_python else None
+
+
+def _options(words: Sequence[str]) -> Sequence[str]:
+    """Return the words before the script; the same names after it are options of the script."""
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
+    return words[:script]
+
+
+def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the value of the first of these options; "" for one without a value, None without the option."""
+    options = _options(words)
+    for at, word in enumerate(options):
+        name, equals, value = word.partition("=")
+        if "--" + name.lstrip("-").replace("_", "-") in names and name.startswith("-"):
+            return value if equals else "".join(options[at + 1 : at + 2])
+    return None
+
+
+LauncherName = Literal["torchrun", "accelerate"]
+
+# The launchers have no handler for the warning before a time limit: they and their ranks would die of
+# it. A rank that sets a handler still receives the signal.
+_OUTLIVE_WARNING = 'trap "" USR1 USR2; exec "$@"'
+_KEEP_CODE = str(Path(__file__).with_name("keep_code.py"))
+_PACKAGES: Mapping[LauncherName, str] = {"torchrun": "torch", "accelerate": "accelerate"}
+# Seconds for an interpreter on a slow file system.
+_ANSWER = 60.0
+# With one of these options, accelerate starts its ranks correctly.
+_CHOSEN = frozenset(
+    {
+        *("--config-file", "--multi-gpu", "--tpu", "--use-deepspeed", "--use-fsdp"),
+        "--use-megatron-lm",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher that starts ``ranks`` ranks on each node, with the interpreter ``python``."""
+
+    name: LauncherName
+    ranks: int
+    python: str
+
+    def words(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """Return this task's command line, so that ``command`` becomes one training over all nodes.
+
+        Args:
+            command: the script and its arguments, after options of the launcher if there are any.
+            environ: the variables of the task: WORLD_SIZE counts the nodes, RANK is this node.
+        """
+        if self.name == "torchrun":
+            own = _torchrun(self.ranks, environ)
+        else:
+            own = _accelerate(self.ranks, command, environ)
+        return ["sh", "-c", _OUTLIVE_WARNING, "sh", self.python, _KEEP_CODE, *own, *command]
+
+
+def launching_python(asked: str | None, name: LauncherName) -> str:
+    """Return the interpreter for the launcher ``name``.
+
+    A job that names an interpreter runs the worker with it. Otherwise `python` on PATH comes first, as in the
+    user's own shell. The worker's interpreter is used if only it has the launcher, for example after a
+    submission with the full path of an environment's Python, which leaves PATH unchanged.
+
+    Args:
+        asked: ``job.python``.
+    """
+    found = None if asked else shutil.which("python") or shutil.which("python3")
+    if found is None:
+        return sys.executable
+    package = _PACKAGES[name]
+    only_here = importlib.util.find_spec(package) is not None and not _has(found, package)
+    return sys.executable if only_here else found
+
+
+def _has(python: str, package: str) -> bool:
+    """Return True if ``python`` finds ``package``; True if the answer takes too long."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    try:
+        asked = subprocess.run(
+            [python, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWER,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    except OSError:
+        return False
+    return asked.returncode == 0
+
+
+def _torchrun(ranks: int, environ: Mapping[str, str]) -> list[str]:
+    return [
+        "torch.distributed.run",
+        f"--nnodes={environ['WORLD_SIZE']}",
+        f"--node-rank={environ['RANK']}",
+        f"--nproc-per-node={ranks}",
+        f"--master-addr={environ['MASTER_ADDR']}",
+        f"--master-port={environ['MASTER_PORT']}",
+    ]
+
+
+def _accelerate(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    machines = int(environ["WORLD_SIZE"])
+    given = {word.partition("=")[0].replace("_", "-") for word in _before_script(command)}
+    # Without --multi_gpu, nodes with one GPU would each train a model. On CPUs it is the only way to
+    # several processes without MPI. It would override the user's file of defaults.
+    plain = machines * ranks > 1 and given.isdisjoint(_CHOSEN) and not _has_defaults(environ)
+    return [
+        "accelerate.commands.launch",
+        *(["--multi_gpu"] if plain else []),
+        f"--num_machines={machines}",
+        f"--machine_rank={environ['RANK']}",
+        f"--num_processes={machines * ranks}",
+        f"--main_process_ip={environ['MASTER_ADDR']}",
+        f"--main_process_port={environ['MASTER_PORT']}",
+    ]
+
+
+def _before_script(command: Sequence[str]) -> Sequence[str]:
+    script = next((at for at, word in enumerate(command) if word.endswith(".py")), len(command))
+    return command[:script]
+
+
+def _has_defaults(environ: Mapping[str, str]) -> bool:
+    """Return True if `accelerate config` has written a file (accelerate.commands.config.config_args)."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    folder = Path(environ.get("HF_HOME") or cache) / "accelerate"
+    return (folder / "default_config.yaml").is_file()

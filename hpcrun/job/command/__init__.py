@@ -1,1 +1,0 @@
-"""The command after ``--``: the programs visible in its words, and its start by a launcher."""

@@ -1,0 +1,342 @@
+"""The end of an attempt: find its cause, record it, decide about a restart.
+
+It runs once per attempt, outside the training processes (in the batch script, or in the local
+cluster's controller): a rank that was killed can decide nothing.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcrun.checkpoint.storage.manifest import newest_manifest
+from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
+from hpcrun.diagnose.launching import launch_failure, setup_failure
+from hpcrun.diagnose.read_log import scheduler_word
+from hpcrun.diagnose.run_lines import same_failure
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.cause_table import (
+    Evidence,
+    classify,
+    evidence_of,
+    host_of,
+    is_of_node,
+)
+from hpcrun.job.history import (
+    all_histories,
+    asked_to_end,
+    finished_before,
+    goodput,
+    jobs_of,
+    last_committed,
+)
+from hpcrun.job.notifying import KEY, notification_of
+from hpcrun.job.policy import Budgets, Decision, decide
+from hpcrun.job.scheduler_view import SchedulerWord
+from hpcrun.job.script_end import stop_facts
+from hpcrun.job.second_start import deserves_second_start, may_be_of_a_node
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import (
+    first_log,
+    is_unfinished,
+    read_exits,
+    read_failures,
+    read_hang,
+    read_heard_stops,
+)
+from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
+from hpcrun.run.files import read_json, write_hashed
+from hpcrun.run.reports import published
+
+_ORDERLY = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The end of an attempt and what follows.
+
+    ``step``: the newest committed step. ``diagnosis``: the first failure, if any. ``elsewhere``: the next
+    start must be on other nodes, independent of the bad-node list. ``host``: the node that failed first.
+    """
+
+    cause: Cause
+    step: int | None
+    line: str
+    decision: Decision
+    diagnosis: Diagnosis | None
+    elsewhere: bool = False
+    host: str | None = None
+
+
+def finalize(
+    run: RunDirectory,
+    attempt: Attempt,
+    exit_code: int,
+    budgets: Budgets | None,
+    *,
+    scheduler: SchedulerWord | None = None,
+    batch_log: str = "",
+    limit_near: bool = False,
+    was_not_requested: bool = False,
+    just_resumed: bool = False,
+    warned_by_term: bool = False,
+    setup: str | None = None,
+    other_nodes: bool = False,
+    notify_on: Collection[str] = (),
+) -> Classification:
+    """Classify the end, append ``ended`` to the event log, and write result.json if no restart follows.
+
+    Args:
+        exit_code: the highest of the tasks' exit codes, as srun returns it.
+        budgets: None if a person started the attempt, so that nothing starts it again. Rank 0 then calls this
+            function itself, and does not see later failures of other ranks.
+        scheduler: the scheduler's reason for ending the job, if it ended the job.
+        batch_log: the lines of srun and slurmstepd.
+        limit_near: the time limit was near, so a warning signal announced it.
+        was_not_requested: for the scheduler the job still runs, so a SIGTERM was not a cancellation.
+        just_resumed: the job was resumed from a suspension just before.
+        warned_by_term: the warning signal of the job is SIGTERM.
+        setup: the command of the batch script that failed before the ranks started.
+        other_nodes: a second start may be on other nodes; see ``second_start``.
+        notify_on: the notifications that the config requests; the event ``ended`` names the one to send.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    if budgets is None and not _opened(events := read_events(run), attempt):
+        final = Decision(False, "the start was refused")
+        return Classification(Cause.BAD_INPUT, last_committed(events), "not opened", final, None)
+    events = with_lost_announcement(run)
+    if exit_code == exitcodes.DONE:
+        events = _with_stop_of_other_ranks(run, events, attempt)
+    if finished_before(events, attempt) and not _opened(events, attempt):
+        line = "an earlier start of the job has finished the run"
+        final = Decision(False, "the training is done")
+        return Classification(Cause.FINISHED, last_committed(events), line, final, None)
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    told = scheduler or scheduler_word(batch_log)
+    if asked_to_end(events, attempt):
+        told = "cancelled"
+    second = other_nodes and deserves_second_start(events, attempt)
+    unlaunched = None if told else _unlaunched(events, attempt, setup, batch_log, folder, second)
+    if unlaunched is not None:
+        # The exit code means nothing if no rank started.
+        exit_code = exitcodes.FAILED
+    failures = read_failures(folder)
+    diagnosis = unlaunched or first_cause(
+        failures,
+        read_exits(folder),
+        batch_log,
+        read_hang(folder),
+        folder,
+    )
+    of_node = (
+        budgets is not None
+        and not unlaunched
+        and may_be_of_a_node(events, attempt, failures, second=second)
+    )
+    evidence = evidence_of(
+        events,
+        attempt,
+        exit_code,
+        told,
+        diagnosis,
+        limit_near=limit_near,
+        was_not_requested=was_not_requested,
+        just_resumed=just_resumed,
+        unfinished=is_unfinished(folder),
+        warned_by_term=warned_by_term,
+        of_node=of_node,
+    )
+    cause, line = classify(evidence)
+    step = last_committed(events)
+    crashed = diagnosis if cause is Cause.CRASH else None
+    words: dict[str, Any] = {}
+    if crashed and _repeats(crashed):
+        words["failure"] = same_failure(crashed.words)
+    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(evidence, events, folder):
+        words["unsaved"] = True
+    named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
+    step_at_end = crashed.step if crashed else step
+    ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
+    # Not the newest job of the log: this job may have failed before it wrote an event.
+    chain = jobs_of(events, attempt.job)
+    own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
+    decision = _by_hand(cause) if budgets is None else decide(own, budgets)
+    # A preflight names the nodes to exclude.
+    unnamed = unlaunched is not None and not unlaunched.unfit
+    mistake = cause is Cause.CRASH and is_of_node(evidence)
+    elsewhere = second and decision.restart and (unnamed or mistake)
+    host = host_of(evidence) if named else None
+    asked = notification_of(cause, restart=decision.restart, attempts=len(own))
+    record_event(
+        run,
+        "ended",
+        attempt=attempt,
+        cause=cause.value,
+        step=ended.step,
+        exit_code=exit_code,
+        reason=line,
+        host=host,
+        restart_allowed=decision.restart,
+        decision=decision.reason,
+        **words,
+        **({"elsewhere": True} if elsewhere else {}),
+        **({KEY: asked} if asked in notify_on else {}),
+    )
+    opened = _opened(events, attempt)
+    done = (read_json(run.result) or {}).get("state") == "finished"
+    # A job that did no work must not replace the result of a finished run.
+    if not decision.restart and (opened or not done):
+        if cause is not Cause.FINISHED:
+            write_result(run, cause, line, decision.reason, step, by_hand=budgets is None)
+        elif not run.result.exists():
+            # The result of a script is written here, because only now all of its ranks are known to have
+            # ended well.
+            programs = _programs(events, attempt)
+            write_hashed(
+                run.result, {"state": "finished", "time": round(time.time(), 3), **programs}
+            )
+        _add_goodput(run)
+    return Classification(cause, step, line, decision, diagnosis, elsewhere, host)
+
+
+def _ended_unsaved(evidence: Evidence, events: Sequence[Event], folder: Path) -> bool:
+    """Return True if a script ended with exit code 0 after a signal, and has reported steps but no save."""
+    stop = evidence.stopped
+    if not evidence.script or stop is None or stop.fields.get("exit_code") != 0:
+        return False
+    saved = any(event.what == "saved" for event in events)
+    return not saved and published(folder).step is not None
+
+
+def _programs(events: Sequence[Event], attempt: Attempt) -> dict[str, int]:
+    """Return the number of programs that a script's attempt started, if known."""
+    ranks = [
+        event.fields.get("ranks")
+        for event in events
+        if event.what == "opened" and event.attempt == attempt and event.fields.get("script")
+    ]
+    return {"programs": ranks[-1]} if ranks and isinstance(ranks[-1], int) else {}
+
+
+def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
+    return any(event.what == "opened" and event.attempt == attempt for event in events)
+
+
+def _repeats(crash: Diagnosis) -> bool:
+    """Return True if the same crash would happen on any node, because the program causes it."""
+    return not crash.follows and not blames_node(crash)
+
+
+def _unlaunched(
+    events: Sequence[Event],
+    attempt: Attempt,
+    setup: str | None,
+    batch_log: str,
+    folder: Path,
+    second: bool,
+) -> Diagnosis | None:
+    """Return why no rank could open the attempt, if known.
+
+    Args:
+        second: a second start follows, so the nodes may be the cause and not the input.
+    """
+    of_people = ("submitted", "cancelled", "cancel-failed", "preempted")
+    not_of_ranks = (*of_people, "ended", "notified", "notify-failed")
+    if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
+        return None
+    opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
+    chain = jobs_of(events, attempt.job)
+    worked = second or any(one.job in chain for one in opened)
+    if setup is not None:
+        return setup_failure(setup, batch_log, worked=worked)
+    return launch_failure(batch_log, first_log(folder), worked=worked, logs=folder)
+
+
+def _by_hand(cause: Cause) -> Decision:
+    """Return the decision for an attempt that a person started."""
+    if cause is Cause.FINISHED:
+        return Decision(False, "the training is done")
+    return Decision(
+        False, "it was started by hand, so it is not restarted: run the same command to continue it"
+    )
+
+
+def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
+    """Return the run's events; add the newest commit if its attempt died before the event was written.
+
+    Raises:
+        OSError: the run directory cannot be read or written.
+    """
+    events = read_events(run)
+    newest = newest_manifest(run.checkpoints)
+    if newest is None:
+        return events
+    made = [record for record in all_histories(events) if record.attempt.owner == newest.owner]
+    if not made or newest.step <= (made[0].committed or 0):
+        return events
+    # With the time of the commit: later steps are lost.
+    when = round(newest.created, 3)
+    record_event(run, "saved", attempt=made[0].attempt, step=newest.step, time=when, found=True)
+    return read_events(run)
+
+
+def _with_stop_of_other_ranks(
+    run: RunDirectory, events: Sequence[Event], attempt: Attempt
+) -> Sequence[Event]:
+    """Return the events, with ``stopped`` if a script ended on a signal that rank 0 received too late.
+
+    All ranks may have ended with exit code 0 because the script saves on the signal. Then it is not finished.
+    """
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    heard = read_heard_stops(folder)
+    stops = [one for one in events if one.what == "stopped" and one.attempt == attempt]
+    if not heard:
+        return events
+    # Rank 0 knows only its own work.
+    ended_well = all(one.code == 0 for one in heard)
+    if stops and (ended_well or not stops[-1].fields.get("done")):
+        return events
+    done = ended_well and (published(folder).done or all(one.done for one in heard))
+    facts = {**stop_facts(heard[0].code), **({"done": True} if done else {})}
+    record_event(run, "stopped", attempt=attempt, cause=heard[0].cause, **facts)
+    return read_events(run)
+
+
+def write_result(
+    run: RunDirectory,
+    cause: Cause,
+    line: str,
+    reason: str,
+    step: int | None,
+    *,
+    by_hand: bool = False,
+) -> None:
+    """Write result.json for a run that ended before it was finished; raises OSError.
+
+    Args:
+        by_hand: a person started the attempt: preemption and time limit leave the run stopped, not failed.
+    """
+    state = "stopped" if by_hand and cause in _ORDERLY else "failed"
+    state = "cancelled" if cause is Cause.CANCELLED else state
+    write_hashed(
+        run.result,
+        {
+            "state": state,
+            "cause": cause.value,
+            "step": step,
+            "reason": f"{line}; {reason}" if line else reason,
+            "time": round(time.time(), 3),
+        },
+    )
+
+
+def _add_goodput(run: RunDirectory) -> None:
+    """Add the breakdown of the run's time to result.json after the end of the last attempt."""
+    result = read_json(run.result)
+    if result is not None:
+        write_hashed(
+            run.result, {**result, "goodput": goodput(read_events(run), time.time()).as_record()}
+        )

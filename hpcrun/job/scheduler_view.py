@@ -1,0 +1,258 @@
+"""Slurm's part in the end of an attempt: first the controller's facts, then the messages in the logs.
+
+Observed with Slurm 22.05: the state is COMPLETING while processes end, for every reason; the restart count
+of a job rises as soon as Slurm requeues it. Newer versions also show, in JSON, the state that COMPLETING
+hides. A job that Slurm ends for an unknown reason counts as cancelled, because a requeue would undo a
+cancellation.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+from hpcrun import slurm
+from hpcrun.diagnose.read_log import scheduler_word, since
+from hpcrun.job.history import asked_to_end
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, read_events
+
+SchedulerWord = Literal["preemption", "cancelled", "time-limit", "node-failure"]
+
+# The messages of slurmstepd reach the batch log within milliseconds.
+_PATIENCE, _LOOK = 5.0, 0.05
+# Slurm may send its warning signal a minute early (sbatch(1), --signal), and checks every 30 s.
+_EARLY = 90.0
+# Watchdogs and timeouts of torch count the suspended time, so they may end a job soon after its resume.
+_AFTER_SUSPENSION = 300.0
+
+_STATES = {
+    "CANCELLED": "cancelled",
+    "PREEMPTED": "preemption",
+    "TIMEOUT": "time-limit",
+    "NODE_FAIL": "node-failure",
+}
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as the controller sees it; times in Unix seconds.
+
+    ``restarts``: the controller's count. ``preempted``: the job runs in the grace time of a
+    preemption, or ends because of one. ``base``: the states that COMPLETING hides, if Slurm shows them.
+    ``timed_out``: the job used its whole time limit. ``suspended``: time of the newest suspension, or of its
+    end. ``outputs``: the files of the batch script's output and errors.
+    """
+
+    state: str
+    restarts: int
+    preempted: bool
+    end_time: float | None
+    base: frozenset[str] = frozenset()
+    start_time: float | None = None
+    timed_out: bool = False
+    suspended: float | None = None
+    outputs: tuple[Path, ...] = ()
+
+    @property
+    def being_ended(self) -> bool:
+        """True while Slurm ends the job, before its batch script has exited."""
+        return self.state == "COMPLETING"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Slurm's part in the end of an attempt: the job now, the reason for the end, and the batch log."""
+
+    view: JobView | None
+    word: SchedulerWord | None
+    log: str
+
+    @property
+    def was_not_requested(self) -> bool:
+        """True if a SIGTERM was not a cancellation of the job.
+
+        A cancelled job is COMPLETING, and a requeued job is PENDING. An unreachable controller cancels
+        nothing; slurmstepd would have written a message about an earlier cancellation.
+        """
+        return self.view is None or self.view.state == "RUNNING"
+
+    @property
+    def just_resumed(self) -> bool:
+        """True if the job was suspended until a moment ago."""
+        when = self.view.suspended if self.view else None
+        return when is not None and time.time() - when < _AFTER_SUSPENSION
+
+    def limit_near(self, lead: float) -> bool:
+        """Return True if a warning signal now means that the time limit is ``lead`` seconds away."""
+        view = self.view
+        # A cancellation sets the end time to the time of the cancellation.
+        if view is None or view.end_time is None or view.preempted or view.state != "RUNNING":
+            return False
+        return view.end_time - time.time() <= lead + _EARLY
+
+
+def query_job(job: str) -> JobView | None:
+    """Ask the controller for ``job``; return None if it does not answer or does not know the job."""
+    shown = slurm.run(slurm.scontrol_show_job_command(job))
+    if shown.returncode != 0:
+        return None
+    base: frozenset[str] = frozenset()
+    facts = slurm.parse_show_job(shown.stdout)
+    if facts.get("JobState") == "COMPLETING":
+        told = slurm.run(slurm.scontrol_show_job_command(job, as_json=True))
+        base = slurm.parse_job_states(told.stdout) - {"COMPLETING"}
+    return view_of(facts, base)
+
+
+def view_of(facts: dict[str, str], base: frozenset[str] = frozenset()) -> JobView:
+    """Build the view from the fields of ``scontrol show job``; a missing field counts as unknown."""
+    restarts = facts.get("Restarts", "")
+    limit, ran = (slurm.seconds(facts.get(key, "")) for key in ("TimeLimit", "RunTime"))
+    outputs = [facts[key] for key in ("StdOut", "StdErr") if facts.get(key, "").startswith("/")]
+    return JobView(
+        state=facts.get("JobState", ""),
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        preempted=slurm.unix_time(facts.get("PreemptTime", "None")) is not None,
+        end_time=slurm.unix_time(facts.get("EndTime", "Unknown")),
+        base=base,
+        start_time=slurm.unix_time(facts.get("StartTime", "Unknown")),
+        timed_out=facts.get("Reason") == "TimeLimit"
+        or (limit is not None and ran is not None and ran >= limit),
+        suspended=slurm.unix_time(facts.get("SuspendTime", "None")),
+        outputs=tuple(Path(path) for path in dict.fromkeys(outputs)),
+    )
+
+
+def ending_of(run: RunDirectory, attempt: Attempt, *, patience: float = _PATIENCE) -> Ending:
+    """Find Slurm's reason for ending the job of ``attempt``, if Slurm ends it.
+
+    Args:
+        patience: seconds to wait for slurmstepd's messages, if only these have the reason.
+    """
+    view = query_job(attempt.job)
+
+    def log() -> str:
+        return batch_log(run, attempt, view)
+
+    if only_log_has_reason(view, attempt) and has_batch_log(run, attempt, view):
+        wait_for_word(lambda: scheduler_word(log()), patience)
+    return Ending(view, word_of(view, attempt, log()), log())
+
+
+def reason_given(run: RunDirectory, attempt: Attempt, view: JobView | None = None) -> str | None:
+    """Return the reason to end the attempt that a person or Slurm has recorded so far, or None.
+
+    Args:
+        view: an earlier view of the job; only its output paths are used, because its state is old.
+    """
+    if asked_to_end(read_events(run), attempt):
+        return "cancelled"
+    return scheduler_word(batch_log(run, attempt, view))
+
+
+def word_of(view: JobView | None, attempt: Attempt, batch_log: str) -> SchedulerWord | None:
+    """Return Slurm's reason for ending ``attempt``; None if Slurm did not end it.
+
+    If the controller already counts a newer start, it shows the facts of that start. The reason is then in
+    the log or in the time of a preemption; without either, the job lost the node of its batch script.
+    """
+    told = scheduler_word(batch_log)
+    if view is None:
+        return cast("SchedulerWord | None", told)
+    if view.restarts > attempt.restart:
+        preempted = "preemption" if "PREEMPTED" in view.base else None
+        return cast("SchedulerWord", told or preempted or "node-failure")
+    base = next((_STATES[state] for state in _STATES if state in view.base), None)
+    fact = base or told or ("preemption" if view.preempted else _STATES.get(view.state))
+    if fact is None and view.being_ended:
+        fact = "time-limit" if view.timed_out else "cancelled"
+    return cast("SchedulerWord | None", fact)
+
+
+def cancelled_now(view: JobView) -> bool:
+    """Return True if Slurm shows a cancellation, whatever happened before (for example a preemption)."""
+    return "CANCELLED" in (view.state, *view.base)
+
+
+def only_log_has_reason(view: JobView | None, attempt: Attempt) -> bool:
+    """Return True if the reason for an end may be in the log before the controller shows it."""
+    if view is None:
+        return True
+    if view.restarts > attempt.restart:
+        return view.being_ended and "PREEMPTED" not in view.base
+    return view.being_ended and not (view.base & set(_STATES) or view.preempted or view.timed_out)
+
+
+def wait_for_word(word: Callable[[], str | None], patience: float) -> str | None:
+    """Call ``word`` until it returns an answer, for ``patience`` seconds at most."""
+    late = time.monotonic() + patience
+    while (found := word()) is None and time.monotonic() < late:
+        time.sleep(_LOOK)
+    return found
+
+
+class Outputs(Protocol):
+    """The files and the start of a job (see ``controller_view.JobView``)."""
+
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """The files of the batch script's output and errors."""
+
+    @property
+    def start_time(self) -> float | None:
+        """The start of the newest attempt, in Unix seconds."""
+
+    @property
+    def restarts(self) -> int:
+        """The number of times that the job was started again."""
+
+
+def batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = None) -> str:
+    """Return the lines of ``attempt``: the output of the batch script, srun and slurmstepd.
+
+    ``job.sbatch_args`` may send output and errors to other files than the run's own. Slurm reports these
+    files as long as it knows the job.
+    """
+    return "\n".join(_of_attempt(run, path, attempt, job) for path in _files(run, attempt, job))
+
+
+def has_batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = None) -> bool:
+    """Return True if there is a log in which Slurm's messages can appear."""
+    return bool(_files(run, attempt, job))
+
+
+def _files(run: RunDirectory, attempt: Attempt, job: Outputs | None) -> list[Path]:
+    named = (*run.batch_logs(attempt.job), *(job.outputs if job else ()))
+    found: list[Path] = []
+    for path in named:
+        try:
+            known = any(path.samefile(other) for other in found)
+            if path.is_file() and not known:
+                found.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def _of_attempt(run: RunDirectory, path: Path, attempt: Attempt, job: Outputs | None) -> str:
+    """Return the lines of ``attempt``; only the output file has a mark at the attempt's start."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    _, found, mine = text.rpartition(f"hpcrun: attempt {attempt.owner} ")
+    if found:
+        return mine.partition(f"\nhpcrun: attempt {attempt.job}-")[0]
+    if "hpcrun: attempt " in text or job is None:
+        return ""
+    start = _start(run, attempt, job)
+    return "" if start is None else since(text, start)
+
+
+def _start(run: RunDirectory, attempt: Attempt, job: Outputs) -> float | None:
+    if job.restarts == attempt.restart and job.start_time is not None:
+        return job.start_time
+    mine = (event for event in read_events(run) if event.attempt == attempt)
+    return next((event.time for event in mine if event.what == "opened"), None)

@@ -1,0 +1,254 @@
+"""The end of a rank's script in the run's records: an orderly stop, or a failure with its last message."""
+
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcrun.diagnose.run_lines import LOG_ENDS
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.history import histories
+from hpcrun.ranks.signals import StopReason
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import record_failure
+from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.rendezvous import memory_folder
+from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, publish, published
+
+# A shell exits with 128 + n if its child died of signal n.
+_SHELL = 128
+_STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_DIED_OF_STOP = frozenset(code for number in _STOPS for code in (-number, _SHELL + number))
+
+
+class ScriptFailed(Exception):
+    """The program ended with a failure; the text has its exit code and its last message."""
+
+
+@dataclass(frozen=True)
+class ScriptEnd:
+    """A failed end.
+
+    ``code``: -n for signal n. ``exception``: the last line of a traceback, or empty. ``last_line``: the last
+    line of the log, or empty.
+    """
+
+    command: Sequence[str]
+    code: int
+    exception: str = ""
+    last_line: str = ""
+
+    @property
+    def line(self) -> str:
+        """One line that describes the end."""
+        words = f": {self.exception}" if self.exception else ""
+        if self.last_line and not words:
+            words = f"{LOG_ENDS}{self.last_line}"
+        return f"{' '.join(self.command)[:80]} {_how(self.code)}{words}"
+
+
+def died_of_stop(code: int) -> bool:
+    """Return True if this exit code means that a stop signal killed the program."""
+    return code in _DIED_OF_STOP
+
+
+def note_stop(
+    run: RunDirectory,
+    attempt: Attempt,
+    reason: StopReason,
+    code: int | None,
+    saved: int | None,
+    *,
+    done: bool = False,
+) -> None:
+    """Write the event ``stopped`` of a script that received a stop signal.
+
+    ``committed`` is true only if the script reported a save: by exit code 75, or by
+    ``hpcrun.report`` after the signal.
+
+    Args:
+        code: the script's exit code, -n for signal n; None: the signal came before the script started.
+        saved: the step that the script reported as saved after the signal.
+        done: the script has finished its work.
+    """
+    step = {} if saved is None else {"step": saved}
+    known = {"done": True} if done else {}
+    facts = {**stop_facts(code, committed=saved is not None), **step, **known}
+    note(run, "stopped", attempt, cause=reason.name.lower(), **facts)
+
+
+def stop_facts(code: int | None, *, committed: bool = False) -> dict[str, Any]:
+    """Return the fields of the event ``stopped`` of a script that ended with ``code``.
+
+    Args:
+        code: None: the signal came before the script started.
+    """
+    killed = {"killed": True} if code is None or died_of_stop(code) else {}
+    return {"committed": committed or code == exitcodes.UNFINISHED, "exit_code": code, **killed}
+
+
+def record_end(folder: Path, rank: int, end: ScriptEnd, step: int | None) -> None:
+    """Write a failure record, from which hpcrun later finds the rank that failed first."""
+    try:
+        record_failure(folder, rank, ScriptFailed(end.line), step)
+    except OSError as error:
+        print(f"hpcrun: the failure is not recorded: {error}", file=sys.stderr, flush=True)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was killed by {_name(-code)}"
+    if _name(code - _SHELL).startswith("SIG"):
+        # With this message, a SIGKILL below a wrapper counts against the node like any other.
+        return f"ended with exit code {code}: its program was killed by {_name(code - _SHELL)}"
+    return f"ended with exit code {code}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# Seconds between two published steps.
+_PUBLISH = 5.0
+
+
+@dataclass(frozen=True)
+class _Unpublished:
+    progress: ScriptProgress
+    since: float
+
+
+class ProgressWatch:
+    """The reports of one rank's script; a context manager that creates and removes their folder.
+
+    Rank 0 publishes without delay. Another rank publishes progress that rank 0 has not published ten seconds
+    later: in many scripts only one rank reports, and in the others all ranks report the same.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        attempt: Attempt,
+        rank: int,
+        ranks: int = 1,
+        *,
+        every: float = 1.0,
+        for_rank_zero: float = 10.0,
+    ) -> None:
+        """Prepare the reports of ``rank``.
+
+        Args:
+            ranks: number of ranks of the attempt.
+            every: seconds between two reads of the node's folder.
+            for_rank_zero: seconds for which another rank waits for rank 0 to publish the same progress.
+        """
+        self._every, self._for_rank_zero = every, for_rank_zero
+        self._run, self._attempt, self._rank = run, attempt, rank
+        self._logs = run.attempt_logs(attempt.job, attempt.restart)
+        # All ranks together read the published progress at most a hundred times a second.
+        self._longest = ranks // 100
+        self._folder: Path | None = None
+        self._newest = ScriptProgress()
+        self._known = ScriptProgress()
+        self._waiting: _Unpublished | None = None
+        self._looked = self._published_at = float("-inf")
+        self._stop_at: float | None = None
+
+    def __enter__(self) -> "ProgressWatch":
+        try:
+            # On a disk, each report would wait until the replaced file is written.
+            made = tempfile.mkdtemp(prefix="hpcrun-reports-", dir=memory_folder())
+            self._folder = Path(made)
+        except OSError as error:
+            print(f"hpcrun: no reports of progress: {error}", file=sys.stderr, flush=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables through which ``hpcrun.report`` finds the folder."""
+        return {} if self._folder is None else {VARIABLE: str(self._folder)}
+
+    @property
+    def step(self) -> int | None:
+        """The newest step that the script has reported."""
+        return self._newest.step
+
+    @property
+    def saved_since_stop(self) -> int | None:
+        """The step that was reported as saved after the stop signal."""
+        saved_at = self._newest.saved_at
+        if self._stop_at is None or saved_at is None or saved_at < self._stop_at:
+            return None
+        return self._newest.saved
+
+    @property
+    def done(self) -> bool:
+        """True if the script has reported that its work is finished."""
+        return self._newest.done
+
+    def stop_received(self) -> None:
+        """Remember the time of the stop signal; later calls change nothing."""
+        self._stop_at = self._stop_at or time.time()
+
+    def note_start(self) -> None:
+        """Write the event ``started``, with the newest step that earlier attempts have saved, if any."""
+        steps = []
+        with contextlib.suppress(OSError):
+            steps = [
+                record.committed for record in histories(read_events(self._run)) if record.committed
+            ]
+        begun = {"step": max(steps)} if steps else {}
+        note(self._run, "started", self._attempt, **begun)
+
+    def look(self, *, last: bool = False) -> None:
+        """Read the reports, and publish new progress that is due.
+
+        Args:
+            last: the script has ended; publish now.
+        """
+        now = time.monotonic()
+        if self._folder is None or (now - self._looked < self._every and not last):
+            return
+        self._looked = now
+        self._newest = newest_report(self._folder)
+        if self._known.covers(self._newest):
+            self._waiting = None
+            return
+        try:
+            self._publish(now, last)
+        except OSError as error:
+            print(f"hpcrun: the progress is not published: {error}", file=sys.stderr, flush=True)
+
+    def _publish(self, now: float, last: bool) -> None:
+        new_save = not self._known.covers(ScriptProgress(saved=self._newest.saved))
+        if self._rank != 0 and not last:
+            if self._waiting is None:
+                self._waiting = _Unpublished(self._newest, now)
+            if now - self._waiting.since < max(self._for_rank_zero, self._longest):
+                return
+        elif now - self._published_at < _PUBLISH and not new_save and not last:
+            return
+        theirs = published(self._logs)
+        wanted = self._waiting.progress if self._waiting and not last else self._newest
+        self._waiting = None
+        self._known = theirs
+        if theirs.covers(wanted):
+            return
+        both = theirs.with_news(self._newest)
+        publish(self._logs, both)
+        self._known, self._published_at = both, now
+        if both.saved is not None and both.saved != theirs.saved:
+            note(self._run, "saved", self._attempt, step=both.saved)

@@ -1,1 +1,0 @@
-"""Settings of NCCL for a machine, and the ways to print them."""

@@ -1,0 +1,406 @@
+"""Advice for a node: the variables to set, and the faults to repair. Most nodes need no setting at all."""
+
+import difflib
+import functools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcrun.errors import NetworkError
+from hpcrun.network.nccl.machine import Interface, NodeFacts, RdmaPort
+from hpcrun.network.nccl.rules import rules, version_key
+from hpcrun.slurm.environment import export_lines
+
+# NCCL uses these only if there is no other interface, and prefers names that begin with ib.
+_SKIPPED = ("lo", "docker")
+# Bridges and tunnels of container engines and virtual machines, which NCCL takes for a network.
+_INNER = ("virbr", "veth", "br-", "cni", "flannel", "cali", "podman", "vnet", "tun", "tap", "lxc")
+_FAST = 100_000
+_LITTLE_SHM = 1 << 30
+_DYNAMIC_GID = (2, 21)
+_LL128_ON_CXI = (2, 27)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A variable to set (``name`` and ``value``), or with ``name`` None a fault or a remark."""
+
+    name: str | None
+    value: str | None
+    reason: str
+    source: str
+
+    def as_record(self) -> dict[str, str | None]:
+        """Return the advice as one flat JSON object, the source as an address."""
+        source = rules().sources.get(self.source, self.source)
+        return {"name": self.name, "value": self.value, "reason": self.reason, "source": source}
+
+
+def advise(facts: NodeFacts, nccl: str | None = None) -> list[Advice]:
+    """Return the advice for a node: variables to set, then faults to repair.
+
+    Args:
+        facts: the node.
+        nccl: the version of NCCL in the job; None: the version in ``facts``, or the newest known.
+    """
+    version = version_key(nccl or facts.nccl or rules().newest)
+    if facts.cxi:
+        lines = _slingshot(facts, version)
+    elif _efa(facts):
+        lines = _efa_lines(facts)
+    elif any(port.active for port in facts.rdma):
+        lines = _rdma_lines(facts, version)
+    else:
+        lines = _tcp_lines(facts)
+    lines += _gloo_lines(facts, lines) + _node_remarks(facts)
+    return sorted(lines, key=lambda line: line.name is None)
+
+
+def _efa(facts: NodeFacts) -> list[RdmaPort]:
+    return [port for port in facts.rdma if port.driver == "efa" or port.device.startswith("efa")]
+
+
+def _efa_lines(facts: NodeFacts) -> list[Advice]:
+    if facts.plugins:
+        return []
+    return [
+        _remark(
+            f"there are {len(_efa(facts))} EFA devices and no plugin: NCCL would use TCP. Install "
+            "aws-ofi-nccl, or put its folder into LD_LIBRARY_PATH",
+            "ofi",
+        )
+    ]
+
+
+def _slingshot(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
+    lines = [Advice("NCCL_SOCKET_IFNAME", "hsn", "the interfaces of Slingshot", "cscs")]
+    if not facts.plugins:
+        return [
+            *lines,
+            _remark(
+                f"there are {facts.cxi} Slingshot devices and no plugin: NCCL would use TCP. Load the site's "
+                "aws-ofi-nccl module",
+                "cscs",
+            ),
+        ]
+    lines += [
+        Advice("NCCL_NET", "AWS Libfabric", "fail without the plugin, and do not use TCP", "cscs"),
+        Advice("NCCL_NET_GDR_LEVEL", "PHB", "GPU and NIC share a NUMA node at most", "cscs"),
+        Advice("NCCL_CROSS_NIC", "1", "Slingshot has no separate rails", "shs"),
+        Advice("FI_CXI_DEFAULT_CQ_SIZE", "131072", "the default overflows in large jobs", "shs"),
+        Advice("FI_CXI_DISABLE_HOST_REGISTER", "1", "registration by CUDA can deadlock", "shs"),
+        Advice("FI_MR_CACHE_MONITOR", "userfaultfd", "the other monitors can hang NCCL", "shs"),
+    ]
+    if not facts.amd and version >= _LL128_ON_CXI:
+        reason = "LL128 with GPUDirect corrupted data on Slingshot with NCCL 2.27 and newer"
+        lines.append(Advice("NCCL_PROTO", "^LL128", reason, "ll128-cxi"))
+    return lines
+
+
+def _rdma_lines(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
+    ports = _chosen_ports(facts)
+    lines = _device_lines(facts, ports) + _socket_lines(facts)
+    if ports[0].layer == "Ethernet":
+        lines += _gid_lines(ports, version)
+    if facts.verbs is False:
+        text = "/dev/infiniband cannot be opened, so NCCL uses TCP: give the container or the job its devices"
+        lines.append(_remark(text, "env"))
+    down = [one.device for one in facts.rdma if one.layer == ports[0].layer and not one.active]
+    if down:
+        text = f"{', '.join(down)}: {ports[0].layer} port down, which NCCL leaves out; look at its cable"
+        lines.append(_remark(text, "env"))
+    if facts.memlock is not None and facts.memlock != -1:
+        lines.append(
+            _remark(
+                f"ulimit -l is {facts.memlock // 1024} KiB: RDMA cannot register its memory. The "
+                "administrator sets LimitMEMLOCK=infinity for slurmd",
+                "troubleshooting",
+            )
+        )
+    if facts.gpus and not facts.amd and facts.peermem is False:
+        lines.append(
+            _remark(
+                "nvidia_peermem is not loaded: without DMA-BUF (open driver, Linux 5.12) data goes through "
+                "host memory; NCCL_DEBUG=INFO prints GDRDMA if it does not",
+                "troubleshooting",
+            )
+        )
+    return lines
+
+
+def _chosen_ports(facts: NodeFacts) -> list[RdmaPort]:
+    """Return the active ports of the largest group with one link layer and rate, or of the faster group."""
+    active = [port for port in facts.rdma if port.active]
+    groups = Counter((port.layer, port.rate) for port in active)
+    best = max(groups, key=lambda group: (groups[group] * (group[1] or 0), group[1] or 0))
+    return [port for port in active if (port.layer, port.rate) == best]
+
+
+def _device_lines(facts: NodeFacts, ports: list[RdmaPort]) -> list[Advice]:
+    others = [port for port in facts.rdma if port.active and port not in ports]
+    if not others:
+        return []
+    names = ",".join(dict.fromkeys(port.device for port in ports))
+    left = ", ".join(f"{port.device} ({port.layer}, {port.rate} Gbit/s)" for port in others)
+    reason = f"NCCL takes every active device, but these belong to another network: {left}"
+    return [Advice("NCCL_IB_HCA", f"={names}", reason, "env")]
+
+
+def _gid_lines(ports: list[RdmaPort], version: tuple[int, ...]) -> list[Advice]:
+    """Return advice for RoCE: NCCL before 2.21 needs the GID index of RoCE v2 with IPv4."""
+    tables = [
+        [gid.index for gid in port.gids if gid.kind == "RoCE v2" and ":ffff:" in gid.address]
+        for port in ports
+    ]
+    if not all(tables):
+        bad = ", ".join(port.device for port, table in zip(ports, tables, strict=True) if not table)
+        return [
+            _remark(f"{bad}: no RoCE v2 GID with an IPv4 address; give the interface one", "env")
+        ]
+    if version >= _DYNAMIC_GID:
+        return []
+    indexes = {table[0] for table in tables}
+    if len(indexes) > 1:
+        return [
+            _remark(
+                "the ports have RoCE v2 at different GID indexes; use NCCL 2.21 or newer", "env"
+            )
+        ]
+    reason = "NCCL before 2.21 takes GID 0; this one is RoCE v2 with an IPv4 address"
+    return [Advice("NCCL_IB_GID_INDEX", str(indexes.pop()), reason, "env")]
+
+
+def _tcp_lines(facts: NodeFacts) -> list[Advice]:
+    lines = _socket_lines(facts)
+    if facts.rdma:
+        lines.append(_remark("no port of the RDMA devices is active; NCCL uses TCP", "env"))
+    used = _used(facts)
+    usable = [one for one in _taken_by_nccl(facts.interfaces) if not one.name.startswith(_INNER)]
+    best = max(usable, key=lambda one: one.speed or 0, default=used)
+    if used and best and used.speed and (best.speed or 0) >= 2 * used.speed:
+        text = (
+            f"the route, {used.name}, has {used.speed} Mbit/s, {best.name} has {best.speed}: if it "
+        )
+        text += f"connects the nodes, set NCCL_SOCKET_IFNAME=={best.name} and GLOO_SOCKET_IFNAME={best.name}"
+        lines.append(_remark(text, "env"))
+    if used is not None and (used.speed or 0) >= _FAST:
+        gigabits = (used.speed or 0) // 1000
+        reason = f"{used.name} has {gigabits} Gbit/s, more than one TCP stream fills"
+        lines += [
+            Advice("NCCL_SOCKET_NTHREADS", "4", reason, "env"),
+            Advice(
+                "NCCL_NSOCKS_PERTHREAD", "4", f"{reason}; without threads it does nothing", "env"
+            ),
+        ]
+    return lines
+
+
+def _socket_lines(facts: NodeFacts) -> list[Advice]:
+    """Return advice if NCCL would not choose the interface that leads to the other nodes."""
+    taken = _taken_by_nccl(facts.interfaces)
+    if facts.route is None or not taken or taken[0].name == facts.route:
+        return []
+    first = taken[0]
+    if first.name.startswith("ib") or not first.name.startswith(_INNER):
+        return []
+    reason = f"NCCL would take {first.name} first, which ends on this node; {facts.route} leads to the others"
+    return [Advice("NCCL_SOCKET_IFNAME", f"={facts.route}", reason, "env")]
+
+
+def _taken_by_nccl(interfaces: tuple[Interface, ...]) -> list[Interface]:
+    """Return the interfaces in the order in which NCCL takes them without a setting."""
+    usable = [one for one in interfaces if one.up and one.addresses]
+    fabric = [one for one in usable if one.name.startswith("ib")]
+    return fabric or [one for one in usable if not one.name.startswith(_SKIPPED)]
+
+
+def _used(facts: NodeFacts) -> Interface | None:
+    return next((one for one in facts.interfaces if one.name == facts.route), None)
+
+
+def _gloo_lines(facts: NodeFacts, lines: list[Advice]) -> list[Advice]:
+    chosen = [line.value or "" for line in lines if line.name == "NCCL_SOCKET_IFNAME"]
+    if chosen:
+        reason = "gloo does not read NCCL_SOCKET_IFNAME, and takes whole names only"
+    elif facts.loopback_name:
+        reason = f"{facts.host} resolves to loopback here, and gloo would use that address"
+    else:
+        return []
+    prefix = chosen[0].removeprefix("=") if chosen else facts.route or "-"
+    names = [one.name for one in facts.interfaces if one.name.startswith(prefix)][:1]
+    return [Advice("GLOO_SOCKET_IFNAME", name, reason, "torch-distributed") for name in names]
+
+
+def _node_remarks(facts: NodeFacts) -> list[Advice]:
+    remarks = []
+    if facts.shm is not None and facts.shm < _LITTLE_SHM and len(facts.gpus) > 1:
+        size = facts.shm // (1 << 20)
+        remarks.append(
+            _remark(
+                f"/dev/shm has {size} MiB: NCCL needs more; start the container with --ipc=host",
+                "troubleshooting",
+            )
+        )
+    if facts.amd and facts.numa_balancing:
+        remarks.append(
+            _remark(
+                "NUMA balancing is on and slows RCCL: sysctl kernel.numa_balancing=0", "rccl-tips"
+            )
+        )
+    return remarks
+
+
+def _remark(reason: str, source: str) -> Advice:
+    return Advice(None, None, reason, source)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A property with its values, and the hosts of each value, the most frequent value first."""
+
+    what: str
+    hosts: Mapping[str, tuple[str, ...]]
+
+    def __str__(self) -> str:
+        parts = [f"{value} on {', '.join(hosts)}" for value, hosts in self.hosts.items()]
+        return f"{self.what}: {'; '.join(parts)}"
+
+
+def differences(nodes: Sequence[NodeFacts]) -> list[Difference]:
+    """Return the properties in which the nodes differ, without the addresses, which always differ."""
+    described = {node.host: _described(node) for node in nodes}
+    found = []
+    for what in next(iter(described.values()), {}):
+        hosts: dict[str, list[str]] = defaultdict(list)
+        for host, properties in described.items():
+            hosts[properties[what]].append(host)
+        if len(hosts) > 1:
+            ordered = sorted(hosts.items(), key=lambda item: -len(item[1]))
+            found.append(Difference(what, {value: tuple(names) for value, names in ordered}))
+    return found
+
+
+def _described(node: NodeFacts) -> dict[str, str]:
+    used = next((one for one in node.interfaces if one.name == node.route), None)
+    up = [one.name for one in node.interfaces if one.up and one.addresses and one.name != "lo"]
+    ports = [
+        f"{port.device} {port.layer} {port.rate}" + ("" if port.active else " (not active)")
+        for port in node.rdma
+    ]
+    return {
+        "interfaces": _list(sorted(up)),
+        "interface to the others": str(node.route or "none"),
+        "MTU": str(used.mtu if used else None),
+        "link speed": str(used.speed if used else None),
+        "RDMA ports": _list(ports),
+        "Slingshot devices": str(node.cxi),
+        "network plugins": _list(node.plugins),
+        "GPUs": _list(_counted(node.gpus)),
+        "GPU links": _list(node.links),
+        "ulimit -l": "unlimited" if node.memlock == -1 else str(node.memlock),
+        "GPUDirect module": str(node.peermem),
+        "host name is loopback": str(node.loopback_name),
+        "NCCL": str(node.nccl),
+        "torch": str(node.torch),
+    }
+
+
+def _counted(names: Sequence[str]) -> list[str]:
+    return [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
+
+
+def _list(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+NOTHING = "nothing to set: NCCL's own choices fit this node"
+
+
+def as_shell(lines: Sequence[Advice]) -> str:
+    """Return one quoted ``export`` per setting, with its reason in a comment; remarks are comments too."""
+    text = []
+    for line in lines:
+        record = line.as_record()
+        text.append(f"# {_one_line(record['reason'])} [{record['source']}]")
+        if line.name is not None and line.value is not None:
+            text += export_lines({line.name: line.value})
+    return "\n".join(text or [f"# {NOTHING}"]) + "\n"
+
+
+def as_yaml(lines: Sequence[Advice]) -> str:
+    """Return the settings as a config's ``job: env:``, the reasons as comments."""
+    settings = [line for line in lines if line.name is not None]
+    text = [f"# {_one_line(line.reason)}" for line in lines if line.name is None]
+    text += ["job:", "  env:" if settings else "  env: {}"]
+    for line in settings:
+        # Every JSON string is a valid YAML string.
+        text += [f"    # {_one_line(line.reason)}", f"    {line.name}: {json.dumps(line.value)}"]
+    return "\n".join(text) + "\n"
+
+
+def as_table(lines: Sequence[Advice]) -> str:
+    """Return a block for each setting or remark: the setting, the reason, the source."""
+    if not lines:
+        return NOTHING + "\n"
+    text = []
+    for line in lines:
+        record = line.as_record()
+        text.append(f"{line.name}={line.value}" if line.name is not None else "look at this node")
+        text += [f"    why     {record['reason']}", f"    source  {record['source']}"]
+    return "\n".join(text) + "\n"
+
+
+def as_data(lines: Sequence[Advice]) -> dict[str, Any]:
+    """Return the settings and the remarks as plain data."""
+    records = [line.as_record() for line in lines]
+    return {
+        "set": [record for record in records if record["name"] is not None],
+        "remarks": [record for record in records if record["name"] is None],
+    }
+
+
+def _one_line(reason: str | None) -> str:
+    """Return ``reason`` on one line: a line break in recorded facts would end a comment."""
+    return " ".join((reason or "").split())
+
+
+_FILE = Path(__file__).with_name("rules") / "presets.yaml"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A site's settings. ``read``: the month in which the site's page was read."""
+
+    name: str
+    site: str
+    source: str
+    read: str
+    env: Mapping[str, str]
+
+
+@functools.cache
+def presets() -> Mapping[str, Preset]:
+    """Return all presets by name."""
+    entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return {entry["name"]: Preset(**(entry | {"read": str(entry["read"])})) for entry in entries}
+
+
+def with_preset(lines: list[Advice], name: str) -> list[Advice]:
+    """Return ``lines`` with the settings of a site, which replace advice for the same variable.
+
+    Raises:
+        NetworkError: there is no such preset.
+    """
+    if name not in presets():
+        near = difflib.get_close_matches(name, presets(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(presets())}"
+        raise NetworkError(f"--site {name}: there is no such preset; {hint}")
+    preset = presets()[name]
+    reason = f"{preset.site}, read {preset.read}"
+    chosen = [Advice(key, value, reason, preset.source) for key, value in preset.env.items()]
+    return chosen + [line for line in lines if line.name is None or line.name not in preset.env]

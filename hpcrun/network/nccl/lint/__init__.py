@@ -1,1 +1,0 @@
-"""Checks of NCCL's variables in an environment and in scripts."""

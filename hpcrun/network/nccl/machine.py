@@ -1,0 +1,343 @@
+"""Read the facts about this node from /sys, /proc, NVML and ``nvidia-smi``, without root."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import resource
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from hpcrun.errors import NetworkError
+from hpcrun.network.nccl.rules import installed_nccl, installed_torch
+from hpcrun.ranks.addresses import is_only_loopback, outward_address
+from hpcrun.slurm import run
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface. ``speed`` in Mbit/s, None if the driver does not report it."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    up: bool = True
+    speed: int | None = None
+    mtu: int | None = None
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An entry of a port's GID table. ``kind``: ``IB/RoCE v1`` or ``RoCE v2``, as the kernel reports it."""
+
+    index: int
+    address: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    """A port of an RDMA device. ``layer``: InfiniBand or Ethernet. ``rate`` in Gbit/s."""
+
+    device: str
+    port: int
+    layer: str
+    active: bool
+    rate: int | None = None
+    driver: str = ""
+    gids: tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """The facts about a node; an unknown value is empty or None.
+
+    Attributes:
+        host: the host's name.
+        interfaces: in the kernel's order, in which NCCL looks through them.
+        route: the interface to the other nodes, or of the default route.
+        loopback_name: there are other nodes, and the host's own name resolves only to loopback addresses.
+        rdma: the ports under /sys/class/infiniband, EFA's too.
+        verbs: a device under /dev/infiniband can be opened.
+        cxi: the number of Slingshot devices under /sys/class/cxi.
+        plugins: paths of NCCL network plugins on the library path.
+        gpus: name of each GPU.
+        links: the kinds of link between the GPUs, as ``nvidia-smi topo -m`` names them.
+        peermem: the module for GPUDirect RDMA is loaded.
+        memlock: bytes that may be locked, -1 for no limit.
+        shm: size of /dev/shm in bytes.
+        numa_balancing: the kernel moves pages between NUMA nodes by itself.
+        nccl, torch: versions.
+    """
+
+    host: str
+    interfaces: tuple[Interface, ...] = ()
+    route: str | None = None
+    loopback_name: bool = False
+    rdma: tuple[RdmaPort, ...] = ()
+    verbs: bool | None = None
+    cxi: int = 0
+    plugins: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    peermem: bool | None = None
+    memlock: int | None = None
+    shm: int | None = None
+    numa_balancing: bool | None = None
+    nccl: str | None = None
+    torch: str | None = None
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the facts as plain JSON data."""
+        return dataclasses.asdict(self)
+
+    @property
+    def amd(self) -> bool:
+        """True if the GPUs are AMD's, so that the library is RCCL."""
+        return any(name.startswith(("AMD", "MI")) for name in self.gpus)
+
+
+def facts_from(record: Mapping[str, Any]) -> NodeFacts:
+    """Return the facts from the result of ``as_record``.
+
+    Raises:
+        NetworkError: the record is invalid; the text names the field.
+    """
+    try:
+        return TypeAdapter(NodeFacts).validate_python(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise NetworkError(
+            f"recorded facts: {place}: {first['msg']}; record them with `hpcrun nccl advise --record`"
+        ) from error
+
+
+_ZERO_GID = re.compile(r"[0:]+")
+_MOST_GIDS = 16
+_PLUGIN = re.compile(r"libnccl-net[^/]*\.so.*|librccl-net[^/]*\.so.*")
+# PCI ids of AMD's accelerators, which /sys names by number only.
+_AMD = {
+    "0x7408": "AMD Instinct MI250X",
+    "0x740c": "AMD Instinct MI250",
+    "0x740f": "AMD Instinct MI210",
+    "0x738c": "AMD Instinct MI100",
+    "0x74a0": "AMD Instinct MI300A",
+    "0x74a1": "AMD Instinct MI300X",
+    "0x74a5": "AMD Instinct MI325X",
+}
+
+
+def inspect_node(
+    environ: Mapping[str, str], peers: Sequence[str] = (), root: Path = Path("/")
+) -> NodeFacts:
+    """Return the facts about this node; what cannot be read is left empty.
+
+    Args:
+        environ: for the library path.
+        peers: names of the other nodes, to find the interface to them.
+        root: folder with /sys, /proc and /dev; tests use another folder.
+    """
+    interfaces = read_interfaces(root)
+    return NodeFacts(
+        host=socket.gethostname(),
+        interfaces=interfaces,
+        route=_route(interfaces, peers, root),
+        loopback_name=bool(peers) and is_only_loopback(socket.gethostname()),
+        rdma=read_rdma(root),
+        verbs=_can_open_verbs(root),
+        cxi=len(_children(root / "sys/class/cxi")),
+        plugins=_plugins(environ, root),
+        gpus=_gpus(root),
+        links=gpu_links(run(["nvidia-smi", "topo", "-m"], timeout=20).stdout),
+        peermem=(root / "sys/module/nvidia_peermem").is_dir(),
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        shm=_size(root / "dev/shm"),
+        numa_balancing=_numa_balancing(root),
+        nccl=installed_nccl(),
+        torch=installed_torch(),
+    )
+
+
+def read_interfaces(root: Path) -> tuple[Interface, ...]:
+    """Return the network interfaces of this node in the kernel's order (ip(8) prints the same)."""
+    import psutil
+
+    addresses = psutil.net_if_addrs()
+    folders = _children(root / "sys/class/net")
+    ordered = sorted(folders, key=lambda folder: int(_text(folder / "ifindex") or 0))
+    return tuple(
+        Interface(
+            name=folder.name,
+            addresses=tuple(
+                entry.address.partition("%")[0]
+                for entry in addresses.get(folder.name, [])
+                if entry.family in (socket.AF_INET, socket.AF_INET6)
+            ),
+            up=_text(folder / "operstate") in ("up", "unknown"),
+            speed=_positive(_text(folder / "speed")),
+            mtu=_positive(_text(folder / "mtu")),
+        )
+        for folder in ordered
+        if (folder / "ifindex").exists()
+    )
+
+
+def read_rdma(root: Path) -> tuple[RdmaPort, ...]:
+    """Return every port under /sys/class/infiniband, devices in the order of their numbers."""
+    ports = []
+    for device in sorted(_children(root / "sys/class/infiniband"), key=_natural):
+        driver = device / "device" / "driver"
+        for port in sorted(_children(device / "ports"), key=_natural):
+            rate = re.match(r"\d+", _text(port / "rate"))
+            ports.append(
+                RdmaPort(
+                    device=device.name,
+                    port=int(port.name),
+                    layer=_text(port / "link_layer") or "InfiniBand",
+                    active=_text(port / "state").endswith("ACTIVE"),
+                    rate=int(rate[0]) if rate else None,
+                    driver=driver.resolve().name if driver.exists() else "",
+                    gids=_gids(port),
+                )
+            )
+    return tuple(ports)
+
+
+def _gids(port: Path) -> tuple[Gid, ...]:
+    found = []
+    for entry in sorted(_children(port / "gids"), key=_natural)[:_MOST_GIDS]:
+        address = _text(entry)
+        if address and not _ZERO_GID.fullmatch(address):
+            kind = _text(port / "gid_attrs" / "types" / entry.name)
+            found.append(Gid(int(entry.name), address, kind))
+    return tuple(found)
+
+
+def _route(interfaces: Sequence[Interface], peers: Sequence[str], root: Path) -> str | None:
+    """Return the interface of the kernel's route to ``peers``, else of the default route."""
+    own = outward_address(peers)
+    for interface in interfaces:
+        if own is not None and own in interface.addresses:
+            return interface.name
+    for line in _text(root / "proc/net/route").splitlines()[1:]:
+        words = line.split()
+        if len(words) > 1 and words[1] == "00000000":
+            return words[0]
+    return None
+
+
+def _can_open_verbs(root: Path) -> bool:
+    return any(
+        os.access(path, os.R_OK | os.W_OK)
+        for path in _children(root / "dev/infiniband")
+        if path.name.startswith("uverbs")
+    )
+
+
+def _plugins(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    folders = [Path(name) for name in environ.get("LD_LIBRARY_PATH", "").split(":") if name]
+    folders += [root / name for name in ("opt/amazon/ofi-nccl/lib", "opt/aws-ofi-nccl/lib")]
+    folders += list((root / "opt/amazon/ofi-nccl/lib").glob("*-linux-gnu"))
+    names = [
+        path for folder in folders for path in _children(folder) if _PLUGIN.fullmatch(path.name)
+    ]
+    return tuple(dict.fromkeys(map(str, names)))
+
+
+def _gpus(root: Path) -> tuple[str, ...]:
+    return _nvidia_gpus() or _amd_gpus(root)
+
+
+def _nvidia_gpus() -> tuple[str, ...]:
+    try:
+        import pynvml
+    except ImportError:
+        listed = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], timeout=20)
+        return tuple(listed.stdout.split("\n")[:-1]) if listed.returncode == 0 else ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        names = (pynvml.nvmlDeviceGetName(handle) for handle in handles)
+        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _amd_gpus(root: Path) -> tuple[str, ...]:
+    cards = [
+        path for path in _children(root / "sys/class/drm") if re.fullmatch(r"card\d+", path.name)
+    ]
+    found = []
+    for card in sorted(cards, key=_natural):
+        number = _text(card / "device/device")
+        if _text(card / "device/vendor") == "0x1002" and number in _AMD:
+            found.append(_AMD[number])
+    return tuple(found)
+
+
+def _numa_balancing(root: Path) -> bool | None:
+    text = _text(root / "proc/sys/kernel/numa_balancing")
+    return text != "0" if text else None
+
+
+def _size(folder: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_blocks * found.f_frsize
+    return None
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        # Unset GIDs and the speed of a link that is down cannot be read.
+        return ""
+
+
+def _positive(text: str) -> int | None:
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def _natural(path: Path) -> list[int | str]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
+
+
+_LINK = re.compile(r"X|SYS|NODE|PHB|PXB|PIX|NV\d+")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def gpu_links(text: str) -> tuple[str, ...]:
+    """Return the kinds of link between the GPUs (``NV18``, ``PIX``, ``SYS``), each once, sorted.
+
+    Empty for a single GPU and for a text that is not the matrix.
+    """
+    lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
+    header = next((line.split() for line in lines if "GPU0" in line.split()[:2]), [])
+    columns = [name for name in header if re.fullmatch(r"GPU\d+", name)]
+    found: set[str] = set()
+    for line in lines:
+        words = line.split()
+        if words and words[0] in columns and len(words) > len(columns):
+            cells = words[1 : 1 + len(columns)]
+            if all(_LINK.fullmatch(cell) for cell in cells):
+                found.update(cell for cell in cells if cell != "X")
+    return tuple(sorted(found))

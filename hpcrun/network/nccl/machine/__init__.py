@@ -1,1 +1,0 @@
-"""Facts about a machine that NCCL's settings depend on: GPUs, network adapters, links."""

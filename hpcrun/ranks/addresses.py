@@ -1,0 +1,348 @@
+"""The addresses at which the other hosts of a job reach this host.
+
+A host's own name is unreliable. Debian maps it to 127.0.1.1 in /etc/hosts, clouds often do not resolve it,
+and on a node with several networks it may belong to a network that the other nodes do not have.
+
+The kernel gives ports of the ephemeral range to any outgoing connection, so a port
+computed there sometimes collides (the classic ``job_id % 16384 + 49152``). These ports are below that
+range and depend only on the job id, so every rank computes the same ports without communication.
+
+A name, a subnet or an active link proves little: nodes have Docker bridges with one and the same address,
+management networks, and cards without a cable on some nodes.
+"""
+
+import contextlib
+import errno
+import hashlib
+import ipaddress
+import math
+import secrets
+import socket
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+
+from hpcrun.errors import ClusterError
+
+# "discard": connecting a datagram socket sends nothing; the kernel only chooses a route.
+_ANY_PORT = 9
+
+
+def addresses_of(name: str) -> list[str]:
+    """Return the numeric addresses of ``name`` in the resolver's order; empty if it does not resolve."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [str(entry[4][0]) for entry in found]
+
+
+def is_loopback(address: str) -> bool:
+    """Return True if a numeric address ends on the host that uses it."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def is_link_local(address: str) -> bool:
+    """Return True if a numeric address is valid on one cable only (169.254.x.x, fe80::)."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
+
+
+def is_own(address: str) -> bool:
+    """Return True if a numeric address belongs to this host, loopback included."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(socket.getaddrinfo(address, 0, family, socket.SOCK_DGRAM)[0][4])
+    except OSError:
+        return False
+    return True
+
+
+def bound_address(name: str) -> str | None:
+    """Return the first address of ``name`` that a program can bind here; gloo takes the same address."""
+    return next((address for address in addresses_of(name) if is_own(address)), None)
+
+
+def is_sound(name: str) -> bool:
+    """Return True if other hosts can reach a program that binds to ``name`` here."""
+    address = bound_address(name)
+    return address is not None and not is_loopback(address)
+
+
+def outward_address(peers: Iterable[str]) -> str | None:
+    """Return this host's address on the route to the first of ``peers`` that is another host, if any is."""
+    for peer in peers:
+        with contextlib.suppress(OSError, UnicodeError):
+            family, _, _, _, address = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)[
+                0
+            ]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)
+                own = str(probe.getsockname()[0])
+            if not is_loopback(own) and not is_own(str(address[0])):
+                return own
+    return None
+
+
+def is_only_loopback(name: str) -> bool:
+    """Return True if ``name`` resolves, and only to loopback addresses."""
+    found = addresses_of(name)
+    return bool(found) and all(map(is_loopback, found))
+
+
+_BACKLOG = 2048
+
+FIRST_PORT = 10000
+"""Registered services use many ports below this number; it is exceeded if there is room above."""
+
+_LAST_PORT = 65535
+_FIRST_UNPRIVILEGED = 1024
+_DEFAULT_EPHEMERAL = (32768, 60999)
+
+
+def ephemeral_range(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> tuple[int, int]:
+    """Return the first and last port that the kernel gives to outgoing connections (ip(7)).
+
+    Linux's default of 32768 to 60999 is returned if the file cannot be read.
+    """
+    try:
+        low, high = path.read_text().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return _DEFAULT_EPHEMERAL
+
+
+def port_candidates(
+    job_id: str, count: int = 32, ephemeral: tuple[int, int] | None = None
+) -> list[int]:
+    """Return ``count`` different ports to try in order, the same for the same job id everywhere.
+
+    Args:
+        job_id: any text; ``123_4`` of a job array gives other ports than ``123_5``.
+        count: how many ports.
+        ephemeral: the kernel's range, first and last; None: read from this machine.
+
+    The ports are at least 10000 and below the ephemeral range. If a site has extended that
+    range downward, they start at 1024, or are above the range, or come from all of it if it
+    leaves no room.
+    """
+    low, high = ephemeral or ephemeral_range()
+    pools = [
+        range(FIRST_PORT, low),
+        range(_FIRST_UNPRIVILEGED, low),
+        range(max(high + 1, _FIRST_UNPRIVILEGED), _LAST_PORT + 1),
+        range(FIRST_PORT, _LAST_PORT + 1),
+    ]
+    pool = next(ports for ports in pools if len(ports) >= count)
+    digest = hashlib.blake2b(job_id.encode(), digest_size=16).digest()
+    start = int.from_bytes(digest[:8], "big") % len(pool)
+    stride = int.from_bytes(digest[8:], "big") % len(pool)
+    # A stride coprime to the pool's size visits every port once before it repeats.
+    while math.gcd(stride, len(pool)) != 1:
+        stride += 1
+    return [pool[(start + i * stride) % len(pool)] for i in range(count)]
+
+
+def wanted_ports(environ: Mapping[str, str], key: str) -> list[int]:
+    """Return the ports that rank 0 tries in order: MASTER_PORT, if that is set, and the candidates."""
+    given = environ.get("MASTER_PORT", "")
+    return [*([int(given)] if given.isdecimal() else []), *port_candidates(key)]
+
+
+def listen(ports: Sequence[int]) -> socket.socket:
+    """Return a socket that listens on the first of ``ports`` that is free, on all addresses of this host.
+
+    The other ranks find out which of the addresses they can reach.
+
+    Raises:
+        ClusterError: none of the ports is free.
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+            )
+    raise ClusterError(
+        f"{socket.gethostname()}: none of the ports {', '.join(map(str, ports[:4]))} … that were tried can "
+        "be bound; `ss -ltn` shows the processes that use them"
+    )
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return True if a server could listen on ``port`` of ``host`` now, by listening for a moment.
+
+    ``host`` is a name or address of this machine; "" means all interfaces, which is where
+    torch.distributed's store listens.
+
+    Raises:
+        ClusterError: the host does not resolve, or is not this machine.
+    """
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ClusterError(
+            f"host {host!r} does not resolve on this machine ({error}); use a name that it knows"
+        ) from error
+    return all(_can_listen(family, address, host) for family, _, _, _, address in found)
+
+
+def _can_listen(family: int, address: object, host: str) -> bool:
+    try:
+        server = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        # IPv6 may resolve and yet be disabled: hpcrun will not listen there either.
+        return True
+    with server:
+        # Like the real listener: a port in TIME_WAIT does not count as used, a listening port does.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            server.bind(address)  # type: ignore[arg-type]
+            server.listen(1)
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            if error.errno == errno.EADDRNOTAVAIL and family == socket.AF_INET6:
+                return True
+            raise ClusterError(
+                f"cannot listen on {host or 'this machine'}: {error.strerror}; "
+                "the rendezvous address must be one of this machine's own"
+            ) from error
+    return True
+
+
+Interfaces = Mapping[str, Sequence[str]]
+"""The addresses of each interface, as `own_interfaces` returns them."""
+
+PATIENCE = 3.5
+"""Seconds for a connection: a lost segment is sent again after one second, and again after three."""
+TRIES = 2
+_AT_ONCE = 32
+_ENOUGH = 8
+"""Silent peers after which the rest of an interface is not tried, to limit waits in a split network."""
+_REACHABLE_BACKLOG = 1024
+# NCCL also prefers InfiniBand; hsn is Slingshot.
+_FAST = ("ib", "hsn")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """The listener of a node: its port on all addresses, its answer word, and its interfaces."""
+
+    port: int
+    word: str
+    interfaces: Interfaces
+
+
+@dataclass
+class AnswerServer:
+    """Answers each connection to this node with a random word, until it is closed."""
+
+    interfaces: Interfaces
+    word: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        self._listener = _listener()
+        self.door = Listener(self._listener.getsockname()[1], self.word, self.interfaces)
+        threading.Thread(target=self._answer, name="hpcrun-door", daemon=True).start()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return
+            with link, contextlib.suppress(OSError):
+                link.sendall(self.word.encode() + b"\n")
+
+    def close(self) -> None:
+        """Stop answering."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def _listener() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        # A kernel may support IPv6 but not allow its use.
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_REACHABLE_BACKLOG
+            )
+    return socket.create_server(("", 0), backlog=_REACHABLE_BACKLOG)
+
+
+def reached(own: Interfaces, peers: Sequence[Listener]) -> list[str]:
+    """Return the interfaces of this node from which all ``peers`` answer on their interface of that name."""
+    return [name for name, silent in silent_peers(own, peers).items() if not silent]
+
+
+def silent_peers(own: Interfaces, peers: Sequence[Listener]) -> dict[str, list[int]]:
+    """Return, for each interface that reaches a peer, the numbers of the ``peers`` that do not answer."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = {name: _silent(name, own, peers, pool) for name in own}
+    return {name: silent for name, silent in found.items() if silent is not None}
+
+
+def agreed(found: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> str | None:
+    """Return the best of the interfaces that all nodes have found, or None.
+
+    Args:
+        found: the result of `reached` on each node.
+        speeds: of the interfaces of one node. InfiniBand and Slingshot come first, then the fastest.
+    """
+    common = [name for name in found[0] if all(name in names for names in found)] if found else []
+    return min(
+        common,
+        key=lambda name: (not name.startswith(_FAST), -speeds.get(name, 0.0)),
+        default=None,
+    )
+
+
+def link_speeds() -> dict[str, float]:
+    """Return the speeds of this node's interfaces in Mbit/s, from the kernel; 0: unknown."""
+    import psutil
+
+    return {name: float(state.speed) for name, state in psutil.net_if_stats().items()}
+
+
+def _silent(
+    name: str, own: Interfaces, peers: Sequence[Listener], pool: ThreadPoolExecutor
+) -> list[int] | None:
+    # Most interfaces that lead nowhere fail here, after one wait. Two peers, because one may be broken.
+    first = list(pool.map(lambda peer: _answers(name, own, peer), peers[:2]))
+    if first and not any(first):
+        return None
+    rest = pool.map(lambda peer: _answers(name, own, peer), peers[2:])
+    return list(islice((at for at, heard in enumerate(chain(first, rest)) if not heard), _ENOUGH))
+
+
+def _answers(name: str, own: Interfaces, peer: Listener) -> bool:
+    for address in peer.interfaces.get(name, ()):
+        source = next((one for one in own[name] if (":" in one) == (":" in address)), None)
+        if source is None:
+            continue
+        for _ in range(TRIES):
+            with contextlib.suppress(OSError):
+                if _word_at(address, peer.port, source) == peer.word:
+                    return True
+    return False
+
+
+def _word_at(address: str, port: int, source: str) -> str:
+    with socket.create_connection((address, port), PATIENCE, (source, 0)) as link:
+        text = b""
+        while not text.endswith(b"\n") and len(text) < 100:
+            part = link.recv(100)
+            if not part:
+                break
+            text += part
+        return text.decode(errors="replace").strip()

@@ -1,1 +1,0 @@
-"""The addresses, interfaces and ports of a node."""

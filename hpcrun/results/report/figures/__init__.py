@@ -1,1 +1,0 @@
-"""Figures with matplotlib: drawn once, and saved as SVG for the report, PNG and PDF."""

@@ -1,1 +1,0 @@
-"""Files, locks and logs that survive a crash and a full disk."""

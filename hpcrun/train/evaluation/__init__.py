@@ -1,1 +1,0 @@
-"""Validation, early stopping and the best weights."""

@@ -1,1 +1,0 @@
-"""Optimizers and schedules of the learning rate."""

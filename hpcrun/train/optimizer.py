@@ -1,0 +1,390 @@
+"""Make the optimizer and its learning-rate schedule from the config.
+
+torch's Muon orthogonalizes the matrices that it gets. Of a sharded matrix each rank has some rows, and torch
+2.13 refuses some shapes. The class here gathers the update of one matrix at a time.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from hpcrun.checkpoint.state.tree import named_parameters
+from hpcrun.config import Config, decay_begins
+from hpcrun.errors import UserError
+from hpcrun.train.determinism import seed_for_optimizer
+from hpcrun.train.step.weighting import require_plain_step
+from hpcrun.train.task import Task
+from hpcrun.train.task_checks import sparse_weights
+
+
+class JointOptimizer(Optimizer):
+    """The groups and the state of several optimizers, which step one after the other.
+
+    The optimizers keep their state in one mapping and their options in the same groups as this object. So
+    the schedule, clipping, the loss scale and checkpoints see one optimizer with more groups. A checkpoint
+    of it loads into the same optimizers only, since their groups differ.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        """``optimizers``: of different parameters; none may be used elsewhere afterwards.
+
+        Raises:
+            ValueError: two optimizers have the same parameter.
+        """
+        self.optimizers = list(optimizers)
+        self._complete = False
+        super().__init__([group for each in self.optimizers for group in each.param_groups], {})
+        self._complete = True
+        state: defaultdict[Any, Any] = defaultdict(dict)
+        for each in self.optimizers:
+            state.update(each.state)
+        self.state = state
+        self._connect()
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step of each optimizer; a closure is not supported."""
+        for each in self.optimizers:
+            each.step()
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for the user on the parameters of each optimizer."""
+        for each in self.optimizers:
+            held = [parameter for group in each.param_groups for parameter in group["params"]]
+            values = sum(parameter.numel() for parameter in held)
+            yield f"{type(each).__name__}: {len(held)} tensors with {values:,} weights"
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise ValueError: add the group to one of the optimizers, before they are joined."""
+        if self._complete:
+            raise ValueError("add a group to one of the optimizers, before they are joined")
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # torch calls this method in load_state_dict(), with new groups and a new state.
+        super().__setstate__(state)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Give each optimizer its groups and the common state."""
+        first = 0
+        for each in self.optimizers:
+            last = first + len(each.param_groups)
+            each.__setstate__({"state": self.state, "param_groups": self.param_groups[first:last]})
+            first = last
+
+
+def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
+    """Make the task's own optimizer, or the one in ``optim``. Seeds the generators before.
+
+    Raises:
+        UserError: the task's result is not an optimizer, does not hold the trained parameters, or has no
+            learning rate.
+    """
+    seed_for_optimizer(config.seed)
+    made = task.build_optimizer(model)
+    if made is None:
+        return build_optimizer(model, config)
+    where = f"task: {type(task).__name__}.build_optimizer()"
+    own = _joined(made, where)
+    held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
+    for name, parameter in named_parameters(model):
+        if parameter.requires_grad and id(parameter) not in held:
+            raise UserError(
+                f"{where} misses {name}, which requires a gradient; put it into a group, or set its "
+                "requires_grad=False in build_model"
+            )
+    if held - {id(parameter) for parameter in model.parameters()}:
+        raise UserError(
+            f"{where} has parameters that are not in the model; use those of its argument, since sharding "
+            "replaces the parameters that build_model made"
+        )
+    for group in own.param_groups:
+        rate = group.get("lr")
+        if not isinstance(rate, int | float | torch.Tensor):
+            raise UserError(
+                f"{where} gave the learning rate {rate!r}; give a number such as self.config.train.lr, which "
+                "the schedule in optim multiplies"
+            )
+        # Not in place: groups may share a tensor.
+        group["lr"] = rate * (peak_learning_rate(config) / config.train.lr)
+    return own
+
+
+def _joined(made: Any, where: str) -> Optimizer:
+    """Return a task's optimizer, or its list, tuple or dict of optimizers as one; raises UserError."""
+    several: list[Any] = [made]
+    if made and isinstance(made, list | tuple | dict):
+        several = list(made.values() if isinstance(made, dict) else made)
+    for one in several:
+        if not isinstance(one, Optimizer):
+            raise UserError(
+                f"{where} returned a {type(one).__name__}; return a torch.optim.Optimizer, or a list or dict "
+                "of them, or None for the one in optim"
+            )
+        try:
+            require_plain_step(one)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
+    if len(several) == 1:
+        alone: Optimizer = several[0]
+        return alone
+    try:
+        return JointOptimizer(several)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: its optimizers cannot be joined: {error}; give each parameter to one of them, and "
+            "names of parameters to all of them or to none"
+        ) from error
+
+
+def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """Make the optimizer in ``config.optim``, at the peak learning rate, fused if torch supports it.
+
+    Vectors (biases, norms) get no weight decay, as for GPT-3 (Brown et al. 2020, app. B).
+
+    Raises:
+        UserError: ``optim.name`` is muon, and this torch or the model does not allow it.
+    """
+    wanted = config.optim
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if wanted.name == "muon":
+        fused = wanted.fused and has_fused(AdamW, trained)
+        others: dict[str, Any] = {"fused": True} if fused else {}
+        return build_muon(model, config, peak_learning_rate(config), others)
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": wanted.weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    kind: type[Optimizer]
+    options: dict[str, Any] = {"lr": peak_learning_rate(config)}
+    if wanted.name == "sgd":
+        kind, options = SGD, options | {"momentum": wanted.momentum}
+    else:
+        kind = AdamW if wanted.name == "adamw" else Adam
+        options |= {"betas": wanted.betas, "eps": wanted.eps}
+    if wanted.fused and not sparse_weights(model) and has_fused(kind, trained):
+        options["fused"] = True
+    optimizer = kind(groups, **options)
+    if kind is SGD and "fused" in options and wanted.momentum:
+        optimizer.register_step_pre_hook(_fill_momentum)
+    return optimizer
+
+
+def _fill_momentum(optimizer: Optimizer, *_: Any) -> None:
+    """Give a parameter with a later first gradient zero momentum, which torch's fused SGD does not do."""
+    for group in optimizer.param_groups:
+        given = [parameter for parameter in group["params"] if parameter.grad is not None]
+        held = [optimizer.state.get(one, {}).get("momentum_buffer") for one in given]
+        new = [one for one, momentum in zip(given, held, strict=True) if momentum is None]
+        # In the first step of a group torch makes the momentum itself.
+        if len(new) < len(given):
+            for parameter in new:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
+    """Return True if this torch has a fused kernel of the optimizer ``kind`` for all ``parameters``.
+
+    Support for devices, precisions and sharded tensors differs between versions of torch, so this takes a
+    trial step with zeros, shaped like the smallest parameter of each sort. An error of another kind, such as
+    a lack of memory, is raised: another kernel after a resume would change bits.
+    """
+    smallest: dict[tuple[Any, ...], nn.Parameter] = {}
+    for parameter in sorted(parameters, key=nn.Parameter.numel):
+        smallest.setdefault((type(parameter), parameter.device, parameter.dtype), parameter)
+    for parameter in smallest.values():
+        trial = nn.Parameter(torch.zeros_like(parameter))
+        trial.grad = torch.zeros_like(trial)
+        make: Any = kind
+        try:
+            make([trial], lr=1e-3, fused=True).step()
+        except NotImplementedError:
+            return False
+        except RuntimeError as error:
+            # "`fused=True` requires ...", "aten._fused_adamw_.default: got mixed ..."
+            if "fused" not in str(error):
+                raise
+            return False
+    return True
+
+
+def peak_learning_rate(config: Config) -> float:
+    """Return ``train.lr``, scaled with ``batch_size / lr_base_batch`` according to ``train.lr_scaling``.
+
+    Linear is for SGD (Krizhevsky 2014, Goyal et al. 2017), the square root for Adam (Malladi et al. 2022).
+    """
+    train = config.train
+    if train.lr_scaling == "none" or train.lr_base_batch is None:
+        return train.lr
+    ratio = train.batch_size / train.lr_base_batch
+    return train.lr * (ratio if train.lr_scaling == "linear" else math.sqrt(ratio))
+
+
+def learning_rate_lines(config: Config, optimizer: Optimizer) -> Iterator[str]:
+    """Yield a line on the scaled peak learning rate, if it differs from ``train.lr``."""
+    train = config.train
+    if train.lr_scaling == "none":
+        return
+    rule = "the square root of " if train.lr_scaling == "sqrt" else ""
+    peak = peak_learning_rate(config)
+    rates = list(dict.fromkeys(group.get("initial_lr", peak) for group in optimizer.param_groups))
+    start = f"peak learning rate {peak:.4g}: train.lr {train.lr:.4g}"
+    if rates != [peak]:
+        start = f"peak learning rates {', '.join(f'{rate:.4g}' for rate in rates)}: the task's"
+    yield f"{start} times {rule}batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
+
+
+def build_schedule(optimizer: Optimizer, config: Config) -> LambdaLR:
+    """Make the schedule: the learning rate as a factor of its peak at each optimizer step."""
+    return LambdaLR(optimizer, learning_rate_factor(config))
+
+
+def learning_rate_factor(config: Config) -> Callable[[int], float]:
+    """Return the factor as a function of the step.
+
+    Linear warm-up from 1/warmup_steps to 1, then the schedule down to ``final_lr_fraction`` at
+    ``train.steps``. cosine: Loshchilov, Hutter 2017, without restarts. wsd: warm-up, stable, decay, Hu et
+    al. 2024, linear over the last ``decay_steps``.
+    """
+    warmup, steps = config.optim.warmup_steps, config.train.steps
+    floor, schedule = config.optim.final_lr_fraction, config.optim.schedule
+    first = decay_begins(config)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if step < first:
+            return 1.0
+        progress = min(1.0, (step - first) / max(1, steps - first))
+        if schedule == "cosine":
+            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        return floor + (1 - floor) * (1 - progress)
+
+    return factor
+
+
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trained parameters of two dimensions in the model's lists of layers, without embeddings.
+
+    Lists are ``nn.ModuleList``, ``nn.Sequential`` and ``nn.ModuleDict``. In a model without a matrix in a
+    list, all matrices count.
+    """
+    embeddings = {
+        id(part.weight)
+        for part in model.modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    }
+    matrices = {
+        id(parameter): parameter
+        for parameter in model.parameters()
+        if parameter.dim() == 2 and parameter.requires_grad and id(parameter) not in embeddings
+    }
+    within = {
+        id(parameter)
+        for part in model.modules()
+        if isinstance(part, _LISTS)
+        for parameter in part.parameters()
+    }
+    listed = [parameter for key, parameter in matrices.items() if key in within]
+    return listed or list(matrices.values())
+
+
+def build_muon(
+    model: nn.Module, config: Config, rate: float, others: dict[str, Any]
+) -> JointOptimizer:
+    """Make Muon for `hidden_matrices`, and AdamW with the options ``others`` for the rest.
+
+    Muon's updates have the size of AdamW's (J. Liu et al. 2025, arXiv:2502.16982), so both use the learning
+    rate ``rate`` and ``optim.weight_decay``. Vectors get no weight decay.
+
+    Raises:
+        UserError: this torch has no Muon, or the model has no matrix for it.
+    """
+    wanted = config.optim
+    matrices = hidden_matrices(model)
+    if not matrices:
+        raise UserError(
+            "optim.name: muon is for matrices, and the model has none outside its embeddings; use adamw"
+        )
+    chosen = set(map(id, matrices))
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+    made: list[Optimizer] = [
+        _muon()(
+            matrices,
+            lr=rate,
+            weight_decay=wanted.weight_decay,
+            momentum=wanted.muon_momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+    ]
+    groups = [
+        {"params": [p for p in rest if p.dim() > 1], "weight_decay": wanted.weight_decay},
+        {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if groups:
+        made.append(AdamW(groups, lr=rate, betas=wanted.betas, eps=wanted.eps, **others))
+    return JointOptimizer(made)
+
+
+def _muon() -> Any:
+    """Return the class of Muon that also takes sharded parameters; raises UserError."""
+    try:
+        from torch.optim._muon import Muon, _adjust_lr, _zeropower_via_newtonschulz
+    except ImportError as error:
+        raise UserError(
+            f"optim.name: muon needs torch 2.9 or newer, and this is torch {torch.__version__}; use adamw"
+        ) from error
+
+    class ShardedMuon(Muon):
+        """torch's Muon, with a gathered update for sharded parameters. Collective for these."""
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            """Take a step: of the sharded matrices here, of the others as torch does."""
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if isinstance(parameter, DTensor) and parameter.grad is not None:
+                        self._step_sharded(parameter, group)
+            kept = [group["params"] for group in self.param_groups]
+            try:
+                for group in self.param_groups:
+                    group["params"] = [p for p in group["params"] if not isinstance(p, DTensor)]
+                return super().step(closure)  # type: ignore[no-untyped-call]
+            finally:
+                for group, parameters in zip(self.param_groups, kept, strict=True):
+                    group["params"] = parameters
+
+        def _step_sharded(self, parameter: DTensor, group: dict[str, Any]) -> None:
+            gradient: Any = parameter.grad
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            buffer = state["momentum_buffer"]
+            buffer.lerp_(gradient, 1 - group["momentum"])
+            update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+            whole = _zeropower_via_newtonschulz(
+                update.full_tensor(), group["ns_coefficients"], group["ns_steps"], group["eps"]
+            )
+            mesh = parameter.device_mesh
+            same = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            part = same.redistribute(mesh, parameter.placements).to_local()
+            rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape)
+            local = parameter.to_local()
+            local.mul_(1 - group["lr"] * group["weight_decay"])
+            local.add_(part, alpha=-rate)
+
+    # The name in messages and in the log.
+    ShardedMuon.__name__ = Muon.__name__
+    return ShardedMuon
