@@ -28,7 +28,6 @@ from hpcrun.run.files import write_hashed
 from hpcrun.run.record import require_ownership
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.early_stopping import EarlyStopping, Weights, put_best_back
-from hpcrun.train.entry import TRAINING, VALIDATING, Position
 from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.health.nonfinite import NonFiniteWatch
 from hpcrun.train.health.watchdog import watching
@@ -37,6 +36,7 @@ from hpcrun.train.metrics.timing import Profile, TimedSteps
 from hpcrun.train.model import compile_cache as compilation
 from hpcrun.train.model.compile_cache import CompileCache
 from hpcrun.train.parallel import process_group
+from hpcrun.train.position import TRAINING, VALIDATING, Position
 from hpcrun.train.saving import Saver, build_engine
 from hpcrun.train.setup.data import Validation, build_batches, build_validation
 from hpcrun.train.setup.model import build_model

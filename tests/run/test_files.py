@@ -24,7 +24,8 @@ from hpcrun.run.files import (
     write_json,
 )
 from hpcrun.run.streams import copied_to
-from hpcrun.train.entry import Position, fail
+from hpcrun.train.entry import fail
+from hpcrun.train.position import Position
 from tests.kills import killed_at_each_step
 from tests.train.forks import fork_ranks
 

@@ -64,11 +64,11 @@ def test_a_python_without_libraries_or_network_gets_one_line(tmp_path: Path) -> 
     assert done.returncode == 2
     assert done.stdout == ""
     told = done.stderr.splitlines()
-    assert told[0].startswith("installing numpy, pydantic, xxhash, pyyaml into ")
+    assert told[0].startswith("installing numpy, orjson, pydantic, tqdm, xxhash, pyyaml into ")
     assert told[1:] == [told[-1]]
     assert re.fullmatch(
-        r"gpu: numpy, pydantic, xxhash, pyyaml cannot be installed into \S+ \(ERROR: .*\); where there is a "
-        rf"network: {re.escape(sys.executable)} -m pip install 'numpy>=\S+' 'pydantic>=.*",
+        r"gpu: numpy, orjson, pydantic, tqdm, xxhash, pyyaml cannot be installed into \S+ \(ERROR: .*\); "
+        rf"where there is a network: {re.escape(sys.executable)} -m pip install 'numpy>=\S+' 'orjson>=.*",
         told[-1],
     )
     assert list((tmp_path / "cache" / "hpcrun" / "libraries").iterdir()) == []
@@ -124,7 +124,7 @@ def test_the_parts_import_no_other_dependency_of_the_package() -> None:
         "import sys; sys.path[:0] = sys.argv[1:3]; "
         "sys.modules.update(dict.fromkeys(sys.argv[3:])); import gpulib.parts"
     )
-    others = ["submitit", "tqdm", "h5py", "rich", "psutil", "matplotlib", "scipy", "safetensors"]
+    others = ["submitit", "h5py", "rich", "psutil", "matplotlib", "scipy", "safetensors"]
     subprocess.run([sys.executable, "-c", program, BENCH, ROOT, *others], check=True)
 
 
@@ -276,7 +276,7 @@ def only_torch(folder: Path) -> Path:
                 link(required.group().lower())
 
     link("torch")
-    assert found.isdisjoint({"numpy", "pydantic", "xxhash", "pyyaml"})
+    assert found.isdisjoint({"numpy", "orjson", "pydantic", "tqdm", "xxhash", "pyyaml"})
     return folder
 
 
@@ -297,7 +297,7 @@ def test_a_python_with_only_torch_measures(tmp_path: Path) -> None:
 
     done = measure()
     assert done.returncode == 0, done.stderr
-    assert "installing numpy, pydantic, xxhash, pyyaml into " in done.stderr
+    assert "installing numpy, orjson, pydantic, tqdm, xxhash, pyyaml into " in done.stderr
     assert len(done.stdout.splitlines()) == 6, done.stdout
     assert "NO" not in done.stdout
     again = measure("--parts", "parity", "--json")

@@ -14,7 +14,6 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching, accumulation_of
-from hpcrun.train.entry import Position
 from hpcrun.train.health.out_of_memory import (
     MemorySettings,
     OutOfMemory,
@@ -24,6 +23,7 @@ from hpcrun.train.health.out_of_memory import (
     usage,
 )
 from hpcrun.train.model.prepare import Preparation, prepare
+from hpcrun.train.position import Position
 from hpcrun.train.setup.task import Context
 
 USAGE = MemorySettings(

@@ -1,7 +1,6 @@
 """Logged metrics: times, means, stragglers, FLOP/s and sinks."""
 
 import math
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines, write_json
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.metrics import timing as mfu
 from hpcrun.train.metrics.log import (
     MetricsLog,
     StepMeasurements,
@@ -39,8 +37,6 @@ from hpcrun.train.metrics.timing import (
 )
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import StepGate
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -263,14 +259,6 @@ def test_one_process_for_all_gpus_has_the_sum_of_their_peaks(
 )
 def test_peaks_match_the_whole_device_name(name: str, peak: float | None) -> None:
     assert peak_of(name, "bf16") == peak
-
-
-def test_the_page_names_each_device_with_a_peak() -> None:
-    page = " ".join((ROOT / "docs" / "watching.md").read_text(encoding="utf-8").split())
-    (listed,) = re.findall(r"a device with a known peak: NVIDIA (.+?)\. `watch\.peak_flops`", page)
-    variant = r"\(.*?\)| PCIe| NVL| Generation|-SXM\[23\]|-PCIE"
-    known = {re.sub(variant, "", name) for name, _ in mfu.PEAKS}
-    assert {*re.split(r", | and |; AMD ", listed)} == known
 
 
 def test_a_peak_depends_on_the_precision() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.train.entry import Position
 from hpcrun.train.metrics.timing import Profile, Stopwatch, steps_of
+from hpcrun.train.position import Position
 
 
 def profile(folder: Path, window: str | None, start: int, rank: int = 1) -> Profile:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from hpcrun.config.training import FSDP
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
-from hpcrun.train.entry import Position
+from hpcrun.train.position import Position
 from hpcrun.train.setup.deferral import build_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task

@@ -14,18 +14,11 @@ import torch.distributed as dist
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.entry import (
-    COMPILING,
-    PREPARING,
-    PROFILING,
-    TRAINING,
-    VALIDATING,
-    Position,
-)
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.health.watchdog import PeerFailure, Peers, Watchdog
 from hpcrun.train.model import compile_cache as compilation
 from hpcrun.train.parallel import process_group
+from hpcrun.train.position import COMPILING, PREPARING, PROFILING, TRAINING, VALIDATING, Position
 
 HOSTS = ["n0", "n0", "n1", "n1"]
 

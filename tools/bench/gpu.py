@@ -2,8 +2,8 @@
 """Measure one GPU with hpcrun's trainer: throughput, MFU, memory, checkpoint cost, and parity.
 
 Needs a Python with torch and this checkout. Missing libraries of the trainer
-(numpy, pydantic, PyYAML, xxhash) are installed once into a folder below ~/.cache; the environment
-does not change. Each part runs in a separate process, so a failed part does not affect the other parts:
+(numpy, orjson, pydantic, PyYAML, tqdm, xxhash) are installed once into a folder below ~/.cache; the
+environment does not change. Each part runs in a separate process: a failed part does not affect the others:
 
 parity       fp16 loss scaling compared with torch's own loop, bit by bit
 world        DDP and FSDP with one NCCL rank, compared with a single process

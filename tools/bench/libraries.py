@@ -22,7 +22,9 @@ CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 
 TRAINING = {
     "numpy": "numpy>=1.26",
+    "orjson": "orjson>=3.9",
     "pydantic": "pydantic>=2.7",
+    "tqdm": "tqdm>=4.66",
     "xxhash": "xxhash>=3.4",
     "yaml": "pyyaml>=6.0",
 }

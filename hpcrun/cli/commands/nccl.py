@@ -60,6 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lint``, ``advise`` or ``tune``."""
     what = require_subcommand("nccl", arguments.what, _WAYS, "check")
-    module = importlib.import_module(f"hpcrun.cli.commands.cluster.nccl_{what}")
+    module = importlib.import_module(f"hpcrun.cli.commands.nccl_{what}")
     code: int = module.run(arguments)
     return code

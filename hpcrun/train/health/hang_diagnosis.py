@@ -17,8 +17,8 @@ from typing import Any
 from torch._C import _distributed_c10d as c10d
 
 from hpcrun.run.endings import Hang
-from hpcrun.train.entry import PREPARING, TRAINING, VALIDATING, Position
 from hpcrun.train.parallel.process_group import group_names, trees
+from hpcrun.train.position import PREPARING, TRAINING, VALIDATING, Position
 
 _NAMED_AT_MOST = 4
 

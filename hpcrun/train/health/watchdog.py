@@ -36,10 +36,10 @@ from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import make_log_folder
 from hpcrun.run.stacks import Mailbox
-from hpcrun.train.entry import COMPILING, PROFILING, Position
 from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.parallel import process_group
+from hpcrun.train.position import COMPILING, PROFILING, Position
 
 
 class Store(Protocol):

@@ -22,7 +22,7 @@ from hpcrun.checkpoint.state import capture
 from hpcrun.devices import accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.train.data.batches import Steps
-from hpcrun.train.entry import PROFILING, Position
+from hpcrun.train.position import PROFILING, Position
 from hpcrun.train.step.precision import to_device
 from hpcrun.train.step.trainer import LossFunction
 

@@ -26,7 +26,7 @@ import xxhash
 from hpcrun.devices import accelerator
 from hpcrun.drafts import remove_left
 from hpcrun.run.files import write_atomic
-from hpcrun.train.entry import COMPILING, TRAINING, Position
+from hpcrun.train.position import COMPILING, TRAINING, Position
 
 _FORMAT = 1
 _HEADER_LIMIT = 4096

@@ -14,13 +14,13 @@ from hpcrun.run.events import note
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.early_stopping import EarlyStopping
-from hpcrun.train.entry import Position
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.timing import Profile
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
 from hpcrun.train.optimizer import JointOptimizer, learning_rate_lines
+from hpcrun.train.position import Position
 from hpcrun.train.saving import Saver, build_interval
 from hpcrun.train.setup.model import Resumed
 from hpcrun.train.setup.task import Context, OpenedTask

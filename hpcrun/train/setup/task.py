@@ -22,12 +22,12 @@ from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.batching import Batching, worker_processes
 from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.determinism import explain_refusals
-from hpcrun.train.entry import PREPARING
 from hpcrun.train.health.out_of_memory import explaining, usage
 from hpcrun.train.health.watchdog import At
 from hpcrun.train.model.prepare import why_not_recomputed, why_not_synchronized
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
+from hpcrun.train.position import PREPARING
 from hpcrun.train.setup.deferral import all_deferred, build_model, build_whole, for_datasets
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.task_checks import require_model
