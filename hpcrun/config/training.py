@@ -194,7 +194,7 @@ class FSDP(Section):
     )
     deferred_init: Literal["auto", True, False] = Field(
         default="auto",
-        description="Compute the weights after sharding; auto: if parallel=fsdp and the model allows.",
+        description="Build weights on rank 0 only; auto: if parallel=fsdp and the model allows.",
     )
     reduce_each_micro_batch: Literal["auto", True, False] = Field(
         default="auto",

@@ -11,12 +11,10 @@ from hpcrun.devices.vendor import CompileMode
 from hpcrun.errors import UserError, error_on_all_ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data.batching import accumulation_of
-from hpcrun.train.deferred.build import Deferred
-from hpcrun.train.deferred.fill import fill, give_memory
 from hpcrun.train.determinism import fix_compiler
+from hpcrun.train.model.deferred import Deferred, fill, give_memory
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
-from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.gradient_compression import compression
 from hpcrun.train.step.precision import require_float8, shortfall
@@ -38,10 +36,9 @@ def build_trainer(
     """Build this rank's trainer with its optimizer. Collective.
 
     Args:
-        deferred: the recorded build of ``model``, if its weights are not computed yet.
-        loads: the caller loads every weight from a checkpoint, so that the weights of ``deferred`` need not
-            be computed.
-        advance: called after each computed parameter of ``deferred``.
+        deferred: the parameters of ``model``, if only rank 0 has their values.
+        loads: the caller loads every weight from a checkpoint, so that rank 0 need not send its values.
+        advance: called after each parameter that rank 0 has sent.
 
     Raises:
         UserError: the model or the task's optimizer does not fit the config.
@@ -82,26 +79,16 @@ def build_trainer(
             cpu = torch.device("cpu")
             give_memory(trainer.module, cpu if config.fsdp.cpu_offload else trainer.device)
             if loads:
-                deferred.tape.clear()
+                deferred.weights.clear()
             else:
-                _fill(deferred, trainer, config, advance)
+                fill(
+                    deferred, device=trainer.device, ranks=trainer.control_ranks(), advance=advance
+                )
         _ = trainer.optimizer
     except UserError as error:
         # The model is the same on every rank, so every rank has this error.
         raise error_on_all_ranks(str(error), distributed.rank) from error
     return trainer
-
-
-def _fill(
-    deferred: Deferred,
-    trainer: DistributedAMPTrainer,
-    config: Config,
-    advance: Callable[[], None],
-) -> None:
-    ranks = trainer.control_ranks()
-    # The other ranks wait while rank 0 computes; a normal build has this time too.
-    with process_group.waiting_at_least(config.train.hang_start):
-        fill(deferred, device=trainer.device, ranks=ranks, advance=advance)
 
 
 def compile_mode(

@@ -65,6 +65,11 @@ def seed_for_optimizer(seed: int) -> None:
     _seed_mixed(seed, _NO_RANK, 0)
 
 
+def seed_for_datasets(seed: int) -> None:
+    """Seed all ranks alike for the task's datasets; see :func:`seed_for_optimizer`."""
+    _seed_mixed(seed, _NO_RANK, 1)
+
+
 def _seed_mixed(*words: int) -> None:
     mixed = np.random.SeedSequence(words).generate_state(2, np.uint32)
     seed_alike(int(mixed[0]) << 31 ^ int(mixed[1]))

@@ -20,10 +20,10 @@ from tests.cli.test_bad_input import require_one_line
 
 LONG = ("--wait", str(jobs.PATIENCE))
 SCRIPT = """
-import sys, time
+import os, sys, time
 def waits_here():
     time.sleep(600)
-print("begun", flush=True)
+os.write(1, b"begun\\n")
 waits_here()
 """
 
@@ -126,9 +126,9 @@ def test_the_words_of_py_spy_are_handed_on(tmp_path: Path, monkeypatch: pytest.M
 
 
 SPAWNING = """
-import multiprocessing, time
+import multiprocessing, os, time
 def work(number):
-    print("begun", flush=True)
+    os.write(1, b"begun\\n")
     time.sleep(600)
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
@@ -139,9 +139,10 @@ if __name__ == "__main__":
 LOADING = """
 import os, time
 def waits():
+    os.write(1, b"begun\\n")
     time.sleep(600)
 def read():
-    print("begun", flush=True)
+    os.write(1, b"begun\\n")
     time.sleep(600)
 waits() if os.fork() else read()
 """
@@ -179,7 +180,7 @@ def test_spawned_processes_are_read_and_their_starter_is_none(tmp_path: Path) ->
 
 def test_the_workers_of_a_waiting_loader_are_read(tmp_path: Path) -> None:
     path = tmp_path / "torch" / "utils" / "data" / "dataloader.py"
-    with program(path, LOADING, 1) as pid:
+    with program(path, LOADING, 2) as pid:
         rank, worker = py_spy.script_stacks(pid)
         os.kill(worker.pid, signal.SIGSTOP)
         jobs.wait_for(lambda: py_spy.script_stacks(pid)[1].doing == STOPPED)

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.options import LanguageModelShape
-from hpcrun.train.deferred.build import Deferred
+from hpcrun.train.model.deferred import Deferred
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 BENCH = Path(__file__).parents[2] / "tools" / "bench"
@@ -22,7 +22,7 @@ import build_memory  # noqa: E402
 
 def test_only_a_start_draws_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Deferred] = []
-    monkeypatch.setattr(Deferred, "compute", lambda deferred, _: drawn.append(deferred))
+    monkeypatch.setattr(Deferred, "require_no_alias", lambda built: drawn.append(built))
     monkeypatch.setattr(DistributedAMPTrainer, "control_ranks", lambda _: Ranks())
     place = DistributedConfig(world_size=2, num_gpus_per_node=2)
     shape = LanguageModelShape(width=16, layers=1, heads=1, context=8)

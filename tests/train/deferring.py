@@ -6,10 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import random_split
 
-from hpcrun.train.deferred.build import Deferred, build_deferred
-from hpcrun.train.deferred.fill import LaterDraws
+from hpcrun.ranks.collective import Ranks
+from hpcrun.train.model.deferred import build_deferred
 
 OWN = torch.Generator()
 
@@ -23,8 +22,7 @@ class Varied(nn.Module):
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.look = nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Flatten())
-        self.found = self.look(torch.zeros(2, 1, 8)).shape[1]
-        self.head = nn.Linear(self.found, 8)
+        self.head = nn.Linear(12, 8)
         nn.init.orthogonal_(self.head.weight)
         self.tokens = nn.Embedding(10, 8, padding_idx=0)
         self.tied = nn.Linear(8, 10, bias=False)
@@ -81,50 +79,32 @@ def seed() -> None:
     OWN.manual_seed(4)
 
 
-def states() -> list[bytes]:
-    """Return the states of all generators that a build may use."""
-    now = [torch.get_rng_state(), OWN.get_state()]
-    return [state.numpy().tobytes() for state in now] + [repr(random.getstate()).encode()]
-
-
-def draws() -> list[torch.Tensor]:
-    """Draw as a dataset may do: from a fork, from a copy of the generator, after a seed, and from itself."""
-    with torch.random.fork_rng():
-        forked = torch.randn(2)
-    with torch.random.fork_rng():
-        torch.manual_seed(8)
-        seeded = torch.randperm(5)
-    copied = torch.rand(2, generator=torch.Generator().set_state(torch.get_rng_state()))
-    split = random_split(range(9), [4, 5])[0].indices
-    return [forked, seeded, copied, torch.tensor(split), torch.rand(1)]
-
-
-def weights(deferred: Deferred) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    deferred.compute(lambda name, value: found.update({name: value.clone()}))
-    assert list(found) == deferred.order()
-    return found
-
-
 def require_same(make: Callable[[], nn.Module]) -> None:
-    seed()
-    normal = make()
-    drawn, after = draws(), states()
-    seed()
-    deferred = build_deferred(make)
-    # A tensor of numpy is there already.
-    found = {**dict(deferred.model.named_parameters()), **weights(deferred)}
-    assert found.keys() == dict(normal.named_parameters()).keys()
-    for name, value in normal.named_parameters():
-        assert torch.equal(value, found[name]), name
-        assert value.stride() == found[name].stride()
-        assert value.requires_grad == dict(deferred.model.named_parameters())[name].requires_grad
+    """Compare the parts of a deferred build with a normal build, on rank 0 and on another rank."""
+
+    def seeded() -> nn.Module:
+        seed()
+        return make()
+
+    normal = seeded()
+    expected = dict(normal.named_parameters())
+    _, first, reason = build_deferred(seeded, Ranks())
+    assert first is not None, reason
+    _, other, reason = build_deferred(seeded, Ranks(rank=1))
+    assert other is not None, reason
+    assert other.weights == {}
+    assert first.signature() == other.signature()
+    assert first.weights.keys() == expected.keys()
+    for deferred in (first, other):
+        for name, value in deferred.model.named_parameters():
+            assert value.is_meta
+            assert value.shape == expected[name].shape
+            assert value.stride() == expected[name].stride()
+            assert value.requires_grad == expected[name].requires_grad
+    for name, value in expected.items():
+        assert torch.equal(value, first.weights[name]), name
     for name, buffer in normal.named_buffers():
-        assert torch.equal(buffer, dict(deferred.model.named_buffers())[name]), name
-    advanced: list[None] = []
-    with LaterDraws(deferred, lambda: advanced.append(None)):
-        found_later = draws()
-    assert all(map(torch.equal, drawn, found_later))
-    # The watchdog sees each computed draw.
-    assert bool(advanced) == (deferred.reached is not None)
-    assert states() == after
+        assert torch.equal(buffer, dict(first.model.named_buffers())[name]), name
+    first.restore()
+    for name, value in first.model.named_parameters():
+        assert torch.equal(value, expected[name])

@@ -37,7 +37,7 @@ _DTYPES = {
 # tensors of these tests are on the CPU: a person has to look at each new place.
 _PLACES = {
     "checkpoint/sharded/copies.py:broadcast",  # Its tensors are on the device of the group.
-    "train/deferred/fill.py:share",  # The weights are on the device.
+    "train/model/deferred.py:fill",  # The weights are on the device.
     "train/parallel/strategies.py:copy_from_rank_zero",
     "train/parallel/fsdp.py:make_mesh",  # Torch moves objects to the GPU.
     "train/parallel/fsdp_check.py:drop_unused_gradients",

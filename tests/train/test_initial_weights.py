@@ -14,13 +14,12 @@ from torch.utils.data import TensorDataset
 
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.deferred.build import build_deferred
-from hpcrun.train.model.initial_weights import load_initial_weights
-from hpcrun.train.setup import task as setup_task
-from hpcrun.train.setup.deferral import build_model, covers
-from hpcrun.train.setup.task import OpenedTask
-from tests.train.deferring import Varied, require_same, weights
+from hpcrun.train.model.deferred import build_deferred
+from hpcrun.train.model.initial_weights import covers, load_initial_weights
+from hpcrun.train.setup.task import OpenedTask, make_model, open_on_rank
+from tests.train.deferring import Varied, require_same
 from tests.train.faulty_tasks import Regression
 
 
@@ -47,15 +46,16 @@ def test_initial_weights_of_files_replace_those_of_the_build(tmp_path: Path) -> 
         return model
 
     require_same(make)
-    deferred = build_deferred(make)
-    for name, value in weights(deferred).items():
+    deferred = build_deferred(make, Ranks())[1]
+    assert deferred is not None
+    for name, value in deferred.weights.items():
         assert torch.equal(value, wanted[name]), name
     assert torch.equal(deferred.model.norm.running_mean, wanted["norm.running_mean"])  # type: ignore[union-attr, arg-type]
 
     def refused(change: dict[str, torch.Tensor]) -> str:
         save_file({**rest, **change}, tmp_path / "2.safetensors")
         with pytest.raises(UserError) as error:
-            build_deferred(make)
+            build_deferred(make, Ranks())
         return str(error.value)
 
     assert "has extra, which the model does not have" in refused({"extra": torch.ones(1)})
@@ -100,7 +100,7 @@ def test_a_resume_reads_no_file_of_initial_weights_unless_a_checkpoint_lacks_som
     config = resolve([override_layer(["train.parallel=fsdp", "train.init_from=/nowhere"])])
     place = DistributedConfig(world_size=world)
     task = Given(config)
-    model, deferred = build_model(task, config, place, resumes=True)
+    model, deferred = make_model(task, config, place, Ranks(), resumes=True)
     assert (covers(task, model), deferred is not None) == (True, world > 1)
     # On the meta device its state dict has no values to read.
     assert not covers(task, Reads().to("meta"))
@@ -108,7 +108,7 @@ def test_a_resume_reads_no_file_of_initial_weights_unless_a_checkpoint_lacks_som
         Given.kind = kind
         for resumes in (False, True):
             with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):
-                build_model(task, config, place, resumes=resumes)
+                make_model(task, config, place, Ranks(), resumes=resumes)
 
 
 def in_a_thread(compute: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -156,7 +156,9 @@ def test_a_dataset_computes_with_the_initial_weights_on_a_resume_too(
     config, place = resolve([override_layer([f"train.init_from={file}"])]), DistributedConfig()
 
     def opened(kind: type[Featured], *, resumes: bool) -> OpenedTask:
-        return setup_task.open_on_rank(kind(config), config, place, resumes=resumes)
+        task = kind(config)
+        model, _ = make_model(task, config, place, Ranks(), resumes=resumes)
+        return open_on_rank(task, config, place, model, resumes=resumes)
 
     first, second = (opened(Featured, resumes=resumes) for resumes in (False, True))
     assert torch.equal(first.dataset[0][0], second.dataset[0][0])

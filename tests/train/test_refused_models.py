@@ -80,7 +80,7 @@ def test_a_model_that_cannot_be_trained_is_refused(model, line):
 
 def test_a_model_is_checked_before_any_use():
     with pytest.raises(UserError, match=r"^Given\.build_model\(\) returned None"):
-        setup_task.open_on_rank(Given(), resolve([]), DistributedConfig(), resumes=False)
+        setup_task.open_on_rank(Given(), resolve([]), DistributedConfig(), None, resumes=False)
 
 
 def test_an_unsupported_precision_or_device_is_refused():

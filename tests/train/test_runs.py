@@ -11,7 +11,7 @@ from hpcrun.checkpoint.export import load_model, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.train import drift
-from hpcrun.train.deferred.build import Deferred
+from hpcrun.train.model.deferred import Deferred
 from tests import jobs
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import (
@@ -47,16 +47,16 @@ def elsewhere(rank, restart):
 
 
 def count_draws(file, rank, restart):
-    """Append a character to ``file`` whenever rank 0 computes the weights of a deferred build."""
-    compute = Deferred.compute
+    """Append a character to ``file`` whenever rank 0 draws the weights of a deferred build."""
+    check = Deferred.require_no_alias
 
-    def counted(self, take):
+    def counted(self):
         with file.open("a") as stream:
             stream.write("!")
-        compute(self, take)
+        check(self)
 
     if rank == 0:
-        Deferred.compute = counted
+        Deferred.require_no_alias = counted
 
 
 def loss_lines(played):

@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from hpcrun.config.training import FSDP
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
+from hpcrun.train.parallel.process_group import control_ranks
 from hpcrun.train.position import Position
-from hpcrun.train.setup.deferral import build_model
+from hpcrun.train.setup.task import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 from tests.on_ranks import agreed, ranks
@@ -77,7 +78,7 @@ def built(rank, world_size, *settings):
     asked = config("task=tests.train.test_sharded_memory:Given", "train.parallel=fsdp", *settings)
     task, distributed = Given(asked), nodes_of_two(rank, world_size)
     OWN.manual_seed(4)
-    model, deferred = build_model(task, asked, distributed)
+    model, deferred = make_model(task, asked, distributed, control_ranks(distributed))
     assert (deferred is None) == ("fsdp.deferred_init=false" in settings)
     # The watchdog sees each parameter, so a long build is no hang.
     expected, position = 0 if deferred is None else len(deferred.parameters), Position()

@@ -14,7 +14,8 @@ from acceptancelib.world import Member
 from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import Config, override_layer, resolve
 from hpcrun.train.build import build_trainer
-from hpcrun.train.setup.deferral import build_model
+from hpcrun.train.parallel.process_group import control_ranks
+from hpcrun.train.setup.task import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task, load_task
 
@@ -75,7 +76,8 @@ def whole(value: Tensor) -> Tensor:
 def build(here: Member, config: Config) -> SmallRun:
     """Build the trainer of ``config`` on the rank of ``here``. Collective."""
     task = load_task(config)
-    model, deferred = build_model(task, config, here.distributed)
+    place = here.distributed
+    model, deferred = make_model(task, config, place, control_ranks(place))
     parallel = config.train.parallel
     if parallel == "auto":
         parallel = "single"  # config_of wants this for one rank only

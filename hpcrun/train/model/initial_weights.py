@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from hpcrun.errors import UserError
-from hpcrun.train.deferred.recording import content_stays
+from hpcrun.train.task import Task
 
 _KEY = "train.init_from"
 
@@ -21,8 +20,8 @@ _KEY = "train.init_from"
 def load_initial_weights(model: nn.Module, source: str) -> None:
     """Set the parameters and persistent buffers of ``model`` from a file or a folder of safetensors.
 
-    The files are mapped into memory, and only the tensors in use are read. In a deferred build that is later
-    and on rank 0 only, one tensor after another.
+    The files are mapped into memory. Parameters on the meta device stay as they are, and nothing reads their
+    tensors.
 
     Raises:
         UserError: there are no such files, or they do not hold the tensors of the model.
@@ -42,7 +41,7 @@ def load_initial_weights(model: nn.Module, source: str) -> None:
                     f"{_KEY}: {name} has the shape {tuple(tensor.shape)} in {file}, and "
                     f"{tuple(target.shape)} in the model"
                 )
-            target.copy_(content_stays(tensor))
+            target.copy_(tensor)
     # A file holds a tied weight once, under one of its names.
     loaded = {id(wanted[name]) for name in sources}
     missing = [name for name, target in wanted.items() if id(target) not in loaded]
@@ -64,6 +63,21 @@ def initial_state(model: nn.Module) -> dict[str, Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **{name: value for name, value in buffers if name not in transient},
     }
+
+
+def covers(task: Task, model: nn.Module) -> bool:
+    """Return True if a checkpoint of ``model`` replaces all that depends on its initial weights.
+
+    A model may omit some weights from its state dict, such as frozen weights of another model. An optimizer
+    of the task's own may keep the weights that it begins with.
+    """
+    if type(task).build_optimizer is not Task.build_optimizer:
+        return False
+    try:
+        kept = model.state_dict().keys()
+    except Exception:  # of any type: code of the model, which may read values
+        return False
+    return initial_state(model).keys() <= kept
 
 
 class LoadedAtUse(TorchFunctionMode):
@@ -133,13 +147,11 @@ def _tensors(source: str) -> Iterator[tuple[Path, str, Tensor]]:
             f"{_KEY}: needs the package safetensors: `pip install hpcrun[safetensors]`"
         ) from error
     for file in _files(Path(source)):
-        # A recording of the build would see how the file is mapped.
-        with _disable_current_modes():
-            try:
-                opened: Any = safe_open(file, framework="pt")
-                found = [(name, opened.get_tensor(name)) for name in opened.keys()]  # noqa: SIM118
-            except (SafetensorError, OSError) as error:
-                raise UserError(f"{_KEY}: {file} cannot be read: {error}") from error
+        try:
+            opened: Any = safe_open(file, framework="pt")
+            found = [(name, opened.get_tensor(name)) for name in opened.keys()]  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{_KEY}: {file} cannot be read: {error}") from error
         for name, tensor in found:
             yield file, name, tensor
 

@@ -17,9 +17,9 @@ from hpcrun.train.data.streams import StreamState
 from hpcrun.train.determinism import seed_rank
 from hpcrun.train.drift import changed, environment, require_same, unrecorded
 from hpcrun.train.early_stopping import EarlyStopping
+from hpcrun.train.model.initial_weights import covers
 from hpcrun.train.parallel.choose import resolve_parallel
 from hpcrun.train.saving import restore
-from hpcrun.train.setup.deferral import covers
 from hpcrun.train.setup.task import Context, OpenedTask
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
@@ -79,7 +79,6 @@ def build_model(
     parallel = resolve_parallel(config, opened.model, distributed, context.ranks, earlier)
     with context.explain_memory(None, parallel, device, opened.model):
         with context.at("wrapping the model") as advance:
-            opened = opened.for_parallel(parallel, config, distributed)
             deferred = opened.deferred is not None
             loads = opened.resumes and deferred and covers(opened.task, opened.model)
             trainer = build_trainer(

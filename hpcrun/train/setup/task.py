@@ -1,5 +1,7 @@
 """Import the task, prepare its data, and make its model and its datasets."""
 
+import contextlib
+import functools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,22 +15,22 @@ from torch.utils.data import Dataset, default_collate
 from hpcrun.checkpoint.storage.manifest import has_commit
 from hpcrun.config import Config
 from hpcrun.devices.accelerator import is_accelerator
-from hpcrun.errors import UserError
+from hpcrun.errors import UserError, error_on_all_ranks
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.batching import Batching, worker_processes
-from hpcrun.train.deferred.build import Deferred
-from hpcrun.train.determinism import explain_refusals
+from hpcrun.train.determinism import explain_refusals, seed_alike, seed_for_datasets
 from hpcrun.train.health.out_of_memory import explaining, usage
 from hpcrun.train.health.watchdog import At
-from hpcrun.train.model.prepare import why_not_recomputed, why_not_synchronized
+from hpcrun.train.model.deferred import Deferred, build_deferred
+from hpcrun.train.model.initial_weights import LoadedAtUse, covers, load_initial_weights
+from hpcrun.train.model.prepare import synchronized, why_not_recomputed, why_not_synchronized
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.position import PREPARING
-from hpcrun.train.setup.deferral import all_deferred, build_model, build_whole, for_datasets
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.task_checks import require_model
 
@@ -88,7 +90,7 @@ class OpenedTask:
     dataset: "Dataset[Any]"
     validation_set: "Dataset[Any] | None"
     deferred: Deferred | None = None
-    """The recorded build of a model without weights."""
+    """The model's parameters on the meta device, and their values on rank 0."""
     resumes: bool = False
     """True if a checkpoint exists at the start."""
 
@@ -98,15 +100,6 @@ class OpenedTask:
         # Not the task's method unless it is overridden: a loader process gets a copy of the whole task.
         overridden = type(self.task).collate is not Task.collate
         return self.task.collate if overridden else default_collate
-
-    def for_parallel(
-        self, parallel: Parallel, config: Config, distributed: DistributedConfig
-    ) -> "OpenedTask":
-        """Return the task with the model that ``parallel`` needs: only FSDP takes a model without weights."""
-        if self.deferred is None or parallel == "fsdp":
-            return self
-        model = build_whole(self.task, config, distributed, self.deferred, resumes=self.resumes)
-        return replace(self, model=model, deferred=None)
 
 
 def _nothing() -> None:
@@ -125,38 +118,89 @@ def open_task(context: Context) -> OpenedTask:
     # Collectives of the other ranks wait while rank 0 prepares.
     with process_group.waiting_at_least(_MAX_PREPARE), context.at(PREPARING):
         context.together(work)
-    with context.at("building the model and its data") as advance:
+    with context.at("building the model and its data"):
         config, distributed = context.config, context.distributed
         resumes = context.ranks.from_rank_0(lambda: has_commit(context.run))
-        opened = context.together(lambda: open_on_rank(task, config, distributed, resumes, advance))
-        if all_deferred(opened.deferred, config, distributed, context.ranks):
-            return opened
-        # A rank that could not defer its build has the whole model, and so must all.
-        return opened.for_parallel("ddp", config, distributed)
+        # Rank 0 may build alone.
+        with process_group.waiting_at_least(config.train.hang_start):
+            model, deferred = make_model(task, config, distributed, context.ranks, resumes=resumes)
+        opened = context.together(
+            lambda: open_on_rank(task, config, distributed, model, resumes=resumes)
+        )
+        return replace(opened, deferred=deferred)
 
 
-def open_on_rank(
+def make_model(
     task: Task,
     config: Config,
     distributed: DistributedConfig,
-    resumes: bool,
-    advance: Callable[[], None] = _nothing,
-) -> OpenedTask:
-    """Build the model and the datasets of ``task`` on this rank.
+    ranks: Ranks,
+    *,
+    resumes: bool = False,
+) -> tuple[Any, Deferred | None]:
+    """Return the result of ``task.build_model()``, and its parameters if only rank 0 has weights. Collective.
 
-    ``advance``: called after each piece of long work.
+    ``resumes``: a checkpoint follows, so that a file of initial weights is not read (see `covers`).
+
+    Raises:
+        UserError: ``fsdp.deferred_init`` is true, and the build cannot be deferred.
+    """
+
+    def make() -> Any:
+        # The same seed on every rank, so that all ranks start with the same weights.
+        seed_alike(config.seed)
+        with explain_refusals():
+            return _build(task, config, distributed, resumes)
+
+    wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
+    if distributed.world_size == 1 or not wanted:
+        return ranks.together(make), None
+    covered = functools.partial(covers, task) if resumes else None
+    model, deferred, reason = build_deferred(make, ranks, covered)
+    if reason:
+        where = f"fsdp.deferred_init: {type(task).__name__}.build_model()"
+        if config.fsdp.deferred_init is True:
+            text = (
+                f"{where} cannot be deferred: {reason}; change it, or set fsdp.deferred_init=false"
+            )
+            raise error_on_all_ranks(text, ranks.rank)
+        if ranks.rank == 0:
+            print(f"hpcrun: {where} runs on every rank in full: {reason}", flush=True)
+    return model, deferred
+
+
+def _build(task: Task, config: Config, distributed: DistributedConfig, resumes: bool) -> Any:
+    model = task.build_model()
+    if config.train.sync_batchnorm:
+        on_gpu = bool(distributed.device_ids)
+        model = synchronized(model, ranks=distributed.world_size, on_gpu=on_gpu)
+    source = config.train.init_from
+    if source is None or not isinstance(model, nn.Module) or (resumes and covers(task, model)):
+        return model
+    load_initial_weights(model, source)
+    return model
+
+
+def open_on_rank(
+    task: Task, config: Config, distributed: DistributedConfig, model: Any, *, resumes: bool
+) -> OpenedTask:
+    """Check ``model``, and make the datasets of ``task`` on this rank.
 
     Raises:
         UserError: the model or the data cannot be used.
     """
-    model, deferred = build_model(task, config, distributed, resumes=resumes)
     ranks, gpu = distributed.world_size, bool(distributed.device_ids)
     if config.train.sync_batchnorm and distributed.rank == 0:
         line = why_not_synchronized(model, ranks=ranks, on_gpu=gpu)
         if line is not None:
             print(f"hpcrun: {line}", flush=True)
     require_model(model, task, config, ranks=ranks, gpu=gpu)
-    with for_datasets(task, config, model, deferred, resumes=resumes, advance=advance):
+    source = config.train.init_from
+    # The draws of the datasets do not depend on those of the model.
+    seed_for_datasets(config.seed)
+    # The datasets see the weights of a new training.
+    lacks = source is not None and resumes and covers(task, model)
+    with LoadedAtUse(model, source) if lacks and source else contextlib.nullcontext():
         dataset, validation_set = task.train_dataset(), task.validation_dataset()
     require_trainable(dataset, ranks, worker_processes(config, os.environ))
     if validation_set is not None:
@@ -172,7 +216,7 @@ def open_on_rank(
                 f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
                 flush=True,
             )
-    return OpenedTask(task, model, dataset, validation_set, deferred, resumes)
+    return OpenedTask(task, model, dataset, validation_set, resumes=resumes)
 
 
 def _validation_keys(config: Config) -> list[str]:

@@ -1,1 +1,0 @@
-"""Deferred initialization: a model is built without memory, and its weights are computed after sharding."""

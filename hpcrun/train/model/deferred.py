@@ -1,0 +1,374 @@
+"""Build a model whose weights only rank 0 has, and give each rank its shards after sharding.
+
+Rank 0 runs the build as always. The other ranks run the same build, but each parameter moves to the meta
+device as soon as a module gets it, so that no rank but the first needs memory for the whole model.
+"""
+
+import gc
+import hashlib
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpcrun.devices import accelerator
+from hpcrun.ranks.collective import Ranks
+from hpcrun.run.endings import place_of
+
+_Storage: Any = StorageWeakRef
+swap_tensors: Any = torch.utils.swap_tensors
+_OF_MODULES = {"_parameters", "_buffers", "_modules"}
+# Accesses to the values of a tensor that bypass torch's dispatcher.
+_READS = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr"}
+
+
+class Undeferrable(Exception):
+    """Every rank must build the model in full; the text says why."""
+
+
+@dataclass
+class Deferred:
+    """A model with its parameters on the meta device.
+
+    Attributes:
+        model: the model.
+        parameters: a module and its attribute for each parameter, by the parameter's name.
+        weights: the values by name on rank 0; empty on the other ranks.
+    """
+
+    model: nn.Module
+    parameters: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
+    weights: dict[str, nn.Parameter] = field(default_factory=dict)
+
+    def defer(self) -> None:
+        """Move the parameters to the meta device, and keep their values in ``weights``.
+
+        Raises:
+            Undeferrable: a parameter has something that the meta device or a shard cannot keep.
+        """
+        for name, parameter in self.model.named_parameters():
+            path, _, attribute = name.rpartition(".")
+            self.parameters[name] = self.model.get_submodule(path), attribute
+            if not parameter.is_meta:
+                self.weights[name] = _to_meta(parameter, name)
+
+    def restore(self) -> None:
+        """Give the model its values again."""
+        for name, value in self.weights.items():
+            module, attribute = self.parameters[name]
+            swap_tensors(getattr(module, attribute), value)
+        self.weights.clear()
+
+    def require_no_alias(self) -> None:
+        """Raise Undeferrable if a buffer or another tensor shares the memory of a parameter."""
+        memory = {value.untyped_storage()._cdata for value in self.weights.values()}
+        for name, value in _other_tensors(self.model):
+            if value.untyped_storage()._cdata in memory:
+                raise Undeferrable(f"{name} shares the memory of a parameter")
+
+    def signature(self) -> str:
+        """Return a hash of the names, sizes and types of all tensors."""
+        found = [*self.model.named_parameters(), *_other_tensors(self.model)]
+        lines = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in found)
+        return hashlib.sha256(repr(lines).encode()).hexdigest()
+
+
+def build_deferred(
+    make: Callable[[], Any], ranks: Ranks, covered: Callable[[nn.Module], bool] | None = None
+) -> tuple[Any, Deferred | None, str]:
+    """Return the result of ``make`` with weights on rank 0 only. Collective.
+
+    Afterwards all ranks have the buffers, and the tensors in attributes of modules, of rank 0.
+
+    Args:
+        make: returns the model; it sets the seeds first.
+        ranks: all ranks.
+        covered: returns True if the caller loads all weights of a model; then rank 0 has no weights either.
+
+    Returns:
+        The model, its parameters, and an empty string; or the model in full, None and the reason.
+
+    Raises:
+        Exception: ``make`` failed on rank 0, or a build in full failed on a rank.
+    """
+    model: Any = None
+    deferred: Deferred | None = None
+    reason = ""
+    with ranks.agreed():
+        if ranks.rank == 0:
+            deferred = _without_weights(make, covered)[0] if covered else None
+            if deferred is None:
+                model = make()
+                deferred, reason = _with_weights(model)
+    if ranks.rank != 0:
+        deferred, reason = _without_weights(make)
+    reports = ranks.gather((reason, deferred.signature() if deferred else ""))
+    reason = next((text for text, _ in reports if text), "")
+    if not reason and len({signature for _, signature in reports}) > 1:
+        reason = "the ranks build different models"
+    if deferred is None or reason:
+        if deferred is not None and deferred.weights:
+            deferred.restore()
+        deferred = None
+        with ranks.agreed():
+            return make() if model is None else model, None, reason
+    others = [value for _, value in _other_tensors(deferred.model)]
+    sent = ranks.from_rank_0(lambda: [value.detach().contiguous() for value in others])
+    if ranks.rank != 0:
+        for value, given in zip(others, sent, strict=True):
+            _assign(value, given)
+    return deferred.model, deferred, ""
+
+
+def _with_weights(model: Any) -> tuple[Deferred | None, str]:
+    """Return ``model`` with its parameters on the meta device and their values; or None and a reason."""
+    if not isinstance(model, nn.Module):
+        return None, "it returns no module"
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            return None, f"{name} is on the device meta"
+    deferred = Deferred(model)
+    try:
+        deferred.defer()
+        deferred.require_no_alias()
+    except (Undeferrable, RuntimeError) as error:
+        deferred.restore()
+        return None, _line(error)
+    return deferred, ""
+
+
+def _without_weights(
+    make: Callable[[], Any], covered: Callable[[nn.Module], bool] | None = None
+) -> tuple[Deferred | None, str]:
+    """Return the model of ``make`` without weights; or None and a reason.
+
+    ``covered``: the model must also have the buffers of a build in full, and satisfy this function.
+    """
+    build = _BuildWithoutWeights()
+    try:
+        with build.running():
+            model = make()
+        if not isinstance(model, nn.Module):
+            return None, "it returns no module"
+        deferred = Deferred(model)
+        deferred.defer()
+        deferred.weights.clear()
+        build.require_nothing_outside(model)
+        others = [value for _, value in _other_tensors(model)]
+        exact = build.exact and not any(value.is_meta for value in others)
+        if covered is not None and not (exact and covered(model)):
+            return None, "rank 0 needs its weights"
+    except Exception as error:  # of any type: the build in full decides if the error is the user's
+        return None, _line(error)
+    # The build may have caught the exception.
+    return (None, build.refused) if build.refused else (deferred, "")
+
+
+class _BuildWithoutWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs a build in which each parameter moves to the meta device as soon as a module gets it.
+
+    A draw for a parameter on the meta device does not move its generator. So a later draw gives other values
+    than on rank 0. They may go into tensors of the model, which rank 0 sends, but nothing may read them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.refused = ""
+        self._skipped = self._wrong = False
+        self._made: list[Any] = []
+        self._behind: list[weakref.ref[torch.Generator]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the block as a build without weights."""
+        modules: Any = nn.Module
+        original = modules.register_parameter
+
+        def register(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
+            if value is not None and not value.is_meta:
+                _to_meta(value, name)
+            original(module, name, value)
+
+        modules.register_parameter = register
+        try:
+            with _Reads(self), self:
+                yield
+        finally:
+            modules.register_parameter = original
+
+    def require_nothing_outside(self, model: nn.Module) -> None:
+        """Raise Undeferrable if the program keeps tensors or generators of the build outside ``model``."""
+        inside = [*model.parameters(), *(value for _, value in _other_tensors(model))]
+        known = {value.untyped_storage()._cdata for value in inside}
+
+        def held() -> str:
+            if any(each.cdata not in known and not each.expired() for each in self._made):
+                return "tensors are held outside parameters, buffers and attributes"
+            own = (each() for each in self._behind)
+            if any(each is not None and each is not torch.default_generator for each in own):
+                return "a generator that has drawn parameters is still held"
+            return ""
+
+        if held():
+            gc.collect()
+        if reason := held():
+            raise Undeferrable(reason)
+
+    @property
+    def exact(self) -> bool:
+        """True if no random values differ from those of a build in full."""
+        return not self._wrong
+
+    def refuse(self, what: str) -> Undeferrable:
+        """Record that the build cannot be deferred, and return the exception."""
+        self.refused = self.refused or what
+        return Undeferrable(what)
+
+    def sees(self, generators: list[torch.Generator]) -> None:
+        """Note generators that a draw does not move, because its values are those of a parameter."""
+        self._behind += map(weakref.ref, generators)
+
+    def reads(self, name: str, values: list[Tensor]) -> None:
+        """Raise Undeferrable if ``name`` reads values that rank 0 alone has."""
+        if any(value.is_meta for value in values) or self._wrong:
+            raise self.refuse(f"it reads the values of a tensor ({name})")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if _READ_TAGS & {*func.tags}:
+            self.reads(str(func), values)
+        result = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            on_meta = any(value.is_meta for value in made)
+            self._wrong |= self._skipped and not on_meta
+            self._skipped |= on_meta
+        self._made += [
+            _Storage(value.untyped_storage()) for value in made if value.is_meta or self._wrong
+        ]
+        return result
+
+
+_READ_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class _Reads(TorchFunctionMode):
+    """Reports what torch's dispatcher does not: direct accesses to values, and the program's generators."""
+
+    def __init__(self, build: _BuildWithoutWeights) -> None:
+        super().__init__()
+        self._build = build
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves, name = tree_leaves((args, kwargs)), getattr(func, "__name__", "")
+        values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if name in _READS:
+            self._build.reads(name, values)
+        if any(value.is_meta for value in values):
+            self._build.sees([leaf for leaf in leaves if isinstance(leaf, torch.Generator)])
+        return func(*args, **(kwargs or {}))
+
+
+def fill(
+    deferred: Deferred, *, device: torch.device, ranks: Ranks, advance: Callable[[], None]
+) -> None:
+    """Set the shards, which `give_memory` has prepared, to the weights of rank 0. Collective.
+
+    Rank 0 broadcasts one parameter after another, and frees it.
+
+    Args:
+        deferred: the sharded model.
+        device: the device of the collectives.
+        ranks: all ranks.
+        advance: called after each parameter.
+    """
+    with torch.no_grad():
+        for name in sorted(deferred.parameters):
+            module, attribute = deferred.parameters[name]
+            shard: Any = getattr(module, attribute)
+            if ranks.rank == 0:
+                whole = deferred.weights.pop(name).detach().to(device).contiguous()
+            else:
+                whole = torch.empty(shard.shape, dtype=shard.dtype, device=device)
+            dist.broadcast(whole, src=0)
+            _keep(shard, whole)
+            if accelerator.is_accelerator(device):
+                # NCCL counts its timeout from the call, and memory is held until the end: the ranks that wait
+                # for rank 0 must not queue all parameters at once.
+                accelerator.synchronize_stream(device)
+            advance()
+
+
+def give_memory(module: nn.Module, place: torch.device) -> None:
+    """Give the parameters of ``module``, sharded on the meta device, zeros on the device ``place``."""
+    root: Any = module
+    root._apply(lambda value: torch.zeros_like(value, device=place) if value.is_meta else value)
+
+
+def _keep(shard: DTensor, whole: Tensor) -> None:
+    """Copy this rank's part of ``whole`` into ``shard``."""
+    sizes, offsets = compute_local_shape_and_global_offset(
+        shard.shape, shard.device_mesh, shard.placements
+    )
+    for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        whole = whole.narrow(dimension, min(offset, whole.shape[dimension]), size)
+    shard.to_local().copy_(whole)
+
+
+def _to_meta(parameter: nn.Parameter, name: str) -> nn.Parameter:
+    """Move ``parameter`` to the meta device in place; return its values.
+
+    The object stays the same, so that tied weights stay tied.
+    """
+    if type(parameter) is not nn.Parameter or parameter.device.type != "cpu":
+        kind = type(parameter).__name__
+        raise Undeferrable(f"{name} is a {kind} on the device {parameter.device}")
+    hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if hooks or parameter.grad is not None:
+        raise Undeferrable(f"{name} has a hook or a gradient")
+    with torch.no_grad():
+        empty = torch.empty_like(parameter, device="meta")
+    values = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    vars(values).update(vars(parameter))
+    swap_tensors(parameter, values)
+    return values
+
+
+def _assign(value: Tensor, given: Tensor) -> None:
+    if value.is_meta:
+        swap_tensors(value, given)
+    else:
+        with torch.no_grad():
+            value.copy_(given)
+
+
+def _other_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the buffers, and the tensors in attributes of modules, with their names."""
+    found = []
+    for path, module in model.named_modules():
+        values = [*module._buffers.items()]
+        values += [item for item in vars(module).items() if item[0] not in _OF_MODULES]
+        for name, value in values:
+            if not isinstance(value, (Tensor, list, tuple, dict)):
+                continue
+            for place, leaf in enumerate(tree_leaves(value)):
+                if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
+                    found.append((f"{path}.{name}[{place}]", leaf))
+    return found
+
+
+def _line(error: Exception) -> str:
+    where, _ = place_of(error)
+    text = str(error) if isinstance(error, Undeferrable) else f"{type(error).__name__}: {error}"
+    return f"{text.splitlines()[0]}{f' at {where}' if where else ''}"
