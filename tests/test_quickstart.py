@@ -1,6 +1,7 @@
 """The first commands of a newcomer, from the README and the shipped configs."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def test_the_quick_start_learns_within_minutes(tmp_path: Path) -> None:
 def test_a_shipped_config_learns_what_its_comment_says(
     name: str, learnt: Callable[[dict[str, Any]], bool], tmp_path: Path
 ) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     config = str(ROOT / "configs" / f"{name}.yaml")
     done = jobs.hpcrun(
         "submit", "-c", config, "--executor", "local", "--cpu", cwd=tmp_path, timeout=900

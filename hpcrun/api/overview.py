@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.run_status import diagnosis_of, row_of
-from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.job.history import Goodput
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import EVENTS_READ, RecentEvents, signature
@@ -50,8 +49,6 @@ def sweep_entries(folder: Path) -> list[StatusEntry]:
     sweep = read_sweep(folder)
     if sweep is None:
         return []
-    if not all(one.jobs for one in sweep.submissions):
-        record_killed_submission(folder)
     return [
         StatusEntry(
             f"{folder.name}/{one.name}", RunDirectory(folder / one.name), folder.name, one.values

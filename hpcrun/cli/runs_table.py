@@ -10,7 +10,6 @@ from typing import Any
 
 from hpcrun.api.overview import StatusEntry, folded, sweep_entries
 from hpcrun.api.state_words import restarts_in_words
-from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.cli.output import cells_wide
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
@@ -320,7 +319,6 @@ def _value(row: dict[str, Any], key: str) -> Any:
 def _entry(run: RunDirectory) -> StatusEntry:
     folder = run.path.parent
     if (folder / NAME).is_file():
-        record_killed_submission(folder)
         return StatusEntry(f"{folder.name}/{run.path.name}", run, folder.name)
     return StatusEntry(run.path.name, run)
 

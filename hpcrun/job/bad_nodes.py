@@ -1,14 +1,14 @@
 """Record a node that failed an attempt, and exclude nodes that fail often from the next attempt."""
 
+import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hpcrun import slurm
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.job.finalize import Classification
-from hpcrun.job.second_start import nodes_of, start_elsewhere
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, note, read_events
+from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.slurm.avoided_nodes import (
     add_failure,
     bad_nodes_path,
@@ -43,16 +43,7 @@ def exclude_bad_nodes(
     if shown.returncode != 0:
         return
     facts = slurm.parse_show_job(shown.stdout)
-    elsewhere = [classification for classification in classifications if classification.elsewhere]
-    if elsewhere:
-        left = start_elsewhere(job, facts, first=elsewhere[0].host)
-        if left:
-            _note_excluded(runs, attempt, hosts=left)
-        _print(
-            f"starts once more, without the nodes {', '.join(left)}" if left else "starts once more"
-        )
-        return
-    request = request_of(facts, max(nodes_of(read_events(run), attempt) for run in runs))
+    request = request_of(facts, max(_nodes_of(read_events(run), attempt) for run in runs))
     found = [
         classification.diagnosis for classification in classifications if classification.diagnosis
     ]
@@ -104,6 +95,16 @@ def _given_by_the_user(
         if event.what == "excluded" and event.attempt and event.attempt.job == attempt.job:
             ours.update(event.fields.get("hosts", []))
     return sorted(node for node in excluded if node not in ours)
+
+
+def _nodes_of(
+    events: Sequence[Event], attempt: Attempt, environ: Mapping[str, str] = os.environ
+) -> int:
+    """Return the number of nodes that the attempt had."""
+    told = [event.fields.get("nodes") for event in events if event.attempt == attempt]
+    counted = [count for count in told if isinstance(count, int)]
+    given = environ.get("SLURM_JOB_NUM_NODES", "")
+    return max([1, *counted, *([int(given)] if given.isdecimal() else [])])
 
 
 def _print(line: str) -> None:

@@ -153,7 +153,7 @@ def deciding_row(evidence: Evidence) -> Row:
     return next(row for row in TABLE if row.holds(evidence))
 
 
-def is_of_node(e: Evidence) -> bool:
+def _is_of_node(e: Evidence) -> bool:
     """Return True if the end was an error that other nodes may not have."""
     return e.of_node and ("bad-input" in e.events or _bad_input(e))
 
@@ -288,7 +288,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "an error that other nodes may not have",
-        is_of_node,
+        _is_of_node,
         Cause.CRASH,
         _of_node_line,
     ),

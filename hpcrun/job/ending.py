@@ -3,6 +3,7 @@
 The local cluster's controller finalizes an attempt in the same way, through `hpcrun finalize`.
 """
 
+import contextlib
 import sys
 import time
 import traceback
@@ -36,9 +37,9 @@ from hpcrun.job.scheduler_view import (
     query_job,
     reason_given,
 )
-from hpcrun.job.unrecorded import Outcome, decide_unrecorded
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events
+from hpcrun.run.files import read_json
 
 # Seconds after which a file server that has recovered answers at the latest.
 _TRIES, _PAUSE = 3, 5.0
@@ -132,7 +133,6 @@ def finalize_attempt(
             just_resumed=ending.just_resumed,
             warned_by_term=config.warn_signal == "TERM",
             setup=setup,
-            other_nodes=on_slurm,
             notify_on=config.watch.notify_on if config.watch.notify else (),
         )
     finally:
@@ -180,25 +180,15 @@ def conclude(
         except OSError as error:
             complain(f"the end of {attempt.owner} cannot be recorded: {error}")
             if number == _TRIES:
-                outcome = decide_unrecorded(run, attempt, exit_code, setup)
-                _say(outcome.reason)
-                if outcome.code is not None:
-                    _notify_unrecorded(run, attempt, outcome)
-                    return outcome.code
-            else:
-                clock.sleep(_PAUSE)
+                return _given_up(run, attempt, exit_code, "free some space there")
+            clock.sleep(_PAUSE)
         except Exception as error:
-            # Neither a damaged config nor a bug of hpcrun may end a healthy run.
             if not isinstance(error, UserError):
                 traceback.print_exc()
             complain(f"the end of {attempt.owner} cannot be classified: {error}")
-            outcome = decide_unrecorded(run, attempt, exit_code, setup)
-            _say(outcome.reason)
-            if outcome.code is not None:
-                _notify_unrecorded(run, attempt, outcome)
-                return outcome.code
-            break
-    if ended is not None and not ended.classification.decision.restart:
+            return _given_up(run, attempt, exit_code, "mend the cause")
+    assert ended is not None
+    if not ended.classification.decision.restart:
         # Also without a restart of this run: the user's other runs exclude the node.
         record_bad_nodes(run, attempt, ended.classification)
         ended.sender.wait()
@@ -206,24 +196,29 @@ def conclude(
     code = exitcodes.UNFINISHED
     if not packed:
         code = _start_again(run, attempt, ended, end_time, own_script, clock)
-    elif ended is not None:
+    else:
         # The requeue knows only the recorded end, without the diagnosis.
         record_bad_nodes(run, attempt, ended.classification)
-    if ended is not None:
-        # Slurm ends the sender with this script; the next attempt then sends again.
-        ended.sender.wait(_SENDER_PATIENCE)
+    # Slurm ends the sender with this script; the next attempt then sends again.
+    ended.sender.wait(_SENDER_PATIENCE)
     return code
 
 
-def _notify_unrecorded(run: RunDirectory, attempt: Attempt, outcome: Outcome) -> None:
-    """Send the notification of an end that could not be written to the event log."""
-    name = {exitcodes.DONE: "finished", exitcodes.TERMINATED: "cancelled"}.get(
-        outcome.code or 0, "failed"
-    )
-    fields = {"reason": outcome.reason}
+def _given_up(run: RunDirectory, attempt: Attempt, exit_code: int, remedy: str) -> int:
+    """Stop a run with an end that cannot be recorded; return the batch script's exit code.
+
+    The next attempt records this end, as after the loss of a node.
+    """
+    with contextlib.suppress(OSError):
+        if (read_json(run.result) or {}).get("state") == "finished":
+            return exitcodes.DONE
+    reason = f"no job continues {run.name}: {remedy}, then `hpcrun resume {run.name}`"
+    complain(reason)
     sender = start(run, None)
-    sender.release(Due(name, attempt, Event("ended", time.time(), attempt, None, None, fields)))
+    ended = Event("ended", time.time(), attempt, None, None, {"reason": reason})
+    sender.release(Due("failed", attempt, ended))
     sender.wait()
+    return exit_code or exitcodes.FAILED
 
 
 def _notify_given_up(

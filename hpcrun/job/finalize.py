@@ -21,11 +21,11 @@ from hpcrun.job.cause_table import (
     classify,
     evidence_of,
     host_of,
-    is_of_node,
 )
 from hpcrun.job.history import (
     all_histories,
     asked_to_end,
+    concerns_a_node,
     finished_before,
     goodput,
     jobs_of,
@@ -35,7 +35,6 @@ from hpcrun.job.notifying import KEY, notification_of
 from hpcrun.job.policy import Budgets, Decision, decide
 from hpcrun.job.scheduler_view import SchedulerWord
 from hpcrun.job.script_end import stop_facts
-from hpcrun.job.second_start import deserves_second_start, may_be_of_a_node
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
     first_log,
@@ -56,8 +55,7 @@ _ORDERLY = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
 class Classification:
     """The end of an attempt and what follows.
 
-    ``step``: the newest committed step. ``diagnosis``: the first failure, if any. ``elsewhere``: the next
-    start must be on other nodes, independent of the bad-node list. ``host``: the node that failed first.
+    ``step``: the newest committed step. ``diagnosis``: the first failure, if any.
     """
 
     cause: Cause
@@ -65,8 +63,6 @@ class Classification:
     line: str
     decision: Decision
     diagnosis: Diagnosis | None
-    elsewhere: bool = False
-    host: str | None = None
 
 
 def finalize(
@@ -82,7 +78,6 @@ def finalize(
     just_resumed: bool = False,
     warned_by_term: bool = False,
     setup: str | None = None,
-    other_nodes: bool = False,
     notify_on: Collection[str] = (),
 ) -> Classification:
     """Classify the end, append ``ended`` to the event log, and write result.json if no restart follows.
@@ -98,7 +93,6 @@ def finalize(
         just_resumed: the job was resumed from a suspension just before.
         warned_by_term: the warning signal of the job is SIGTERM.
         setup: the command of the batch script that failed before the ranks started.
-        other_nodes: a second start may be on other nodes; see ``second_start``.
         notify_on: the notifications that the config requests; the event ``ended`` names the one to send.
 
     Raises:
@@ -118,8 +112,7 @@ def finalize(
     told = scheduler or scheduler_word(batch_log)
     if asked_to_end(events, attempt):
         told = "cancelled"
-    second = other_nodes and deserves_second_start(events, attempt)
-    unlaunched = None if told else _unlaunched(events, attempt, setup, batch_log, folder, second)
+    unlaunched = None if told else _unlaunched(events, attempt, setup, batch_log, folder)
     if unlaunched is not None:
         # The exit code means nothing if no rank started.
         exit_code = exitcodes.FAILED
@@ -131,11 +124,7 @@ def finalize(
         read_hang(folder),
         folder,
     )
-    of_node = (
-        budgets is not None
-        and not unlaunched
-        and may_be_of_a_node(events, attempt, failures, second=second)
-    )
+    of_node = budgets is not None and not unlaunched and concerns_a_node(events, attempt, failures)
     evidence = evidence_of(
         events,
         attempt,
@@ -164,11 +153,6 @@ def finalize(
     chain = jobs_of(events, attempt.job)
     own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
     decision = _by_hand(cause) if budgets is None else decide(own, budgets)
-    # A preflight names the nodes to exclude.
-    unnamed = unlaunched is not None and not unlaunched.unfit
-    mistake = cause is Cause.CRASH and is_of_node(evidence)
-    elsewhere = second and decision.restart and (unnamed or mistake)
-    host = host_of(evidence) if named else None
     asked = notification_of(cause, restart=decision.restart, attempts=len(own))
     record_event(
         run,
@@ -178,11 +162,10 @@ def finalize(
         step=ended.step,
         exit_code=exit_code,
         reason=line,
-        host=host,
+        host=host_of(evidence) if named else None,
         restart_allowed=decision.restart,
         decision=decision.reason,
         **words,
-        **({"elsewhere": True} if elsewhere else {}),
         **({KEY: asked} if asked in notify_on else {}),
     )
     opened = _opened(events, attempt)
@@ -199,7 +182,7 @@ def finalize(
                 run.result, {"state": "finished", "time": round(time.time(), 3), **programs}
             )
         _add_goodput(run)
-    return Classification(cause, step, line, decision, diagnosis, elsewhere, host)
+    return Classification(cause, step, line, decision, diagnosis)
 
 
 def _ended_unsaved(evidence: Evidence, events: Sequence[Event], folder: Path) -> bool:
@@ -236,20 +219,15 @@ def _unlaunched(
     setup: str | None,
     batch_log: str,
     folder: Path,
-    second: bool,
 ) -> Diagnosis | None:
-    """Return why no rank could open the attempt, if known.
-
-    Args:
-        second: a second start follows, so the nodes may be the cause and not the input.
-    """
+    """Return why no rank could open the attempt, if known."""
     of_people = ("submitted", "cancelled", "cancel-failed", "preempted")
     not_of_ranks = (*of_people, "ended", "notified", "notify-failed")
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
         return None
     opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
     chain = jobs_of(events, attempt.job)
-    worked = second or any(one.job in chain for one in opened)
+    worked = any(one.job in chain for one in opened)
     if setup is not None:
         return setup_failure(setup, batch_log, worked=worked)
     return launch_failure(batch_log, first_log(folder), worked=worked, logs=folder)

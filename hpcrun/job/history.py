@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from hpcrun.diagnose.causes import CERTAIN, is_cascade
+from hpcrun.run.endings import Failure
 from hpcrun.run.events import Attempt, Cause, Event
+
+START_SECONDS = 60.0
+"""An attempt that ended sooner counts as failed during its start."""
 
 # Events that a person causes and that belong to no attempt.
 _OF_PEOPLE = ("submitted", "cancelled", "cancel-failed", "preempted")
@@ -326,3 +331,43 @@ class _Account:
             self._parts["suspended"] += suspended
             self._parts[part] += until - self._at - suspended
             self._at = until
+
+
+def has_worked(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Return True if a start before ``attempt`` has trained, or has run a script for a minute."""
+    chain = jobs_of(events, attempt.job)
+    return any(
+        record.begun_at is not None
+        or record.progressed
+        or _ran_long(events, record.attempt, record.ended)
+        for record in all_histories(events)
+        if record.attempt.job in chain and record.attempt != attempt
+    )
+
+
+def _ran_long(events: Sequence[Event], attempt: Attempt, end: float | None) -> bool:
+    """Return True if the script of ``attempt`` had run for a minute at ``end``."""
+    starts = [event.time for event in events if (event.what, event.attempt) == ("started", attempt)]
+    if not starts or end is None or not of_script(events):
+        return False
+    return end - starts[-1] >= START_SECONDS
+
+
+def concerns_a_node(events: Sequence[Event], attempt: Attempt, failures: Sequence[Failure]) -> bool:
+    """Return True if other nodes may not have the error that ended ``attempt``, because the run has worked.
+
+    All nodes of a run may lose the file server, and a single node may lose a mount.
+
+    Args:
+        failures: the records of its ranks, earliest first.
+    """
+    mine = [event for event in events if event.attempt == attempt and event.what == "bad-input"]
+    refusal = mine[-1].fields if mine else {}
+    own = [failure for failure in failures if not is_cascade(failure)]
+    kind = refusal.get("kind") if mine else (own[0].kind if own else None)
+    if refusal.get("certain") or kind in CERTAIN:
+        return False
+    if has_worked(events, attempt):
+        return True
+    # The last message of a script that has run for long may come from a program that the script called.
+    return not refusal and bool(own) and _ran_long(events, attempt, own[0].time)

@@ -127,8 +127,6 @@ def _classification(ended: Event) -> Classification:
         str(fields.get("reason") or ""),
         Decision(bool(fields.get("restart_allowed")), str(fields.get("decision") or "")),
         None,
-        bool(fields.get("elsewhere")),
-        fields.get("host"),
     )
 
 

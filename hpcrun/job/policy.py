@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hpcrun.job.history import AttemptRecord
+from hpcrun.job.history import START_SECONDS, AttemptRecord
 from hpcrun.run.events import Cause
 
 
@@ -55,8 +55,6 @@ _FINAL = {
 # The cluster causes the other ends: they may happen during a long start, any number of times.
 OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT, Cause.CONTINUED})
 
-START_SECONDS = 60.0
-"""An attempt that ended sooner counts as failed during its start."""
 _SAME_TIME = 1.25  # ratio of the times of two ends at the same place of a program
 
 _WORDS = {

@@ -170,7 +170,6 @@ class Ranks:
             raise error_on_all_ranks(
                 text if first == 0 else _named(first, host, text),
                 self.rank,
-                everywhere={ends[rank].host for rank in refused} == {end.host for end in ends},
                 certain=any(ends[rank].certain for rank in refused),
                 host=host,
             ) from own

@@ -30,8 +30,7 @@ class SweepSubmission:
     """One submission: its time (Unix seconds), executor, jobs and elements.
 
     Without ``jobs``: the submission of one array is in progress, or was killed. ``tasks``: the index of each
-    of its elements in the array. ``unanswered``: sbatch got no answer at ``time``, so Slurm may have the
-    array, or get it a little later.
+    of its elements in the array.
     """
 
     time: float
@@ -39,7 +38,6 @@ class SweepSubmission:
     jobs: Sequence[str]
     elements: Sequence[str]
     tasks: Sequence[int] = field(default_factory=list)
-    unanswered: bool = False
 
 
 @dataclass(frozen=True)

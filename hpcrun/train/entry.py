@@ -27,7 +27,6 @@ from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets, of_script
 from hpcrun.job.script import ScriptTerms, run_script
-from hpcrun.job.second_start import tried_elsewhere
 from hpcrun.printing import say_aside
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.launchers import read_placement, scheduler
@@ -178,7 +177,9 @@ def run_attempt(
         return fail(run, attempt, rank, failed, position)
     except UserError as error:
         # If the run has trained before, this node is the cause, not the config.
-        unfit, worked = isinstance(error, NodeUnfit), has_started(run, attempt)
+        unfit = isinstance(error, NodeUnfit)
+        # The nodes of an earlier start were fit, or may have been.
+        worked = attempt.restart > 0 or has_trained(run, attempt)
         if rank == 0 and not (unfit and worked):
             end_helpers()  # As in fail(): the error may come from a step.
             if not isinstance(error, Occupied):
@@ -250,16 +251,6 @@ def has_trained(run: RunDirectory, attempt: Attempt) -> bool:
         return True
 
 
-def has_started(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return True if the nodes of a start before ``attempt`` were fit, or may have been."""
-    if has_trained(run, attempt):
-        return True
-    try:
-        return attempt.restart > 0 and not tried_elsewhere(read_events(run), attempt)
-    except OSError:
-        return True
-
-
 def refuse(error: UserError) -> int:
     """Print ``error`` and return the exit code for bad input."""
     say_aside(f"hpcrun: {error}")
@@ -276,16 +267,12 @@ def note_refusal(run: RunDirectory, attempt: Attempt, error: UserError) -> None:
         reason=str(error),
         kind=type(error).__name__,
         host=(known and known.host) or node_name(),
-        shared=known is not None and known.everywhere,
         certain=error.certain,
     )
 
 
 def record_refusal(run: RunDirectory, error: UserError) -> None:
-    """Record the failure of a rank that ends before its attempt has begun.
-
-    The classification counts the nodes with such a record.
-    """
+    """Record the failure of a rank that ends before its attempt has begun."""
     if scheduler(os.environ) == "direct" or not run.exists():
         return
     try:

@@ -95,9 +95,8 @@ def resolve_interface(
         try:
             name = shared_interface(run, attempt, distributed, config.train.timeout)
         except NoSharedInterface as error:
-            # A single node with a broken network can cause this, so other nodes may help.
             raise error_on_all_ranks(
-                str(error), distributed.rank, everywhere=False, certain=False, host=error.host
+                str(error), distributed.rank, certain=False, host=error.host
             ) from error
         if distributed.rank == 0:
             print(

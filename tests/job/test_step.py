@@ -1,5 +1,6 @@
 """The batch step, with substitutes for Slurm's programs that record their calls."""
 
+import errno
 import json
 import os
 import shlex
@@ -13,8 +14,9 @@ import pytest
 
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
+from hpcrun.job import ending
 from hpcrun.job.opening import open_attempt
-from hpcrun.job.policy import Budgets
+from hpcrun.job.policy import Budgets, Clock
 from hpcrun.job.srun import surviving
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
@@ -276,13 +278,37 @@ def test_a_folder_that_is_no_run_is_no_interpreter_that_does_not_start(desk: Des
     assert not desk.run.unstarted("7").exists()
 
 
-def test_a_config_that_is_damaged_during_the_run_does_not_end_the_run(desk: Desk) -> None:
+def test_a_config_that_is_damaged_during_the_run_ends_it_with_a_line(desk: Desk) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     config = shlex.quote(str(desk.run.config))
     desk.answer("srun", f"echo '[' > {config}; exit 1")
-    assert desk.step() == 0, desk.told()
+    assert desk.step() == 1, desk.told()
     assert "the end of 7-0 cannot be classified" in desk.told()
-    assert "scontrol requeue 7" in desk.called("scontrol")
+    assert "mend the cause, then `hpcrun resume" in desk.told()
+    assert "scontrol requeue 7" not in desk.called("scontrol")
+
+
+def test_an_end_that_a_full_disk_refuses_ends_the_run_with_a_line(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_attempt(desk.run, FIRST, Budgets())
+    waits: list[float] = []
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "events.jsonl")
+
+    monkeypatch.setattr("hpcrun.run.events.append_line", full)
+    clock = Clock(now=lambda: 0.0, sleep=waits.append)
+    assert ending.conclude(desk.run, FIRST, 137, clock=clock) == 137
+    assert len(waits) == 2
+    told = capsys.readouterr().err
+    assert "the end of 7-0 cannot be recorded: [Errno 28]" in told
+    assert "free some space there, then `hpcrun resume" in told
+    assert [event.what for event in read_events(desk.run)] == ["opened"]
+    # A script that a signal ended with exit code 0 is not finished.
+    assert ending.conclude(desk.run, FIRST, 0, clock=clock) == 1
+    write_json(desk.run.result, {"state": "finished"})
+    assert ending.conclude(desk.run, FIRST, 0, clock=clock) == 0
 
 
 def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:

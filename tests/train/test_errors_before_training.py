@@ -106,20 +106,18 @@ def test_a_rank_without_the_submission_folder_reports_its_node(
 
 
 @pytest.mark.parametrize(
-    ("error", "theirs", "everywhere", "certain"),
+    ("error", "theirs", "certain"),
     [
-        (UserError("no data"), End("n2"), False, False),
-        (UserError("no data"), End("n2", "no data", "no data"), True, False),
-        (UserError("no data"), End("n1"), True, False),
-        (NotTrainable("no loss"), End("n2"), False, True),
-        (UserError("no data"), End("n2", "no loss", "no loss", certain=True), True, True),
+        (UserError("no data"), End("n2"), False),
+        (UserError("no data"), End("n2", "no data", "no data"), False),
+        (NotTrainable("no loss"), End("n2"), True),
+        (UserError("no data"), End("n2", "no loss", "no loss", certain=True), True),
     ],
 )
-def test_connected_ranks_know_if_every_node_fails(
+def test_connected_ranks_know_if_no_node_can_help(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     theirs: End,
-    everywhere: bool,
     certain: bool,
 ) -> None:
     def gather(words: list[object], mine: object, group: object) -> None:
@@ -132,7 +130,7 @@ def test_connected_ranks_know_if_every_node_fails(
     monkeypatch.setattr(collective.dist, "all_gather_object", gather)
     with pytest.raises(ErrorOnAllRanks) as found:
         Ranks(0, 2).together(refuses)
-    assert (found.value.everywhere, found.value.certain) == (everywhere, certain)
+    assert found.value.certain == certain
     assert found.value.host == "n1"
 
 
@@ -156,7 +154,7 @@ def test_without_a_common_interface_the_worst_connected_node_is_recorded(
             note_refusal(run, attempt, found.value)
     (event,) = read_events(run)
     fields = event.fields
-    assert (fields["host"], fields["shared"], fields["certain"]) == (told, False, False)
+    assert (fields["host"], fields["certain"]) == (told, False)
 
 
 def test_the_event_of_a_refusal_says_which_node_refuses(
@@ -167,17 +165,17 @@ def test_the_event_of_a_refusal_says_which_node_refuses(
     errors = [
         UserError("a"),
         NotTrainable("b"),
-        ErrorOnAllRanks("c", everywhere=False, certain=False, host="n2"),
+        ErrorOnAllRanks("c", certain=False, host="n2"),
         ErrorOnAllRanks("d", certain=False),
         error_on_all_ranks("e", 0),
     ]
     for error in errors:
         note_refusal(run, attempt, error)
     fields = [event.fields for event in read_events(run)]
-    assert [(one["host"], one["shared"], one["certain"]) for one in fields] == [
-        ("n1", False, False),
-        ("n1", False, True),
-        ("n2", False, False),
-        ("n1", True, False),
-        ("n1", True, True),
+    assert [(one["host"], one["certain"]) for one in fields] == [
+        ("n1", False),
+        ("n1", True),
+        ("n2", False),
+        ("n1", False),
+        ("n1", True),
     ]

@@ -17,7 +17,7 @@ from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
 from hpcrun.api.submission.code import keep_code
 from hpcrun.api.submission.continuing import shortened
-from hpcrun.api.sweeps.unrecorded import record_unrecorded
+from hpcrun.api.sweeps.unrecorded import refuse_unrecorded
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
@@ -70,7 +70,7 @@ def hand_over(
             directory.refuse_foreign(run)
         with SubmissionLock(run):
             if is_element(run):
-                record_unrecorded(run.path.parent)
+                refuse_unrecorded(run.path.parent)
             refuse_live(run)
             with put_back_on_failure(run), admit() as replaced:
                 keep_code(run, config, snapshot)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hpcrun.api.interrupts import note_end, time_to_end
 from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
 from hpcrun.api.run import Run, refusing
-from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.config import ConfigError, Problem
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
@@ -292,7 +291,6 @@ def cancel_sweep(folder: Path, *, now: bool = False) -> Iterator[Cancelled]:
     Raises:
         RunError: ``sweep.json`` is damaged.
     """
-    record_killed_submission(folder)
     sweep = read_sweep(folder)
     runs = [run for run in (sweep.directories.values() if sweep else ()) if run.exists()]
     found = [pair for pair in zip(runs, jobs.states(runs), strict=True) if pair[1].live]

@@ -24,7 +24,7 @@ from hpcrun.api.sweeps.elements import (
 )
 from hpcrun.api.sweeps.folder import made_folder, new_runs, sync_file_system
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, groups, shared_job
-from hpcrun.api.sweeps.unrecorded import record_unrecorded
+from hpcrun.api.sweeps.unrecorded import refuse_unrecorded
 from hpcrun.config import Config
 from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
@@ -82,7 +82,7 @@ def submit_sweep(
             made_folder(plan.folder),
             SubmissionLock(RunDirectory(plan.folder)),
         ):
-            record_unrecorded(plan.folder)
+            refuse_unrecorded(plan.folder)
             sweep, planned = plan.decided()
             wanted = [one for one in planned if one.submitted]
             if wanted:
@@ -150,7 +150,7 @@ def _submit(
     if silent is not None:
         raise RunError(
             f"{plan.folder}: sbatch got no answer, so Slurm may have the array or not; run "
-            "the same command again in two minutes: it finds the array, or submits the runs"
+            "the same command again in two minutes: it names the array, or submits the runs"
         )
 
 
@@ -240,7 +240,7 @@ def _to_slurm(
         try:
             job = submit_array(folder, asked, array, interrupted)
         except SubmissionUnanswered:
-            return replace(_unrecorded((config, array)), unanswered=True)
+            return _unrecorded((config, array))
         before = job.job_id
         given += _tasks(array, job, by_name, job_name(folder, config.job))
     return None

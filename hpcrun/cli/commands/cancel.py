@@ -8,13 +8,12 @@ import argparse
 from pathlib import Path
 
 from hpcrun.api.sweeps.handle import Cancelled, cancel_sweep, wait_for_ends
-from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.cli.arguments import add_runs_dir, runs_dir
 from hpcrun.cli.output import print_end
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory, find
-from hpcrun.run.sweep_file import is_element, is_sweep
+from hpcrun.run.sweep_file import is_sweep
 from hpcrun.slurm.launch import stopping
 
 
@@ -64,8 +63,6 @@ def _folder(name: str, arguments: argparse.Namespace) -> Path:
 
 def _cancel_run(run: RunDirectory, now: bool, only: bool) -> Cancelled:
     """Cancel the job of ``run``; raise UserError only if it is the ``only`` run."""
-    if is_element(run):
-        record_killed_submission(run.path.parent)
     try:
         return Cancelled(run, True, (stopping.kill if now else stopping.cancel)(run))
     except UserError as error:

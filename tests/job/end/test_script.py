@@ -17,7 +17,6 @@ from hpcrun.job.policy import Budgets, of_script
 from hpcrun.job.script import ScriptTerms, rank_code, run_script
 from hpcrun.job.script_end import ProgressWatch, ScriptEnd, note_stop
 from hpcrun.job.script_watch import ScriptWatch, code_of_all
-from hpcrun.job.unrecorded import decide_unrecorded
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run import record as owner
@@ -324,11 +323,3 @@ def test_a_script_without_output_is_a_hang(
     assert (ended.cause, ended.decision.restart) == (Cause.HANG, True)
     assert ended.line == "no rank printed anything for 2 s (job.silent_after)"
     assert last_output(logs) == log.stat().st_mtime
-
-
-def test_a_stop_that_rank_1_heard_is_not_lost_with_the_events(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "{}\n", {})
-    record_event(run, "opened", attempt=FIRST, script=True)
-    assert decide_unrecorded(run, FIRST, 0, None).code == 0
-    record_heard_stop(run.attempt_logs("7", 0), 1, HeardStop("warning", 0))
-    assert decide_unrecorded(run, FIRST, 0, None).code is None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +132,24 @@ def submissions(slurm: Path) -> int:
 PENDING = [("pending", f"1_{number}") for number in range(4)]
 
 
+LINE = ("submit", *SHAPE, "--executor", "slurm", *AXES)
+
+
+def refused(folder: Path, *words: str) -> str:
+    """Run a command that refuses with one line, and return the line."""
+    done = jobs.hpcrun(*words, cwd=folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    return done.stderr
+
+
+def age(folder: Path) -> None:
+    """Move the submissions of the sweep into the past."""
+    sweep = read_sweep(folder / "runs" / "s")
+    assert sweep is not None
+    older = [replace(one, time=one.time - 200.0) for one in sweep.submissions]
+    write_sweep(replace(sweep, submissions=older))
+
+
 @pytest.mark.parametrize(
     ("name", "call"),
     [
@@ -141,33 +158,30 @@ PENDING = [("pending", f"1_{number}") for number in range(4)]
         pytest.param("write_sweep", 1, marks=pytest.mark.slow),
     ],
 )
-def test_an_array_whose_record_was_killed_is_found_and_not_submitted_again(
+def test_an_array_whose_record_was_killed_is_named_until_it_ends(
     tmp_path: Path, slurm: Path, name: str, call: int
 ) -> None:
     submit_killed(tmp_path, "slurm", HANDOVER, name, call)
     assert submissions(slurm) == 1
-    assert shown(tmp_path) == PENDING
-    again = hpcrun(tmp_path, "submit", *SHAPE, "--executor", "slurm", *AXES)
-    assert "nothing to submit" in again
-    assert submissions(slurm) == 1
-
-
-def test_the_same_line_or_a_resume_right_after_the_kill_finds_the_array(
-    tmp_path: Path, slurm: Path
-) -> None:
-    (slurm / "kill-after-1").touch()
-    submit_killed_by_sbatch(tmp_path)
-    # Without Slurm's answer nothing is submitted.
+    script, *_ = (tmp_path / "runs" / "s" / "logs" / "submitit" / "000").glob("*.sh")
+    if os.getuid() == 0:
+        # Another user has submitted the array.
+        os.chown(script, 12345, -1)
+    for words in (LINE, ("resume", "s/002")):
+        assert "end it with `scancel 1`, then submit again" in refused(tmp_path, *words)
+    users = sorted({os.getuid(), script.stat().st_uid})
+    asked = f"--user={','.join(map(str, users))} --format=%F"
+    assert asked in (slurm / "questions").read_text()
     (slurm / "silent").touch()
-    line = ("submit", *SHAPE, "--executor", "slurm", *AXES)
-    silent = jobs.hpcrun(*line, cwd=tmp_path)
-    assert (silent.returncode, silent.stderr.count("\n")) == (2, 1), silent.stderr
-    assert "the previous submission was killed" in silent.stderr
+    assert "submit again when Slurm answers" in refused(tmp_path, *LINE)
     (slurm / "silent").unlink()
-    resumed = jobs.hpcrun("resume", "s/002", cwd=tmp_path)
-    assert "job 1_2 has it already (pending)" in resumed.stderr
-    assert "nothing to submit" in hpcrun(tmp_path, *line)
-    assert submissions(slurm) == 1
+    # The person cancels the array.
+    (slurm / "jobs").write_text("")
+    assert "submit again in two minutes" in refused(tmp_path, *LINE)
+    age(tmp_path)
+    hpcrun(tmp_path, *LINE)
+    # This Slurm does not know the end of a job, so runs with a record stay as they are.
+    assert submissions(slurm) == (0 if name == "write_sweep" else 1)
 
 
 @pytest.mark.parametrize(
@@ -190,24 +204,13 @@ def test_a_kill_before_sbatch_leaves_everything_to_the_same_line(
         submit_killed(tmp_path, "slurm", place, name)
     assert submissions(slurm) == 0
     assert shown(tmp_path) == [("new", None)] * 4
-    assert "4 runs submitted" in hpcrun(tmp_path, "submit", *SHAPE, "--executor", "slurm", *AXES)
+    age(tmp_path)
+    assert "4 runs submitted" in hpcrun(tmp_path, *LINE)
     assert submissions(slurm) == 1
     assert shown(tmp_path) == PENDING
     sweep = read_sweep(tmp_path / "runs" / "s")
     assert sweep is not None
     assert [(one.jobs, len(one.elements)) for one in sweep.submissions] == [(["1"], 4)]
-
-
-def test_a_kill_between_two_arrays_leaves_the_second_to_the_same_line(
-    tmp_path: Path, slurm: Path
-) -> None:
-    (slurm / "kill-after-1").touch()
-    sections = ("--sweep", "job.gpus=1,2")
-    submit_killed_by_sbatch(tmp_path, *sections)
-    assert [state for state, _ in shown(tmp_path)] == [*["pending"] * 4, *["new"] * 4]
-    told = hpcrun(tmp_path, "submit", *SHAPE, "--executor", "slurm", *sections, *AXES)
-    assert "4 runs submitted; 4 left as they are" in told
-    assert submissions(slurm) == 2
 
 
 @pytest.mark.parametrize(
@@ -233,62 +236,20 @@ def test_a_local_sweep_whose_submission_was_killed_begins_no_run(
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.slow
-def test_a_packed_array_is_recorded_with_its_packs(tmp_path: Path, slurm: Path) -> None:
-    (slurm / "kill-after-1").touch()
-    submit_killed_by_sbatch(tmp_path, "--pack", "2")
-    assert shown(tmp_path) == [("pending", f"1_{number}") for number in (0, 0, 2, 2)]
-    runs = [RunDirectory(tmp_path / "runs" / "s" / f"{number:03d}") for number in range(4)]
-    (first,) = {len(jobs.events(run, "submitted")) for run in runs}
-    assert first == 1
-    assert {jobs.events(run, "submitted")[0].fields["pack"] for run in runs} == {2}
-    # The scancel of this Slurm fails: no run may be recorded as cancelled.
-    assert jobs.hpcrun("cancel", "--no-wait", "s", cwd=tmp_path).returncode == 1
-    assert not [event for run in runs for event in jobs.events(run, "cancelled")]
-
-
 @pytest.mark.parametrize("arrived", [True, False])
-def test_an_array_whose_sbatch_had_no_answer_is_found_or_submitted_again(
+def test_after_an_sbatch_without_an_answer_no_run_gets_two_jobs(
     tmp_path: Path, slurm: Path, arrived: bool
 ) -> None:
     (slurm / ("late" if arrived else "lost")).touch()
-    line = ("submit", *SHAPE, "--executor", "slurm", *AXES)
-    silent = jobs.hpcrun(*line, cwd=tmp_path)
-    assert (silent.returncode, silent.stderr.count("\n")) == (2, 1), silent.stderr
-    assert "sbatch got no answer" in silent.stderr
+    assert "sbatch got no answer" in refused(tmp_path, *LINE)
     if arrived:
-        assert shown(tmp_path) == PENDING
-        assert "nothing to submit" in hpcrun(tmp_path, *line)
+        assert "end it with `scancel 1`" in refused(tmp_path, *LINE)
     else:
-        early = jobs.hpcrun(*line, cwd=tmp_path)
-        assert (early.returncode, early.stderr.count("\n")) == (2, 1), early.stderr
-        assert "Slurm may still get the array" in early.stderr
-        sweep = read_sweep(tmp_path / "runs" / "s")
-        assert sweep is not None
-        (sent,) = sweep.submissions
-        write_sweep(replace(sweep, submissions=[replace(sent, time=sent.time - 200.0)]))
-        assert "4 runs submitted" in hpcrun(tmp_path, *line)
+        assert "submit again in two minutes" in refused(tmp_path, *LINE)
+        age(tmp_path)
+        assert "4 runs submitted" in hpcrun(tmp_path, *LINE)
         assert shown(tmp_path) == PENDING
     assert submissions(slurm) == 1
-
-
-def test_a_deleted_run_of_an_array_without_a_record_is_submitted_again(
-    tmp_path: Path, slurm: Path
-) -> None:
-    (slurm / "kill-after-1").touch()
-    submit_killed_by_sbatch(tmp_path)
-    shutil.rmtree(tmp_path / "runs" / "s" / "000")
-    (script,) = (tmp_path / "runs" / "s" / "logs" / "submitit" / "000").glob("*.sh")
-    if os.getuid() == 0:
-        # Another user has submitted the array.
-        os.chown(script, 12345, -1)
-    told = hpcrun(tmp_path, "submit", *SHAPE, "--executor", "slurm", *AXES)
-    assert "1 run submitted; 3 left as they are" in told
-    questions = (slurm / "questions").read_text()
-    users = sorted({os.getuid(), script.stat().st_uid})
-    assert f"--user={','.join(map(str, users))} --format=%F" in questions
-    (newest,) = (tmp_path / "runs" / "s" / "logs" / "submitit" / "000").glob("*_submission.sh")
-    assert "#SBATCH --array=0\n" in newest.read_text()
 
 
 def test_a_run_that_fills_no_pack_gets_a_job_of_its_own_size(tmp_path: Path, slurm: Path) -> None:

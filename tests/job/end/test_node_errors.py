@@ -1,0 +1,148 @@
+"""An error of the input ends a run, unless an earlier start has worked: then the nodes are the cause."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrun.errors import NotDeterministic
+from hpcrun.job.finalize import Classification, finalize
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.script_end import ScriptFailed
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.endings import record_failure
+from hpcrun.run.events import Attempt, Cause, record_event
+
+FIRST, SECOND = Attempt("7", 0), Attempt("7", 1)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = create(tmp_path / "a", "x", {})
+    record_event(run, "submitted", job="7", executor="slurm")
+    return run
+
+
+def failed_setup(run: RunDirectory, attempt: Attempt) -> Classification:
+    log = "7-0 on n1\n/tmp/slurm_script: line 9: module: command not found\n"
+    return finalize(run, attempt, 127, Budgets(), batch_log=log, setup="module load x")
+
+
+def test_a_repeated_classification_gives_the_same_result(run: RunDirectory) -> None:
+    assert failed_setup(run, FIRST) == failed_setup(run, FIRST)
+
+
+def test_an_option_that_srun_does_not_know_fails_on_every_node(run: RunDirectory) -> None:
+    log = "7-0 on n1\nsrun: unrecognized option '--nix'\n"
+    classification = finalize(run, FIRST, 1, Budgets(), batch_log=log)
+    assert classification.cause is Cause.BAD_INPUT
+
+
+def test_a_job_that_has_trained_stays_on_its_nodes(run: RunDirectory) -> None:
+    open_attempt(run, FIRST, Budgets())
+    record_event(run, "started", attempt=FIRST, step=0)
+    finalize(run, FIRST, 1, Budgets())
+    classification = failed_setup(run, SECOND)
+    assert classification.cause is Cause.CRASH
+
+
+def test_a_job_that_continues_one_that_has_trained_is_no_bad_input(run: RunDirectory) -> None:
+    open_attempt(run, FIRST, Budgets())
+    finalize(run, FIRST, 1, Budgets())
+    record_event(run, "submitted", job="8", executor="slurm", continues="7")
+    assert failed_setup(run, Attempt("8", 0)).cause is Cause.CRASH
+
+
+def opened(run: RunDirectory, attempt: Attempt, *, nodes: int = 2, script: bool = False) -> None:
+    open_attempt(run, attempt, Budgets(), nodes=nodes, script=script)
+
+
+def lacks(run: RunDirectory, attempt: Attempt, *ranks: int) -> None:
+    """Let ``ranks``, two on each node, fail because of a missing file."""
+    for rank in ranks:
+        error = FileNotFoundError(2, "No such file or directory", "/scratch/train.pt")
+        folder = run.attempt_logs(attempt.job, attempt.restart)
+        record_failure(folder, rank, error, None, f"n{rank // 2 + 1}", bad_input=True)
+
+
+def ended(run: RunDirectory, attempt: Attempt, code: int = 2) -> Classification:
+    return finalize(run, attempt, code, Budgets())
+
+
+def test_a_file_that_all_nodes_lack_ends_the_run(run: RunDirectory) -> None:
+    opened(run, FIRST)
+    lacks(run, FIRST, 1, 2)
+    assert (ended(run, FIRST).cause, run.result.exists()) == (Cause.BAD_INPUT, True)
+
+
+def test_in_a_chain_that_has_trained_a_missing_file_is_a_crash(run: RunDirectory) -> None:
+    opened(run, FIRST)
+    record_event(run, "started", attempt=FIRST, step=0)
+    finalize(run, FIRST, 143, Budgets(), scheduler="preemption")
+    for restart in (1, 2):
+        again = Attempt("7", restart)
+        opened(run, again)
+        record_event(run, "bad-input", attempt=again, reason="no data", kind="UserError", host="n1")
+        classification = ended(run, again)
+        assert classification.cause is Cause.CRASH
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("certain", "cause"), [(False, Cause.CRASH), (True, Cause.BAD_INPUT)])
+def test_what_every_node_refuses_after_a_saved_step_is_a_crash_unless_it_is_certain(
+    run: RunDirectory, nodes: int, certain: bool, cause: Cause
+) -> None:
+    """The file server may be unavailable at a restart, or the only node may lack the mount of the data."""
+    opened(run, FIRST, nodes=nodes)
+    record_event(run, "started", attempt=FIRST, step=0)
+    record_event(run, "saved", attempt=FIRST, step=500)
+    finalize(run, FIRST, 143, Budgets(), scheduler="preemption")
+    opened(run, SECOND, nodes=nodes)
+    record_event(
+        run,
+        "bad-input",
+        attempt=SECOND,
+        reason="data.path: there is nothing at /data",
+        kind="ErrorOnAllRanks",
+        host="n1",
+        shared=True,
+        certain=certain,
+    )
+    classification = ended(run, SECOND)
+    assert (classification.cause, classification.decision.restart) == (cause, not certain)
+
+
+def test_a_kernel_that_is_not_deterministic_is_so_on_every_node(run: RunDirectory) -> None:
+    opened(run, FIRST)
+    record_failure(run.attempt_logs("7", 0), 2, NotDeterministic("no"), 3, "n2")
+    assert ended(run, FIRST).cause is Cause.BAD_INPUT
+
+
+def test_the_words_of_a_script_in_a_successor_of_a_job_that_worked_are_no_bad_input(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(run, FIRST, script=True)
+    record_event(run, "started", attempt=FIRST)
+    ends = time.time() + 90.0
+    monkeypatch.setattr(time, "time", lambda: ends)
+    finalize(run, FIRST, 143, of_script(Budgets()), scheduler="preemption")
+    record_event(run, "submitted", job="8", executor="slurm", continues="7")
+    later = Attempt("8", 0)
+    opened(run, later, nodes=1, script=True)
+    failure = ScriptFailed("a.py ended with exit code 2: a.py: error: unrecognized arguments: -x")
+    record_failure(run.attempt_logs("8", 0), 0, failure, None, "n1")
+    classification = finalize(run, later, 1, of_script(Budgets()))
+    assert (classification.cause, classification.decision.restart) == (Cause.CRASH, True)
+
+
+@pytest.mark.parametrize(("seconds", "cause"), [(5.0, Cause.BAD_INPUT), (90.0, Cause.CRASH)])
+def test_the_words_of_a_script_are_its_own_in_its_first_minute_only(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, seconds: float, cause: Cause
+) -> None:
+    opened(run, FIRST, nodes=1, script=True)
+    record_event(run, "started", attempt=FIRST)
+    ends = time.time() + seconds
+    monkeypatch.setattr(time, "time", lambda: ends)
+    record_failure(run.attempt_logs("7", 0), 0, ScriptFailed("a.py: SyntaxError: bad"), None, "n1")
+    assert finalize(run, FIRST, 1, of_script(Budgets())).cause is cause
