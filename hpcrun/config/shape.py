@@ -176,12 +176,6 @@ _LIMIT: _Rule = (("train.nonfinite_limit",), "train.nonfinite", lambda it: it ==
 _RULES: tuple[_Rule, ...] = (
     (("train.lr_base_batch",), "train.lr_scaling", lambda it: it == "none", "sqrt or linear"),
     (("train.min_delta",), "train.patience", lambda it: it is None, "a number of validations"),
-    (
-        ("train.powersgd_rank", "train.powersgd_start"),
-        "train.compression",
-        lambda it: it != "powersgd",
-        "powersgd",
-    ),
     (("train.compile_mode", "train.compile_cache"), "train.compile", lambda it: not it, "true"),
     (
         ("train.checkpoint_blocks",),

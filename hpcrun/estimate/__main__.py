@@ -44,7 +44,7 @@ def main() -> int:
 
 def estimate(config: Config, memory: int) -> dict[str, Any]:
     """Return the memory of a rank under ``config``, and settings that fit ``memory`` bytes if it does not."""
-    from hpcrun.estimate.fake_run import FakeRun, Untraceable
+    from hpcrun.estimate.fake_run import FakeRun
     from hpcrun.estimate.remedies import remedies
     from hpcrun.train.determinism import seed_alike
     from hpcrun.train.task import load_task
@@ -54,15 +54,7 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
     run = FakeRun(load_task(config), _tell)
     ranks = config.job.world_size
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
-    try:
-        found = run.trace(config, memory)
-    except Untraceable as error:
-        return {
-            "untraceable": str(error),
-            "parallel": error.parallel,
-            "parameters": error.parameters,
-            "arithmetic": dict(error.arithmetic),
-        }
+    found = run.trace(config, memory)
     fits = needed(found.peak) <= memory
     would = [] if fits else remedies(run, config, memory, found, _tell)
     return {

@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,6 @@ from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.model.prepare import why_not_recomputed
 from hpcrun.train.parallel.choose import decide, need
-from hpcrun.train.parallel.memory_estimate import Need
 from hpcrun.train.step.gate import StepDecision
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
@@ -45,16 +44,6 @@ _UNTRACEABLE = (
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
 )
-
-
-class Untraceable(Exception):
-    """The step depends on the values of its data, so no fake run is possible; ``arithmetic``: known parts."""
-
-    def __init__(
-        self, reason: str, parallel: str, parameters: int, arithmetic: Mapping[str, int]
-    ) -> None:
-        super().__init__(reason)
-        self.parallel, self.parameters, self.arithmetic = parallel, parameters, arithmetic
 
 
 @dataclass
@@ -76,10 +65,14 @@ class FakeRun:
         """Return the memory of a rank under ``config``; ``memory``: bytes of its GPU, for ``parallel=auto``.
 
         Raises:
-            UserError: the task, its model or its data cannot be used.
-            Untraceable: the step depends on the values of its data.
+            UserError: the task, its model or its data cannot be used, the step depends on the values of its
+                data, or ``fsdp.cpu_offload`` is set.
         """
         job, ranks = config.job, config.job.world_size
+        if config.fsdp.cpu_offload:
+            raise UserError(
+                "fsdp.cpu_offload: estimate counts the GPU's memory only; set it to false for the estimate"
+            )
         accumulation = accumulation_of(config.train, ranks)
         micro_batch = Batching(config.train.batch_size, ranks, accumulation).micro_batch
         batch = self.first_batch(config, micro_batch)
@@ -87,11 +80,9 @@ class FakeRun:
         model = self._model(config, mode)
         require_model(model, self.task, config, ranks=ranks, gpu=False)
         _require_recomputable(model, config)
-        wanted = need(config, model)
-        parallel = self._parallel(config, model, wanted, memory)
+        parallel = self._parallel(config, model, memory)
         count = sum(parameter.numel() for parameter in model.parameters())
         sharded = parallel == "fsdp" and ranks > 1
-        arithmetic = _shares(config, wanted, sharded=sharded)
         distributed = DistributedConfig(
             world_size=ranks if sharded else 1,
             num_nodes=job.nodes if sharded else 1,
@@ -121,12 +112,12 @@ class FakeRun:
                     trainer = build_trainer(config, self.task, model, distributed, parallel)
                     del model
                     several = min(accumulation, 2)
-                    offloads = sharded and config.fsdp.cpu_offload
-                    parts = self._step(trainer, batch, several, live, mode, offloads=offloads)
-                    pinned = _rounding(trainer.module) if offloads and self.on_gpu else 0
+                    parts = self._step(trainer, batch, several, live, mode)
             except _UNTRACEABLE as error:
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                raise Untraceable(reason, parallel, count, arithmetic) from error
+                raise UserError(
+                    f"task: {config.task}: no estimate: the step depends on the values of its data "
+                    f"({type(error).__name__}: {' '.join(str(error).split())})"
+                ) from error
         return Traced(
             parallel=parallel,
             ranks=ranks,
@@ -134,9 +125,7 @@ class FakeRun:
             accumulation=accumulation,
             parameters=count,
             peak=live.peak,
-            offloaded=live.host_peak + pinned,
             parts=parts,
-            arithmetic=arithmetic,
         )
 
     def _step(
@@ -146,21 +135,15 @@ class FakeRun:
         micro_batches: int,
         live: LiveStorages,
         mode: FakeTensorMode,
-        *,
-        offloads: bool,
     ) -> Parts:
-        """Take a step in the state after the first step: the optimizer state exists.
-
-        ``offloads``: FSDP keeps the shards and their optimizer on the host, and moves gradients there.
-        """
+        """Take a step in the state after the first step: the optimizer state exists."""
         trainer._buckets_final = True  # There are no other ranks.
         optimizer = trainer.optimizer
         trained = [p for group in optimizer.param_groups for p in group["params"]]
-        step = _local_step(optimizer, on_gpu=self.on_gpu and not offloads)
+        step = _local_step(optimizer, on_gpu=self.on_gpu)
 
         def decided(*_: Any) -> tuple[None, StepDecision]:
-            with live.on_host():
-                step()
+            step()
             return None, StepDecision(trainer.gate)
 
         changed: Any = trainer.gate
@@ -182,14 +165,10 @@ class FakeRun:
         def gradients() -> dict[int, int]:
             return storages([*(p.grad for p in trained), *buckets])
 
-        moved: set[int] = set()
-        if offloads:
-            moved = {*storages(trainer.module.parameters()), *moments, *averaged}
-            live.read_host = lambda: moved | gradients().keys()
         kept = {
-            "weights": sum(size for key, size in weights.items() if key not in moved),
-            "optimizer": sum(size for key, size in moments.items() if key not in moved),
-            "average": sum(size for key, size in averaged.items() if key not in {*weights, *moved}),
+            "weights": sum(weights.values()),
+            "optimizer": sum(moments.values()),
+            "average": sum(size for key, size in averaged.items() if key not in weights),
         }
         records = list(fsdp_parameters(trainer.module))
 
@@ -199,7 +178,7 @@ class FakeRun:
             whole = [getattr(record, "_unsharded_param", None) for record in records]
             unsharded = storages([*held, *(None if one is None else one.grad for one in whole)])
             return {
-                "gradients": 0 if offloads else sum(reduced.values()),
+                "gradients": sum(reduced.values()),
                 "unsharded": sum(unsharded.values()),
                 "gathered": live.sent_bytes({*weights, *reduced, *unsharded}),
             }
@@ -233,7 +212,7 @@ class FakeRun:
             _forget_data(model, mode)
         return model
 
-    def _parallel(self, config: Config, model: nn.Module, wanted: Need, memory: int) -> Any:
+    def _parallel(self, config: Config, model: nn.Module, memory: int) -> Any:
         chosen = config.train.parallel
         if config.job.world_size == 1:
             return "single"
@@ -243,7 +222,7 @@ class FakeRun:
             )
         if chosen != "auto":
             return chosen
-        return decide(config, wanted, memory, unfit=unshardable(model)[0])[0]
+        return decide(config, need(config, model), memory, unfit=unshardable(model)[0])[0]
 
     def first_batch(self, config: Config, size: int) -> Any:
         """Return the first micro-batch of ``size`` samples."""
@@ -300,15 +279,6 @@ def _fake_group(config: Config, distributed: DistributedConfig) -> Iterator[Devi
         dist.destroy_process_group()
 
 
-def _shares(config: Config, wanted: Need, *, sharded: bool) -> dict[str, int]:
-    """Return the parts of ``wanted`` on the GPU of a rank."""
-    if sharded and config.fsdp.cpu_offload:
-        return dict.fromkeys(vars(wanted), 0)
-    hybrid = config.fsdp.shard == "hybrid"
-    shards = 1 if not sharded else config.job.gpus if hybrid else config.job.world_size
-    return {name: size // shards for name, size in vars(wanted).items()}
-
-
 def _local_step(optimizer: Optimizer, *, on_gpu: bool) -> Callable[[], None]:
     """Give ``optimizer`` this rank's shards as plain parameters; return its step with the gradients.
 
@@ -337,12 +307,6 @@ def _local_step(optimizer: Optimizer, *, on_gpu: bool) -> Callable[[], None]:
             given.grad = local.grad = None
 
     return step
-
-
-def _rounding(module: nn.Module) -> int:
-    """Return the bytes that torch adds to page-locked shards and gradients: it rounds up to powers of two."""
-    sizes = [p._local_tensor.nbytes for p in module.parameters() if isinstance(p, DTensor)]
-    return 2 * sum((1 << (size - 1).bit_length()) - size for size in sizes if size)
 
 
 def _values(model: nn.Module) -> Iterator[Tensor]:
@@ -375,6 +339,6 @@ def _require_recomputable(model: nn.Module, config: Config) -> None:
     if train.activation_checkpointing == "none":
         return
     every = train.checkpoint_blocks if train.activation_checkpointing == "every" else 1
-    refusal = why_not_recomputed(model, compiled=train.compile, every=every)
+    refusal = why_not_recomputed(model, every=every)
     if refusal is not None:
         raise UserError(refusal)

@@ -1,8 +1,7 @@
 """LiveStorages: follow the memory of all tensors that exist, and its peak."""
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +27,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``live`` and ``peak`` are bytes. It counts fake and real tensors, once for all views of a storage, and no
     tensors on the meta device. Memory that a kernel allocates and frees internally is not counted.
-
-    A part may be in host memory instead: ``peak`` is without it, and ``host_peak`` is its peak in the blocks
-    of :meth:`on_host`.
     """
 
     def __init__(self, *, block: int = _BLOCK, device: str | None = None) -> None:
@@ -41,9 +37,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device: the kind of device whose tensors count; None: all.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = self.host_peak = 0
-        self.read_host: Callable[[], Iterable[int]] | None = None
-        """Reads which storages are in host memory now; None: none is."""
+        self.live = self.peak = 0
         self.read_parts: Callable[[], Mapping[str, int]] | None = None
         """Reads the bytes of parts of the memory, for :attr:`parts`."""
         self.parts: Mapping[str, int] = {}
@@ -52,9 +46,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Storages that were part of a collective, or of FSDP's copies for a collective."""
         self._block, self._sizes = block, dict[int, int]()
         self._device = device
-        self._host: set[int] = set()
-        self._host_bytes = 0
-        self._elsewhere: int | None = None
         self._read_at = 0.0
         self._counts = True
         self._plain: list[Any] = []
@@ -117,24 +108,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
         """Reset the peak to the present memory."""
-        self._find_host()
-        self.peak, self._read_at = self.live - self._host_bytes, 0.0
+        self.peak, self._read_at = self.live, 0.0
         self._reach()
-
-    @contextlib.contextmanager
-    def on_host(self) -> Iterator[None]:
-        """Count all that the block makes as host memory, if a part of the memory is there."""
-        if self.read_host is None:
-            yield
-            return
-        self._find_host()
-        self._elsewhere = self.live - self._host_bytes
-        self._reach()
-        try:
-            yield
-        finally:
-            self._elsewhere = None
-            self._find_host()
 
     def _add(self, tensor: Tensor) -> None:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
@@ -152,8 +127,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if size == self._sizes[key]:
             return
         self.live += size - self._sizes[key]
-        if key in self._host:
-            self._host_bytes += size - self._sizes[key]
         self._sizes[key] = size
         self._reach()
 
@@ -161,26 +134,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = self._sizes.pop(key, 0)
         self.live -= size
         self.sent.discard(key)
-        if key in self._host:
-            self._host.discard(key)
-            self._host_bytes -= size
-
-    def _find_host(self) -> None:
-        if self.read_host is not None:
-            self._host = {key for key in self.read_host() if key in self._sizes}
-            self._host_bytes = sum(self._sizes[key] for key in self._host)
 
     def _reach(self) -> None:
-        if self._elsewhere is not None:
-            self.host_peak = max(self.host_peak, self.live - self._elsewhere)
-            return
-        if self.live - self._host_bytes > self.peak:
-            # Gradients move to the host without an operation.
-            self._find_host()
-        here = self.live - self._host_bytes
-        self.peak = max(self.peak, here)
-        if self.read_parts is not None and here > self._read_at * _STEP:
-            self._read_at = here
+        self.peak = max(self.peak, self.live)
+        if self.read_parts is not None and self.live > self._read_at * _STEP:
+            self._read_at = self.live
             self.parts = self.read_parts()
 
 

@@ -1,5 +1,6 @@
 """Find settings with which a training fits: the advice of the out-of-memory message, tried in fake runs."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,16 +10,13 @@ import yaml
 from hpcrun.config import Config
 from hpcrun.config.resolve import contradictions
 from hpcrun.errors import UserError
-from hpcrun.estimate.fake_run import FakeRun, Untraceable
+from hpcrun.estimate.fake_run import FakeRun
 from hpcrun.estimate.result import FRAGMENTED, GIB, RESERVE_GIB, Traced, needed
 from hpcrun.train.data.batching import Batching, accumulation_of
-from hpcrun.train.health.out_of_memory import advice, usage
+from hpcrun.train.health.out_of_memory import MemorySettings, advice
 
 SECONDS = 60.0
 """Seconds after which the search begins no further fake run."""
-
-_LESS = 0.99
-"""A setting helps if it takes at most this fraction of the memory."""
 
 
 @dataclass(frozen=True)
@@ -32,35 +30,27 @@ class Remedy:
 def remedies(
     run: FakeRun, config: Config, memory: int, now: Traced, tell: Callable[[str], None]
 ) -> list[Remedy]:
-    """Return the settings that fit, one list per alternative; empty if none was found in time.
-
-    A round tries each advice separately. If none suffices, the next round starts from the best.
-    """
-    end, given = time.monotonic() + SECONDS, dict[str, str]()
-    while True:
-        tried = []
-        for settings in _settings(config, now, memory):
-            if time.monotonic() > end:
-                tell(f"stopped looking for settings after {SECONDS:.0f} s")
-                break
-            changed = changed_by(config, settings)
-            if changed is None:
-                continue
-            tell(f"trying {' '.join([*given.values(), *settings])}")
-            try:
-                found = run.trace(changed, memory)
-            except (Untraceable, UserError, ValueError):
-                # The model refuses this setting, as a batch norm refuses a single sample.
-                continue
-            keys = given | {setting.partition("=")[0]: setting for setting in settings}
-            tried.append((Remedy(tuple(keys.values()), found), changed, keys))
-        fitting = [one for one, _, _ in tried if needed(one.traced.peak) <= memory]
-        if fitting or not tried or time.monotonic() > end:
-            return fitting
-        best, config, given = min(tried, key=lambda one: one[0].traced.peak)
-        if best.traced.peak > _LESS * now.peak:
-            return []
-        now = best.traced
+    """Return the settings that fit: each advice alone, or else all advice together; empty if none fits."""
+    end, found = time.monotonic() + SECONDS, list[Remedy]()
+    several = list(_settings(config, now, memory))
+    all_keys = {word.partition("=")[0]: word for settings in several for word in settings}
+    for settings in [*several, list(all_keys.values())]:
+        together = settings not in several
+        if together and found:
+            break
+        if time.monotonic() > end:
+            tell(f"stopped looking for settings after {SECONDS:.0f} s")
+            break
+        changed = changed_by(config, settings)
+        if changed is None:
+            continue
+        tell(f"trying {' '.join(settings)}")
+        # The model may refuse a setting, as a batch norm refuses a single sample.
+        with contextlib.suppress(UserError, ValueError):
+            traced = run.trace(changed, memory)
+            if needed(traced.peak) <= memory:
+                found.append(Remedy(tuple(settings), traced))
+    return found
 
 
 def changed_by(config: Config, settings: Sequence[str]) -> Config | None:
@@ -78,12 +68,13 @@ def _settings(config: Config, now: Traced, memory: int) -> Iterator[list[str]]:
     """Yield the settings of each advice for a training that ran out of memory."""
     train, ranks = config.train, config.job.world_size
     batching = Batching(train.batch_size, ranks, accumulation_of(train, ranks))
-    for line in advice(usage(config, batching, ranks=ranks, parallel=now.parallel, gpu=True)):
+    used = MemorySettings(config, batching.micro_batch, ranks, now.parallel, gpu=True)
+    for line in advice(used):
         settings = _leading(line)
         if settings and settings[0].startswith("train.micro_batch="):
             half = int(settings[0].partition("=")[2])
             settings[0] = f"train.micro_batch={min(half, _fitting_samples(now, memory))}"
-        if settings:
+        if settings and not settings[0].startswith("fsdp.cpu_offload="):
             yield settings
     if now.parallel == "fsdp" and config.fsdp.shard == "full":
         yield [f"job.nodes={2 * config.job.nodes}"]

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,8 +39,7 @@ class Parts:
 class Traced:
     """A fake run: its settings, as resolved, and its memory in bytes.
 
-    ``peak``: of the tensors on the GPU; ``offloaded``: peak of the tensors in host memory instead.
-    ``arithmetic``: the result of ``memory_estimate`` for weights, gradients and optimizer state.
+    ``peak``: of the tensors on the GPU.
     """
 
     parallel: str
@@ -50,9 +48,7 @@ class Traced:
     accumulation: int
     parameters: int
     peak: int
-    offloaded: int
     parts: Parts
-    arithmetic: Mapping[str, int]
 
 
 GIB = 1 << 30

@@ -58,12 +58,8 @@ ON_CPUS = (
 """Environment variables that choose kernels of oneDNN and MKL."""
 
 NOT_SET = "none"
-"""The recorded value of a variable that is not set, unlike one that an earlier version did not record."""
+"""The recorded value of a variable that is not set."""
 
-_ONLY_RECORDED = frozenset({"driver"})
-"""Keys that help to explain a difference, but decide no bits."""
-
-_NVIDIA, _AMD = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")
 _CPU_MODEL = re.compile(r"^model name\s*:\s*(.+)$", re.MULTILINE)
 
 
@@ -71,7 +67,7 @@ def environment(device: torch.device, ranks: Ranks) -> dict[str, str]:
     """Return the environment of all ranks, the same on every rank. Collective.
 
     Keys: ``device`` (name of the GPU, or the CPU's model), ``capability`` (of the GPU, or the instruction
-    set that torch uses on the CPU), ``threads`` (CPU only), ``driver``, ``torch``, ``cuda`` or ``hip``,
+    set that torch uses on the CPU), ``threads`` (CPU only), ``torch``, ``cuda`` or ``hip``,
     ``cudnn``, ``nccl``, ``torchao`` (with fp8), ``ranks``, ``ranks_per_node`` (GPUs only), and those of
     ``ON_GPUS`` or ``ON_CPUS``, with ``NOT_SET`` for those that are not set.
 
@@ -99,22 +95,10 @@ def of_ranks(ranks: list[tuple[str, dict[str, str]]], *, gpus: bool) -> dict[str
 def changed(meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
     """Return what decides bits and differs from the checkpoint with ``meta``: ``device: A100 -> H100``.
 
-    What the checkpoint does not record counts as unchanged; see :func:`unrecorded`.
+    What the checkpoint does not record counts as unchanged.
     """
-    before = _recorded(meta)
-    compared = {key: now.get(key, NOT_SET) for key in before}
-    lines = differing(before, compared)
-    return [line for line in lines if line.partition(":")[0] not in _ONLY_RECORDED]
-
-
-def unrecorded(meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """Return the keys of ``now`` that decide bits, and that the checkpoint with ``meta`` does not record.
-
-    An earlier version of hpcrun recorded fewer keys. A variable that is not set now is left out: most
-    likely it was not set then.
-    """
-    known = _recorded(meta).keys() | _ONLY_RECORDED
-    return [key for key, value in now.items() if key not in known and value != NOT_SET]
+    before: dict[str, str] = dict(meta.get("environment", {}))
+    return differing(before, {key: now.get(key, NOT_SET) for key in before})
 
 
 def require_same(lines: list[str], step: int) -> None:
@@ -140,26 +124,6 @@ def variables(environ: Mapping[str, str], wanted: Iterable[str]) -> dict[str, st
     return {name: environ.get(name) or NOT_SET for name in wanted}
 
 
-def driver(nvidia: Path = _NVIDIA, amd: Path = _AMD) -> str | None:
-    """Return the version of the GPU's driver, from the files of the kernel modules; None without one."""
-    try:
-        # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ..."
-        found = re.search(r"Module\S*\s.*?(\d+\.[\d.]+)", nvidia.read_text())
-        return found[1] if found else None
-    except OSError:
-        pass
-    try:
-        return amd.read_text().strip() or None
-    except OSError:
-        return None
-
-
-def _recorded(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of a checkpoint; the first versions of hpcrun recorded torch only."""
-    first = {"torch": meta["torch"]} if "torch" in meta else {}
-    return dict(meta.get("environment", first))
-
-
 def _own(device: torch.device) -> dict[str, str]:
     """Return the values of this rank's device."""
     if device.type == "cpu":
@@ -168,9 +132,7 @@ def _own(device: torch.device) -> dict[str, str]:
             "capability": torch.backends.cpu.get_cpu_capability(),
             "threads": str(torch.get_num_threads()),
         }
-    found = {"device": accelerator.name(device), **vendor.capability(device)}
-    version = driver()
-    return found if version is None else {**found, "driver": version}
+    return {"device": accelerator.name(device), **vendor.capability(device)}
 
 
 def _cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:

@@ -150,7 +150,5 @@ def _for_sparse(config: Config, *, own: bool) -> list[str]:
         ("optim.momentum=0", own or optim.momentum == 0),
         ("optim.weight_decay=0", own or optim.weight_decay == 0),
         ("train.clip_norm=null", config.train.clip_norm is None),
-        # Idle ranks in Join get the gradients by a broadcast, which gloo supports for dense tensors only.
-        ("train.uneven=pad", config.train.uneven != "join"),
     ]
     return [setting for setting, is_set in wanted if not is_set]

@@ -25,8 +25,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 IDLE = [
     ("train.lr_base_batch=64", "train.lr_scaling=none", "train.lr_scaling=sqrt"),
     ("train.min_delta=0.1", "train.patience=null", "train.patience=3"),
-    ("train.powersgd_rank=4", "train.compression=none", "train.compression=powersgd"),
-    ("train.powersgd_start=10", "train.compression=none", "train.compression=powersgd"),
     ("train.compile_mode=max-autotune", "train.compile=false", "train.compile=true"),
     (
         "train.checkpoint_blocks=3",

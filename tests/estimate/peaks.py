@@ -4,7 +4,6 @@
 that of torch's CPU allocator, as the profiler records it: it includes memory inside kernels, which the fake
 run cannot see. With FSDP it is the memory of all living tensors: the allocator has more, presumably gloo's
 copies of what it reduces. The same holds for convolutions, whose kernels on the CPU have memory of their own.
-With ``fsdp.cpu_offload`` it is the memory of all living tensors in the optimizer's step: what is on the host.
 """
 
 import contextlib
@@ -51,7 +50,6 @@ CASES = {
     "every-checkpointing": f"{GPT} train.activation_checkpointing=every",
     "selective-checkpointing": f"{GPT} train.activation_checkpointing=selective",
     "fsdp-muon": f"{GPT} {TWO} train.parallel=fsdp optim.name=muon",
-    "fsdp-offload": f"{GPT} {TWO} train.parallel=fsdp fsdp.cpu_offload=true train.ema=0.9",
     "hybrid": f"{GPT} {HYBRID}",
     "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} train.ema=0.9 amp.dtype=fp16",
     "bdh": f"{BYTES} model.layers=2 model.heads=4 model.width=128".replace(
@@ -93,8 +91,6 @@ def real(config: Config, task: Task, rank: int) -> int:
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
     ):
         trainer = build_trainer(config, task, task.build_model(), place, parallel)
-        if live is not None and config.fsdp.cpu_offload:
-            trainer.optimizer.register_step_pre_hook(lambda *_: live.start())
         batches = [FakeRun(task, lambda _: None).first_batch(config, samples)] * accumulation
         for step in range(3):
             if live is not None:
@@ -127,8 +123,7 @@ def main(folder: Path, chosen: list[str] | None) -> None:
             if os.fork() == 0:
                 if rank < 0:
                     run = FakeRun(task, lambda _: None, on_gpu=False)
-                    traced = run.trace(config, 1 << 40)
-                    found = traced.offloaded or traced.peak
+                    found = run.trace(config, 1 << 40).peak
                 else:
                     if ranks > 1:
                         meeting = f"file://{folder}/{case}"

@@ -222,51 +222,10 @@ class Centred(nn.Module):
 
 
 KEEPERS = {
-    "batch norm": lambda: nn.BatchNorm1d(3),
     "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
     "made anew": lambda: Centred(anew=True),
     "changed": lambda: Centred(anew=False),
 }
-
-
-@pytest.mark.parametrize("checkpointing", ["full", "selective"])
-@pytest.mark.parametrize("keeper", list(KEEPERS))
-def test_a_recomputed_block_writes_its_buffers_once(keeper, checkpointing):
-    def train(wanted):
-        torch.manual_seed(0)
-        net = nn.ModuleList(
-            nn.Sequential(nn.Linear(3, 3), KEEPERS[keeper](), nn.Tanh()) for _ in range(2)
-        )
-        prepare(net, wanted)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(3):
-            # A block that runs twice has two recomputations.
-            net[1](net[0](net[0](torch.randn(5, 3)))).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return {name: value.clone() for name, value in net.state_dict().items()}
-
-    plain, again = train(Preparation()), train(Preparation(checkpointing))
-    assert plain.keys() == again.keys()
-    assert [name for name, value in plain.items() if not torch.equal(again[name], value)] == []
-
-
-def test_a_retained_graph_is_recomputed_for_each_backward_pass():
-    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    with torch.inference_mode():
-        table = torch.ones(3)
-    net[1].register_buffer("table", table)
-    net = nn.ModuleList([net])
-    prepare(net, Preparation("full"))
-    value = net[0](torch.randn(5, 3)).square().sum()
-    seen = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    value.backward(retain_graph=True)
-    first = [p.grad.clone() for p in net.parameters()]
-    value.backward()
-    for parameter, once in zip(net.parameters(), first, strict=True):
-        assert torch.equal(parameter.grad, 2 * once)
-    for name, buffer in net.named_buffers():
-        assert torch.equal(buffer, seen[name])
 
 
 def test_nan_and_missing_buffers_are_compared():
@@ -284,10 +243,10 @@ def test_nan_and_missing_buffers_are_compared():
         buffers.require_same()
 
 
-def test_a_compiled_block_that_writes_into_its_buffers_is_refused_and_one_with_a_mask_is_not():
-    wanted = Preparation("full", compile="default")
+def test_a_block_that_writes_into_its_buffers_is_not_recomputed():
+    wanted = Preparation("full")
     normed = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
-    with pytest.raises(UserError, match="Sequential has running statistics, which a compiled"):
+    with pytest.raises(UserError, match="Sequential has running statistics, which a recomputed"):
         prepare(normed, wanted)
 
     def require_same(make):
@@ -300,9 +259,9 @@ def test_a_compiled_block_that_writes_into_its_buffers_is_refused_and_one_with_a
     masked = nn.Linear(3, 3)
     masked.register_buffer("mask", torch.ones(3, 3))
     require_same(lambda: masked)
-    for keeper in ("made anew", "changed"):
-        with pytest.raises(UserError, match=r"Sequential changes its buffer 1\.mean in training"):
-            require_same(KEEPERS[keeper])
+    for make in KEEPERS.values():
+        with pytest.raises(UserError, match=r"Sequential changes its buffer 1\.\S+ in training"):
+            require_same(make)
 
 
 def graphs_of(begin):

@@ -77,7 +77,8 @@ def write_folder(
             sync(folder.parent)
     except OSError as error:
         raise TokenError(
-            f"{folder}: cannot be written: {error.strerror or error}; choose another folder, or free space"
+            f"{folder}: cannot be written: {error.strerror or error}; choose another folder (data.path, "
+            "XDG_CACHE_HOME), or free space"
         ) from error
     return described
 

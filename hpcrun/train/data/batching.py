@@ -99,7 +99,7 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-Uneven = Literal["across", "drop", "pad", "join"]
+Uneven = Literal["across", "drop", "pad"]
 
 
 _EPOCHS = 2
@@ -205,7 +205,6 @@ class Batching:
             "across": "",
             "drop": f"; the last {self._left_over} are dropped",
             "pad": f"; {left} compute padding of weight 0",
-            "join": f"; {left} wait in DDP's Join",
         }[self.uneven if self._left_over else "across"]
         yield f"epoch of {_many(self.epoch, 'sample')}: {_about(self.steps_per_epoch, 'step')}{ending}"
         yield f"{_many(steps, 'step')} in all: {_about(steps / self.steps_per_epoch, 'epoch')}"

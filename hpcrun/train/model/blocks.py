@@ -5,19 +5,15 @@ class occurs in the list more than once, or if it is the only class in the list:
 ResNet's bottlenecks. Elements without parameters (activations) are not blocks, and blocks do not nest. An
 embedding is no block: its matrix is often the output's too (``F.linear(x, embedding.weight)``).
 
-A block that writes its buffers (running statistics, vectors of a spectral norm) writes them again when its
-activations are recomputed. The recomputation here starts from the same buffers as the first pass, and then
-restores the values that the first pass left.
+A block that writes its buffers (running statistics, vectors of a spectral norm) would write them again when
+its activations are recomputed, so activation checkpointing refuses such a block.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from hpcrun.errors import NotTrainable
 
@@ -118,91 +114,8 @@ def _below(module: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[nn.Mo
     return list(found.values())
 
 
-Contexts = tuple[
-    contextlib.AbstractContextManager[Any],
-    contextlib.AbstractContextManager[Any],
-]
-
-_SMALL = 1 << 16
-"""Maximum elements of a buffer to copy even if its version counter is unchanged: torch's batch-norm kernel
-does not raise the counter. Masks and tables are larger, and constant in most models."""
-
-
-def keeping_buffers(block: nn.Module) -> Callable[..., Any] | None:
-    """Return a checkpoint function that keeps the buffers of ``block``; None if the block has no buffers."""
-    return _recomputed if any(part._buffers for part in block.modules()) else None
-
-
-def _recomputed(
-    block: nn.Module,
-    *arguments: Any,
-    context_fn: Callable[[], Contexts] = noop_context_fn,
-    **options: Any,
-) -> Any:
-    """Checkpoint ``block`` as torch's ``checkpoint`` does, with its ``context_fn``."""
-    contexts = _Passes(block, context_fn)
-    return checkpoint(block, *arguments, use_reentrant=False, context_fn=contexts, **options)
-
-
-class _Passes:
-    """Contexts for the first pass and for each recomputation."""
-
-    def __init__(self, block: nn.Module, inner: Callable[[], Contexts]) -> None:
-        self._parts = [part for part in block.modules() if part._buffers]
-        self._inner = inner
-        self._found: list[tuple[nn.Module, str, Tensor | None]] = []
-
-    def __call__(self) -> Contexts:
-        first, again = self._inner()
-        return self._first(first), _Reentered(lambda: self._again(again))
-
-    @contextlib.contextmanager
-    def _first(self, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-        before = [
-            (part, name, value, _version(value), _copy(value))
-            for part in self._parts
-            for name, value in part._buffers.items()
-        ]
-        with inner:
-            yield
-        for part, name, value, version, copy in before:
-            now = part._buffers.get(name)
-            same = now is value and _version(now) == version
-            if not same or (copy is not None and copy.numel() <= _SMALL):
-                self._found.append((part, name, copy))
-
-    @contextlib.contextmanager
-    def _again(self, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-        left = [(part, dict(part._buffers)) for part in self._parts]
-        for part, name, value in self._found:
-            # A fresh copy for each recomputation. The old tensor may be needed for a gradient.
-            part._buffers[name] = _copy(value)
-        try:
-            with inner:
-                yield
-        finally:  # Torch ends the recomputation by an exception once it has all it needs.
-            for part, buffers in left:
-                part._buffers.update(buffers)
-
-
-class _Reentered(contextlib.AbstractContextManager[None]):
-    """Context made new at each entry: with retain_graph=True torch recomputes more than once."""
-
-    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-        self._make = make
-        self._entered: list[contextlib.AbstractContextManager[None]] = []
-
-    def __enter__(self) -> None:
-        context = self._make()
-        context.__enter__()
-        self._entered.append(context)
-
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._entered.pop().__exit__(*error)
-
-
 class Buffers:
-    """Copies of the buffers of compiled, checkpointed blocks in ``module``, taken at construction."""
+    """Copies of the buffers of checkpointed blocks in ``module``, taken at construction."""
 
     def __init__(self, module: nn.Module) -> None:
         self._found = [
@@ -220,23 +133,13 @@ class Buffers:
                 kind = type(block._checkpoint_wrapped_module).__name__
                 raise NotTrainable(
                     f"train.activation_checkpointing: {kind} changes its buffer {changed[0]} in "
-                    "training; compiled, it may change it twice, or recompute with the changed buffer; set "
-                    "none, or train.compile=false"
+                    "training, and would change it twice; set none"
                 )
 
 
 def _buffers(block: CheckpointWrapper) -> Iterator[tuple[str, Tensor]]:
     inner: nn.Module = block._checkpoint_wrapped_module
     return inner.named_buffers()
-
-
-def _copy(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.detach().clone()
-
-
-def _version(value: Tensor | None) -> int:
-    """Return the number of writes to ``value``; -1 for an inference tensor, which has no counter."""
-    return -1 if value is None or value.is_inference() else value._version
 
 
 def _equal(now: Tensor | None, before: Tensor) -> bool:

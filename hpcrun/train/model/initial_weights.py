@@ -1,15 +1,11 @@
 """Initial weights from safetensors files: of another training, or of a published model."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from hpcrun.errors import UserError
 from hpcrun.train.task import Task
@@ -78,65 +74,6 @@ def covers(task: Task, model: nn.Module) -> bool:
     except Exception:  # of any type: code of the model, which may read values
         return False
     return initial_state(model).keys() <= kept
-
-
-class LoadedAtUse(TorchFunctionMode):
-    """Context that loads the initial weights of a model as soon as anything uses one of its tensors.
-
-    A resume needs no files whose weights its checkpoint replaces. But a task may hold the model anywhere, and
-    compute its datasets with it.
-    """
-
-    def __init__(self, model: nn.Module, source: str) -> None:
-        super().__init__()
-        self._model, self._source = model, source
-        # The load itself uses the weights.
-        self._loaded, self._loading, self._lock = False, False, threading.RLock()
-        self._places = {*map(_place, initial_state(model).values())}
-        self._parts = {*map(id, model.modules())}
-        self._hook: Any = None
-
-    def __enter__(self) -> "LoadedAtUse":
-        # The mode is that of one thread; a forward pass is seen in any.
-        self._hook = register_module_forward_pre_hook(self._before_pass)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._hook.remove()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._loaded and any(
-            _place(leaf) in self._places
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, Tensor)
-        ):
-            self._load()
-        return func(*args, **(kwargs or {}))
-
-    def _before_pass(self, part: nn.Module, _: Any) -> None:
-        if id(part) in self._parts:
-            self._load()
-
-    def _load(self) -> None:
-        with self._lock:
-            if self._loaded or self._loading:
-                return
-            self._loading = True
-            try:
-                load_initial_weights(self._model, self._source)
-                self._loaded = True
-            finally:
-                self._loading = False
-
-
-def _place(value: Tensor) -> tuple[str, int]:
-    """Return what a tensor has in common with all its views."""
-    try:
-        return "storage", value.untyped_storage()._cdata
-    except RuntimeError:  # a sparse tensor, or one of a class without memory of its own
-        return "tensor", id(value)
 
 
 def _tensors(source: str) -> Iterator[tuple[Path, str, Tensor]]:

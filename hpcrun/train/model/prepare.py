@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from hpcrun.devices.vendor import CompileMode
 from hpcrun.errors import NotTrainable, UserError
-from hpcrun.train.model.blocks import blocks, keeping_buffers, kind
+from hpcrun.train.model.blocks import blocks, kind
 
 Float8 = Literal[True, False, "emulate"]
 """``emulate`` rounds to fp8 and multiplies in fp32, on any device."""
@@ -195,12 +195,10 @@ def of_torch(part: nn.Module) -> bool:
     return type(part).__module__.startswith("torch.nn.")
 
 
-def why_not_recomputed(module: nn.Module, *, compiled: bool, every: int = 1) -> str | None:
+def why_not_recomputed(module: nn.Module, *, every: int = 1) -> str | None:
     """Return why ``module`` cannot be trained with activation checkpointing; None if it can.
 
-    Args:
-        compiled: the blocks are compiled.
-        every: checkpoint each block whose number is a multiple of it.
+    ``every``: checkpoint each block whose number is a multiple of it.
     """
     found = blocks(module)
     if not found:
@@ -208,33 +206,27 @@ def why_not_recomputed(module: nn.Module, *, compiled: bool, every: int = 1) -> 
             f"train.activation_checkpointing: {type(module).__name__} has no blocks (elements of one class "
             "in an nn.ModuleList or nn.Sequential); put its layers into one, or set none"
         )
-    for block in found[::every] if compiled else ():
+    for block in found[::every]:
         if any(
             isinstance(part, _NormBase) and part.track_running_stats for part in block.modules()
         ):
             return (
                 f"train.activation_checkpointing: {kind(block).__name__} has running statistics, "
-                "which a compiled block may update twice; set none, or train.compile=false"
+                "which a recomputed block would update twice; set none"
             )
     return None
 
 
 def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
     every = wanted.every if wanted.checkpointing == "every" else 1
-    refusal = why_not_recomputed(module, compiled=wanted.compile is not None, every=every)
+    refusal = why_not_recomputed(module, every=every)
     if refusal is not None:
         raise UserError(refusal)
     found = blocks(module)[::every]
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_costly)
-    chosen = {
-        # A compiled block hides its buffers; `Buffers` (activation_checkpointing.py) checks them.
-        id(block): checkpoint_wrapper(
-            block, checkpoint_fn=None if wanted.compile else keeping_buffers(block), **options
-        )
-        for block in found
-    }
+    chosen = {id(block): checkpoint_wrapper(block, **options) for block in found}
     _replace(module, lambda part: chosen.get(id(part)))
 
 

@@ -31,12 +31,17 @@ from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
 from hpcrun.train.model.prepare import compile_in_place
 from hpcrun.train.model.unused_parameters import kept_buffers, kept_generators
 from hpcrun.train.parallel.fsdp_check import ShardedUse
-from hpcrun.train.parallel.memory_estimate import MANY_GRADIENTS
 from hpcrun.train.parallel.process_group import connect
 from hpcrun.train.parallel.strategies import Strategy, copy_from_rank_zero
 from hpcrun.train.task_checks import unshardable
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+MANY_GRADIENTS = 2 * 10**9
+"""Bytes of unsharded gradients from which FSDP reduces gradients in every micro-batch by default.
+
+Not a part of the device's memory: another kind of GPU after a requeue would change the order of sums.
+"""
 
 FILLS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 """True if this torch can reduce zeros for parameters for which a rank has no gradient."""

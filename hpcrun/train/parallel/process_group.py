@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, WRITERS, wait_until_idle
 from hpcrun.devices import accelerator, vendor
-from hpcrun.devices.devices import lists_mig, require_given_gpus, visible_gpus
+from hpcrun.devices.devices import require_given_gpus, visible_gpus
 from hpcrun.errors import ClusterError, NotTrainable
 from hpcrun.ranks.addresses import wanted_ports
 from hpcrun.ranks.collective import Ranks
@@ -100,7 +100,7 @@ def join_run(
         ``config`` with the master's real address and port.
 
     Raises:
-        ClusterError: no port could be bound, the description is wrong, or a GPU is missing or shared.
+        ClusterError: no port could be bound, the description is wrong, or a GPU is missing.
         RunError: rank 0 published nothing within ``timeout`` seconds, or cannot be reached.
     """
     require_gpu_build(config)
@@ -113,13 +113,12 @@ def join_run(
         return config
     if not meets:
         return setup_distributed(config, timeout=timeout)
-    if config.rank == 0 and (warning := make_room(config.world_size)) is not None:
-        print(f"hpcrun: {warning}", flush=True)
+    if config.rank == 0:
+        allow_connections(config.world_size)
     rendezvous_file = RendezvousFile(run, attempt, first=config.local_rank == 0)
     ports = wanted_ports(os.environ, attempt.owner)
     config, store = meet(config, rendezvous_file, ports, interface=interface, timeout=timeout)
     os.environ.update(config.to_env_dict())
-    refuse_shared_gpus(config, store)
     dist.init_process_group(
         config.backend,
         store=store,
@@ -303,27 +302,24 @@ _BESIDE = 512
 """File descriptors for everything else: data, logs, the training's own connections."""
 
 
-def make_room(world_size: int) -> str | None:
+def allow_connections(world_size: int) -> None:
     """Raise this process's limit of open files to what rank 0 needs, as far as the hard limit allows.
 
     Slurm gives a job the limit of the shell that submitted it, often 1,024. Ranks beyond it could not
     connect.
-
-    Returns:
-        A line for the user if even the hard limit is too low, else None.
     """
     wanted = _A_RANK * world_size + _BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return None
+        return
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed == wanted:
-        return None
-    return (
-        f"rank 0 may open {allowed} files but needs about {wanted} for {world_size} ranks; ask the site to "
-        "raise the hard limit (ulimit -Hn) on the nodes"
-    )
+    if allowed < wanted:
+        print(
+            f"hpcrun: rank 0 may open {allowed} files but needs about {wanted} for {world_size} ranks; ask "
+            "the site to raise the hard limit (ulimit -Hn) on the nodes",
+            flush=True,
+        )
 
 
 def require_gpu_build(config: DistributedConfig) -> None:
@@ -348,59 +344,3 @@ def require_gpu_build(config: DistributedConfig) -> None:
         "(apptainer: --nv, or --rocm); otherwise check that the driver is new enough for this build and "
         "that CUDA_VISIBLE_DEVICES names the right GPUs; or train on CPUs (--cpu)"
     )
-
-
-def refuse_shared_gpus(config: DistributedConfig, store: Any) -> None:
-    """Check, with the other ranks of the node, that no two have the same GPU. Collective on a node.
-
-    Raises:
-        ClusterError: on every rank of a node where two ranks have the same GPU; with the remedy.
-    """
-    if config.backend != "nccl":
-        return
-    refuse_duplicates(config, store, gpu_identity(config.device_ids[0]))
-
-
-def refuse_duplicates(config: DistributedConfig, store: Any, identity: str) -> None:
-    """Do the check of `refuse_shared_gpus` for ``identity``, the GPU of this rank; empty: unknown."""
-
-    def key(local_rank: int) -> str:
-        return f"hpcrun/gpu/{config.node_rank}/{local_rank}"
-
-    store.set(key(config.local_rank), f"{config.rank} {identity}")
-    found = store.multi_get([key(local) for local in range(config.num_gpus_per_node)])
-    ranks_of: dict[str, list[str]] = {}
-    for rank, _, theirs in (value.decode().partition(" ") for value in found):
-        ranks_of.setdefault(theirs, []).append(rank)
-    for theirs, ranks in ranks_of.items():
-        if theirs and len(ranks) > 1:
-            mig = lists_mig(os.environ)
-            raise ClusterError(
-                f"{socket.gethostname()}: ranks {' and '.join(ranks)} have the same GPU ({theirs}); "
-                + (_MIG if mig else _BINDING)
-            )
-
-
-_BINDING = (
-    "srun's --gpu-bind=closest or a manual CUDA_VISIBLE_DEVICES can cause this; let every rank see all GPUs "
-    "of its node: remove the option, or set job.srun_args=[--gpu-bind=none]"
-)
-_MIG = (
-    "they use slices of it (MIG), but NCCL needs whole GPUs: request whole GPUs, or one rank per node "
-    "(--gpus 1)"
-)
-
-
-def gpu_identity(device: int) -> str:
-    """Return a name of the physical GPU, unique on its host; empty if the driver gives none."""
-    properties = accelerator.properties(accelerator.device(device))
-    uuid = str(getattr(properties, "uuid", ""))
-    # Consumer cards under ROCm have no UUID.
-    known = uuid.strip("0-") and uuid != "None"
-    bus: list[Any] = [
-        getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")
-    ]
-    # With MIG each slice has its own UUID, but NCCL compares the PCI bus address.
-    if known and not lists_mig(os.environ):
-        return f"GPU-{uuid}"
-    return "" if None in bus else "PCI {:04x}:{:02x}:{:02x}".format(*bus)

@@ -15,7 +15,7 @@ from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.data.streams import StreamState
 from hpcrun.train.determinism import seed_rank
-from hpcrun.train.drift import changed, environment, require_same, unrecorded
+from hpcrun.train.drift import changed, environment, require_same
 from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.model.initial_weights import covers
 from hpcrun.train.parallel.choose import resolve_parallel
@@ -29,8 +29,7 @@ class Resumed:
     """A trainer, the checkpoint that it restored (None for a new training), and this environment.
 
     ``ways``: the keys of the config that may change bits, and that differ from those of the checkpoint.
-    ``drift``: the parts of the environment that differ from those of the checkpoint; ``unrecorded``: those
-    that the checkpoint does not record.
+    ``drift``: the parts of the environment that differ from those of the checkpoint.
     """
 
     trainer: DistributedAMPTrainer
@@ -38,7 +37,6 @@ class Resumed:
     environment: dict[str, str]
     ways: list[str]
     drift: list[str]
-    unrecorded: list[str]
 
     @property
     def start(self) -> int:
@@ -101,8 +99,8 @@ def build_model(
     here = environment(device, context.ranks)
     meta = {} if restored is None else restored.meta
     other = _changed_ways(meta["ways"], config, trainer) if "ways" in meta else []
-    drift, absent = ([], []) if restored is None else (changed(meta, here), unrecorded(meta, here))
-    resumed = Resumed(trainer, restored, here, other, drift, absent)
+    drift = changed(meta, here)
+    resumed = Resumed(trainer, restored, here, other, drift)
     if config.train.deterministic == "strict":
         context.together(lambda: require_same([*other, *drift], resumed.start))
     opened.task._reached(resumed.start)

@@ -49,11 +49,6 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
             f"the environment has changed since step {start} was saved: {'; '.join(drift)}; the last bits "
             "may differ from those of a training without the interruption"
         )
-    if resumed.unrecorded:
-        lines.append(
-            f"step {start} was saved without a record of {', '.join(resumed.unrecorded)}; if one of these "
-            "has changed since, the last bits may differ"
-        )
     if restored is None and (hint := faster(context.config.amp, trainer.device)) is not None:
         lines.append(hint)
     ranks = trainer.distributed.world_size

@@ -1,6 +1,5 @@
 """Import the task, prepare its data, and make its model and its datasets."""
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -23,10 +22,10 @@ from hpcrun.run.events import Attempt
 from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.batching import Batching, worker_processes
 from hpcrun.train.determinism import explain_refusals, seed_alike, seed_for_datasets
-from hpcrun.train.health.out_of_memory import explaining, usage
+from hpcrun.train.health.out_of_memory import MemorySettings, explaining
 from hpcrun.train.health.watchdog import At
 from hpcrun.train.model.deferred import Deferred, build_deferred
-from hpcrun.train.model.initial_weights import LoadedAtUse, covers, load_initial_weights
+from hpcrun.train.model.initial_weights import covers, load_initial_weights
 from hpcrun.train.model.prepare import synchronized, why_not_recomputed, why_not_synchronized
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
@@ -65,13 +64,13 @@ class Context:
         model: nn.Module,
     ) -> AbstractContextManager[None]:
         """Add advice to an out-of-memory error in the block; ``batching``: None before the first step."""
-        used = usage(
+        used = MemorySettings(
             self.config,
-            batching,
+            0 if batching is None else batching.micro_batch,
             ranks=self.distributed.world_size,
             parallel=parallel,
             gpu=is_accelerator(device),
-            recomputable=why_not_recomputed(model, compiled=self.config.train.compile) is None,
+            recomputable=why_not_recomputed(model) is None,
         )
         logs = self.run.attempt_logs(self.attempt.job, self.attempt.restart)
         return explaining(used, logs, self.distributed.rank)
@@ -140,7 +139,7 @@ def make_model(
 ) -> tuple[Any, Deferred | None]:
     """Return the result of ``task.build_model()``, and its parameters if only rank 0 has weights. Collective.
 
-    ``resumes``: a checkpoint follows, so that a file of initial weights is not read (see `covers`).
+    ``resumes``: a checkpoint follows (see `covers`).
 
     Raises:
         UserError: ``fsdp.deferred_init`` is true, and the build cannot be deferred.
@@ -150,7 +149,7 @@ def make_model(
         # The same seed on every rank, so that all ranks start with the same weights.
         seed_alike(config.seed)
         with explain_refusals():
-            return _build(task, config, distributed, resumes)
+            return _build(task, config, distributed)
 
     wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
     if distributed.world_size == 1 or not wanted:
@@ -169,15 +168,14 @@ def make_model(
     return model, deferred
 
 
-def _build(task: Task, config: Config, distributed: DistributedConfig, resumes: bool) -> Any:
+def _build(task: Task, config: Config, distributed: DistributedConfig) -> Any:
     model = task.build_model()
     if config.train.sync_batchnorm:
         on_gpu = bool(distributed.device_ids)
         model = synchronized(model, ranks=distributed.world_size, on_gpu=on_gpu)
     source = config.train.init_from
-    if source is None or not isinstance(model, nn.Module) or (resumes and covers(task, model)):
-        return model
-    load_initial_weights(model, source)
+    if source is not None and isinstance(model, nn.Module):
+        load_initial_weights(model, source)
     return model
 
 
@@ -195,13 +193,9 @@ def open_on_rank(
         if line is not None:
             print(f"hpcrun: {line}", flush=True)
     require_model(model, task, config, ranks=ranks, gpu=gpu)
-    source = config.train.init_from
     # The draws of the datasets do not depend on those of the model.
     seed_for_datasets(config.seed)
-    # The datasets see the weights of a new training.
-    lacks = source is not None and resumes and covers(task, model)
-    with LoadedAtUse(model, source) if lacks and source else contextlib.nullcontext():
-        dataset, validation_set = task.train_dataset(), task.validation_dataset()
+    dataset, validation_set = task.train_dataset(), task.validation_dataset()
     require_trainable(dataset, ranks, worker_processes(config, os.environ))
     if validation_set is not None:
         length(validation_set)

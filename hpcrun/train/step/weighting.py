@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-
-from hpcrun.train.parallel.strategies import copy_from_rank_zero
 
 Weight = float | Tensor
 
@@ -60,36 +58,6 @@ def weighted(loss: Tensor, factor: Weight) -> Tensor:
 def impossible(weight: Weight) -> bool:
     """Return True for a weight that is negative, infinite or NaN. Waits for the device."""
     return not 0 <= float(weight) < math.inf
-
-
-def without_loss(losses: Sequence[tuple[Tensor, Weight]]) -> list[int]:
-    """Return the indices of non-finite losses that :func:`weighted` replaced by 0, since their factor is 0.
-
-    Their gradients may be NaN for any factor, such as those of ``x.sum() / n`` with n = 0.
-    Waits for the device.
-    """
-    return [
-        index
-        for index, (loss, factor) in enumerate(losses)
-        if float(factor) == 0 and not math.isfinite(loss.item())
-    ]
-
-
-def share_gradients(
-    parameters: Sequence[nn.Parameter], device: torch.device, *, receives: bool
-) -> None:
-    """Broadcast rank 0's gradients; only ranks with ``receives`` take them. Collective."""
-    has = torch.tensor([parameter.grad is not None for parameter in parameters], device=device)
-    copy_from_rank_zero(has)
-    for parameter, there in zip(parameters, has.tolist(), strict=True):
-        if not there:
-            continue
-        gradient = parameter.grad
-        if receives or gradient is None:
-            gradient = torch.empty_like(parameter, requires_grad=False)
-        copy_from_rank_zero(gradient)
-        if receives:
-            parameter.grad = gradient
 
 
 def _require_weights(weights: Sequence[Weight], total: float | None) -> None:
