@@ -43,28 +43,25 @@ def main() -> int:
 
 
 def estimate(config: Config, memory: int) -> dict[str, Any]:
-    """Return the memory of a rank under ``config``, and settings that fit ``memory`` bytes if it does not."""
-    from hpcrun.estimate.fake_run import FakeRun
-    from hpcrun.estimate.remedies import remedies
+    """Return the memory of a rank under ``config``, and advice if it does not fit ``memory`` bytes."""
+    from hpcrun.estimate.fake_run import trace
     from hpcrun.train.determinism import seed_alike
+    from hpcrun.train.health.out_of_memory import MemorySettings, advice
     from hpcrun.train.task import load_task
 
     begun = time.monotonic()
     seed_alike(config.seed)
-    run = FakeRun(load_task(config), _tell)
     ranks = config.job.world_size
+    task = load_task(config)
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
-    found = run.trace(config, memory)
+    found = trace(task, config, memory, _tell)
     fits = needed(found.peak) <= memory
-    would = [] if fits else remedies(run, config, memory, found, _tell)
+    used = MemorySettings(config, found.micro_batch, ranks, found.parallel, gpu=True)
     return {
         **asdict(found),
         "needed": needed(found.peak),
         "fits": fits,
-        "would_fit": [
-            {"settings": one.settings, "peak": one.traced.peak, "needed": needed(one.traced.peak)}
-            for one in would
-        ],
+        "advice": [] if fits else list(advice(used)),
         "seconds": round(time.monotonic() - begun, 1),
     }
 

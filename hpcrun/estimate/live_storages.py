@@ -1,7 +1,7 @@
 """LiveStorages: follow the memory of all tensors that exist, and its peak."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,6 @@ from torch.utils._pytree import tree_iter
 
 _BLOCK = 512
 """Bytes in the smallest block of CUDA's allocator; it rounds every request up to a multiple."""
-
-_STEP = 1.01
-"""Growth of the peak after which its parts are read again, because a read takes milliseconds."""
 
 
 _Propagator: Any = ShardingPropagator
@@ -38,15 +35,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
-        self.read_parts: Callable[[], Mapping[str, int]] | None = None
-        """Reads the bytes of parts of the memory, for :attr:`parts`."""
-        self.parts: Mapping[str, int] = {}
-        """Bytes of the parts at the peak, to within a hundredth of it."""
-        self.sent: set[int] = set()
-        """Storages that were part of a collective, or of FSDP's copies for a collective."""
         self._block, self._sizes = block, dict[int, int]()
         self._device = device
-        self._read_at = 0.0
         self._counts = True
         self._plain: list[Any] = []
 
@@ -91,9 +81,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._counts:
             return result
         self.add(tree_iter(result))
-        if func.namespace in ("c10d", "fsdp"):
-            given = tree_iter((args, kwargs, result))
-            self.sent.update(storages(value for value in given if isinstance(value, Tensor)))
         return result
 
     def add(self, values: Iterable[Any]) -> None:
@@ -102,14 +89,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(value, Tensor) and value.layout == torch.strided:
                 self._add(value)
 
-    def sent_bytes(self, other: Iterable[int]) -> int:
-        """Return the bytes of the storages of collectives, without the storages ``other``."""
-        return sum(self._sizes.get(key, 0) for key in self.sent.difference(other))
-
     def start(self) -> None:
         """Reset the peak to the present memory."""
-        self.peak, self._read_at = self.live, 0.0
-        self._reach()
+        self.peak = self.live
 
     def _add(self, tensor: Tensor) -> None:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
@@ -128,18 +110,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self.live += size - self._sizes[key]
         self._sizes[key] = size
-        self._reach()
+        self.peak = max(self.peak, self.live)
 
     def _gone(self, key: int) -> None:
         size = self._sizes.pop(key, 0)
         self.live -= size
-        self.sent.discard(key)
-
-    def _reach(self) -> None:
-        self.peak = max(self.peak, self.live)
-        if self.read_parts is not None and self.live > self._read_at * _STEP:
-            self._read_at = self.live
-            self.parts = self.read_parts()
 
 
 def storages(tensors: Iterable[Any]) -> dict[int, int]:

@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.config import Config
@@ -14,32 +15,11 @@ from hpcrun.errors import UserError
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Bytes of a rank's tensors at the peak of a step.
-
-    ``gathered``: weights that FSDP has gathered, and buffers of collectives; ``unsharded``: gradients that
-    FSDP has not reduced yet; ``activations``: everything else, temporary results included.
-    """
-
-    weights: int
-    optimizer: int
-    average: int = 0
-    gradients: int = 0
-    unsharded: int = 0
-    gathered: int = 0
-    activations: int = 0
-
-    def with_rest(self, peak: int) -> "Parts":
-        """Return these parts with the rest of ``peak`` as activations."""
-        named = (self.weights, self.optimizer, self.average, self.gradients)
-        return replace(self, activations=peak - sum((*named, self.unsharded, self.gathered)))
-
-
-@dataclass(frozen=True)
 class Traced:
     """A fake run: its settings, as resolved, and its memory in bytes.
 
-    ``peak``: of the tensors on the GPU.
+    ``peak``: of the tensors on the GPU. ``parts``: weights, optimizer, average, and the rest at the peak
+    (gradients, activations, gathered weights, buffers of collectives).
     """
 
     parallel: str
@@ -48,7 +28,7 @@ class Traced:
     accumulation: int
     parameters: int
     peak: int
-    parts: Parts
+    parts: Mapping[str, int]
 
 
 GIB = 1 << 30

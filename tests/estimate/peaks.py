@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import Config, override_layer, resolve
-from hpcrun.estimate.fake_run import FakeRun
+from hpcrun.estimate.fake_run import first_batch, trace
 from hpcrun.estimate.live_storages import LiveStorages
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
@@ -91,7 +91,7 @@ def real(config: Config, task: Task, rank: int) -> int:
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
     ):
         trainer = build_trainer(config, task, task.build_model(), place, parallel)
-        batches = [FakeRun(task, lambda _: None).first_batch(config, samples)] * accumulation
+        batches = [first_batch(task, config, samples, print)] * accumulation
         for step in range(3):
             if live is not None:
                 live.start()
@@ -122,8 +122,7 @@ def main(folder: Path, chosen: list[str] | None) -> None:
         for rank in range(-1, ranks):
             if os.fork() == 0:
                 if rank < 0:
-                    run = FakeRun(task, lambda _: None, on_gpu=False)
-                    found = run.trace(config, 1 << 40).peak
+                    found = trace(task, config, 1 << 40, lambda _: None, on_gpu=False).peak
                 else:
                     if ranks > 1:
                         meeting = f"file://{folder}/{case}"

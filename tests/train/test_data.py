@@ -20,8 +20,8 @@ from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batches import length, training_steps
 from hpcrun.train.data.batching import worker_processes
-from hpcrun.train.setup.data import ValidationData
 from hpcrun.train.step.precision import to_device
+from hpcrun.train.validation import ValidationData
 
 
 class Numbers(Dataset):

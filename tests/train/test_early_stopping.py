@@ -11,8 +11,8 @@ from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, read_lines
-from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.entry import run_rank
+from hpcrun.train.validation import EarlyStopping
 from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 

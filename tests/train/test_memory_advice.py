@@ -23,7 +23,7 @@ from hpcrun.train.health.out_of_memory import (
 )
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.position import Position
-from hpcrun.train.setup.task import Context
+from hpcrun.train.setup import Context
 
 
 def used(

@@ -10,11 +10,11 @@ from hpcrun import Task
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.train import setup as setup_task
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.choose import Need, decide
-from hpcrun.train.setup import task as setup_task
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task_checks import require_model, unshardable

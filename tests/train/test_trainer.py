@@ -14,9 +14,9 @@ from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.build import compile_mode
 from hpcrun.train.model.prepare import Preparation
-from hpcrun.train.setup.data import validate
 from hpcrun.train.step import ema as checkpointing
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.validation import validate
 from tests.train import gan
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=1000)

@@ -22,12 +22,9 @@ _DOES_NOT_FIT = 1
 _BF16 = "a V100 has no tensor cores for bf16, and torch emulates it: use amp.dtype=fp16"
 _ROWS = {
     "weights": "weights",
-    "gradients": "gradients",
     "optimizer": "optimizer state",
     "average": "averaged weights",
-    "unsharded": "gradients before reduction",
-    "gathered": "gathered weights, buffers",
-    "activations": "activations",
+    "rest": "gradients, activations",
 }
 
 
@@ -45,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the memory of a rank, whether it fits the GPU, and other settings that fit."""
+    """Print the memory of a rank, whether it fits the GPU, and advice if it does not."""
     memory = gpu_memory(arguments.gpu, arguments.gpu_memory)
     config = choose_config(request_of(arguments))
     if config.command:
@@ -79,14 +76,9 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
     yield _row("with the GPU's own needs", found["needed"])
     yield _row("memory of the GPU", found["gpu_memory"])
     yield f"{'fits' if found['fits'] else 'does not fit'} ({found['seconds']:.0f} s)"
-    if found["fits"]:
-        return
-    if not found["would_fit"]:
-        yield "found no settings that fit: use more GPUs with train.parallel=fsdp, or a smaller model"
-        return
-    yield "any of these fits:"
-    for one in found["would_fit"]:
-        yield f"  {' '.join(one['settings'])}  ({gib(one['needed'])})"
+    if not found["fits"]:
+        yield "estimate again with one of:"
+        yield from (f"  {line}" for line in found["advice"])
 
 
 def _row(label: str, size: int) -> str:
