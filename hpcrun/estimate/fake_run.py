@@ -31,13 +31,13 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.model.checks import require_model, unshardable
 from hpcrun.train.model.prepare import why_not_recomputed
 from hpcrun.train.parallel.choose import decide, need
 from hpcrun.train.step.gate import StepDecision, trained_by
 from hpcrun.train.step.precision import LossFunction
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
-from hpcrun.train.task_checks import require_model, unshardable
 
 _UNTRACEABLE = (
     DataDependentOutputException,

@@ -11,12 +11,10 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.job import policy as exitcodes
-from hpcrun.job.history import histories
-from hpcrun.job.policy import OWN_DOING
 from hpcrun.printing import say
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, note, read_events, result_lines
+from hpcrun.run.events import Attempt, note, result_lines
 from hpcrun.run.files import write_hashed
 from hpcrun.run.record import require_ownership
 from hpcrun.train.saving import Saver
@@ -66,27 +64,24 @@ def finished(
     Raises:
         OwnedByAnotherAttempt: a newer attempt owns the run now and will write the file.
     """
-    run, attempt, config, ranks = context.run, context.attempt, context.config, context.ranks
+    run, attempt, config = context.run, context.attempt, context.config
     if saver.failed is not None:
         return exitcodes.SAVE_FAILED
     steps = early.end(config.train.steps)
     shown = last = Weights(steps, validation_loss)
     report: dict[str, Any] = {}
-    error = ranks.from_rank_0(lambda: _given_up(run, attempt, config.restarts.no_progress))
+    error = None
     if trainer.is_main_process:
         note(run, "trained", attempt, step=steps)
-        if error is not None:
-            print(f"hpcrun: report: {error}", file=sys.stderr, flush=True)
-    if error is None:
-        try:
-            if type(task).report is not Task.report and config.checkpoint.keep_best:
-                with context.at("restoring the best weights"):
-                    shown = put_best_back(trainer, engine, early, last)
-        except CheckpointError as problem:
-            error = f"none: the weights for the report are no longer readable: {problem}"
-        else:
-            with trainer.averaged():
-                report, error = _report(task, trainer, shown.validation_loss)
+    try:
+        if type(task).report is not Task.report and config.checkpoint.keep_best:
+            with context.at("restoring the best weights"):
+                shown = put_best_back(trainer, engine, early, last)
+    except CheckpointError as problem:
+        error = f"none: the weights for the report are no longer readable: {problem}"
+    else:
+        with trainer.averaged():
+            report, error = _report(task, trainer, shown.validation_loss)
     if trainer.is_main_process:
         # The run may have a new owner since the last commit.
         require_ownership(run, attempt)
@@ -113,26 +108,6 @@ def finished(
             )
         say(*result_lines(run))
     return exitcodes.DONE
-
-
-# A report that crashes the process may look like a dead node. The run is finished without the report.
-_REPORT_ENDED = OWN_DOING | {Cause.NODE_FAILURE}
-
-
-def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | None:
-    """Return the reason to make no report: too many attempts of the job have ended during the report."""
-    ended = sum(
-        record.trained and record.cause in _REPORT_ENDED
-        for record in histories(read_events(run))
-        if record.attempt != attempt
-    )
-    if limit is None or ended < limit:
-        return None
-    attempts = "1 attempt" if ended == 1 else f"{ended} attempts"
-    return (
-        f"none: {attempts} ended while making it (restarts.no_progress); the training is finished "
-        f"nevertheless; to try again, remove {run.result.name} and run `hpcrun resume`"
-    )
 
 
 def _best(early: EarlyStopping) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from hpcrun.checkpoint.state.tree import named_parameters
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
 from hpcrun.train.determinism import seed_for_optimizer
+from hpcrun.train.model.checks import sparse_weights
 from hpcrun.train.step.weighting import require_plain_step
 from hpcrun.train.task import Task
-from hpcrun.train.task_checks import sparse_weights
 
 
 class JointOptimizer(Optimizer):

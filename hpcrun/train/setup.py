@@ -25,10 +25,18 @@ from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import Steps, length, require_trainable, training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of, worker_processes
 from hpcrun.train.data.streams import StreamState
-from hpcrun.train.determinism import explain_refusals, seed_alike, seed_for_datasets, seed_rank
-from hpcrun.train.drift import changed, environment, require_same
+from hpcrun.train.determinism import (
+    changed,
+    environment,
+    explain_refusals,
+    require_same,
+    seed_alike,
+    seed_for_datasets,
+    seed_rank,
+)
 from hpcrun.train.health.out_of_memory import MemorySettings, explaining
 from hpcrun.train.health.watchdog import At
+from hpcrun.train.model.checks import require_model
 from hpcrun.train.model.deferred import Deferred, build_deferred
 from hpcrun.train.model.initial_weights import covers, load_initial_weights
 from hpcrun.train.model.prepare import synchronized, why_not_recomputed, why_not_synchronized
@@ -38,7 +46,6 @@ from hpcrun.train.position import PREPARING
 from hpcrun.train.saving import restore
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task, load_task
-from hpcrun.train.task_checks import require_model
 
 T = TypeVar("T")
 

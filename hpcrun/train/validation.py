@@ -14,12 +14,11 @@ from hpcrun.train.data import batching as order
 from hpcrun.train.data.batches import MicroBatchDataset, length
 from hpcrun.train.data.batching import start_worker
 from hpcrun.train.metrics.log import mean_over_ranks
-from hpcrun.train.model.unused_parameters import evaluating, kept_buffers, kept_generators
+from hpcrun.train.model.checks import evaluating, kept_buffers, kept_generators, require_number
 from hpcrun.train.parallel.strategies import copy_from_rank_zero
 from hpcrun.train.step.precision import to_device
 from hpcrun.train.step.trainer import AMPTrainer
 from hpcrun.train.task import Task
-from hpcrun.train.task_checks import require_number
 
 
 class ValidationData:

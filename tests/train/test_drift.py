@@ -6,7 +6,7 @@ import torch
 from hpcrun.config import override_layer, resolve, ways
 from hpcrun.errors import NotSameBits
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train import drift
+from hpcrun.train import determinism as drift
 
 HERE = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.13.0", "ranks": "8"}
 

@@ -14,7 +14,7 @@ from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.model.unused_parameters import unreached
+from hpcrun.train.model.checks import unreached
 from hpcrun.train.parallel import choose, fsdp
 from hpcrun.train.parallel.choose import Need, decide, need, resolve_parallel
 from hpcrun.train.parallel.fsdp import (

@@ -12,12 +12,12 @@ from hpcrun.errors import NotTrainable, UserError
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train import setup as setup_task
 from hpcrun.train.data.batching import Batching
+from hpcrun.train.model.checks import require_model, unshardable
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.choose import Need, decide
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from hpcrun.train.task_checks import require_model, unshardable
 
 SPARSE_KEYS = ("optim.name=sgd", "optim.momentum=0", "optim.weight_decay=0", "train.clip_norm=null")
 

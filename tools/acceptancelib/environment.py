@@ -7,7 +7,7 @@ from acceptancelib.outcome import Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
 from hpcrun.devices import accelerator, vendor
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train import drift
+from hpcrun.train import determinism as drift
 from hpcrun.train.determinism import NCCL_ORDER
 
 _ON_GPU = ("device", "capability", "torch", "cudnn", "nccl")

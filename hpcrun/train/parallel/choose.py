@@ -14,9 +14,9 @@ from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.train.model.checks import unshardable
 from hpcrun.train.parallel.fsdp import FILLS_UNUSED, FSDPStrategy
 from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy
-from hpcrun.train.task_checks import unshardable
 
 Parallel = Literal["single", "dp", "ddp", "fsdp"]
 

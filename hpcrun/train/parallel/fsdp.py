@@ -28,12 +28,11 @@ from hpcrun.errors import NotTrainable, UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
+from hpcrun.train.model.checks import kept_buffers, kept_generators, unshardable
 from hpcrun.train.model.prepare import compile_in_place
-from hpcrun.train.model.unused_parameters import kept_buffers, kept_generators
 from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.process_group import connect
 from hpcrun.train.parallel.strategies import Strategy, copy_from_rank_zero
-from hpcrun.train.task_checks import unshardable
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

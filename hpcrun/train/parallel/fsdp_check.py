@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from hpcrun.errors import error_on_all_ranks
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import node_name
-from hpcrun.train.model.unused_parameters import reached, shortened, unreached
+from hpcrun.train.model.checks import reached, shortened, unreached
 
 _RECOMPUTED = "_checkpoint_wrapped_module."
 

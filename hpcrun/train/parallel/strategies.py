@@ -154,8 +154,10 @@ CompressionHook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
 def compression(kind: Literal["none", "fp16", "bf16"]) -> CompressionHook | None:
     """Make a gradient compression for ``DistributedAMPTrainer(compression=…)``; None for ``none``.
 
-    ``fp16`` and ``bf16`` all-reduce gradients in half precision. Source:
-    ``torch.distributed.algorithms.ddp_comm_hooks``.
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks``.
+
+    Args:
+        kind: ``fp16`` and ``bf16`` all-reduce gradients in half precision.
     """
     if kind == "none":
         return None

@@ -19,8 +19,8 @@ from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator, vendor
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import Backend, DistributedConfig
+from hpcrun.train.model.checks import kept_buffers, kept_gradients, require_all_used
 from hpcrun.train.model.prepare import Preparation, explain_sizes, prepare
-from hpcrun.train.model.unused_parameters import kept_buffers, kept_gradients, require_all_used
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
 from hpcrun.train.parallel.strategies import CompressionHook, Strategy
