@@ -53,8 +53,6 @@ def trace(
 
     Args:
         memory: bytes of the rank's GPU, for ``train.parallel=auto``.
-        tell: gets a line about progress.
-        on_gpu: tensors are as on a GPU; False: as on the CPU.
 
     Raises:
         UserError: the task, its model or its data cannot be used, the step depends on the values of its

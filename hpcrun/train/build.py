@@ -35,11 +35,6 @@ def build_trainer(
 ) -> DistributedAMPTrainer:
     """Build this rank's trainer with its optimizer. Collective.
 
-    Args:
-        deferred: the parameters of ``model``, if only rank 0 has their values.
-        loads: the caller loads every weight from a checkpoint, so that rank 0 need not send its values.
-        advance: called after each parameter that rank 0 has sent.
-
     Raises:
         UserError: the model or the task's optimizer does not fit the config.
     """

@@ -240,9 +240,6 @@ def environment(device: torch.device, ranks: Ranks) -> dict[str, str]:
     set that torch uses on the CPU), ``threads`` (CPU only), ``torch``, ``cuda`` or ``hip``,
     ``cudnn``, ``nccl``, ``torchao`` (with fp8), ``ranks``, ``ranks_per_node`` (GPUs only), and those of
     ``ON_GPUS`` or ``ON_CPUS``, with ``NOT_SET`` for those that are not set.
-
-    Args:
-        ranks: all ranks, with a control group.
     """
     wanted = ON_CPUS if device.type == "cpu" else ON_GPUS
     own = _own(device) | libraries(device) | variables(os.environ, wanted)

@@ -122,7 +122,6 @@ def prepare_environment(distributed: DistributedConfig, *, bind: bool, started: 
     """Set what libraries read only once, at import; call it before they start threads.
 
     Args:
-        bind: bind this process to the CPUs of its rank.
         started: the number of ranks that the program of this task starts.
     """
     gpu = bool(distributed.device_ids)

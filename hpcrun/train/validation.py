@@ -44,14 +44,11 @@ class ValidationData:
         """Choose the samples; reads nothing yet.
 
         Args:
-            batch_size: as in training; a validation batch is at most as large as training's micro-batches.
             limit: use only as many samples as this number of global batches holds. They are the same each
                 time and spread over the dataset, which may be sorted. None: all samples.
             same_count: give all ranks the same number of batches; additional batches hold one sample of
                 weight 0.
             workers: maximum number of loader processes; 0 reads in this process.
-            prefetch: batches that each loader process reads ahead.
-            collate: makes a batch from its samples.
         """
         size = length(dataset)
         chosen: Any = range(size)
@@ -111,7 +108,6 @@ def validate(
 
     Args:
         data: this rank's batches and the number of samples in each (``ValidationData``).
-        ranks: all ranks, with a control group.
     """
     total, count = 0.0, 0.0
     module = trainer.module

@@ -1,4 +1,4 @@
-"""Ranks open one store with any of rank 0's names, and find a GPU that two ranks share."""
+"""Ranks open one store with any of the names of rank 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 from hpcrun.train.parallel import process_group as gpus
-from hpcrun.train.parallel import store
+from hpcrun.train.parallel import process_group as store
 from hpcrun.train.parallel.process_group import require_gpu_build, second_store
 from tests.ports import free_port
 
@@ -96,8 +96,8 @@ def test_an_address_of_another_host_is_skipped(
         asked.append((name, found is not None))
         return found and (name, found[1])
 
-    real, asked = store.connect, []
-    monkeypatch.setattr(store, "connect", connect)
+    real, asked = store.connect_store, []
+    monkeypatch.setattr(store, "connect_store", connect)
     with deaf:
         hold_and_join(attempt, monkeypatch, ["theirs", "deaf", "ours"], port)
     assert asked == [("theirs", False), ("deaf", False), ("ours", True)]

@@ -116,9 +116,6 @@ def open_source(path: Path, split: str, dtype: str) -> TokenSource:
 
     A flat file has no splits: all of it is returned. Reads no tokens, so every rank may call it.
 
-    Args:
-        dtype: type of the tokens of a flat ``.bin``.
-
     Raises:
         TokenError: a file is missing, has another size, or is not a description of tokens.
     """

@@ -38,9 +38,7 @@ def write_folder(
     What killed writers of the same folder have left is removed first.
 
     Args:
-        end_token: token to append to every document; None: no token.
         shard_tokens: a shard ends with the document that reaches this number of tokens.
-        validation: True for the names of the documents to hold out.
 
     Raises:
         TokenError: the folder exists or cannot be written, or there are no documents to train on.

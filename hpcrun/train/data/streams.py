@@ -244,12 +244,7 @@ class _Feed(IterableDataset[_Item]):
 
 
 class _Reader:
-    """Endless iteration of a stream; ``given`` counts its samples over all passes.
-
-    Args:
-        state: the starting position from :meth:`state`; None: the first sample.
-        seed: numbers to seed the generators with before each sample, with its number; None: no seeding.
-    """
+    """Endless iteration of a stream; ``given`` counts its samples over all passes."""
 
     def __init__(
         self,

@@ -56,8 +56,6 @@ def judge_hang(
     same number, they wait for each other, and no rank is behind.
 
     Args:
-        answers: by rank; at least one.
-        hosts: of every rank, None if unknown.
         now: in Unix seconds.
         idle: seconds without progress, on the rank that raised the alarm.
     """

@@ -162,13 +162,8 @@ class Watchdog:
         """Watch ``position``.
 
         Args:
-            folder: the attempt's logs.
             ranks: this rank, and the number of ranks; the watchdog uses the store instead of a group.
-            store: this rank's own connection to the shared store; None: watch this rank only.
-            on_exit: called before the watchdog ends the process, after everything is written.
             resumed: called after a suspension of this rank, with its seconds.
-            blind: a rank sees a peer's failure in the store only, so rank 0, which has the store, stays a
-                little longer.
         """
         self._position, self._limits = position, limits
         self._folder, self._rank, self._world_size = folder, ranks.rank, ranks.world_size

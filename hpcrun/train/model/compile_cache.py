@@ -32,14 +32,7 @@ _PATIENCE = 600.0
 
 
 class CompileCache:
-    """The file of the compiled code, and the entries of it that this process has seen.
-
-    Args:
-        path: the file; a missing file is normal.
-        writes: write the file; True on one rank of the first node for each file.
-        loads: unpack the file into torch's cache folder on this node; True on one rank of each node for
-            each file.
-    """
+    """The file of the compiled code, and the entries of it that this process has seen."""
 
     def __init__(self, path: Path, *, writes: bool, loads: bool) -> None:
         self._path, self._writes, self._loads = path, writes, loads
@@ -119,11 +112,7 @@ class CompileCache:
 def open_cache(
     path: Path | None, device: torch.device, *, node_rank: int, local_rank: int
 ) -> CompileCache:
-    """Return the cache of a rank.
-
-    Args:
-        path: the file of the CPU and of the first GPU of a node; None if the training keeps no file.
-    """
+    """Return the cache of a rank."""
     kept = path is not None and hasattr(torch.compiler, "load_cache_artifacts")
     # Where Slurm shows each rank only its own GPU, all of them have the number 0 and share a file.
     loads = kept and local_rank == (device.index or 0)
@@ -148,11 +137,7 @@ def _entries(info: Any) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def shown_in(position: Position, *, wanted: bool) -> Iterator[None]:
-    """Within the block, the position of a step in which torch compiles is ``COMPILING``.
-
-    Args:
-        wanted: the model is compiled; otherwise do so only if the compiler is loaded already.
-    """
+    """Within the block, the position of a step in which torch compiles is ``COMPILING``."""
     if not wanted and "torch._dynamo" not in sys.modules:
         yield
         return

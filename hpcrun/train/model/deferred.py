@@ -91,11 +91,6 @@ def build_deferred(
 
     Afterwards all ranks have the buffers, and the tensors in attributes of modules, of rank 0.
 
-    Args:
-        make: returns the model; it sets the seeds first.
-        ranks: all ranks.
-        covered: returns True if the caller loads all weights of a model; then rank 0 has no weights either.
-
     Returns:
         The model, its parameters, and an empty string; or the model in full, None and the reason.
 
@@ -286,12 +281,6 @@ def fill(
     """Set the shards, which `give_memory` has prepared, to the weights of rank 0. Collective.
 
     Rank 0 broadcasts one parameter after another, and frees it.
-
-    Args:
-        deferred: the sharded model.
-        device: the device of the collectives.
-        ranks: all ranks.
-        advance: called after each parameter.
     """
     with torch.no_grad():
         for name in sorted(deferred.parameters):

@@ -264,11 +264,7 @@ def synchronized(model: Any, *, ranks: int, on_gpu: bool) -> Any:
 
 
 def why_not_synchronized(model: Any, *, ranks: int, on_gpu: bool) -> str | None:
-    """Return a line if ``train.sync_batchnorm`` has no effect on several ranks; else None.
-
-    Args:
-        on_gpu: torch's SyncBatchNorm refuses tensors of the CPU, so there the model stays as it is.
-    """
+    """Return a line if ``train.sync_batchnorm`` has no effect on several ranks; else None."""
     key = "train.sync_batchnorm"
     if not isinstance(model, nn.Module) or ranks == 1:
         return None

@@ -68,13 +68,7 @@ def resolve_parallel(
     ranks: Ranks,
     earlier: str | None = None,
 ) -> Parallel:
-    """Resolve ``train.parallel``; for ``auto`` print the reason for the choice. Collective.
-
-    Args:
-        model: still on the CPU.
-        ranks: all ranks, with a control group.
-        earlier: the parallelism of the run's last attempt, as rank 0 knows it.
-    """
+    """Resolve ``train.parallel``; for ``auto`` print the reason for the choice. Collective."""
     if config.train.parallel == "fsdp" and distributed.world_size == 1:
         print(
             "hpcrun: train.parallel=fsdp: a single rank has nothing to shard; it trains as with `single`, "

@@ -295,9 +295,6 @@ def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
 def layout(places: list[tuple[int, int]]) -> list[list[int]]:
     """Arrange the ranks in rows, one row per node, for hybrid sharding.
 
-    Args:
-        places: node rank and local rank of each rank.
-
     Raises:
         UserError: the nodes have different numbers of ranks.
     """

@@ -97,7 +97,6 @@ def join_run(
 
     Args:
         timeout: seconds to reach rank 0, and seconds that a collective may take.
-        interface: the network interfaces to use, in the format of ``job.interface``.
 
     Returns:
         ``config`` with the master's real address and port.
@@ -203,7 +202,6 @@ def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.
     connecting therefore grows with the number of ranks.
 
     Args:
-        prefix: put before every key.
         timeout: seconds that a request may take.
 
     Returns:
@@ -365,9 +363,6 @@ def meet(
     """Open the store of the attempt's ranks, and make gloo use the network on which they connected.
 
     Args:
-        rendezvous_file: where rank 0 publishes its address.
-        ports: ports that rank 0 tries in order.
-        interface: ``job.interface``.
         timeout: seconds to connect, and for each request to the store.
 
     Returns:

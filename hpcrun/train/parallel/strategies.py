@@ -66,11 +66,7 @@ class Strategy:
     def compare(
         self, ranks: Ranks, model: nn.Module, forwards: Sequence[Callable[[], Tensor]]
     ) -> None:
-        """Compare before or in the next step which parts of ``model`` the ``ranks`` use.
-
-        Args:
-            forwards: the forward pass of each micro-batch of that step; returns the loss.
-        """
+        """Compare before or in the next step which parts of ``model`` the ``ranks`` use."""
 
     def before_backward(self, value: Tensor) -> None:
         """Check a loss before its backward pass; raise UserError if the backward pass would hang."""

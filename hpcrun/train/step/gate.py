@@ -79,9 +79,6 @@ class StepGate:
     ) -> tuple[Tensor | None, StepDecision]:
         """Check the gradients and take the step if they are finite.
 
-        Args:
-            clip: clips the unscaled gradients and returns their global norm before clipping.
-
         Returns:
             The norm (None without clipping) and the decision.
         """

@@ -257,11 +257,6 @@ def finalize_buckets(module: nn.Module, forward: Callable[[], Tensor], *, ranks:
     in a bucket decides the order in which a ring all-reduce adds the ranks' values. Without this pass, the
     first step after a resume would round differently from the same step of an uninterrupted run.
 
-    Args:
-        module: the module inside DDP; its gradients and buffers are restored.
-        forward: returns the loss of a batch, computed through DDP.
-        ranks: all ranks, with a control group.
-
     Raises:
         UserError: the loss does not depend on all parameters.
     """

@@ -23,11 +23,6 @@ def loss_factors(
     divides by their number: hence loss * weight * ranks / sum(weight). Nothing is read back from the
     device.
 
-    Args:
-        weights: scalars, for this rank's micro-batches.
-        total: the sum over all micro-batches of all ranks, if known; None computes it, which is
-            collective.
-
     Raises:
         ValueError: a weight is not a scalar or is negative, or ``total`` is zero and a weight is not.
     """
@@ -88,9 +83,6 @@ def _on(weight: Weight, device: torch.device) -> Tensor:
 
 def require_makers(optimizer: Any, scheduler: Any, *, replaced: bool) -> None:
     """Check the arguments that make the optimizer and the schedule.
-
-    Args:
-        replaced: True if wrapping the model replaces its parameters.
 
     Raises:
         ValueError: an object was given where only a function helps, or ``step()`` needs an argument.
