@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
-    from hpcrun.train.data.mixture import Mixture
+    from hpcrun.train.data.batching import Mixture
     from hpcrun.train.determinism import choose_kernels
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.process_group import (
@@ -94,7 +94,7 @@ _HOMES = {
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.ranks.distributed",
     "FSDP": "hpcrun.config",
-    "Mixture": "hpcrun.train.data.mixture",
+    "Mixture": "hpcrun.train.data.batching",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
     "Retention": "hpcrun.checkpoint.storage.retention",

@@ -136,6 +136,12 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
             ["train.compression", "train.parallel"],
             f"{train.compression} is a hook of DDP; with fsdp set fsdp.reduce_dtype",
         )
+    if train.find_unused_parameters:
+        yield (
+            ["train.find_unused_parameters", "train.parallel"],
+            "fsdp needs the same parameters on all ranks; use them all, times 0 where they do not count, or "
+            "use ddp",
+        )
     if train.channels_last:
         yield (
             ["train.channels_last", "train.parallel"],

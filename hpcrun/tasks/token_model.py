@@ -31,7 +31,7 @@ from hpcrun.tasks.tokens.shards import (
     has_split,
     open_source,
 )
-from hpcrun.train.data.mixture import Mixture
+from hpcrun.train.data.batching import Mixture
 from hpcrun.train.task import Task
 
 Batch = dict[str, Tensor]

@@ -27,11 +27,10 @@ from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, Cause, read_events
-from hpcrun.train import environment
+from hpcrun.train import entry
 from hpcrun.train.data.batches import require_trainable
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.entry import note_refusal, run_rank
-from hpcrun.train.environment import resolve_interface
+from hpcrun.train.entry import note_refusal, resolve_interface, run_rank
 
 
 def no_such(path: str) -> OSError:
@@ -142,7 +141,7 @@ def test_without_a_common_interface_the_worst_connected_node_is_recorded(
         raise NoSharedInterface("no interface", worst)
 
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(environment, "shared_interface", refuses)
+    monkeypatch.setattr(entry, "shared_interface", refuses)
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
     config = Config.model_validate({"train": {"batch_size": 64}, "job": {"interface": "auto"}})
     place = {"world_size": 2, "num_nodes": 2, "num_gpus_per_node": 1, "launch_method": "slurm"}

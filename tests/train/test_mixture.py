@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from hpcrun import Mixture, UserError, training_steps
-from hpcrun.train.data.mixture import BLOCK, block_counts, divided
+from hpcrun.train.data.batching import BLOCK, block_counts, divided
 
 
 class Tens(Dataset):

@@ -15,7 +15,6 @@ from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.checks import unreached
-from hpcrun.train.parallel import choose, fsdp
 from hpcrun.train.parallel.choose import Need, decide, need, resolve_parallel
 from hpcrun.train.parallel.fsdp import (
     connect_groups,
@@ -57,23 +56,13 @@ def test_a_sharded_run_stays_sharded_and_a_run_that_no_longer_fits_becomes_shard
     [
         ("train.compression=bf16", "train.compression"),
         ("train.channels_last=true", "train.channels_last"),
+        ("train.find_unused_parameters=true", "train.find_unused_parameters"),
     ],
 )
 def test_auto_takes_ddp_for_options_of_ddp_and_reports_it(key, told):
     chosen, line = decide(config(key), LARGE, 1000)
     assert chosen == "ddp"
     assert line.startswith(f"train.parallel=auto chooses ddp, which {told} needs: ")
-
-
-def test_with_an_older_torch_auto_takes_ddp_and_fsdp_is_refused(monkeypatch):
-    assert decide(config("train.find_unused_parameters=true"), LARGE, 1000)[0] == "fsdp"
-    monkeypatch.setattr(choose, "FILLS_UNUSED", False)
-    chosen, line = decide(config("train.find_unused_parameters=true"), LARGE, 1000)
-    assert chosen == "ddp"
-    assert "chooses ddp, which train.find_unused_parameters needs: " in line
-    monkeypatch.setattr(fsdp, "FILLS_UNUSED", False)
-    with pytest.raises(UserError, match=r"with fsdp it needs torch 2\.13; this is "):
-        fsdp.fill_unused(Net())
 
 
 def test_memory_besides_the_weights_is_counted_and_named():
@@ -227,6 +216,10 @@ def test_the_whole_copy_of_an_unsharded_model_is_the_model():
 CONTRADICTIONS = [
     (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, but 1 x 2"),
     (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
+    (
+        ["train.parallel=fsdp", "train.find_unused_parameters=true"],
+        "fsdp needs the same parameters on all",
+    ),
     (["train.parallel=fsdp", "train.compression=bf16"], "train.compression: bf16 is a hook of DDP"),
     (["train.parallel=fsdp", "train.channels_last=true"], "fsdp does not support channels_last"),
     (
@@ -255,6 +248,5 @@ def test_contradicting_keys_are_refused_before_a_submission(keys, line):
 def test_compatible_keys_are_accepted():
     config("train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2")
     config("train.parallel=fsdp", "amp.dtype=fp16", "fsdp.reduce_dtype=fp16", "train.compile=true")
-    config("train.parallel=fsdp", "train.find_unused_parameters=true")
     config("train.parallel=fsdp", "fsdp.cpu_offload=true", "amp.dtype=fp16", "job.cpu=true")
     config("train.parallel=dp", "job.gpus=1")

@@ -17,8 +17,17 @@ from hpcrun.checkpoint.state.tree import named_parameters
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
-from hpcrun.train.model.blocks import Buffers, blocks, by_class, by_size, unshared
-from hpcrun.train.model.prepare import Preparation, compile_in_place, keep_costly, prepare
+from hpcrun.train.model.prepare import (
+    Buffers,
+    Preparation,
+    blocks,
+    by_class,
+    by_size,
+    compile_in_place,
+    keep_costly,
+    prepare,
+    unshared,
+)
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.parallelism import Block, Net, adamw, flat
 from tests.train.small_training import loss

@@ -130,7 +130,7 @@ class OwnCompiler(Net):
 @ranks(2)
 def test_blocks_that_compile_themselves_are_compared_outside_the_compiler(rank):
     way = Way("fsdp", 2)
-    made = trainer(way, rank, make=OwnCompiler, unused=True)
+    made = trainer(way, rank, make=OwnCompiler)
     for step in batches(way, rank, 0, 2):
         assert made.training_step(step, loss).loss.isfinite()
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NoReturn, Protocol
+from typing import IO, Any, NoReturn
 
 from hpcrun.config import Config
 from hpcrun.job import policy as exitcodes
@@ -41,17 +41,8 @@ from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import COMPILING, PROFILING, Position
 
-
-class Store(Protocol):
-    """The methods used of torch's key-value stores; each may raise RuntimeError if the store is gone."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
+Store = Any
+"""torch's key-value store; each request may raise RuntimeError if the store is gone."""
 
 
 class Peers:
@@ -81,7 +72,7 @@ class Peers:
         if self._store is None:
             return None
         try:
-            return self._store.add(key, more)
+            return int(self._store.add(key, more))
         except RuntimeError:
             self._lose_store()
             return None
@@ -101,7 +92,7 @@ class Peers:
         if self._store is None:
             return False
         try:
-            return self._store.check(list(keys))
+            return bool(self._store.check(list(keys)))
         except RuntimeError:
             self._lose_store()
             return False

@@ -15,7 +15,7 @@ from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.checks import unshardable
-from hpcrun.train.parallel.fsdp import FILLS_UNUSED, FSDPStrategy
+from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy
 
 Parallel = Literal["single", "dp", "ddp", "fsdp"]
@@ -124,7 +124,7 @@ def only_ddp(config: Config) -> str | None:
     train = config.train
     if train.compression != "none":
         return "train.compression"
-    if train.find_unused_parameters and not FILLS_UNUSED:
+    if train.find_unused_parameters:
         return "train.find_unused_parameters"
     return "train.channels_last" if train.channels_last else None
 

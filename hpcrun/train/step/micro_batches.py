@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.model.blocks import Buffers
 from hpcrun.train.model.checks import Frozen, explain, require_loss
+from hpcrun.train.model.prepare import Buffers
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.step.weighting import Weight, impossible
 from hpcrun.train.task import Task

@@ -4,6 +4,7 @@ AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop u
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from hpcrun.train.parallel.choose import Parallel, strategy
 from hpcrun.train.parallel.strategies import CompressionHook, Strategy
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.precision import LossFunction, StepResult, to_device
-from hpcrun.train.step.weighting import Weight
 
 __all__ = ["AMPTrainer", "DistributedAMPTrainer", "LossFunction", "StepResult"]
 
@@ -193,21 +193,8 @@ class DistributedAMPTrainer(AMPTrainer):
             self._control = process_group.control_ranks(self.distributed)
         return self._control
 
-    def _begin(
-        self,
-        micro_batches: Sequence[Any],
-        loss: LossFunction,
-        weights: Sequence[Weight] | None,
-        total: float | None,
-    ) -> Sequence[Weight] | None:
-        with explain_sizes(self._preparation.float8):
-            return super()._begin(micro_batches, loss, weights, total)
-
-    def _backward(
-        self, micro_batches: Sequence[Any], loss: LossFunction, factors: Sequence[Weight] | None
-    ) -> Tensor:
-        with explain_sizes(self._preparation.float8):
-            return super()._backward(micro_batches, loss, factors)
+    def _explained(self) -> AbstractContextManager[None]:
+        return explain_sizes(self._preparation.float8)
 
     def _choose_strategy(self) -> Strategy:
         return strategy(self._parallel, self.distributed, self.amp, self._fsdp)
