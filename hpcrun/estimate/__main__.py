@@ -27,14 +27,14 @@ def main() -> int:
     try:
         answer = estimate(Config.model_validate(request["config"]), request["memory"])
     except UserError as error:
-        answer, code = {"refused": error.lines}, REFUSED
+        answer, code = {"refused": str(error)}, REFUSED
     # A task may call sys.exit().
     except (Exception, SystemExit) as error:
         if os.environ.get("HPCRUN_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         told = f"task: {request['config']['task']}: the fake run raised {reason}"
-        answer, code = {"refused": [f"{told} (HPCRUN_TRACEBACK=1 shows the traceback)"]}, REFUSED
+        answer, code = {"refused": f"{told} (HPCRUN_TRACEBACK=1 shows the traceback)"}, REFUSED
     except KeyboardInterrupt:
         return 130
     with os.fdopen(answers, "w") as stream:

@@ -101,19 +101,6 @@ REFUSED = 2
 """Exit code of the process after it refused a config or a task."""
 
 
-class EstimateRefused(UserError):
-    """A config or a task that cannot be estimated: one line for each reason."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("; ".join(lines))
-        self._lines = lines
-
-    @property
-    def lines(self) -> list[str]:
-        """One line for each problem."""
-        return self._lines
-
-
 def estimate(config: Config, memory: int) -> dict[str, Any]:
     """Return the memory of a rank under ``config`` on GPUs of ``memory`` bytes.
 
@@ -136,5 +123,5 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
         )
     answer: dict[str, Any] = json.loads(done.stdout)
     if done.returncode == REFUSED:
-        raise EstimateRefused(answer["refused"])
+        raise UserError(answer["refused"])
     return answer

@@ -206,19 +206,12 @@ class _BuildWithoutWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Raise Undeferrable if the program keeps tensors or generators of the build outside ``model``."""
         inside = [*model.parameters(), *(value for _, value in _other_tensors(model))]
         known = {value.untyped_storage()._cdata for value in inside}
-
-        def held() -> str:
-            if any(each.cdata not in known and not each.expired() for each in self._made):
-                return "tensors are held outside parameters, buffers and attributes"
-            own = (each() for each in self._behind)
-            if any(each is not None and each is not torch.default_generator for each in own):
-                return "a generator that has drawn parameters is still held"
-            return ""
-
-        if held():
-            gc.collect()
-        if reason := held():
-            raise Undeferrable(reason)
+        gc.collect()
+        if any(each.cdata not in known and not each.expired() for each in self._made):
+            raise Undeferrable("tensors are held outside parameters, buffers and attributes")
+        own = (each() for each in self._behind)
+        if any(each is not None and each is not torch.default_generator for each in own):
+            raise Undeferrable("a generator that has drawn parameters is still held")
 
     @property
     def exact(self) -> bool:
