@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -278,25 +277,6 @@ def test_a_killed_writer_leaves_no_folder_or_a_complete_one(tmp_path: Path):
     assert seen == {False, True}
     assert left
     assert open_source(folder, "validation", "uint16").shards[0].tokens == 7
-
-
-def test_a_writer_leaves_the_draft_of_a_living_one_alone(tmp_path: Path):
-    folder = tmp_path / "tokens"
-
-    def interrupted() -> Iterator[tuple[str, list[int]]]:
-        for number, one in enumerate(documents()):
-            if number == 4:
-                child = os.fork()
-                if child == 0:
-                    write_few(folder, documents())
-                    os._exit(0)
-                assert os.waitpid(child, 0)[1] == 0
-            yield one
-
-    # Its own folder is complete, but the other process was first.
-    with pytest.raises(UserError, match="Directory not empty"):
-        write_few(folder, interrupted())
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 
 
 def test_the_held_out_documents_are_validated_on_and_reported(tmp_path: Path):

@@ -73,21 +73,6 @@ def test_a_damaged_file_is_one_line(
     assert cache.load() == f"{file}: is damaged; the model is compiled again"
 
 
-def test_torch_2_7_names_its_entries_in_attributes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = SimpleNamespace(inductor_artifacts=["a"], autotune_artifacts=["a", "b"])
-    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"packed", info))
-    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda _: info)
-    file = tmp_path / "cache.bin"
-    CompileCache(file, writes=True, loads=False).after_step()
-    second = CompileCache(file, writes=True, loads=True)
-    assert str(second.load()).startswith("compiled code of an earlier start: 3 entries")
-    made = file.stat().st_ino
-    second.save()
-    assert file.stat().st_ino == made
-
-
 def test_a_killed_save_leaves_the_old_or_the_new_file_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

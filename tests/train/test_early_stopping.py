@@ -65,24 +65,6 @@ def test_a_nan_loss_is_never_better():
     assert early.best == 5.0
 
 
-def test_without_patience_only_the_best_is_stored():
-    early, _, due = seen([1.0, *[2.0] * 50])
-    assert not any(due)
-    assert (early.best, early.end(100)) == (1.0, 100)
-    assert early.record(52, None) is False
-    assert early.seen == 51
-
-
-def test_its_state_survives_a_checkpoint():
-    early, _, _ = seen([5.0, 6.0], patience=2)
-    again = EarlyStopping(patience=2)
-    again.load_state_dict(early.state_dict())
-    assert again == early
-    assert not again.due
-    again.record(3, 5.5)
-    assert again.due
-
-
 def attempt(run, logs, restart=0):
     """Run an attempt of one rank that a person started; return its exit code."""
 

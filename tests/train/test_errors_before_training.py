@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from hpcrun.config import Config
 from hpcrun.diagnose.causes import first_cause
@@ -28,8 +26,6 @@ from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, Cause, read_events
 from hpcrun.train import entry
-from hpcrun.train.data.batches import require_trainable
-from hpcrun.train.data.batching import Batching
 from hpcrun.train.entry import note_refusal, resolve_interface, run_rank
 
 
@@ -69,20 +65,6 @@ def test_a_mistake_is_bad_input_with_kind_and_place(tmp_path: Path) -> None:
     assert f" at {__file__}:" in found.line
     cause, line = classify(evidence_of([], Attempt("1", 0), 1, None, found))
     assert (cause, line) == (Cause.BAD_INPUT, found.line)
-
-
-def test_a_data_loader_is_refused_with_its_remedy() -> None:
-    loader = DataLoader(TensorDataset(torch.zeros(4)))
-    with pytest.raises(UserError, match=r"gave a DataLoader; return its dataset, .*batch_size"):
-        require_trainable(loader, 1, 0)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="set cannot return a sample by index; give it __getitem__"):
-        require_trainable({1, 2}, 1, 0)  # type: ignore[arg-type]
-
-
-def test_a_step_of_many_epochs_is_announced() -> None:
-    lines = list(Batching(1_000_000, 1, epoch=2000).lines(10))
-    assert lines[-1].startswith("each step takes 500 epochs (train.batch_size=1000000): ")
-    assert not any("each step takes" in line for line in Batching(32, 1, epoch=20).lines(10))
 
 
 def test_a_rank_without_the_submission_folder_reports_its_node(

@@ -94,12 +94,6 @@ def test_a_run_can_resume_with_the_advised_settings(settings: list[str]) -> None
     assert {"train.micro_batch", "train.activation_checkpointing", "train.parallel"} <= followed
 
 
-def test_one_sample_on_one_rank_with_everything_on_still_gets_advice() -> None:
-    full = "train.activation_checkpointing=full"
-    left = told("amp.dtype=bf16", full, micro_batch=1, ranks=1, gpu=False)
-    assert "more GPUs" in left
-
-
 def test_a_model_that_does_not_fit_gets_no_advice_on_samples() -> None:
     (line,) = advice(used(micro_batch=0))
     assert "train.parallel=fsdp keeps 1/4" in line

@@ -77,17 +77,6 @@ def test_the_first_of_consecutive_bad_steps_is_recorded_with_its_samples(tmp_pat
     assert capsys.readouterr().err.count(": gradients are not finite") == 2
 
 
-def test_a_stream_has_no_samples_to_name(tmp_path):
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    assert samples_of(Stream(), Batching(4, 1), seed=0) is None
-    training = Training(tmp_path, samples=False)
-    training.go("x")
-    assert json.loads(training.run.nonfinite(0).read_text())["ranks"][0]["samples"] is None
-
-
 def test_an_attempt_records_a_limited_number_of_bad_steps(tmp_path):
     training = Training(tmp_path)
     training.go("x." * (DUMPS + 5))

@@ -1,7 +1,5 @@
 """The choice of parallelism, the FSDP units, and the whole copy of a model for a report."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,8 +22,7 @@ from hpcrun.train.parallel.fsdp import (
     with_weights,
     without_weights,
 )
-from hpcrun.train.parallel.strategies import DataParallelStrategy
-from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.parallelism import Net, adamw, flat
 from tests.train.small_training import config, loss
 
@@ -100,26 +97,6 @@ def test_dp_on_the_cpu_trains_as_one_process_and_says_so(capsys):
     assert torch.equal(begin("dp"), plain)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("hpcrun: parallel=dp finds no GPUs; it trains")
-
-
-def test_dp_suggests_ddp_for_the_present_gpus(monkeypatch, capsys):
-    class OnAGpu(nn.Module):
-        def parameters(self, recurse=True):
-            yield SimpleNamespace(device=torch.device("cuda"))
-
-    monkeypatch.setattr(accelerator, "count", lambda: 1)
-    module = OnAGpu()
-    assert DataParallelStrategy().wrap(module, None) is module
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("hpcrun: parallel=dp uses all GPUs from one process")
-    assert "ddp with one rank per GPU (1 here)" in line
-
-
-@pytest.mark.parametrize("parallel", ["single", "ddp", "fsdp"])
-def test_a_single_rank_needs_no_group_with_any_parallelism(parallel):
-    made = DistributedAMPTrainer(Net(), adamw, device="cpu", parallel=parallel)
-    assert made.wrap_model() is made.module
-    assert made.whole_module() is made.module
 
 
 def test_fsdp_units_follow_the_config():
@@ -206,11 +183,6 @@ def test_a_hollow_copy_takes_no_memory_and_is_filled_with_other_weights():
     assert torch.equal(plain.table, model.table)
     assert plain.scale == 2.5
     assert not torch.equal(model.enter.weight, plain.enter.weight)
-
-
-def test_the_whole_copy_of_an_unsharded_model_is_the_model():
-    made = AMPTrainer(Net(), adamw, device="cpu")
-    assert made.whole_module() is made.module
 
 
 CONTRADICTIONS = [

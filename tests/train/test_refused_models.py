@@ -9,8 +9,6 @@ from torch import nn
 from hpcrun import Task
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import NotTrainable, UserError
-from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train import setup as setup_task
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.model.checks import require_model, unshardable
 from hpcrun.train.model.prepare import Preparation, prepare
@@ -75,11 +73,6 @@ def frozen():
 )
 def test_a_model_that_cannot_be_trained_is_refused(model, line):
     assert line in refusal(model)
-
-
-def test_a_model_is_checked_before_any_use():
-    with pytest.raises(UserError, match=r"^Given\.build_model\(\) returned None"):
-        setup_task.open_on_rank(Given(), resolve([]), DistributedConfig(), None, resumes=False)
 
 
 def test_an_unsupported_precision_or_device_is_refused():

@@ -18,7 +18,7 @@ from hpcrun.checkpoint.export import best_readable, load_model, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.files import read_json, read_lines
 from tests.on_ranks import forked
-from tests.train.faulty_tasks import Judged, Noisy, Regression
+from tests.train.faulty_tasks import Judged, Regression
 from tests.train.runs import DONE, STOPPED_ONCE, play_run
 
 
@@ -88,17 +88,6 @@ def test_a_model_may_depend_on_data_that_rank_0_prepares(tmp_path):
     played = play_run(tmp_path, ModelNeedsPreparedData, f"data.mark={mark}", "train.steps=2")
     assert played.codes == DONE, played.said()
     assert mark.read_text() == "8"
-
-
-class FewSamples(Regression):
-    def train_dataset(self):
-        return Noisy(3)
-
-
-@forked
-def test_fewer_samples_than_a_batch_are_enough(tmp_path):
-    played = play_run(tmp_path, FewSamples, "train.batch_size=16", "train.steps=2")
-    assert played.codes == DONE, played.said()
 
 
 @forked
