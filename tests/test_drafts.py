@@ -12,6 +12,7 @@ import pytest
 
 from hpcrun.drafts import draft_of, process_space, remove_left
 from hpcrun.tasks import language_model as corpus
+from hpcrun.tasks.options import LanguageModelData
 
 HOST = os.uname().nodename
 HERE = process_space()
@@ -76,7 +77,7 @@ def pack_corpus(path: Path) -> None:
     library.mkdir(exist_ok=True)
     for number in range(9):
         (library / f"{number}.py").write_text(f"print({number})\n")
-    corpus.pack(library, path, 10**6, 0.5)
+    corpus.pack(library, path, LanguageModelData(validation_fraction=0.5))
     shutil.rmtree(library)
 
 
@@ -85,11 +86,10 @@ def test_a_task_removes_what_its_killed_writer_has_left(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         # The process dies before it renames its draft.
-        Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, method-assign]
+        Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, method-assign]
         pack_corpus(path)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     assert len([*tmp_path.glob(".data.*.tmp")]) == 1
     pack_corpus(path)
     assert [*tmp_path.glob(".data.*")] == []
-    assert path.stat().st_mode & 0o777 == 0o600

@@ -128,7 +128,6 @@ def test_a_single_process_is_rank_0_without_a_group() -> None:
         "from hpcrun.checkpoint.checkpointer import Checkpointer",
         "from hpcrun.ranks.collective import StopAgreement",
         "from hpcrun.ranks.signals import STOP",
-        "from hpcrun.train.data import training_steps",
         "from hpcrun.train.task import Task",
     ],
 )

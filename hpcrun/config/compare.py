@@ -36,11 +36,6 @@ _WAYS = (
 _REDUCE_EACH = "fsdp.reduce_each_micro_batch"
 # What hpcrun did before a key existed, where it is not the key's default.
 _BEFORE_THE_KEY = {_REDUCE_EACH: False}
-# PowerSGD stores errors per DDP bucket. A key that changes the buckets would mix these errors up.
-_WAYS_WITH_BUCKETS = (
-    *("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch"),
-    *("train.deterministic", "optim.fused"),
-)
 # Keys that may change until the decay of the learning rate begins.
 _LENGTH = ("train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction")
 # Keys of validation, which may change unless early stopping or the best weights depend on validation.
@@ -116,7 +111,7 @@ def training_differences(old: Config, new: Config, steps_done: int | None = None
         steps_done: number of finished steps, if more steps follow. Keys without effect on the finished steps
             are omitted.
     """
-    free = _ways(old) & _ways(new)
+    free = frozenset(_WAYS)
     if not _needs_validation(old) and not _needs_validation(new):
         free |= frozenset(_VALIDATION)
     if old.checkpoint.keep_best and new.checkpoint.keep_best:
@@ -202,10 +197,6 @@ def _may_change_length(old: Config, new: Config, steps_done: int) -> bool:
     return steps_done < min(old.train.steps, new.train.steps) and (
         not steps_done or steps_done < decay
     )
-
-
-def _ways(config: Config) -> frozenset[str]:
-    return frozenset(_WAYS_WITH_BUCKETS if config.train.compression == "powersgd" else _WAYS)
 
 
 def _needs_validation(config: Config) -> bool:

@@ -167,28 +167,11 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["train.accumulation", "train.micro_batch"],
             "follows from train.micro_batch and the number of ranks; omit one of them",
         )
-    if train.uneven == "join" and train.parallel == "fsdp":
-        yield (
-            ["train.uneven", "train.parallel"],
-            "join needs DDP; with train.parallel=fsdp use pad",
-        )
-    if train.uneven == "join" and train.sync_batchnorm:
-        yield (
-            ["train.uneven", "train.sync_batchnorm"],
-            "join excludes ranks from a forward pass, but train.sync_batchnorm waits there for all ranks; "
-            "use pad",
-        )
     if train.compression != "none" and train.parallel in ("single", "dp"):
         yield (
             ["train.compression", "train.parallel"],
             f"{train.compression} is a hook of DDP, and {train.parallel} does not communicate gradients; "
             "use ddp, or compression none",
-        )
-    if train.compression == "powersgd" and train.powersgd_start < 2:
-        yield (
-            ["train.powersgd_start", "train.compression"],
-            f"DDP changes its buckets after the first steps, so {train.powersgd_start} is "
-            "too early to begin; use 2 or more",
         )
     if train.float8 and config.amp.dtype != "bf16":
         yield (

@@ -136,6 +136,12 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
             ["train.compression", "train.parallel"],
             f"{train.compression} is a hook of DDP; with fsdp set fsdp.reduce_dtype",
         )
+    if train.find_unused_parameters:
+        yield (
+            ["train.find_unused_parameters", "train.parallel"],
+            "fsdp needs the same parameters on all ranks; use them all, times 0 where they do not count, or "
+            "use ddp",
+        )
     if train.channels_last:
         yield (
             ["train.channels_last", "train.parallel"],
@@ -176,12 +182,6 @@ _LIMIT: _Rule = (("train.nonfinite_limit",), "train.nonfinite", lambda it: it ==
 _RULES: tuple[_Rule, ...] = (
     (("train.lr_base_batch",), "train.lr_scaling", lambda it: it == "none", "sqrt or linear"),
     (("train.min_delta",), "train.patience", lambda it: it is None, "a number of validations"),
-    (
-        ("train.powersgd_rank", "train.powersgd_start"),
-        "train.compression",
-        lambda it: it != "powersgd",
-        "powersgd",
-    ),
     (("train.compile_mode", "train.compile_cache"), "train.compile", lambda it: not it, "true"),
     (
         ("train.checkpoint_blocks",),

@@ -51,9 +51,9 @@ class Train(Section):
         default=None,
         description="Maximum samples per micro-batch; accumulation follows from it.",
     )
-    uneven: Literal["across", "drop", "pad", "join"] = Field(
+    uneven: Literal["across", "drop", "pad"] = Field(
         default="across",
-        description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked, Join).",
+        description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked).",
     )
     lr: Positive = Field(default=3e-4, description="Peak learning rate.")
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
@@ -114,12 +114,8 @@ class Train(Section):
         default=True,
         description="DDP: let gradients share the memory of the communication buckets.",
     )
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+    compression: Literal["none", "fp16", "bf16"] = Field(
         default="none", description="DDP: compression of gradients for the all-reduce."
-    )
-    powersgd_rank: Count = Field(default=1, description="PowerSGD: rank of the approximation.")
-    powersgd_start: Count = Field(
-        default=1000, description="PowerSGD: first steps without compression, 2 or more."
     )
     compile: bool = Field(default=False, description="Compile the model with torch.compile.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(

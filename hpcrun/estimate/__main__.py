@@ -27,14 +27,14 @@ def main() -> int:
     try:
         answer = estimate(Config.model_validate(request["config"]), request["memory"])
     except UserError as error:
-        answer, code = {"refused": error.lines}, REFUSED
+        answer, code = {"refused": str(error)}, REFUSED
     # A task may call sys.exit().
     except (Exception, SystemExit) as error:
         if os.environ.get("HPCRUN_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         told = f"task: {request['config']['task']}: the fake run raised {reason}"
-        answer, code = {"refused": [f"{told} (HPCRUN_TRACEBACK=1 shows the traceback)"]}, REFUSED
+        answer, code = {"refused": f"{told} (HPCRUN_TRACEBACK=1 shows the traceback)"}, REFUSED
     except KeyboardInterrupt:
         return 130
     with os.fdopen(answers, "w") as stream:
@@ -43,36 +43,25 @@ def main() -> int:
 
 
 def estimate(config: Config, memory: int) -> dict[str, Any]:
-    """Return the memory of a rank under ``config``, and settings that fit ``memory`` bytes if it does not."""
-    from hpcrun.estimate.fake_run import FakeRun, Untraceable
-    from hpcrun.estimate.remedies import remedies
+    """Return the memory of a rank under ``config``, and advice if it does not fit ``memory`` bytes."""
+    from hpcrun.estimate.fake_run import trace
     from hpcrun.train.determinism import seed_alike
+    from hpcrun.train.health.out_of_memory import MemorySettings, advice
     from hpcrun.train.task import load_task
 
     begun = time.monotonic()
     seed_alike(config.seed)
-    run = FakeRun(load_task(config), _tell)
     ranks = config.job.world_size
+    task = load_task(config)
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
-    try:
-        found = run.trace(config, memory)
-    except Untraceable as error:
-        return {
-            "untraceable": str(error),
-            "parallel": error.parallel,
-            "parameters": error.parameters,
-            "arithmetic": dict(error.arithmetic),
-        }
+    found = trace(task, config, memory, _tell)
     fits = needed(found.peak) <= memory
-    would = [] if fits else remedies(run, config, memory, found, _tell)
+    used = MemorySettings(config, found.micro_batch, ranks, found.parallel, gpu=True)
     return {
         **asdict(found),
         "needed": needed(found.peak),
         "fits": fits,
-        "would_fit": [
-            {"settings": one.settings, "peak": one.traced.peak, "needed": needed(one.traced.peak)}
-            for one in would
-        ],
+        "advice": [] if fits else list(advice(used)),
         "seconds": round(time.monotonic() - begun, 1),
     }
 

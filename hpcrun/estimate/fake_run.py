@@ -3,8 +3,7 @@
 import contextlib
 import gc
 import io
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,19 +25,19 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.estimate.live_storages import LiveStorages, storages
-from hpcrun.estimate.result import Parts, Traced
-from hpcrun.estimate.strategies import FakeDDP, GpuRules, fake_strategies, fsdp_parameters
+from hpcrun.estimate.result import Traced
+from hpcrun.estimate.strategies import GpuRules, fake_strategies
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.model.checks import require_model, unshardable
 from hpcrun.train.model.prepare import why_not_recomputed
 from hpcrun.train.parallel.choose import decide, need
-from hpcrun.train.parallel.memory_estimate import Need
-from hpcrun.train.step.gate import StepDecision
+from hpcrun.train.step.gate import StepDecision, trained_by
+from hpcrun.train.step.precision import LossFunction
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
-from hpcrun.train.task_checks import require_model, unshardable
 
 _UNTRACEABLE = (
     DataDependentOutputException,
@@ -47,238 +46,166 @@ _UNTRACEABLE = (
 )
 
 
-class Untraceable(Exception):
-    """The step depends on the values of its data, so no fake run is possible; ``arithmetic``: known parts."""
+def trace(
+    task: Task, config: Config, memory: int, tell: Callable[[str], None], *, on_gpu: bool = True
+) -> Traced:
+    """Return the memory of a rank under ``config`` in a step on fake tensors.
 
-    def __init__(
-        self, reason: str, parallel: str, parameters: int, arithmetic: Mapping[str, int]
-    ) -> None:
-        super().__init__(reason)
-        self.parallel, self.parameters, self.arithmetic = parallel, parameters, arithmetic
+    Args:
+        memory: bytes of the rank's GPU, for ``train.parallel=auto``.
 
-
-@dataclass
-class FakeRun:
-    """Fake runs of one task. ``tell`` gets a line about progress.
-
-    ``on_gpu``: tensors are as on a GPU; False: as on the CPU.
+    Raises:
+        UserError: the task, its model or its data cannot be used, the step depends on the values of its
+            data, or ``fsdp.cpu_offload`` is set.
     """
-
-    task: Task
-    tell: Callable[[str], None]
-    on_gpu: bool = True
-
-    def __post_init__(self) -> None:
-        self._batches: dict[int, Any] = {}
-        self._prepared = self._needs_data = False
-
-    def trace(self, config: Config, memory: int) -> Traced:
-        """Return the memory of a rank under ``config``; ``memory``: bytes of its GPU, for ``parallel=auto``.
-
-        Raises:
-            UserError: the task, its model or its data cannot be used.
-            Untraceable: the step depends on the values of its data.
-        """
-        job, ranks = config.job, config.job.world_size
-        accumulation = accumulation_of(config.train, ranks)
-        micro_batch = Batching(config.train.batch_size, ranks, accumulation).micro_batch
-        batch = self.first_batch(config, micro_batch)
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        model = self._model(config, mode)
-        require_model(model, self.task, config, ranks=ranks, gpu=False)
-        _require_recomputable(model, config)
-        wanted = need(config, model)
-        parallel = self._parallel(config, model, wanted, memory)
-        count = sum(parameter.numel() for parameter in model.parameters())
-        sharded = parallel == "fsdp" and ranks > 1
-        arithmetic = _shares(config, wanted, sharded=sharded)
-        distributed = DistributedConfig(
-            world_size=ranks if sharded else 1,
-            num_nodes=job.nodes if sharded else 1,
-            num_gpus_per_node=job.gpus if sharded else 1,
+    job, ranks = config.job, config.job.world_size
+    if config.fsdp.cpu_offload:
+        raise UserError(
+            "fsdp.cpu_offload: estimate counts the GPU's memory only; set it to false for the estimate"
         )
-        # Compilation and unused parameters change the memory little, and read values. Layers in fp8 keep
-        # their inputs in bf16.
-        changed = config.train.model_copy(
-            update={
-                "compile": False,
-                "float8": False,
-                "find_unused_parameters": False,
-                "compression": "none",
-            }
-        )
-        config = config.model_copy(update={"train": changed})
-        with (
-            _fake_group(config, distributed) as mesh,
-            fake_strategies(config, parallel, mesh),
-            mode,
-            LiveStorages() as live,
-            GpuRules() if self.on_gpu else contextlib.nullcontext(),
-        ):
-            live.add(_values(model))
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    trainer = build_trainer(config, self.task, model, distributed, parallel)
-                    del model
-                    several = min(accumulation, 2)
-                    offloads = sharded and config.fsdp.cpu_offload
-                    parts = self._step(trainer, batch, several, live, mode, offloads=offloads)
-                    pinned = _rounding(trainer.module) if offloads and self.on_gpu else 0
-            except _UNTRACEABLE as error:
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                raise Untraceable(reason, parallel, count, arithmetic) from error
-        return Traced(
-            parallel=parallel,
-            ranks=ranks,
-            micro_batch=micro_batch,
-            accumulation=accumulation,
-            parameters=count,
-            peak=live.peak,
-            offloaded=live.host_peak + pinned,
-            parts=parts,
-            arithmetic=arithmetic,
-        )
-
-    def _step(
-        self,
-        trainer: DistributedAMPTrainer,
-        batch: Any,
-        micro_batches: int,
-        live: LiveStorages,
-        mode: FakeTensorMode,
-        *,
-        offloads: bool,
-    ) -> Parts:
-        """Take a step in the state after the first step: the optimizer state exists.
-
-        ``offloads``: FSDP keeps the shards and their optimizer on the host, and moves gradients there.
-        """
-        trainer._buckets_final = True  # There are no other ranks.
-        optimizer = trainer.optimizer
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
-        step = _local_step(optimizer, on_gpu=self.on_gpu and not offloads)
-
-        def decided(*_: Any) -> tuple[None, StepDecision]:
-            with live.on_host():
-                step()
-            return None, StepDecision(trainer.gate)
-
-        changed: Any = trainer.gate
-        changed.step = decided  # Without values, the gate cannot decide: always take the step.
-        for parameter in trained:
-            parameter.grad = torch.zeros_like(parameter)
-        step()
-        batch = tree_map_only(Tensor, mode.from_tensor, batch)
-        live.add(tree_iter(batch))
-        gc.collect()
-        strategy = trainer._strategy
-        buckets = strategy.buckets if isinstance(strategy, FakeDDP) else []
-        average = trainer._average
-        weights = storages(_values(trainer.module))
-        moments = storages(tree_iter(list(optimizer.state.values())))
-        # The average refers to the weights too.
-        averaged = storages(tree_iter(vars(average))) if average is not None else {}
-
-        def gradients() -> dict[int, int]:
-            return storages([*(p.grad for p in trained), *buckets])
-
-        moved: set[int] = set()
-        if offloads:
-            moved = {*storages(trainer.module.parameters()), *moments, *averaged}
-            live.read_host = lambda: moved | gradients().keys()
-        kept = {
-            "weights": sum(size for key, size in weights.items() if key not in moved),
-            "optimizer": sum(size for key, size in moments.items() if key not in moved),
-            "average": sum(size for key, size in averaged.items() if key not in {*weights, *moved}),
-        }
-        records = list(fsdp_parameters(trainer.module))
-
-        def read() -> dict[str, int]:
-            reduced = gradients()
-            held = [record.unsharded_accumulated_grad for record in records]
-            whole = [getattr(record, "_unsharded_param", None) for record in records]
-            unsharded = storages([*held, *(None if one is None else one.grad for one in whole)])
-            return {
-                "gradients": 0 if offloads else sum(reduced.values()),
-                "unsharded": sum(unsharded.values()),
-                "gathered": live.sent_bytes({*weights, *reduced, *unsharded}),
-            }
-
-        live.read_parts = read
-        live.start()
-        trainer.training_step([batch] * micro_batches, self.task.loss)
-        found = Parts(**kept, **live.parts)
-        return found.with_rest(live.peak)
-
-    def _model(self, config: Config, mode: FakeTensorMode) -> nn.Module:
-        """Build the model on fake tensors; if its code needs values, build it with values and drop these."""
+    accumulation = accumulation_of(config.train, ranks)
+    micro_batch = Batching(config.train.batch_size, ranks, accumulation).micro_batch
+    batch = first_batch(task, config, micro_batch, tell)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    model = _build(task, mode, tell)
+    require_model(model, task, config, ranks=ranks, gpu=False)
+    _require_recomputable(model, config)
+    parallel = _parallel(config, model, memory)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    sharded = parallel == "fsdp" and ranks > 1
+    distributed = DistributedConfig(
+        world_size=ranks if sharded else 1,
+        num_nodes=job.nodes if sharded else 1,
+        num_gpus_per_node=job.gpus if sharded else 1,
+    )
+    # Compilation and unused parameters change the memory little, and read values. Layers in fp8 keep
+    # their inputs in bf16.
+    without = {"compile": False, "float8": False, "find_unused_parameters": False}
+    changed = config.train.model_copy(update=without | {"compression": "none"})
+    config = config.model_copy(update={"train": changed})
+    with (
+        _fake_group(config, distributed) as mesh,
+        fake_strategies(config, parallel, mesh),
+        mode,
+        LiveStorages() as live,
+        GpuRules() if on_gpu else contextlib.nullcontext(),
+    ):
+        live.add(_values(model))
         try:
-            with mode:
-                model = self.task.build_model()
-        except Exception as error:
-            if not self._needs_data:
-                self.tell(
-                    f"build_model() needs real memory ({type(error).__name__}: "
-                    f"{' '.join(str(error).split())[:200]}); building the whole model"
-                )
-            self._needs_data = True
-            try:
-                model = self.task.build_model()
-            except Exception as real:
-                raise UserError(
-                    f"task: {type(self.task).__name__}.build_model() raised {type(real).__name__}: "
-                    f"{' '.join(str(real).split())}"
-                ) from real
-        if isinstance(model, nn.Module):
-            _forget_data(model, mode)
-        return model
-
-    def _parallel(self, config: Config, model: nn.Module, wanted: Need, memory: int) -> Any:
-        chosen = config.train.parallel
-        if config.job.world_size == 1:
-            return "single"
-        if chosen in ("single", "dp"):
+            with contextlib.redirect_stdout(io.StringIO()):
+                trainer = build_trainer(config, task, model, distributed, parallel)
+                del model
+                batch = tree_map_only(Tensor, mode.from_tensor, batch)
+                step = [batch] * min(accumulation, 2)
+                parts = _step(trainer, step, task.loss, live, on_gpu=on_gpu)
+        except _UNTRACEABLE as error:
             raise UserError(
-                f"train.parallel: {chosen} works in one process only; with several ranks use ddp or fsdp"
-            )
-        if chosen != "auto":
-            return chosen
-        return decide(config, wanted, memory, unfit=unshardable(model)[0])[0]
+                f"task: {config.task}: no estimate: the step depends on the values of its data "
+                f"({type(error).__name__}: {' '.join(str(error).split())})"
+            ) from error
+    return Traced(parallel, ranks, micro_batch, accumulation, count, live.peak, parts)
 
-    def first_batch(self, config: Config, size: int) -> Any:
-        """Return the first micro-batch of ``size`` samples."""
-        if size not in self._batches:
-            self._batches[size] = self._read(config, size)
-        return self._batches[size]
 
-    def _read(self, config: Config, size: int) -> Any:
-        try:
-            dataset = self.task.train_dataset()
-        except Exception:
-            if self._prepared:
-                raise
-            # Only if the data are missing, because the preparation may take hours.
-            self._prepared = True
-            self.tell("preparing the data (Task.prepare)")
-            self.task.prepare()
-            return self._read(config, size)
-        steps = training_steps(
-            dataset,
-            range(1),
-            rank=0,
-            world_size=1,
-            batch_size=size,
-            accumulation=1,
-            seed=config.seed,
-            workers=0,
-            pin_memory=False,
-            collate=self.task.collate,
+def _step(
+    trainer: DistributedAMPTrainer,
+    micro_batches: list[Any],
+    loss: LossFunction,
+    live: LiveStorages,
+    *,
+    on_gpu: bool,
+) -> dict[str, int]:
+    """Take a step in the state after the first step: the optimizer state exists."""
+    trainer._buckets_final = True  # There are no other ranks.
+    optimizer = trainer.optimizer
+    trained = trained_by(optimizer)
+    step = _local_step(optimizer, on_gpu=on_gpu)
+
+    def decided(*_: Any) -> tuple[None, StepDecision]:
+        step()
+        return None, StepDecision(trainer.gate)
+
+    changed: Any = trainer.gate
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    changed.step = decided  # Without values, the gate cannot decide: always take the step.
+    step()
+    live.add(tree_iter(micro_batches))
+    gc.collect()
+    weights = storages(_values(trainer.module))
+    moments = storages(tree_iter(list(optimizer.state.values())))
+    # The average refers to the weights too.
+    averaged = storages(tree_iter(vars(trainer._average))) if trainer._average is not None else {}
+    live.start()
+    trainer.training_step(micro_batches, loss)
+    kept = {
+        "weights": sum(weights.values()),
+        "optimizer": sum(moments.values()),
+        "average": sum(size for key, size in averaged.items() if key not in weights),
+    }
+    return kept | {"rest": live.peak - sum(kept.values())}
+
+
+def _build(task: Task, mode: FakeTensorMode, tell: Callable[[str], None]) -> nn.Module:
+    """Build the model on fake tensors; if its code needs values, build it with values and drop these."""
+    try:
+        with mode:
+            model = task.build_model()
+    except Exception as error:
+        tell(
+            f"build_model() needs real memory ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}); building the whole model"
         )
         try:
-            (batch,) = next(steps)
-        finally:
-            steps.close()
-        return batch
+            model = task.build_model()
+        except Exception as real:
+            raise UserError(
+                f"task: {type(task).__name__}.build_model() raised {type(real).__name__}: "
+                f"{' '.join(str(real).split())}"
+            ) from real
+    if isinstance(model, nn.Module):
+        _forget_data(model, mode)
+    return model
+
+
+def _parallel(config: Config, model: nn.Module, memory: int) -> Any:
+    chosen = config.train.parallel
+    if config.job.world_size == 1:
+        return "single"
+    if chosen in ("single", "dp"):
+        raise UserError(
+            f"train.parallel: {chosen} works in one process only; with several ranks use ddp or fsdp"
+        )
+    if chosen != "auto":
+        return chosen
+    return decide(config, need(config, model), memory, unfit=unshardable(model)[0])[0]
+
+
+def first_batch(task: Task, config: Config, size: int, tell: Callable[[str], None]) -> Any:
+    """Return the first micro-batch of ``size`` samples."""
+    try:
+        dataset = task.train_dataset()
+    except Exception:
+        # Only if the data are missing, because the preparation may take hours.
+        tell("preparing the data (Task.prepare)")
+        task.prepare()
+        dataset = task.train_dataset()
+    steps = training_steps(
+        dataset,
+        range(1),
+        rank=0,
+        world_size=1,
+        batch_size=size,
+        accumulation=1,
+        seed=config.seed,
+        workers=0,
+        pin_memory=False,
+        collate=task.collate,
+    )
+    try:
+        (batch,) = next(steps)
+    finally:
+        steps.close()
+    return batch
 
 
 @contextlib.contextmanager
@@ -298,15 +225,6 @@ def _fake_group(config: Config, distributed: DistributedConfig) -> Iterator[Devi
         yield DeviceMesh("cpu", ranks, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
-
-
-def _shares(config: Config, wanted: Need, *, sharded: bool) -> dict[str, int]:
-    """Return the parts of ``wanted`` on the GPU of a rank."""
-    if sharded and config.fsdp.cpu_offload:
-        return dict.fromkeys(vars(wanted), 0)
-    hybrid = config.fsdp.shard == "hybrid"
-    shards = 1 if not sharded else config.job.gpus if hybrid else config.job.world_size
-    return {name: size // shards for name, size in vars(wanted).items()}
 
 
 def _local_step(optimizer: Optimizer, *, on_gpu: bool) -> Callable[[], None]:
@@ -339,12 +257,6 @@ def _local_step(optimizer: Optimizer, *, on_gpu: bool) -> Callable[[], None]:
     return step
 
 
-def _rounding(module: nn.Module) -> int:
-    """Return the bytes that torch adds to page-locked shards and gradients: it rounds up to powers of two."""
-    sizes = [p._local_tensor.nbytes for p in module.parameters() if isinstance(p, DTensor)]
-    return 2 * sum((1 << (size - 1).bit_length()) - size for size in sizes if size)
-
-
 def _values(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()
@@ -375,6 +287,6 @@ def _require_recomputable(model: nn.Module, config: Config) -> None:
     if train.activation_checkpointing == "none":
         return
     every = train.checkpoint_blocks if train.activation_checkpointing == "every" else 1
-    refusal = why_not_recomputed(model, compiled=train.compile, every=every)
+    refusal = why_not_recomputed(model, every=every)
     if refusal is not None:
         raise UserError(refusal)

@@ -1,8 +1,7 @@
 """LiveStorages: follow the memory of all tensors that exist, and its peak."""
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +14,6 @@ from torch.utils._pytree import tree_iter
 _BLOCK = 512
 """Bytes in the smallest block of CUDA's allocator; it rounds every request up to a multiple."""
 
-_STEP = 1.01
-"""Growth of the peak after which its parts are read again, because a read takes milliseconds."""
-
 
 _Propagator: Any = ShardingPropagator
 _PROPAGATE = "_propagate_tensor_meta_non_cached"
@@ -28,9 +24,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``live`` and ``peak`` are bytes. It counts fake and real tensors, once for all views of a storage, and no
     tensors on the meta device. Memory that a kernel allocates and frees internally is not counted.
-
-    A part may be in host memory instead: ``peak`` is without it, and ``host_peak`` is its peak in the blocks
-    of :meth:`on_host`.
     """
 
     def __init__(self, *, block: int = _BLOCK, device: str | None = None) -> None:
@@ -41,21 +34,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device: the kind of device whose tensors count; None: all.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = self.host_peak = 0
-        self.read_host: Callable[[], Iterable[int]] | None = None
-        """Reads which storages are in host memory now; None: none is."""
-        self.read_parts: Callable[[], Mapping[str, int]] | None = None
-        """Reads the bytes of parts of the memory, for :attr:`parts`."""
-        self.parts: Mapping[str, int] = {}
-        """Bytes of the parts at the peak, to within a hundredth of it."""
-        self.sent: set[int] = set()
-        """Storages that were part of a collective, or of FSDP's copies for a collective."""
+        self.live = self.peak = 0
         self._block, self._sizes = block, dict[int, int]()
         self._device = device
-        self._host: set[int] = set()
-        self._host_bytes = 0
-        self._elsewhere: int | None = None
-        self._read_at = 0.0
         self._counts = True
         self._plain: list[Any] = []
 
@@ -100,9 +81,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._counts:
             return result
         self.add(tree_iter(result))
-        if func.namespace in ("c10d", "fsdp"):
-            given = tree_iter((args, kwargs, result))
-            self.sent.update(storages(value for value in given if isinstance(value, Tensor)))
         return result
 
     def add(self, values: Iterable[Any]) -> None:
@@ -111,30 +89,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(value, Tensor) and value.layout == torch.strided:
                 self._add(value)
 
-    def sent_bytes(self, other: Iterable[int]) -> int:
-        """Return the bytes of the storages of collectives, without the storages ``other``."""
-        return sum(self._sizes.get(key, 0) for key in self.sent.difference(other))
-
     def start(self) -> None:
         """Reset the peak to the present memory."""
-        self._find_host()
-        self.peak, self._read_at = self.live - self._host_bytes, 0.0
-        self._reach()
-
-    @contextlib.contextmanager
-    def on_host(self) -> Iterator[None]:
-        """Count all that the block makes as host memory, if a part of the memory is there."""
-        if self.read_host is None:
-            yield
-            return
-        self._find_host()
-        self._elsewhere = self.live - self._host_bytes
-        self._reach()
-        try:
-            yield
-        finally:
-            self._elsewhere = None
-            self._find_host()
+        self.peak = self.live
 
     def _add(self, tensor: Tensor) -> None:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
@@ -152,36 +109,12 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if size == self._sizes[key]:
             return
         self.live += size - self._sizes[key]
-        if key in self._host:
-            self._host_bytes += size - self._sizes[key]
         self._sizes[key] = size
-        self._reach()
+        self.peak = max(self.peak, self.live)
 
     def _gone(self, key: int) -> None:
         size = self._sizes.pop(key, 0)
         self.live -= size
-        self.sent.discard(key)
-        if key in self._host:
-            self._host.discard(key)
-            self._host_bytes -= size
-
-    def _find_host(self) -> None:
-        if self.read_host is not None:
-            self._host = {key for key in self.read_host() if key in self._sizes}
-            self._host_bytes = sum(self._sizes[key] for key in self._host)
-
-    def _reach(self) -> None:
-        if self._elsewhere is not None:
-            self.host_peak = max(self.host_peak, self.live - self._elsewhere)
-            return
-        if self.live - self._host_bytes > self.peak:
-            # Gradients move to the host without an operation.
-            self._find_host()
-        here = self.live - self._host_bytes
-        self.peak = max(self.peak, here)
-        if self.read_parts is not None and here > self._read_at * _STEP:
-            self._read_at = here
-            self.parts = self.read_parts()
 
 
 def storages(tensors: Iterable[Any]) -> dict[int, int]:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.config import Config
@@ -15,33 +15,11 @@ from hpcrun.errors import UserError
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Bytes of a rank's tensors at the peak of a step.
-
-    ``gathered``: weights that FSDP has gathered, and buffers of collectives; ``unsharded``: gradients that
-    FSDP has not reduced yet; ``activations``: everything else, temporary results included.
-    """
-
-    weights: int
-    optimizer: int
-    average: int = 0
-    gradients: int = 0
-    unsharded: int = 0
-    gathered: int = 0
-    activations: int = 0
-
-    def with_rest(self, peak: int) -> "Parts":
-        """Return these parts with the rest of ``peak`` as activations."""
-        named = (self.weights, self.optimizer, self.average, self.gradients)
-        return replace(self, activations=peak - sum((*named, self.unsharded, self.gathered)))
-
-
-@dataclass(frozen=True)
 class Traced:
     """A fake run: its settings, as resolved, and its memory in bytes.
 
-    ``peak``: of the tensors on the GPU; ``offloaded``: peak of the tensors in host memory instead.
-    ``arithmetic``: the result of ``memory_estimate`` for weights, gradients and optimizer state.
+    ``peak``: of the tensors on the GPU. ``parts``: weights, optimizer, average, and the rest at the peak
+    (gradients, activations, gathered weights, buffers of collectives).
     """
 
     parallel: str
@@ -50,9 +28,7 @@ class Traced:
     accumulation: int
     parameters: int
     peak: int
-    offloaded: int
-    parts: Parts
-    arithmetic: Mapping[str, int]
+    parts: Mapping[str, int]
 
 
 GIB = 1 << 30
@@ -125,19 +101,6 @@ REFUSED = 2
 """Exit code of the process after it refused a config or a task."""
 
 
-class EstimateRefused(UserError):
-    """A config or a task that cannot be estimated: one line for each reason."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("; ".join(lines))
-        self._lines = lines
-
-    @property
-    def lines(self) -> list[str]:
-        """One line for each problem."""
-        return self._lines
-
-
 def estimate(config: Config, memory: int) -> dict[str, Any]:
     """Return the memory of a rank under ``config`` on GPUs of ``memory`` bytes.
 
@@ -160,5 +123,5 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
         )
     answer: dict[str, Any] = json.loads(done.stdout)
     if done.returncode == REFUSED:
-        raise EstimateRefused(answer["refused"])
+        raise UserError(answer["refused"])
     return answer

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -42,13 +41,13 @@ class FakeDDP(FakeSingle):
 
     def __init__(self, *, view: bool) -> None:
         self._view, self._last = view, True
-        self.buckets: list[Tensor] = []
+        self._buckets: list[Tensor] = []
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 bucket = torch.empty_like(parameter, requires_grad=False)
-                self.buckets.append(bucket)
+                self._buckets.append(bucket)
                 if self._view:
                     hooked: Any = parameter
                     hooked.register_post_accumulate_grad_hook(self._into(bucket))
@@ -89,19 +88,6 @@ def fake_strategies(config: Config, parallel: str, mesh: DeviceMesh | None) -> I
         yield
     finally:
         trainers.strategy, sharding.make_mesh = before
-
-
-def fsdp_parameters(module: nn.Module) -> Iterator[Any]:
-    """Yield torch's record of each parameter that FSDP shards, or nothing if this torch hides them."""
-    for part in module.modules():
-        if not isinstance(part, FSDPModule):
-            continue
-        state: Any = part._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None) or [
-            getattr(state, "_fsdp_param_group", None)
-        ]
-        for group in groups:
-            yield from getattr(group, "fsdp_params", ())
 
 
 # From ATen/autocast_mode.h of torch 2.13: the functions that run in fp32 on CUDA, by their Python names.

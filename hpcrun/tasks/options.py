@@ -95,7 +95,7 @@ class TokenData(Section):
     """The ``data`` keys of the model of tokens: its sources and their mixture."""
 
     paths: Annotated[list[ShellText], Field(min_length=1), AfterValidator(_from_here)] = Field(
-        description="Folders of token shards, or flat .bin or .npy files: a source each.",
+        description="Folders of token shards, or flat .bin files: a source each.",
     )
     weights: Annotated[list[Positive] | None, AfterValidator(_one_for_each_path)] = Field(
         default=None, description="Share of each source in the samples; null: by its size."

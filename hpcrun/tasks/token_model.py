@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from hpcrun.config import Config
 from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import TokenData, TokenModelShape
+from hpcrun.tasks.options import LanguageModelShape, TokenData, TokenModelShape
 from hpcrun.tasks.tokens.shards import (
     Shard,
     TokenError,
@@ -31,7 +31,7 @@ from hpcrun.tasks.tokens.shards import (
     has_split,
     open_source,
 )
-from hpcrun.train.data.mixture import Mixture
+from hpcrun.train.data.batching import Mixture
 from hpcrun.train.task import Task
 
 Batch = dict[str, Tensor]
@@ -44,7 +44,7 @@ class TokenModel(Task):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.shape = TokenModelShape.model_validate(config.model.own)
+        self.shape: LanguageModelShape = TokenModelShape.model_validate(config.model.own)
         self.options = TokenData.model_validate(config.data.own)
         self.units_per_sample = self.shape.context
 
@@ -104,7 +104,7 @@ class TokenModel(Task):
     def vocabulary(self) -> int:
         """Number of tokens of the model; raises TokenError if the sources have more, or do not say."""
         known = [source.vocabulary for source in self._sources if source.vocabulary is not None]
-        wanted = self.shape.vocabulary
+        wanted = TokenModelShape.model_validate(self.config.model.own).vocabulary
         if wanted is None and len(known) < len(self._sources):
             raise TokenError(
                 "model.vocabulary: a flat file of tokens does not say its vocabulary; set the number of "

@@ -16,7 +16,7 @@ from hpcrun.train.model.deferred import Deferred, fill, give_memory
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel.choose import Parallel
-from hpcrun.train.parallel.gradient_compression import compression
+from hpcrun.train.parallel.strategies import compression
 from hpcrun.train.step.precision import require_float8, shortfall
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
@@ -35,11 +35,6 @@ def build_trainer(
 ) -> DistributedAMPTrainer:
     """Build this rank's trainer with its optimizer. Collective.
 
-    Args:
-        deferred: the parameters of ``model``, if only rank 0 has their values.
-        loads: the caller loads every weight from a checkpoint, so that rank 0 need not send its values.
-        advance: called after each parameter that rank 0 has sent.
-
     Raises:
         UserError: the model or the task's optimizer does not fit the config.
     """
@@ -55,9 +50,7 @@ def build_trainer(
         ema=wanted.ema,
         parallel=parallel,
         fsdp=config.fsdp,
-        compression=compression(
-            wanted.compression, rank=wanted.powersgd_rank, start=wanted.powersgd_start
-        ),
+        compression=compression(wanted.compression),
         preparation=Preparation(
             checkpointing=wanted.activation_checkpointing,
             every=wanted.checkpoint_blocks,

@@ -19,9 +19,9 @@ from hpcrun.checkpoint.state.tree import named_parameters
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
 from hpcrun.train.determinism import seed_for_optimizer
+from hpcrun.train.model.checks import sparse_weights
 from hpcrun.train.step.weighting import require_plain_step
 from hpcrun.train.task import Task
-from hpcrun.train.task_checks import sparse_weights
 
 
 class JointOptimizer(Optimizer):
@@ -158,11 +158,7 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
         fused = wanted.fused and has_fused(AdamW, trained)
         others: dict[str, Any] = {"fused": True} if fused else {}
         return build_muon(model, config, peak_learning_rate(config), others)
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": wanted.weight_decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    groups = _groups(trained, wanted.weight_decay)
     kind: type[Optimizer]
     options: dict[str, Any] = {"lr": peak_learning_rate(config)}
     if wanted.name == "sgd":
@@ -176,6 +172,15 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
     if kind is SGD and "fused" in options and wanted.momentum:
         optimizer.register_step_pre_hook(_fill_momentum)
     return optimizer
+
+
+def _groups(parameters: list[nn.Parameter], decay: float) -> list[dict[str, Any]]:
+    """Return the parameter groups: vectors get no weight decay."""
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def _fill_momentum(optimizer: Optimizer, *_: Any) -> None:
@@ -328,12 +333,7 @@ def build_muon(
             adjust_lr_fn="match_rms_adamw",
         )
     ]
-    groups = [
-        {"params": [p for p in rest if p.dim() > 1], "weight_decay": wanted.weight_decay},
-        {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if groups:
+    if groups := _groups(rest, wanted.weight_decay):
         made.append(AdamW(groups, lr=rate, betas=wanted.betas, eps=wanted.eps, **others))
     return JointOptimizer(made)
 

@@ -22,9 +22,9 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.record import INCARNATION, OwnedByAnotherAttempt, require_ownership
 from hpcrun.train.data.batches import Steps
-from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.metrics.log import MetricsLog
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.validation import EarlyStopping
 
 
 class Saver:

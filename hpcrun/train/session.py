@@ -1,58 +1,50 @@
-"""Put one rank's training together from the config, run it, and report its end."""
+"""Put one rank's training together from the config, and run it."""
 
 import contextlib
-import json
-import sys
-import time
-import traceback
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.config import Config
-from hpcrun.job import policy as exitcodes
-from hpcrun.job.history import histories
-from hpcrun.job.policy import OWN_DOING
-from hpcrun.printing import say
-from hpcrun.ranks.collective import Ranks, StopAgreement
+from hpcrun.config import Config, recorded, ways
+from hpcrun.devices import accelerator
+from hpcrun.ranks.collective import StopAgreement
+from hpcrun.ranks.deadline import DeadlineWatch, JobEnd, end_time, query_end_time
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, note, read_events, result_lines
-from hpcrun.run.files import write_hashed
-from hpcrun.run.record import require_ownership
+from hpcrun.run.events import Attempt, note
+from hpcrun.train.data.batching import Batching, accumulation_of, worker_processes
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
-from hpcrun.train.early_stopping import EarlyStopping, Weights, put_best_back
+from hpcrun.train.ending import finished, stopped
 from hpcrun.train.health import hang_diagnosis as flight_recorder
-from hpcrun.train.health.nonfinite import NonFiniteWatch
+from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.health.watchdog import watching
 from hpcrun.train.metrics.log import MetricsLog, measure
+from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.timing import Profile, TimedSteps
 from hpcrun.train.model import compile_cache as compilation
-from hpcrun.train.model.compile_cache import CompileCache
+from hpcrun.train.model.compile_cache import CompileCache, open_cache
+from hpcrun.train.optimizer import JointOptimizer, learning_rate_lines
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import TRAINING, VALIDATING, Position
-from hpcrun.train.saving import Saver, build_engine
-from hpcrun.train.setup.data import Validation, build_batches, build_validation
-from hpcrun.train.setup.model import build_model
-from hpcrun.train.setup.observers import (
-    announce,
-    build_metrics,
-    build_profile,
-    build_saver,
-    open_compile_cache,
-    stop_reason,
-    watch_gradients,
+from hpcrun.train.saving import Saver, build_engine, build_interval
+from hpcrun.train.setup import (
+    Context,
+    OpenedTask,
+    Resumed,
+    build_batches,
+    build_model,
+    open_task,
 )
-from hpcrun.train.setup.task import Context, open_task
 from hpcrun.train.step.micro_batches import MicroBatchStep
-from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer, StepResult
-from hpcrun.train.task import Task
+from hpcrun.train.step.precision import faster
+from hpcrun.train.step.trainer import DistributedAMPTrainer, StepResult
+from hpcrun.train.validation import EarlyStopping, ValidationData, validate
 
 
 @dataclass(frozen=True)
@@ -171,18 +163,20 @@ def train(
 
 def _train(context: Context, flag: StopFlag, position: Position) -> int:
     """Build the parts of the training, run the loop, and report the end."""
-    run, config, ranks, at = context.run, context.config, context.ranks, context.at
+    run, attempt, config = context.run, context.attempt, context.config
+    ranks, at = context.ranks, context.at
     opened = open_task(context)
     # Make the engine while all ranks are at the same point: its group has a shorter timeout than the
     # watchdog.
-    engine = build_engine(run, context.attempt, config, context.distributed, ranks)
+    engine = build_engine(run, attempt, config, context.distributed, ranks)
     device = process_group.select_device(context.distributed)
     measured = measure(config, opened.task, opened.model, device)
     resumed = build_model(context, opened, engine, device)
-    trainer = resumed.trainer
-    position.start = resumed.start
-    early = resumed.early_stopping(config)
-    steps = range(resumed.start, early.end(config.train.steps))
+    trainer, start = resumed.trainer, resumed.start
+    position.start = start
+    early = EarlyStopping(config.train.patience, config.train.min_delta)
+    early.load_state_dict(resumed.extra("early_stopping", early.state_dict()))
+    steps = range(start, early.end(config.train.steps))
     batches = build_batches(context, opened, resumed, steps)
     take = context.together(
         lambda: MicroBatchStep(trainer, opened.task, batches.batching, measured.loss)
@@ -190,22 +184,67 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
     compiled = open_compile_cache(context, device)
     # Only here, since the data may refuse to resume.
     announce(context, resumed, batches.batching)
-    metrics = build_metrics(context, opened, resumed, batches.batching, measured)
-    saver = build_saver(context, resumed, engine, batches, early, metrics)
-    validation = build_validation(context, opened, trainer)
+    main = trainer.is_main_process
+    sinks = context.together(lambda: build_sinks(run, config, start) if main else None)
+    metrics = MetricsLog(
+        config,
+        opened.task,
+        trainer,
+        batches.batching,
+        measured,
+        sinks,
+        ranks=ranks,
+        restart=attempt.restart,
+    )
+    metrics.restore(resumed.extra("metrics", []))
+    saver = Saver(
+        run,
+        attempt,
+        trainer,
+        engine,
+        interval=build_interval(run, config, ranks, lambda: saver.costs),
+        batches=batches,
+        early=early,
+        metrics=metrics,
+        meta={
+            "config": recorded(config),
+            "environment": resumed.environment,
+            "ways": ways(config),
+        },
+        saved=start if resumed.checkpoint else None,
+    )
+    held_out = build_validation(context, opened, trainer)
     loop = Loop(
         config=config,
         steps=steps,
         batches=measured.watch.batches(batches),
         take=take,
         agreement=StopAgreement(ranks.group, config.train.stop_check_every),
-        reason_to_stop=stop_reason(config, flag, main=trainer.is_main_process),
-        validate=validation.loss,
+        reason_to_stop=stop_reason(config, flag, main=main),
+        validate=lambda: (
+            None if held_out is None else validate(trainer, opened.task, held_out, ranks=ranks)
+        ),
         early=early,
         metrics=metrics,
         saver=saver,
-        nonfinite=watch_gradients(context, opened, resumed, batches.batching),
-        profile=build_profile(context, resumed, measured, position),
+        nonfinite=NonFiniteWatch(
+            run,
+            attempt,
+            config,
+            trainer,
+            start=start,
+            ranks=ranks,
+            samples=samples_of(opened.dataset, batches.batching, config.seed),
+        ),
+        profile=Profile(
+            run,
+            config.train.profile,
+            start,
+            rank=context.distributed.rank,
+            device=trainer.device,
+            watch=measured.watch,
+            position=position,
+        ),
         position=position,
         compiled=compiled,
     )
@@ -222,181 +261,120 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
     with at("ending"):
         loop.agreement.finish()
         loop.batches.close()
-    return _end(context, loop, opened.task, trainer, engine, validation, stop)
-
-
-def _end(
-    context: Context,
-    loop: Loop,
-    task: Task,
-    trainer: DistributedAMPTrainer,
-    engine: CheckpointEngine,
-    validation: Validation,
-    stop: StopReason,
-) -> int:
-    """Validate the last weights if necessary, write the report, and send the metrics. Collective."""
-    run, attempt, config, at = context.run, context.attempt, context.config, context.at
-    early, saver = loop.early, loop.saver
-    validated = early.seen == early.end(config.train.steps)
     with at(VALIDATING):
-        loss = early.loss if stop or validated else validation.loss()
-        validation.close()
+        validated = early.seen == early.end(config.train.steps)
+        loss = early.loss if stop or validated else loop.validate()
+        if held_out is not None:
+            held_out.close()
     if stop:
         code = stopped(run, attempt, stop, saver, trainer)
     else:
-
-        def best(last: Weights) -> Weights:
-            if not config.checkpoint.keep_best:
-                return last
-            store = CheckpointStore(run.checkpoints, attempt.owner)
-            with at("restoring the best weights"):
-                return put_best_back(trainer, engine, store, early, last)
-
         with at("making the report"):
-            code = finished(
-                run, attempt, config, task, trainer, saver, early, loss, best, context.ranks
-            )
+            code = finished(context, opened.task, trainer, saver, engine, early, loss)
     # Before any rank leaves: srun ends rank 0 soon after another rank has left with an exit code, and an
     # upload takes longer.
     with at("sending the metrics"):
-        loop.metrics.close()
+        metrics.close()
     return code
 
 
-_REASONS = {
-    StopReason.TERMINATE: "by SIGTERM (a cancellation, or a preemption)",
-    StopReason.WARNING: "by SIGUSR2 (the warning before a time limit or a preemption)",
-    StopReason.DEADLINE: "the time limit is near",
-}
-
-
-def stopped(
-    run: RunDirectory, attempt: Attempt, stop: StopReason, saver: Saver, trainer: AMPTrainer
-) -> int:
-    """Log that all ranks stopped before the end, and return the exit code."""
-    if trainer.is_main_process:
-        print(f"hpcrun: stopped: {_REASONS[stop]}; saved up to step {saver.saved}", flush=True)
-        committed = saver.failed is None
-        note(
-            run,
-            "stopped",
-            attempt,
-            cause=stop.name.lower(),
-            step=saver.saved,
-            committed=committed,
-        )
-    return exitcodes.UNFINISHED if saver.failed is None else exitcodes.SAVE_FAILED
-
-
-def finished(
-    run: RunDirectory,
-    attempt: Attempt,
-    config: Config,
-    task: Task,
-    trainer: AMPTrainer,
-    saver: Saver,
-    early: EarlyStopping,
-    validation_loss: float | None,
-    put_best_back: Callable[[Weights], Weights],
-    ranks: Ranks,
-) -> int:
-    """Write result.json on rank 0, and return the exit code. Collective.
-
-    ``put_best_back``: loads the weights for the report into the trainer; collective.
-
-    If the report fails, the training is still finished: result.json then gives the reason.
-
-    Raises:
-        OwnedByAnotherAttempt: a newer attempt owns the run now and will write the file.
-    """
-    if saver.failed is not None:
-        return exitcodes.SAVE_FAILED
-    steps = early.end(config.train.steps)
-    shown = last = Weights(steps, validation_loss)
-    report: dict[str, Any] = {}
-    error = ranks.from_rank_0(lambda: _given_up(run, attempt, config.restarts.no_progress))
-    if trainer.is_main_process:
-        note(run, "trained", attempt, step=steps)
-        if error is not None:
-            print(f"hpcrun: report: {error}", file=sys.stderr, flush=True)
-    if error is None:
-        try:
-            if type(task).report is not Task.report:
-                shown = put_best_back(last)
-        except CheckpointError as problem:
-            error = f"none: the weights for the report are no longer readable: {problem}"
-        else:
-            with trainer.averaged():
-                report, error = _report(task, trainer, shown.validation_loss)
-    if trainer.is_main_process:
-        # The run may have a new owner since the last commit.
-        require_ownership(run, attempt)
-        write_hashed(
-            run.result,
-            {
-                "state": "finished",
-                "steps": steps,
-                "validation_loss": validation_loss,
-                **_best(early),
-                "report": report,
-                "report_step": shown.step,
-                **({"report_error": error} if error else {}),
-                "time": round(time.time(), 3),
-            },
-        )
-        note(run, "finished", attempt, step=steps, **({"early": True} if early.due else {}))
-        if early.due:
-            print(f"hpcrun: stopped early {early.reason()}", flush=True)
-        if shown != last:
-            print(
-                f"hpcrun: the report is for step {shown.step}, the best; {steps} is the last",
-                flush=True,
-            )
-        say(*result_lines(run))
-    return exitcodes.DONE
-
-
-# A report that crashes the process may look like a dead node. The run is finished without the report.
-_REPORT_ENDED = OWN_DOING | {Cause.NODE_FAILURE}
-
-
-def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | None:
-    """Return the reason to make no report: too many attempts of the job have ended during the report."""
-    ended = sum(
-        record.trained and record.cause in _REPORT_ENDED
-        for record in histories(read_events(run))
-        if record.attempt != attempt
-    )
-    if limit is None or ended < limit:
+def build_validation(
+    context: Context, opened: OpenedTask, trainer: DistributedAMPTrainer
+) -> ValidationData | None:
+    """Choose the validation samples of this rank, if the task has some; reads nothing yet."""
+    config, distributed = context.config, context.distributed
+    if opened.validation_set is None:
         return None
-    attempts = "1 attempt" if ended == 1 else f"{ended} attempts"
-    return (
-        f"none: {attempts} ended while making it (restarts.no_progress); the training is finished "
-        f"nevertheless; to try again, remove {run.result.name} and run `hpcrun resume`"
+    return ValidationData(
+        opened.validation_set,
+        context.ranks,
+        batch_size=config.train.batch_size,
+        accumulation=accumulation_of(config.train, distributed.world_size),
+        limit=config.train.validate_batches,
+        same_count=trainer.forward_is_collective,
+        workers=worker_processes(config, os.environ),
+        prefetch=config.data.prefetch,
+        pin_memory=accelerator.is_accelerator(trainer.device),
+        collate=opened.collate,
     )
 
 
-def _best(early: EarlyStopping) -> dict[str, Any]:
-    """Return the entries of result.json about validation."""
-    if early.best is None:
-        return {}
-    best = {"step": early.best_step, "validation_loss": early.best}
-    return {"best": best, **({"stopped_early": early.reason()} if early.due else {})}
+def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
+    """Print how the training starts, and write the event ``started``, on rank 0."""
+    trainer, restored, start = resumed.trainer, resumed.checkpoint, resumed.start
+    if not trainer.is_main_process:
+        return
+    lines = list(restored.notes) if restored else []
+    if restored is not None and restored.own is None:
+        lines.append(
+            "the random states are derived from seed, rank and step; the order of samples is unchanged"
+        )
+    if resumed.ways:
+        lines.append(
+            f"different from when step {start} was saved: {'; '.join(resumed.ways)}; the samples and the "
+            "sums over them stay the same, but not their last bits, nor random draws such as dropout's"
+        )
+    told = any(line.startswith("CPU threads") for line in lines)
+    drift = [line for line in resumed.drift if not (told and line.startswith("threads:"))]
+    if drift:
+        lines.append(
+            f"the environment has changed since step {start} was saved: {'; '.join(drift)}; the last bits "
+            "may differ from those of a training without the interruption"
+        )
+    if restored is None and (hint := faster(context.config.amp, trainer.device)) is not None:
+        lines.append(hint)
+    ranks = trainer.distributed.world_size
+    where = f"resumed from step {start}" if restored else "starting at step 0"
+    lines.append(f"{context.run.name}: {where}, {ranks} {'rank' if ranks == 1 else 'ranks'}")
+    for line in lines:
+        print(f"hpcrun: {line}", flush=True)
+    note(
+        context.run,
+        "started",
+        context.attempt,
+        step=start,
+        ranks=ranks,
+        parallel=trainer.parallel,
+    )
+    rates = learning_rate_lines(context.config, trainer.optimizer)
+    joint = trainer.optimizer
+    parts = joint.lines() if isinstance(joint, JointOptimizer) else ()
+    for line in (*batching.lines(context.config.train.steps), *rates, *parts):
+        print(f"hpcrun: {line}", flush=True)
 
 
-def _report(
-    task: Task, trainer: AMPTrainer, validation_loss: float | None
-) -> tuple[dict[str, Any], str | None]:
-    try:
-        module = trainer.whole_module()  # Collective.
-        if module is None or not trainer.is_main_process:
-            return {}, None
-        report = dict(task.report(module, validation_loss))
-        json.dumps(report)
-    except Exception as error:
-        traceback.print_exc()
-        message = " ".join(str(error).split())
-        line = f"{type(task).__name__}.report() raised {type(error).__name__}: {message}"
-        print(f"hpcrun: {line}; the training is finished nevertheless", file=sys.stderr, flush=True)
-        return {}, line
-    return report, None
+def open_compile_cache(context: Context, device: torch.device) -> CompileCache:
+    """Load the code that earlier attempts have compiled, and keep that of this attempt. Collective."""
+    train, at = context.config.train, context.distributed
+    kept = train.compile and train.compile_cache
+    path = context.run.compile_cache if kept else None
+    cache = open_cache(path, device, node_rank=at.node_rank, local_rank=at.local_rank)
+    if kept:
+        with context.at("loading compiled code"):
+            # Collective, since the ranks of a node share the folder that some of them fill.
+            line = context.together(cache.load)
+        if at.rank == 0 and line is not None:
+            print(f"hpcrun: {line}", flush=True)
+    return cache
+
+
+def stop_reason(config: Config, flag: StopFlag, *, main: bool) -> Callable[[], StopReason]:
+    """Return a function for the reason to stop: a signal, or (on rank 0, ``main``) the time limit."""
+    deadline = _watch_deadline(config) if main else None
+
+    def reason() -> StopReason:
+        late = deadline is not None and deadline.due()
+        return max(flag.reason, StopReason.DEADLINE if late else StopReason.NONE)
+
+    return reason
+
+
+def _watch_deadline(config: Config) -> DeadlineWatch:
+    job = job_id(os.environ)
+
+    def ask() -> float | None:
+        # Ask Slurm first: the environment variable does not follow an extended limit.
+        found = None if job is None or in_local_cluster(os.environ) else query_end_time(job)
+        return found or end_time(os.environ)
+
+    return DeadlineWatch(JobEnd(ask, lead=float(config.job.signal_lead)))

@@ -132,12 +132,6 @@ def test_the_length_may_change_until_the_learning_rate_decays(begun, change, sta
     assert [line.partition(":")[0] for line in training_differences(old, new, stands)] == keys
 
 
-def test_with_powersgd_keys_that_change_buckets_may_not_change():
-    change = "train.micro_batch=4 train.parallel=ddp train.compile=true"
-    assert refused(change, "train.compression=powersgd") == ["train.compile", "train.parallel"]
-    assert refused("train.deterministic=warn", "train.compression=powersgd") == []
-
-
 def test_a_checkpoint_without_a_newer_key_counts_with_the_default():
     config = resolve([override_layer(["train.parallel=fsdp", "train.deterministic=strict"])])
     before = {key: value for key, value in ways(config).items() if key.startswith("train.")}
@@ -181,8 +175,6 @@ DECIDES = {
     *(
         "train.broadcast_buffers",
         "train.compression",
-        "train.powersgd_rank",
-        "train.powersgd_start",
     ),
     *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype", "fsdp.buffer_dtype"),
     *("optim.name", "optim.betas", "optim.eps", "optim.weight_decay", "optim.momentum"),

@@ -25,8 +25,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 IDLE = [
     ("train.lr_base_batch=64", "train.lr_scaling=none", "train.lr_scaling=sqrt"),
     ("train.min_delta=0.1", "train.patience=null", "train.patience=3"),
-    ("train.powersgd_rank=4", "train.compression=none", "train.compression=powersgd"),
-    ("train.powersgd_start=10", "train.compression=none", "train.compression=powersgd"),
     ("train.compile_mode=max-autotune", "train.compile=false", "train.compile=true"),
     (
         "train.checkpoint_blocks=3",
@@ -45,7 +43,7 @@ IDLE = [
 CHOSEN = [
     ("train.broadcast_buffers=false", "train.parallel=fsdp", "train.parallel=auto"),
     ("train.gradient_as_bucket_view=false", "train.parallel=single", "train.parallel=ddp"),
-    ("train.find_unused_parameters=true", "train.parallel=single", "train.parallel=fsdp"),
+    ("train.find_unused_parameters=true", "train.parallel=single", "train.parallel=ddp"),
     ("train.nonfinite_limit=3", "train.nonfinite=stop", "train.nonfinite=skip"),
     ("train.hang_start=60", "train.hang_after=null", "train.hang_after=30"),
     ("fsdp.cpu_offload=true", "train.parallel=ddp", "train.parallel=auto"),

@@ -229,20 +229,8 @@ def test_a_batch_too_small_for_the_ranks_is_answered_with_the_minimum(
             "train.accumulation: follows from train.micro_batch",
         ),
         (
-            "train: {uneven: join, parallel: fsdp}",
-            "train.uneven: join needs DDP; with train.parallel=fsdp use pad",
-        ),
-        (
-            "train: {uneven: join, sync_batchnorm: true}",
-            "train.uneven: join excludes ranks from a forward pass, but train.sync_batchnorm waits",
-        ),
-        (
             "train: {compression: bf16, parallel: single}",
             "train.compression: bf16 is a hook of DDP, and single does not communicate gradients",
-        ),
-        (
-            "train: {compression: powersgd, powersgd_start: 1}",
-            "train.powersgd_start: DDP changes its buckets after the first steps, so 1 is",
         ),
         (
             "train: {lr_scaling: sqrt}",

@@ -113,24 +113,6 @@ def test_layers_in_fp8_multiply_in_fp8_on_a_gpu(guard: Path) -> None:
     assert "mm.default Float8TrainingTensor" in found[0]["products"]
 
 
-def test_the_estimate_of_offloading_is_that_of_a_step_on_a_gpu(guard: Path) -> None:
-    def peaks(what: str, **variables: str) -> list[int]:
-        found = subprocess.run(
-            [sys.executable, "-m", "tests.devices.fake.offload", what],
-            cwd=ROOT,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert found.returncode == 0, found.stderr[-2000:]
-        return [int(word) for word in found.stdout.split()[-2:]]
-
-    step = peaks("step", LD_PRELOAD=str(guard), LD_LIBRARY_PATH=f"{TORCH}/lib")
-    assert peaks("estimate") == pytest.approx(step, rel=0.03)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_each_combination_of_settings_trains_on_a_gpu(guard: Path, way: str) -> None:

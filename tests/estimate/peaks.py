@@ -4,7 +4,6 @@
 that of torch's CPU allocator, as the profiler records it: it includes memory inside kernels, which the fake
 run cannot see. With FSDP it is the memory of all living tensors: the allocator has more, presumably gloo's
 copies of what it reduces. The same holds for convolutions, whose kernels on the CPU have memory of their own.
-With ``fsdp.cpu_offload`` it is the memory of all living tensors in the optimizer's step: what is on the host.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import Config, override_layer, resolve
-from hpcrun.estimate.fake_run import FakeRun
+from hpcrun.estimate.fake_run import first_batch, trace
 from hpcrun.estimate.live_storages import LiveStorages
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
@@ -51,7 +50,6 @@ CASES = {
     "every-checkpointing": f"{GPT} train.activation_checkpointing=every",
     "selective-checkpointing": f"{GPT} train.activation_checkpointing=selective",
     "fsdp-muon": f"{GPT} {TWO} train.parallel=fsdp optim.name=muon",
-    "fsdp-offload": f"{GPT} {TWO} train.parallel=fsdp fsdp.cpu_offload=true train.ema=0.9",
     "hybrid": f"{GPT} {HYBRID}",
     "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} train.ema=0.9 amp.dtype=fp16",
     "bdh": f"{BYTES} model.layers=2 model.heads=4 model.width=128".replace(
@@ -93,9 +91,7 @@ def real(config: Config, task: Task, rank: int) -> int:
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
     ):
         trainer = build_trainer(config, task, task.build_model(), place, parallel)
-        if live is not None and config.fsdp.cpu_offload:
-            trainer.optimizer.register_step_pre_hook(lambda *_: live.start())
-        batches = [FakeRun(task, lambda _: None).first_batch(config, samples)] * accumulation
+        batches = [first_batch(task, config, samples, print)] * accumulation
         for step in range(3):
             if live is not None:
                 live.start()
@@ -126,9 +122,7 @@ def main(folder: Path, chosen: list[str] | None) -> None:
         for rank in range(-1, ranks):
             if os.fork() == 0:
                 if rank < 0:
-                    run = FakeRun(task, lambda _: None, on_gpu=False)
-                    traced = run.trace(config, 1 << 40)
-                    found = traced.offloaded or traced.peak
+                    found = trace(task, config, 1 << 40, lambda _: None, on_gpu=False).peak
                 else:
                     if ranks > 1:
                         meeting = f"file://{folder}/{case}"

@@ -47,23 +47,11 @@ def test_a_position_recalls_what_came_before_it_and_never_itself():
     assert torch.allclose(recalled[1] / v[0, 0], (recalled[1] / v[0, 0]).mean())
 
 
-def test_layers_share_their_weights_and_there_are_no_buffers():
-    shapes = (SHAPE, SHAPE.model_copy(update={"layers": 5}))
-    counts = [sum(weight.numel() for weight in BDH(shape).parameters()) for shape in shapes]
-    assert counts == [2 * 256 * 16 + 3 * 16 * 64] * 2
-    assert not list(BDH(SHAPE).buffers())
-
-
 @pytest.mark.parametrize("layers", [1, 3])
 def test_every_weight_gets_a_gradient(layers: int):
     model = BDH(SHAPE.model_copy(update={"layers": layers}))
     model(tokens()).square().mean().backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
-
-
-def test_by_default_there_are_32_neurons_per_width():
-    shape = BDHShape(heads=2, width=16)
-    assert BDH(shape).blocks[0].excite.weight.shape == (512, 16)
 
 
 def test_neurons_that_do_not_divide_among_the_heads_are_refused():

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch.distributions import Normal, kl_divergence
 
-from examples.autoencoder import Autoencoder, bound, independent_pixels
+from examples.autoencoder import Autoencoder, bound
 from examples.classifier import Classifier
 from examples.digits import splits
 from hpcrun import Task
@@ -55,16 +55,6 @@ def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch: pytest.
         task(Classifier).prepare()
 
 
-@pytest.mark.parametrize("kind", [Classifier, Autoencoder])
-def test_a_batch_costs_the_mean_of_its_images(kind: type[Task]):
-    learner = task(kind)
-    model, whole = learner.build_model().eval(), batch(learner)
-    before = torch.get_rng_state()
-    each = [learner.loss(model, [part[i : i + 1] for part in whole]) for i in range(6)]
-    torch.testing.assert_close(learner.loss(model, whole), torch.stack(each).mean())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_the_bound_is_the_binomial_likelihood_and_the_divergence():
     generator = torch.Generator().manual_seed(1)
     ink = torch.randint(0, 17, (3, 1, 8, 8), generator=generator)
@@ -75,13 +65,6 @@ def test_the_bound_is_the_binomial_likelihood_and_the_divergence():
     np.testing.assert_allclose(pixels.numpy(), -likelihood, rtol=1e-5)
     code = Normal(mean, (0.5 * log_variance).exp())
     torch.testing.assert_close(cost, kl_divergence(code, Normal(0.0, 1.0)).sum(-1))
-
-
-def test_independent_pixels_cost_their_smoothed_frequencies():
-    train = torch.tensor([0.0, 0.0, 1.0]).view(3, 1, 1, 1)
-    test = torch.tensor([0.0, 0.5]).view(2, 1, 1, 1)
-    expected = -(np.log(3 / 20) + np.log(1 / 20)) / 2
-    assert independent_pixels(train, test) == pytest.approx(expected, abs=1e-12)
 
 
 def test_both_tasks_learn():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hpcrun.tasks import language_model as corpus
+from hpcrun.tasks.options import LanguageModelData
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,5 +27,8 @@ def library(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def packed(library: Path, tmp_path: Path) -> corpus.CorpusInfo:
-    return corpus.pack(library, tmp_path / "packed" / "corpus.bin", 10**6, 0.3)
+def packed(library: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "packed" / "corpus"
+    options = LanguageModelData(max_bytes=10**6, validation_fraction=0.3)
+    corpus.pack(library, folder, options)
+    return folder

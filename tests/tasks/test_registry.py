@@ -28,9 +28,5 @@ def test_every_built_in_name_leads_to_a_task_and_to_two_option_models(short: str
     assert data.model_validate({"paths": ["tokens"]} if short == "token-model" else {})
 
 
-def test_the_full_path_of_a_built_in_task_has_the_same_options_as_its_short_name():
-    assert options_for(BUILTIN["language-model"]) == options_for("language-model")
-
-
 def test_a_users_task_has_no_options_of_ours():
     assert options_for("my_package.my_module:MyTask") is None

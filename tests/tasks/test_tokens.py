@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -68,11 +67,10 @@ def test_windows_pack_documents_without_a_gap_and_number_them(shards: Path):
         assert torch.equal(sample["documents"], after_end.cumsum(0))
 
 
-@pytest.mark.parametrize("kind", ["train.bin", "train.npy"])
-def test_a_flat_file_has_the_same_windows_and_documents_by_its_end_token(tmp_path: Path, kind: str):
+def test_a_flat_file_has_the_same_windows_and_documents_by_its_end_token(tmp_path: Path):
     values = np.array([5, 6, 9, 7, 9, 9, 8, 1, 2, 3, 4], dtype="<u2")
-    path = tmp_path / kind
-    np.save(path, values) if path.suffix == ".npy" else values.tofile(path)
+    path = tmp_path / "train.bin"
+    values.tofile(path)
     source = open_source(path, "train", "uint16")
     windows = TokenWindows(source, 5, 10, boundaries=True, end_token=9)
     assert windows[1]["tokens"].tolist() == [9, 8, 1, 2, 3, 4]
@@ -279,25 +277,6 @@ def test_a_killed_writer_leaves_no_folder_or_a_complete_one(tmp_path: Path):
     assert seen == {False, True}
     assert left
     assert open_source(folder, "validation", "uint16").shards[0].tokens == 7
-
-
-def test_a_writer_leaves_the_draft_of_a_living_one_alone(tmp_path: Path):
-    folder = tmp_path / "tokens"
-
-    def interrupted() -> Iterator[tuple[str, list[int]]]:
-        for number, one in enumerate(documents()):
-            if number == 4:
-                child = os.fork()
-                if child == 0:
-                    write_few(folder, documents())
-                    os._exit(0)
-                assert os.waitpid(child, 0)[1] == 0
-            yield one
-
-    # Its own folder is complete, but the other process was first.
-    with pytest.raises(UserError, match="Directory not empty"):
-        write_few(folder, interrupted())
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 
 
 def test_the_held_out_documents_are_validated_on_and_reported(tmp_path: Path):

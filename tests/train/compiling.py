@@ -15,7 +15,7 @@ from hpcrun.train.model.compile_cache import CompileCache
 
 
 def main(path: Path) -> None:
-    cache = CompileCache(path, torch.device("cpu"), writes=True, loads=True)
+    cache = CompileCache(path, writes=True, loads=True)
     line = cache.load()
     # Without a gradient or pointwise work the function needs no C++ compiler.
     double = torch.compile(lambda left, right: left @ right)

@@ -40,7 +40,6 @@ _PLACES = {
     "train/model/deferred.py:fill",  # The weights are on the device.
     "train/parallel/strategies.py:copy_from_rank_zero",
     "train/parallel/fsdp.py:make_mesh",  # Torch moves objects to the GPU.
-    "train/parallel/fsdp_check.py:drop_unused_gradients",
     "train/parallel/process_group.py:connect",
     "train/step/weighting.py:loss_factors",
 }

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch._inductor.runtime import cache_dir_utils
 
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.devices import accelerator
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
 from tests.kills import killed_at_each_step
@@ -63,49 +61,16 @@ def flip(raw: bytes) -> bytes:
     return raw[:middle] + bytes([raw[middle] ^ 16]) + raw[middle + 1 :]
 
 
-def of_another_torch(raw: bytes) -> bytes:
-    return raw.replace(torch.__version__.encode(), b"2.6.0", 1)
-
-
-def of_a_later_hpcrun(raw: bytes) -> bytes:
-    return raw.replace(b'"made_by": {', b'"made_by": {"driver": "9", ', 1)
-
-
 @pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (flip, "is damaged"),
-        (lambda raw: raw[:-1], "is damaged"),
-        (lambda raw: raw[:100], "is damaged"),
-        (lambda _: b"", "is damaged"),
-        (lambda raw: b"[1]\n" + raw, "is damaged"),
-        (lambda raw: raw.replace(b'"made_by": {', b'"made_by": [1], "x": {', 1), "is damaged"),
-        (of_a_later_hpcrun, "was written with driver 9, but this is None"),
-        (of_another_torch, "was written with torch 2.6.0, but this is " + torch.__version__),
-    ],
+    "change", [flip, lambda raw: raw[:-1], lambda raw: raw[:100], lambda _: b""]
 )
-def test_a_damaged_or_foreign_file_is_one_line(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path, change: Callable[[bytes], bytes], why: str
+def test_a_damaged_file_is_one_line(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, change: Callable[[bytes], bytes]
 ) -> None:
     file = tmp_path / "cache.bin"
     file.write_bytes(change(made[0].read_bytes()))
-    cache = CompileCache(file, torch.device("cpu"), writes=True, loads=True)
-    assert cache.load() == f"{file}: {why}; the model is compiled again"
-
-
-def test_torch_2_7_names_its_entries_in_attributes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = SimpleNamespace(inductor_artifacts=["a"], autotune_artifacts=["a", "b"])
-    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"packed", info))
-    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda _: info)
-    file, cpu = tmp_path / "cache.bin", torch.device("cpu")
-    CompileCache(file, cpu, writes=True, loads=False).after_step()
-    second = CompileCache(file, cpu, writes=True, loads=True)
-    assert str(second.load()).startswith("compiled code of an earlier start: 3 entries")
-    made = file.stat().st_ino
-    second.save()
-    assert file.stat().st_ino == made
+    cache = CompileCache(file, writes=True, loads=True)
+    assert cache.load() == f"{file}: is damaged; the model is compiled again"
 
 
 def test_a_killed_save_leaves_the_old_or_the_new_file_whole(
@@ -116,16 +81,16 @@ def test_a_killed_save_leaves_the_old_or_the_new_file_whole(
     monkeypatch.setattr(
         torch.compiler, "load_cache_artifacts", lambda content: found.append(content) or info
     )
-    file, cpu, found = tmp_path / "cache.bin", torch.device("cpu"), list[bytes]()
-    CompileCache(file, cpu, writes=True, loads=False).save()
+    file, found = tmp_path / "cache.bin", list[bytes]()
+    CompileCache(file, writes=True, loads=False).save()
     packed[0] = b"newer" * 999
     seen, left = set(), 0
-    for place in killed_at_each_step(CompileCache(file, cpu, writes=True, loads=False).save):
-        line = CompileCache(file, cpu, writes=False, loads=True).load()
+    for place in killed_at_each_step(CompileCache(file, writes=True, loads=False).save):
+        line = CompileCache(file, writes=False, loads=True).load()
         assert str(line).startswith("compiled code of an earlier start: 1 entries"), place
         seen.add(found.pop())
         left += len([*tmp_path.iterdir()]) - 1
-        assert CompileCache(file, cpu, writes=True, loads=False).load() is None
+        assert CompileCache(file, writes=True, loads=False).load() is None
         assert [*tmp_path.iterdir()] == [file], place
     assert seen == {b"old" * 999, b"newer" * 999}
     assert left
@@ -138,7 +103,7 @@ def test_an_error_of_torch_does_not_end_training(
         raise RuntimeError("no")
 
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", fail)
-    cache = CompileCache(tmp_path / "cache.bin", torch.device("cpu"), writes=True, loads=True)
+    cache = CompileCache(tmp_path / "cache.bin", writes=True, loads=True)
     cache.after_step()
     cache.save()
     line = f"{tmp_path}/cache.bin: torch cannot pack it: RuntimeError: no; a restart compiles again"
@@ -151,37 +116,8 @@ def test_a_file_that_everybody_may_write_is_not_loaded(
     file = tmp_path / "cache.bin"
     file.write_bytes(made[0].read_bytes())
     file.chmod(0o666)
-    cache = CompileCache(file, torch.device("cpu"), writes=True, loads=True)
+    cache = CompileCache(file, writes=True, loads=True)
     assert "everybody may write to it; run `chmod o-w" in str(cache.load())
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
-def test_a_file_of_another_user_is_loaded_only_in_that_user_s_folder(tmp_path: Path) -> None:
-    file = tmp_path / "cache.bin"
-    file.write_bytes(b"")
-    os.chown(file, 4711, -1)
-    cache = CompileCache(file, torch.device("cpu"), writes=True, loads=True)
-    assert "user 4711 wrote it, who does not own the run" in str(cache.load())
-    os.chown(tmp_path, 4711, -1)
-    assert "is damaged" in str(cache.load())
-
-
-@pytest.mark.parametrize(
-    ("folder", "loads"), [(None, True), ("/scratch/me", False), ("torch's own", True)]
-)
-def test_the_user_s_own_folder_wins(
-    made: tuple[Path, dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    folder: str | None,
-    loads: bool,
-) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    if folder == "torch's own":
-        assert cache_dir_utils.cache_dir() == os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    elif folder is not None:
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
-    cache = open_cache(made[0], torch.device("cpu"), node_rank=0, local_rank=0)
-    assert (cache.load() is not None) == loads
 
 
 @pytest.mark.parametrize(
@@ -206,8 +142,6 @@ def test_each_gpu_of_a_node_has_its_own_file(
     writes: bool,
 ) -> None:
     # torch's name of an entry includes the number of the GPU.
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(accelerator, "name", lambda _: "a GPU")
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     path = tmp_path / "cache.bin"
     cache = open_cache(path, device, node_rank=node_rank, local_rank=local_rank)
@@ -216,7 +150,7 @@ def test_each_gpu_of_a_node_has_its_own_file(
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda _: info)
     cache.after_step()
     assert [file.name for file in tmp_path.iterdir()] == [name] * writes
-    CompileCache(tmp_path / name, device, writes=True, loads=False).after_step()
+    CompileCache(tmp_path / name, writes=True, loads=False).after_step()
     assert (cache.load() is not None) == loads
 
 

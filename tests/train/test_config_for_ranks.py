@@ -5,7 +5,7 @@ import pytest
 from hpcrun.config import ConfigError
 from hpcrun.errors import PrintedByRankZero, UserError
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.environment import require_fit
+from hpcrun.train.entry import require_fit
 from tests.train.small_training import config
 
 

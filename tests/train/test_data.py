@@ -20,8 +20,8 @@ from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batches import length, training_steps
 from hpcrun.train.data.batching import worker_processes
-from hpcrun.train.setup.data import ValidationData
 from hpcrun.train.step.precision import to_device
+from hpcrun.train.validation import ValidationData
 
 
 class Numbers(Dataset):
@@ -110,11 +110,6 @@ def test_the_batches_of_all_ranks_together_are_the_global_batch(world_size):
         assert sorted(taken) == sorted(batch)
 
 
-def test_a_dataset_smaller_than_a_batch_is_repeated_within_the_batch():
-    (step,) = steps(Numbers(3), 0, 1, batch_size=12, accumulation=1)
-    assert sorted(step[0]) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
-
-
 def test_closing_ends_the_loader_processes():
     before = set(multiprocessing.active_children())
     batches = training_steps(
@@ -201,15 +196,6 @@ def test_validation_takes_every_sample_on_exactly_one_rank(size, world_size, acc
     assert all(len(batch) == count for share in shares for batch, count in share)
 
 
-def test_a_rank_may_have_nothing_to_validate():
-    assert validated(2, 3) == [[([0], 1)], [([1], 1)], []]
-
-
-def test_validation_batches_are_no_larger_than_the_micro_batches_of_training():
-    counts = [count for _, count in validated(40, 1, batch_size=16, accumulation=4)[0]]
-    assert set(counts) == {4}
-
-
 def test_a_limited_validation_takes_the_same_samples_spread_over_the_dataset():
     def chosen(world_size):
         shares = validated(1000, world_size, limit=5, batch_size=20)
@@ -237,11 +223,6 @@ def test_validation_in_loader_processes_repeats_and_leaves_no_process():
     assert len(set(multiprocessing.active_children()) - before) == 2
     data.close()
     assert set(multiprocessing.active_children()) == before
-
-
-def test_a_limit_beyond_the_dataset_takes_all_of_it_once():
-    ((share),) = validated(10, 1, limit=50)
-    assert sorted(sample for batch, _ in share for sample in batch) == list(range(10))
 
 
 @pytest.mark.parametrize(

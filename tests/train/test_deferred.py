@@ -23,7 +23,7 @@ from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model import deferred
 from hpcrun.train.model.deferred import build_deferred
 from hpcrun.train.parallel.fsdp import FSDPStrategy
-from hpcrun.train.setup.task import make_model, open_on_rank
+from hpcrun.train.setup import make_model, open_on_rank
 from hpcrun.train.task import load_task
 from tests.train.deferring import Coarse, require_same
 from tests.train.faulty_tasks import Regression

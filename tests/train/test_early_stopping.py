@@ -11,8 +11,8 @@ from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, read_lines
-from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.entry import run_rank
+from hpcrun.train.validation import EarlyStopping
 from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 
@@ -63,24 +63,6 @@ def test_a_nan_loss_is_never_better():
     assert best == [False, True, False, False]
     assert due == [False, False, False, True]
     assert early.best == 5.0
-
-
-def test_without_patience_only_the_best_is_stored():
-    early, _, due = seen([1.0, *[2.0] * 50])
-    assert not any(due)
-    assert (early.best, early.end(100)) == (1.0, 100)
-    assert early.record(52, None) is False
-    assert early.seen == 51
-
-
-def test_its_state_survives_a_checkpoint():
-    early, _, _ = seen([5.0, 6.0], patience=2)
-    again = EarlyStopping(patience=2)
-    again.load_state_dict(early.state_dict())
-    assert again == early
-    assert not again.due
-    again.record(3, 5.5)
-    assert again.due
 
 
 def attempt(run, logs, restart=0):

@@ -98,15 +98,6 @@ def test_a_decision_one_step_later_changes_no_bit_of_the_average(monkeypatch):
     assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
 
 
-def test_without_an_average_the_block_changes_nothing():
-    model = net()
-    plain = AMPTrainer(model, sgd, device="cpu")
-    assert plain.average is None
-    before = copied(model.state_dict())
-    with plain.averaged():
-        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 def test_a_checkpoint_keeps_the_average_exactly_or_it_begins_at_the_weights(
     tmp_path,
 ):
@@ -154,11 +145,6 @@ def test_a_newly_trained_parameter_begins_its_average_at_its_value(tmp_path):
     averages = again.average.tensors()
     assert torch.equal(averages["2.bias"], made.module[2].bias)
     assert torch.equal(averages["0.weight"], made.average.tensors()["0.weight"])
-
-
-def test_names_do_not_contain_wrappers():
-    compiled = torch.compile(net(), backend="eager")
-    assert "0.weight" in WeightAverage(compiled, 0.9).tensors()
 
 
 def test_a_submodule_with_the_name_of_a_wrapper_keeps_it():

@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from hpcrun.config import Config
 from hpcrun.diagnose.causes import first_cause
@@ -27,11 +25,8 @@ from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, Cause, read_events
-from hpcrun.train import environment
-from hpcrun.train.data.batches import require_trainable
-from hpcrun.train.data.batching import Batching
-from hpcrun.train.entry import note_refusal, run_rank
-from hpcrun.train.environment import resolve_interface
+from hpcrun.train import entry
+from hpcrun.train.entry import note_refusal, resolve_interface, run_rank
 
 
 def no_such(path: str) -> OSError:
@@ -70,20 +65,6 @@ def test_a_mistake_is_bad_input_with_kind_and_place(tmp_path: Path) -> None:
     assert f" at {__file__}:" in found.line
     cause, line = classify(evidence_of([], Attempt("1", 0), 1, None, found))
     assert (cause, line) == (Cause.BAD_INPUT, found.line)
-
-
-def test_a_data_loader_is_refused_with_its_remedy() -> None:
-    loader = DataLoader(TensorDataset(torch.zeros(4)))
-    with pytest.raises(UserError, match=r"gave a DataLoader; return its dataset, .*batch_size"):
-        require_trainable(loader, 1, 0)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="set cannot return a sample by index; give it __getitem__"):
-        require_trainable({1, 2}, 1, 0)  # type: ignore[arg-type]
-
-
-def test_a_step_of_many_epochs_is_announced() -> None:
-    lines = list(Batching(1_000_000, 1, epoch=2000).lines(10))
-    assert lines[-1].startswith("each step takes 500 epochs (train.batch_size=1000000): ")
-    assert not any("each step takes" in line for line in Batching(32, 1, epoch=20).lines(10))
 
 
 def test_a_rank_without_the_submission_folder_reports_its_node(
@@ -142,7 +123,7 @@ def test_without_a_common_interface_the_worst_connected_node_is_recorded(
         raise NoSharedInterface("no interface", worst)
 
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(environment, "shared_interface", refuses)
+    monkeypatch.setattr(entry, "shared_interface", refuses)
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
     config = Config.model_validate({"train": {"batch_size": 64}, "job": {"interface": "auto"}})
     place = {"world_size": 2, "num_nodes": 2, "num_gpus_per_node": 1, "launch_method": "slurm"}

@@ -181,23 +181,6 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from
     assert [line["step"] for line in read_lines(played.run.metrics)] == [2, 4]
 
 
-class WeighsNoNumberOnRank1(Regression):
-    """A task that weights the batch of the third step by 0 / 0."""
-
-    def weight(self, batch):
-        return float("nan") if self.step == 2 and get_rank() == 1 else float(len(batch))
-
-
-@forked
-def test_a_nan_weight_is_reported_with_its_rank(tmp_path):
-    played = play_run(tmp_path, WeighsNoNumberOnRank1, "train.nonfinite=stop", "train.steps=4")
-    assert played.codes == FAILED, played.said()
-    failures = played.failures()
-    assert (failures[1].kind, failures[1].step) == ("NotFinite", 2)
-    assert "the task's weight of micro-batch 0 of rank 1 on" in failures[1].message
-    assert is_cascade(failures[0])
-
-
 class RunsOutOfMemory(Regression):
     def mishap(self):
         if self.calls == 3 and get_rank() == 1:

@@ -91,26 +91,12 @@ def test_a_mistake_before_the_first_step_is_bad_input(
     assert ended(run, Attempt("7", 0), MISSING, monkeypatch) is Cause.BAD_INPUT
 
 
-def test_a_mistake_after_restarts_without_a_step_is_bad_input(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record_event(run, "opened", attempt=Attempt("7", 0))
-    assert ended(run, Attempt("7", 1), MISSING, monkeypatch) is Cause.BAD_INPUT
-
-
 @pytest.mark.parametrize("before", [Attempt("7", 0), Attempt("6", 3)])
 def test_a_mistake_in_a_run_that_has_trained_is_not_bad_input(
     run: RunDirectory, before: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(run, before)
     assert ended(run, Attempt("7", 1), MISSING, monkeypatch) is Cause.CRASH
-
-
-def test_the_failing_start_does_not_count_as_trained(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record_event(run, "started", attempt=Attempt("7", 0), step=0)
-    assert ended(run, Attempt("7", 0), MISSING, monkeypatch) is Cause.BAD_INPUT
 
 
 def test_a_node_that_cannot_read_the_checkpoint_is_recorded_as_bad(

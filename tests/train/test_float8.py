@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.config import AMPConfig, ConfigError, override_layer, resolve
+from hpcrun.config import AMPConfig
 from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.tasks.gpt import GPT
@@ -107,31 +107,6 @@ def test_a_number_of_tokens_that_no_kernel_takes_is_explained():
         raise RuntimeError("divisible by 16")
 
 
-def test_an_own_loop_gives_the_same_explanation_and_a_validation_needs_none():
-    pytest.importorskip("torchao")
-    refusing = Net().to("meta", torch.bfloat16)
-    to_float8(refusing, True)
-    trainer = DistributedAMPTrainer(
-        Net(),
-        lambda model: torch.optim.SGD(model.parameters()),
-        device="cpu",
-        preparation=Preparation(float8="emulate"),
-    )
-    trainer.wrap_model()
-
-    def refused(_, rows):
-        """Give the rows to layers of the meta device, where torch checks the sizes as on a GPU."""
-        given = torch.empty(rows, 32, device="meta", dtype=torch.bfloat16)
-        return refusing(given).sum()
-
-    explanation = r"^train\.float8: .* multiple of 16 \(.*197.*\); change train\.batch_size"
-    with pytest.raises(NotTrainable, match=explanation):
-        trainer.training_step([197], refused)
-    # Only a product for the gradients has the rows as its inner size: a validation may have any number.
-    with torch.no_grad():
-        refused(None, 197)
-
-
 def test_a_model_without_such_layers_and_a_missing_torchao_are_refused(monkeypatch):
     with pytest.raises(UserError, match=r"train\.float8: Linear has no nn\.Linear with sizes"):
         to_float8(nn.Linear(32, 32), "emulate")
@@ -163,9 +138,3 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch, hip, capability, has):
         return
     with pytest.raises(UserError, match=r"^train\.float8: GPU has no matrix products in fp8"):
         precision.require_float8(torch.device("cuda"))
-
-
-@pytest.mark.parametrize("other", ["fp16", "fp32"])
-def test_fp8_needs_bf16_around_it(other):
-    with pytest.raises(ConfigError, match=f"computes in bf16 .* not in {other}; use bf16"):
-        resolve([override_layer(["train.float8=emulate", f"amp.dtype={other}"])])

@@ -23,7 +23,6 @@ HANG_START = 1234
 
 START = [
     "device",
-    "identity",
     "group of nccl, variables set: True",
     "device",
     "reduction of 1",
@@ -79,7 +78,6 @@ def believe_in_gpus(folder, rank, restart):
     strategies.DistributedDataParallel = OnDevice
     accelerator.count = lambda: 2
     accelerator.device = lambda _: torch.device("cpu")
-    accelerator.properties = lambda _: note("identity")
     accelerator.memory = lambda _: (80_000_000_000, 80_000_000_000)
     accelerator.make_current = lambda _: note("device")
     accelerator.synchronize = lambda _: note("synchronization")

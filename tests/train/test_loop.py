@@ -12,7 +12,6 @@ from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
 from hpcrun.train.metrics.timing import FlopCounter, Stopwatch
@@ -20,6 +19,7 @@ from hpcrun.train.model.compile_cache import open_cache
 from hpcrun.train.position import Position
 from hpcrun.train.session import Loop
 from hpcrun.train.step.amp_trainer import AMPTrainer
+from hpcrun.train.validation import EarlyStopping
 
 
 class Saving:

@@ -1,8 +1,8 @@
 """Advice for a rank that ran out of memory."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,26 +20,21 @@ from hpcrun.train.health.out_of_memory import (
     advice,
     explaining,
     is_out_of_memory,
-    usage,
 )
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.position import Position
-from hpcrun.train.setup.task import Context
-
-USAGE = MemorySettings(
-    batch_size=64,
-    micro_batch=16,
-    ranks=4,
-    parallel="ddp",
-    checkpointing="none",
-    dtype="fp32",
-    cpu_offload=False,
-    gpu=True,
-)
+from hpcrun.train.setup import Context
 
 
-def told(**changes: object) -> str:
-    return "\n".join(advice(MemorySettings(**(vars(USAGE) | changes))))  # type: ignore[arg-type]
+def used(
+    *settings: str, micro_batch: int = 16, ranks: int = 4, parallel: str = "ddp", gpu: bool = True
+) -> MemorySettings:
+    config = resolve([override_layer(["train.batch_size=64", *settings])])
+    return MemorySettings(config, micro_batch, ranks, parallel, gpu)
+
+
+def told(*settings: str, **changes: Any) -> str:
+    return "\n".join(advice(used(*settings, **changes)))
 
 
 def test_the_micro_batch_is_halved_and_the_batch_kept() -> None:
@@ -57,7 +52,8 @@ def test_settings_already_in_use_are_not_advised() -> None:
     everything = told()
     for key in ("amp.dtype=bf16", "train.activation_checkpointing=full", "train.parallel=fsdp"):
         assert key in everything
-    done = told(dtype="bf16", checkpointing="full", parallel="fsdp")
+    full = "train.activation_checkpointing=full"
+    done = told("amp.dtype=bf16", full, parallel="fsdp")
     assert "bf16" not in done
     assert "checkpointing" not in done
     assert "fsdp.cpu_offload=true" in done
@@ -66,11 +62,11 @@ def test_settings_already_in_use_are_not_advised() -> None:
 
 def test_micro_batches_with_fsdp_come_without_unsharded_gradients() -> None:
     each = "fsdp.reduce_each_micro_batch=true"
-    first, *_ = advice(replace(USAGE, parallel="fsdp"))
+    first, *_ = advice(used(parallel="fsdp"))
     assert first.startswith(f"train.micro_batch=8 {each} computes 8 samples")
-    first, *_ = advice(replace(USAGE, parallel="fsdp", micro_batch=8))
+    first, *_ = advice(used(parallel="fsdp", micro_batch=8))
     assert first.startswith(f"{each} keeps no unsharded gradients")
-    assert each not in told(parallel="fsdp", micro_batch=8, reduces_each=True)
+    assert each not in told(each, "train.parallel=fsdp", parallel="fsdp", micro_batch=8)
     assert each not in told()
 
 
@@ -86,7 +82,7 @@ def test_a_run_can_resume_with_the_advised_settings(settings: list[str]) -> None
     begun = ["job.gpus=2", "train.batch_size=32", *settings]
     config = resolve([override_layer(begun)])
     batching = Batching(32, 2, accumulation_of(config.train, 2))
-    now = usage(config, batching, ranks=2, parallel="ddp", gpu=True)
+    now = MemorySettings(config, batching.micro_batch, 2, "ddp", gpu=True)
     followed = set()
     for line in advice(now):
         keys = [word for word in line.split() if re.fullmatch(r"[a-z]+\.\w+=\w+", word)]
@@ -98,19 +94,8 @@ def test_a_run_can_resume_with_the_advised_settings(settings: list[str]) -> None
     assert {"train.micro_batch", "train.activation_checkpointing", "train.parallel"} <= followed
 
 
-def test_settings_that_compression_forbids_are_advised_for_a_new_run() -> None:
-    lines = told(only_ddp="train.compression", compression="powersgd").splitlines()
-    (whole,) = [line for line in lines if not line.endswith(("new run", "which needs ddp"))]
-    assert whole.startswith("train.micro_batch=8")
-
-
-def test_one_sample_on_one_rank_with_everything_on_still_gets_advice() -> None:
-    left = told(micro_batch=1, ranks=1, checkpointing="full", dtype="bf16", gpu=False)
-    assert "more GPUs" in left
-
-
 def test_a_model_that_does_not_fit_gets_no_advice_on_samples() -> None:
-    (line,) = advice(replace(USAGE, micro_batch=0))
+    (line,) = advice(used(micro_batch=0))
     assert "train.parallel=fsdp keeps 1/4" in line
     assert "the model does not fit: use more GPUs" in told(micro_batch=0, parallel="fsdp")
     assert "the model does not fit: use more GPUs" in told(micro_batch=0, ranks=1)
@@ -138,11 +123,11 @@ def test_lack_of_memory_is_distinguished_from_other_errors(
 def test_a_real_refusal_of_the_allocator_is_explained(tmp_path: Path) -> None:
     with (
         pytest.raises(OutOfMemory, match=r"train\.micro_batch=8[^$]*same --name") as caught,
-        explaining(USAGE, tmp_path, rank=0),
+        explaining(used(), tmp_path, rank=0),
     ):
         torch.empty(1 << 60, dtype=torch.uint8)
     assert Path(caught.traceback[-1].path) == Path(__file__)
-    with pytest.raises(ValueError, match="another"), explaining(USAGE, tmp_path, rank=0):
+    with pytest.raises(ValueError, match="another"), explaining(used(), tmp_path, rank=0):
         raise ValueError("another")
 
 
@@ -157,19 +142,18 @@ class Normed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "compiled", "named"),
+    ("model", "named"),
     [
-        (Normed(), True, False),
-        (Normed(), False, True),
-        (nn.ModuleList(nn.Linear(3, 3) for _ in range(2)), True, True),
-        (nn.Linear(3, 3), False, False),
+        (Normed(), False),
+        (nn.ModuleList(nn.Linear(3, 3) for _ in range(2)), True),
+        (nn.Linear(3, 3), False),
     ],
-    ids=["statistics", "not compiled", "no statistics", "no blocks"],
+    ids=["statistics", "no statistics", "no blocks"],
 )
 def test_recomputation_is_not_advised_to_a_model_that_refuses_it(
-    tmp_path: Path, model: nn.Module, compiled: bool, named: bool
+    tmp_path: Path, model: nn.Module, named: bool
 ) -> None:
-    config = resolve([override_layer([f"train.compile={str(compiled).lower()}"])])
+    config = resolve([])
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
     context = Context(run, attempt, config, DistributedConfig(), None, Position().at)
     batching = Batching(64, 1, 1)
@@ -179,7 +163,7 @@ def test_recomputation_is_not_advised_to_a_model_that_refuses_it(
     ):
         raise MemoryError
     assert ("train.activation_checkpointing" in str(raised.value)) is named
-    wanted = Preparation("full", compile="default" if compiled else None)
+    wanted = Preparation("full")
     if named:
         prepare(model, wanted)
         return

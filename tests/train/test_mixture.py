@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from hpcrun import Mixture, UserError, training_steps
-from hpcrun.train.data.mixture import BLOCK, block_counts, divided
+from hpcrun.train.data.batching import BLOCK, block_counts
 
 
 class Tens(Dataset):
@@ -74,20 +74,6 @@ def test_every_block_has_exactly_the_shares_and_no_sample_comes_too_often():
         whole, more = divmod(2 * count, len(own))
         assert sorted(own.tolist()) == [whole] * (len(own) - more) + [whole + 1] * more
     assert mixed.shares() == [0.5, 0.25, 0.25]
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=6),
-    seed=st.integers(0, 2**63 - 1),
-    block=st.integers(0, 10**9),
-)
-def test_the_samples_of_a_dataset_are_numbered_without_a_gap(weights, seed, block):
-    counts = block_counts(weights)
-    numbers, ordinals = divided(positions(block * BLOCK, BLOCK), counts, seed)
-    for number, count in enumerate(counts):
-        mine = sorted(ordinals[numbers == number].tolist())
-        assert mine == list(range(block * count, (block + 1) * count))
 
 
 @given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=6))

@@ -1,6 +1,5 @@
 """The policies for a step that is not finite, in one process."""
 
-import contextlib
 import json
 
 import numpy as np
@@ -76,17 +75,6 @@ def test_the_first_of_consecutive_bad_steps_is_recorded_with_its_samples(tmp_pat
     assert (dump["step"], dump["in_a_row"], rank["loss"]) == (22, 1, "nan")
     assert [event.step for event in read_events(training.run)] == [22, 27]
     assert capsys.readouterr().err.count(": gradients are not finite") == 2
-
-
-def test_a_stream_has_no_samples_to_name(tmp_path):
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    assert samples_of(Stream(), Batching(4, 1), seed=0) is None
-    training = Training(tmp_path, samples=False)
-    training.go("x")
-    assert json.loads(training.run.nonfinite(0).read_text())["ranks"][0]["samples"] is None
 
 
 def test_an_attempt_records_a_limited_number_of_bad_steps(tmp_path):
@@ -166,31 +154,6 @@ def test_a_fixed_scale_that_overflows_obeys_the_policy(tmp_path):
     with pytest.raises(NotFinite, match=r"at step 1 \(train.nonfinite\)"):
         training.go(".o")
     assert training.trainer.scaler.get_scale() == amp.init_scale
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_a_micro_batch_of_weight_zero_with_a_nan_loss_is_named(tmp_path, capsys, dtype):
-    amp = AMPConfig(dtype=dtype)
-    training = Training(tmp_path, "train.nonfinite=stop", f"amp.dtype={dtype}", amp=amp)
-    masks = [torch.ones(3), torch.zeros(3)]
-
-    def step(least):
-        def loss(model, mask):
-            return (model(torch.ones(3, 2)).squeeze(-1) * mask).sum() / mask.sum().clamp(min=least)
-
-        weights = [mask.sum() for mask in masks]
-        training.watch().check(training.trainer.training_step(masks, loss, weights))
-
-    step(least=1)
-    assert capsys.readouterr().err == ""
-    named = f"micro-batch 1 of rank 0 on {node_name()} has weight 0 and a non-finite loss"
-    # Under fp16 the cause may also be an overflow, besides a loss that gives no gradient there.
-    with contextlib.nullcontext() if dtype == "fp16" else pytest.raises(NotFinite) as stopped:
-        step(least=0)
-    assert named in capsys.readouterr().err
-    if dtype == "fp32":
-        assert named in str(stopped.value)
-        assert "train.lr" not in str(stopped.value)
 
 
 @pytest.mark.parametrize("weight", [torch.nan, torch.inf, -1.0])

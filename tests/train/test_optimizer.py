@@ -326,28 +326,6 @@ def test_an_error_of_another_kind_in_the_trial_of_the_fused_kernel_is_raised(mon
         build_optimizer(nn.Linear(3, 3), config("optim.fused=true"))
 
 
-def test_cosine_and_linear_differ_between_their_ends():
-    factors = [
-        learning_rate_factor(
-            config("train.steps=8", "optim.final_lr_fraction=0", f"optim.schedule={schedule}")
-        )(2)
-        for schedule in ("cosine", "linear")
-    ]
-    assert factors == pytest.approx([0.5 + 0.5**1.5, 0.75])
-
-
-def test_a_run_of_only_warm_up_ends_at_the_peak():
-    factor = learning_rate_factor(config("train.steps=5", "optim.warmup_steps=5"))
-    assert [factor(step) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
-
-
-def test_the_first_step_is_taken_at_the_first_value_of_the_schedule():
-    wanted = config("train.lr=0.5", "optim.warmup_steps=10")
-    optimizer = build_optimizer(nn.Linear(2, 2), wanted)
-    build_schedule(optimizer, wanted)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "expected"),
     [

@@ -1,7 +1,6 @@
 """The order of samples: a permutation per epoch, as a pure function."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,23 +63,6 @@ def test_every_sample_is_equally_likely_at_the_start_of_an_epoch():
 
 
 @given(
-    step=st.integers(0, 10**6),
-    world_size=st.integers(1, 8),
-    accumulation=st.integers(1, 4),
-    share=st.integers(1, 5),
-)
-def test_the_ranks_together_take_the_whole_global_batch(step, world_size, accumulation, share):
-    batch = world_size * accumulation * share
-    span = range(step * batch, (step + 1) * batch)
-    taken = []
-    for rank in range(world_size):
-        micro_batches = order.divide(span, rank, world_size, accumulation)
-        assert [len(one) for one in micro_batches] == [share] * accumulation
-        taken += [place for one in micro_batches for place in one.tolist()]
-    assert sorted(taken) == list(span)
-
-
-@given(
     first=st.integers(0, 10**9),
     count=st.integers(0, 60),
     world_size=st.integers(1, 8),
@@ -98,8 +80,3 @@ def test_parts_of_an_indivisible_batch_differ_by_at_most_one(
     assert sorted(place for part in parts for place in part) == list(span)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_an_empty_dataset_has_no_order():
-    with pytest.raises(ValueError, match="without samples"):
-        order.samples(positions(0, 1), 0, seed=0)

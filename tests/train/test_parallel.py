@@ -1,7 +1,5 @@
 """The choice of parallelism, the FSDP units, and the whole copy of a model for a report."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,9 +12,8 @@ from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.model.unused_parameters import unreached
-from hpcrun.train.parallel import choose, fsdp
-from hpcrun.train.parallel.choose import decide, need, resolve_parallel
+from hpcrun.train.model.checks import unreached
+from hpcrun.train.parallel.choose import Need, decide, need, resolve_parallel
 from hpcrun.train.parallel.fsdp import (
     connect_groups,
     layout,
@@ -25,9 +22,7 @@ from hpcrun.train.parallel.fsdp import (
     with_weights,
     without_weights,
 )
-from hpcrun.train.parallel.memory_estimate import Need
-from hpcrun.train.parallel.strategies import DataParallelStrategy
-from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.parallelism import Net, adamw, flat
 from tests.train.small_training import config, loss
 
@@ -57,8 +52,8 @@ def test_a_sharded_run_stays_sharded_and_a_run_that_no_longer_fits_becomes_shard
     ("key", "told"),
     [
         ("train.compression=bf16", "train.compression"),
-        ("train.uneven=join", "train.uneven=join"),
         ("train.channels_last=true", "train.channels_last"),
+        ("train.find_unused_parameters=true", "train.find_unused_parameters"),
     ],
 )
 def test_auto_takes_ddp_for_options_of_ddp_and_reports_it(key, told):
@@ -67,26 +62,15 @@ def test_auto_takes_ddp_for_options_of_ddp_and_reports_it(key, told):
     assert line.startswith(f"train.parallel=auto chooses ddp, which {told} needs: ")
 
 
-def test_with_an_older_torch_auto_takes_ddp_and_fsdp_is_refused(monkeypatch):
-    assert decide(config("train.find_unused_parameters=true"), LARGE, 1000)[0] == "fsdp"
-    monkeypatch.setattr(choose, "FILLS_UNUSED", False)
-    chosen, line = decide(config("train.find_unused_parameters=true"), LARGE, 1000)
-    assert chosen == "ddp"
-    assert "chooses ddp, which train.find_unused_parameters needs: " in line
-    monkeypatch.setattr(fsdp, "FILLS_UNUSED", False)
-    with pytest.raises(UserError, match=r"with fsdp it needs torch 2\.13; this is "):
-        fsdp.fill_unused(Net())
-
-
 def test_memory_besides_the_weights_is_counted_and_named():
     net = nn.Linear(5, 5, bias=False)
     assert need(config(), net) == Need(100, 100, 200)
     assert need(config("optim.name=sgd"), net) == Need(100, 100, 100)
-    more = config("train.ema=0.99", "train.compression=powersgd")
-    assert need(more, net) == Need(100, 100, 200, average=100, unsent=100)
+    more = config("train.ema=0.99", "train.gradient_as_bucket_view=false")
+    assert need(more, net) == Need(100, 200, 200, average=100)
     assert (
-        "200 B of optimizer state + 100 B of averaged weights + 100 B of PowerSGD error feedback = "
-        "600 B per rank, of 1.0 kB" in decide(more, need(more, net), 1000)[1]
+        "200 B of optimizer state + 100 B of averaged weights = 600 B per rank, of 1.0 kB"
+        in decide(more, need(more, net), 1000)[1]
     )
 
 
@@ -113,26 +97,6 @@ def test_dp_on_the_cpu_trains_as_one_process_and_says_so(capsys):
     assert torch.equal(begin("dp"), plain)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("hpcrun: parallel=dp finds no GPUs; it trains")
-
-
-def test_dp_suggests_ddp_for_the_present_gpus(monkeypatch, capsys):
-    class OnAGpu(nn.Module):
-        def parameters(self, recurse=True):
-            yield SimpleNamespace(device=torch.device("cuda"))
-
-    monkeypatch.setattr(accelerator, "count", lambda: 1)
-    module = OnAGpu()
-    assert DataParallelStrategy().wrap(module, None) is module
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("hpcrun: parallel=dp uses all GPUs from one process")
-    assert "ddp with one rank per GPU (1 here)" in line
-
-
-@pytest.mark.parametrize("parallel", ["single", "ddp", "fsdp"])
-def test_a_single_rank_needs_no_group_with_any_parallelism(parallel):
-    made = DistributedAMPTrainer(Net(), adamw, device="cpu", parallel=parallel)
-    assert made.wrap_model() is made.module
-    assert made.whole_module() is made.module
 
 
 def test_fsdp_units_follow_the_config():
@@ -221,14 +185,13 @@ def test_a_hollow_copy_takes_no_memory_and_is_filled_with_other_weights():
     assert not torch.equal(model.enter.weight, plain.enter.weight)
 
 
-def test_the_whole_copy_of_an_unsharded_model_is_the_model():
-    made = AMPTrainer(Net(), adamw, device="cpu")
-    assert made.whole_module() is made.module
-
-
 CONTRADICTIONS = [
     (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, but 1 x 2"),
     (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
+    (
+        ["train.parallel=fsdp", "train.find_unused_parameters=true"],
+        "fsdp needs the same parameters on all",
+    ),
     (["train.parallel=fsdp", "train.compression=bf16"], "train.compression: bf16 is a hook of DDP"),
     (["train.parallel=fsdp", "train.channels_last=true"], "fsdp does not support channels_last"),
     (
@@ -257,6 +220,5 @@ def test_contradicting_keys_are_refused_before_a_submission(keys, line):
 def test_compatible_keys_are_accepted():
     config("train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2")
     config("train.parallel=fsdp", "amp.dtype=fp16", "fsdp.reduce_dtype=fp16", "train.compile=true")
-    config("train.parallel=fsdp", "train.find_unused_parameters=true")
     config("train.parallel=fsdp", "fsdp.cpu_offload=true", "amp.dtype=fp16", "job.cpu=true")
     config("train.parallel=dp", "job.gpus=1")

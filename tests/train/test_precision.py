@@ -299,18 +299,3 @@ def test_of_amds_gpus_only_the_mi300_series_has_tf32(monkeypatch, hip, capabilit
     assert told == (
         None if has else "amp.dtype=tf32: GPU has no TensorFloat-32; it computes in fp32"
     )
-
-
-def test_tf32_is_fp32_on_the_cpu_and_says_so():
-    cpu = torch.device("cpu")
-    tf32 = AMPConfig(dtype="tf32")
-    before = torch.get_float32_matmul_precision()
-    one, other = make(amp=tf32), make()
-    for step in batches(3):
-        one.training_step(step, loss)
-        other.training_step(step, loss)
-    assert torch.get_float32_matmul_precision() == before
-    assert same(one.module.state_dict(), other.module.state_dict())
-    assert not one.scaler.is_enabled()
-    assert precision.shortfall(tf32, cpu).startswith("amp.dtype=tf32: ")
-    assert precision.shortfall(AMPConfig(), cpu) is None

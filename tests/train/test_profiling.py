@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from hpcrun.run.directory import RunDirectory
@@ -29,15 +28,6 @@ def test_steps_are_counted_from_one() -> None:
     assert list(steps_of(None)) == []
 
 
-@pytest.mark.parametrize(("window", "start"), [("2-3", 3), (None, 0), ("20-30", 0)])
-def test_nothing_happens_without_the_window(tmp_path: Path, window: str | None, start: int) -> None:
-    watched = profile(tmp_path, window, start)
-    for step in range(start, start + 5):
-        watched.before(step)
-    watched.close(start + 5)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_window_that_the_end_cuts_off_is_written_too(tmp_path: Path) -> None:
     watched = profile(tmp_path, "2-30", start=4)
     watched.before(4)
@@ -45,23 +35,3 @@ def test_a_window_that_the_end_cuts_off_is_written_too(tmp_path: Path) -> None:
     watched.close(5)
     assert "aten::cumsum" in (tmp_path / "profile" / "operations-rank-00001.txt").read_text()
     assert (tmp_path / "profile" / "trace-rank-00001.json.gz").stat().st_size
-
-
-@pytest.mark.parametrize(
-    ("window", "start", "steps", "told"),
-    [("2-4", 0, 9, "steps 2-4,"), ("2-4", 2, 9, "steps 3-4,"), ("2-9", 3, 4, "step 4,")],
-)
-def test_the_reported_steps_are_the_profiled_steps(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    window: str,
-    start: int,
-    steps: int,
-    told: str,
-) -> None:
-    watched = profile(tmp_path, window, start, rank=0)
-    for step in range(start, steps):
-        watched.before(step)
-        torch.ones(3).cumsum(0)
-    watched.close(steps)
-    assert capsys.readouterr().out.startswith(f"hpcrun: profile of {told}")

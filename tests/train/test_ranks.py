@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.config import AMPConfig
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.strategies import DDPStrategy
 from tests.on_ranks import agreed, gathered, ranks
 from tests.train.small_training import (
@@ -96,32 +95,6 @@ def test_gradients_are_all_reduced_once_per_step_for_any_micro_batches(rank, acc
     trainer.training_step(second, loss)
     # The model has two buckets.
     assert len(calls) == 2
-
-
-@ranks(2)
-def test_an_overflow_on_one_rank_skips_the_step_and_the_schedule_on_all(rank):
-    trainer = make_trainer(
-        rank,
-        2,
-        amp=AMPConfig(dtype="fp16", init_scale=64.0),
-        clip_norm=1.0,
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.5**s),
-    )
-    before = values(trainer)
-    first, second = batches(rank, 2, 0, 2)
-    inputs, targets = first[0]
-    if rank == 1:
-        targets = torch.full_like(targets, torch.inf)
-    skipped = trainer.training_step([(inputs, targets)], loss)
-    assert skipped.skipped
-    assert values(trainer) == before
-    taken = trainer.training_step(second, loss)
-    assert not taken.skipped
-    assert trainer.scaler.get_scale() == 32.0
-    assert all(torch.isfinite(p).all() for p in trainer.module.parameters())
-    agreed(digest(trainer.module.state_dict().values()))
-    rate = trainer.optimizer.param_groups[0]["lr"]
-    assert [skipped.learning_rate, taken.learning_rate, rate] == [0.05, 0.05, 0.025]
 
 
 @ranks(2)
@@ -267,13 +240,3 @@ def test_an_error_of_one_rank_stops_all_ranks_and_is_reported_once(rank):
         "ZeroDivisionError",
         "PeerFailed",
     ]
-
-
-@ranks(4)
-def test_every_rank_knows_its_number(rank):
-    assert process_group.get_rank() == rank
-    assert process_group.get_world_size() == 4
-    assert process_group.is_main_process() == (rank == 0)
-    trainer = make_trainer(rank, 4)
-    assert trainer.is_distributed
-    assert trainer.is_main_process == (rank == 0)

@@ -1,4 +1,4 @@
-"""Ranks open one store with any of rank 0's names, and find a GPU that two ranks share."""
+"""Ranks open one store with any of the names of rank 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from hpcrun.errors import ClusterError, NotTrainable
 from hpcrun.ranks.distributed import DistributedConfig
@@ -20,8 +20,8 @@ from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 from hpcrun.train.parallel import process_group as gpus
-from hpcrun.train.parallel import store
-from hpcrun.train.parallel.process_group import refuse_duplicates, require_gpu_build, second_store
+from hpcrun.train.parallel import process_group as store
+from hpcrun.train.parallel.process_group import require_gpu_build, second_store
 from tests.ports import free_port
 
 
@@ -96,8 +96,8 @@ def test_an_address_of_another_host_is_skipped(
         asked.append((name, found is not None))
         return found and (name, found[1])
 
-    real, asked = store.connect, []
-    monkeypatch.setattr(store, "connect", connect)
+    real, asked = store.connect_store, []
+    monkeypatch.setattr(store, "connect_store", connect)
     with deaf:
         hold_and_join(attempt, monkeypatch, ["theirs", "deaf", "ours"], port)
     assert asked == [("theirs", False), ("deaf", False), ("ours", True)]
@@ -139,40 +139,6 @@ def test_a_rank_of_another_node_sets_its_address_for_gloo(
     for thread in threads:
         thread.join()
     assert asked == {"0": ["the way to 127.0.0.1"], "1": ["127.0.0.1"]}
-
-
-def test_two_ranks_with_one_gpu_are_refused_on_their_node_with_the_remedy() -> None:
-    store, told = HashStore(), {}
-    store.set_timeout(datetime.timedelta(seconds=30))
-    # Slurm's cyclic distribution with --gpu-bind=closest: devices 0, 3, 0, 3 on one node.
-    devices = {(0, 0): "GPU-a", (0, 1): "GPU-d", (0, 2): "GPU-a", (0, 3): "GPU-d"}
-    sound = {(1, local): f"GPU-{local}" for local in range(4)}
-
-    def check(rank: int, node: int, local: int, identity: str) -> None:
-        mine = {"world_size": 8, "num_gpus_per_node": 4, "node_rank": node, "num_nodes": 2}
-        try:
-            refuse_duplicates(config(rank, local_rank=local, **mine), store, identity)
-        except ClusterError as error:
-            told[rank] = str(error)
-
-    threads = [
-        threading.Thread(target=check, args=(rank, *place, identity))
-        for rank, (place, identity) in enumerate({**devices, **sound}.items())
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(told) == [0, 1, 2, 3]
-    for line in told.values():
-        assert line.startswith(f"{socket.gethostname()}: ranks 0 and 2 have the same GPU (GPU-a)")
-        assert "--gpu-bind=none" in line
-
-
-def test_gpus_without_an_id_are_accepted() -> None:
-    store = HashStore()
-    store.set("hpcrun/gpu/0/1", "1 ")
-    refuse_duplicates(config(0), store, "")
 
 
 def test_a_torch_without_cuda_is_reported_on_a_node_with_gpus(

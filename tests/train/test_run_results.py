@@ -3,8 +3,6 @@
 import atexit
 import gzip
 import json
-import os
-import signal
 import sys
 import time
 import types
@@ -18,10 +16,9 @@ from torch import nn
 from hpcrun import get_rank
 from hpcrun.checkpoint.export import best_readable, load_model, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.job import policy as exitcodes
 from hpcrun.run.files import read_json, read_lines
 from tests.on_ranks import forked
-from tests.train.faulty_tasks import Judged, Noisy, Regression, Validated
+from tests.train.faulty_tasks import Judged, Regression
 from tests.train.runs import DONE, STOPPED_ONCE, play_run
 
 
@@ -73,27 +70,6 @@ def test_a_failing_report_does_not_fail_a_finished_run(tmp_path, task, reason):
     assert reason in played.said()
 
 
-class KilledInReport(Validated):
-    def report(self, model, validation_loss):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@forked
-def test_a_trained_run_finishes_without_a_report_that_keeps_crashing(tmp_path):
-    played = play_run(
-        tmp_path,
-        KilledInReport,
-        *("train.steps=4", "train.validate_every=2", "restarts.no_progress=2"),
-    )
-    *killed, last = played.codes
-    assert [codes[0] for codes in killed] == 2 * [-signal.SIGKILL], played.said()
-    assert last == [exitcodes.DONE] * 2
-    result = read_json(played.run.result)
-    assert (result["state"], result["steps"], result["report"]) == ("finished", 4, {})
-    assert result["validation_loss"] > 0
-    assert result["report_error"].startswith("none: 2 attempts ended while making it (rest")
-
-
 class ModelNeedsPreparedData(Regression):
     def prepare(self):
         self.mark().write_text("8")
@@ -112,17 +88,6 @@ def test_a_model_may_depend_on_data_that_rank_0_prepares(tmp_path):
     played = play_run(tmp_path, ModelNeedsPreparedData, f"data.mark={mark}", "train.steps=2")
     assert played.codes == DONE, played.said()
     assert mark.read_text() == "8"
-
-
-class FewSamples(Regression):
-    def train_dataset(self):
-        return Noisy(3)
-
-
-@forked
-def test_fewer_samples_than_a_batch_are_enough(tmp_path):
-    played = play_run(tmp_path, FewSamples, "train.batch_size=16", "train.steps=2")
-    assert played.codes == DONE, played.said()
 
 
 @forked

@@ -10,7 +10,6 @@ from hpcrun import get_rank
 from hpcrun.checkpoint.export import load_model, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.files import read_json, read_lines
-from hpcrun.train import drift
 from hpcrun.train.model.deferred import Deferred
 from tests import jobs
 from tests.on_ranks import forked
@@ -185,18 +184,11 @@ def test_a_stop_changes_no_bit_in_a_stream(tmp_path):
 
 @forked
 def test_a_stop_changes_no_bit_in_a_stream_that_shards_itself(tmp_path):
-    def begin(rank, restart):
-        if not restart:
-            # A version that recorded no variables.
-            drift.ON_CPUS = ()
-        elsewhere(rank, restart)
-
     strict = play_run(
         tmp_path,
         StreamingItsOwn,
         *("model.stop_at=5", "train.deterministic=strict"),
         name="strict",
-        begin=begin,
     )
     calm = play_run(tmp_path, StreamingItsOwn, name="calm")
     assert calm.codes == DONE, calm.said()
@@ -204,10 +196,6 @@ def test_a_stop_changes_no_bit_in_a_stream_that_shards_itself(tmp_path):
     undisturbed = jobs.final_state(calm.run)
     assert undisturbed
     assert jobs.final_state(strict.run) == undisturbed
-    assert (
-        "hpcrun: step 5 was saved without a record of ONEDNN_MAX_CPU_ISA; if one of these has"
-        in strict.said()
-    )
 
 
 RATES = {"0.01", "0.001"}
@@ -274,18 +262,6 @@ def test_a_stop_changes_no_bit_of_a_sharded_model(tmp_path):
 
     assert "train.parallel=auto" not in calm.said()
     assert {event.fields["parallel"] for event in stopped.events("started")} == {"fsdp"}
-
-
-@forked
-def test_a_stop_changes_no_bit_of_compressed_gradients(tmp_path):
-    # Error feedback begins at the third step, and the loss scale grows after every second step.
-    play_both(
-        tmp_path,
-        Regression,
-        *("train.compression=powersgd", "train.powersgd_start=2", "amp.dtype=fp16"),
-        *("amp.init_scale=64", "amp.growth_interval=2"),
-        stop_at=6,
-    )
 
 
 @pytest.mark.slow

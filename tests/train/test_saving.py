@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import time
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from hpcrun.job.history import last_committed
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, Event, read_events, record_event
+from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.train.entry import run_rank
 from hpcrun.train.saving import build_interval, failure_seconds, make_room
 from tests.checkpoint import faults
@@ -129,22 +128,6 @@ def test_auto_follows_the_cost_of_saves_and_the_failures_of_the_run(tmp_path):
     assert first > 1.5 * second
     assert times[0] == pytest.approx(first, abs=3)
     assert [b - a for a, b in pairwise(times)] == pytest.approx([second] * (len(times) - 1), abs=3)
-
-
-def test_a_run_without_failures_is_assumed_to_fail_once_a_day():
-    attempt = Attempt("7", 0)
-    started = Event("started", 1000.0, attempt, None, 0, {})
-    assert failure_seconds([], 5000.0) == 86400
-    assert failure_seconds([started], 1000.0 + 3600) == 86400 + 3600
-    cancelled = Event("ended", 1000.0 + 3600, attempt, "cancelled", 5, {})
-    assert failure_seconds([started, cancelled], 90000.0) == 86400 + 3600
-    crashed = Event("ended", 1000.0 + 3600, attempt, "preemption", 5, {})
-    assert failure_seconds([started, crashed], 90000.0) == (86400 + 3600) / 2
-    hung = replace(crashed, cause="hang")
-    assert failure_seconds([started, hung], 90000.0) == (86400 + 3600) / 2
-    # The clock was set back by days: the trained time is not negative, and the square root does not fail.
-    assert failure_seconds([started], 1000.0 - 9 * 86400) == 86400
-    assert failure_seconds([replace(started, time=1e6), crashed], 1e6) == 86400 / 2
 
 
 def test_a_start_prunes_because_a_save_on_a_full_disk_cannot(tmp_path, capsys):

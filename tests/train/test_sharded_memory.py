@@ -15,7 +15,7 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.parallel.process_group import control_ranks
 from hpcrun.train.position import Position
-from hpcrun.train.setup.task import make_model
+from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 from tests.on_ranks import agreed, ranks

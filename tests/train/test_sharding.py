@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.fsdp import mesh_over
 from tests.on_ranks import ranks
-from tests.train.parallelism import Net, Way, batches, flat, trainer
+from tests.train.parallelism import Way, batches, flat, trainer
 from tests.train.small_training import config, loss
 
 
@@ -116,23 +116,6 @@ def test_every_optimizer_takes_the_same_steps_sharded_with_the_kernels_it_has(ra
         sharded = weights(way)
         if rank == 0:
             torch.testing.assert_close(flat(sharded), flat(copies), rtol=0.0, atol=5e-6)
-
-
-class OwnCompiler(Net):
-    """Blocks that compile themselves; their graphs must not break."""
-
-    def __init__(self, dropout=0.0):
-        super().__init__(dropout)
-        for block in self.blocks:
-            block.compile(fullgraph=True, backend="eager")
-
-
-@ranks(2)
-def test_blocks_that_compile_themselves_are_compared_outside_the_compiler(rank):
-    way = Way("fsdp", 2)
-    made = trainer(way, rank, make=OwnCompiler, unused=True)
-    for step in batches(way, rank, 0, 2):
-        assert made.training_step(step, loss).loss.isfinite()
 
 
 @ranks(2)

@@ -1,7 +1,6 @@
 """Streams: each sample once for any readers, and the same samples after a resume."""
 
 import io
-import multiprocessing
 import random
 from pathlib import Path
 
@@ -202,18 +201,6 @@ def test_random_values_of_a_sample_are_the_same_after_a_resume(workers):
     assert first + steps(Noisy(), 2, 6, workers=workers, world_size=2, saved=state)[0] == whole
 
 
-def test_the_saved_state_does_not_include_samples_read_ahead():
-    batches = training_steps(Counting(1000), range(50), **(SHAPE | {"workers": 2}))
-    taken = flat([[micro.tolist() for micro in next(batches)] for _ in range(5)])
-    state = batches.saved(5)
-    with pytest.raises(ValueError, match="5 steps have been read, not 4"):
-        batches.saved(4)
-    batches.close()
-    assert not multiprocessing.active_children()
-    rest = flat(steps(Counting(1000), 5, 50, saved=state)[0])
-    assert taken + rest == flat(steps(Counting(1000), 0, 50)[0])
-
-
 def test_the_state_can_be_saved_in_a_checkpoint():
     for stream in (Counting(), Sharded(0, 1)):
         state = steps(stream, 0, 3, workers=2)[1]
@@ -245,14 +232,6 @@ class PlainAtFirst(Counting):
         for number in np.arange(9):
             self.next = number + 1
             yield torch.tensor(0)
-
-
-class Skips(Skipping):
-    """A stream that counts one too many."""
-
-    def skip_samples(self, count):
-        self.next += count
-        return count + 1
 
 
 class OnePass(Counting):
@@ -293,11 +272,6 @@ def test_a_pass_without_a_sample_is_an_error(stream, workers):
 def test_a_state_that_is_not_plain_is_an_error_at_the_first_sample(workers):
     with pytest.raises(UserError, match=r"^data: PlainAtFirst.state_dict\(\).next: a numpy.int64"):
         steps(PlainAtFirst(), 0, 3, until=1, workers=workers)
-
-
-def test_skipping_too_many_samples_is_an_error():
-    with pytest.raises(UserError, match=r"Skips.skip_samples\(4\) says that it skipped 5"):
-        steps(Skips(), 0, 3, rank=1, world_size=2)
 
 
 def test_the_documented_example_is_distributed_and_resumes():

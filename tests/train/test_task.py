@@ -60,76 +60,69 @@ def test_a_minimal_task_is_enough(load):
     assert (task.unit, task.units_per_sample) == ("samples", 1)
 
 
-def test_a_missing_module_is_refused(load):
-    assert "importing it raised ModuleNotFoundError: No module named 'absent'" in line_of(
-        load, GOOD, "absent:Mine"
-    )
+CONSTRUCTOR = """
+    def __init__(self, config):
+        super().__init__(config)
+        [][config.seed]
+"""
+NO_TASK = "is not a subclass of hpcrun.Task; derive it from hpcrun.Task"
 
 
-def test_a_module_that_lacks_another_module_says_where(load, tmp_path):
-    line = line_of(load, "\nimport absent_too\n" + GOOD)
-    assert "No module named 'absent_too'" in line
-    assert line.endswith(f"({tmp_path / 'written.py'}:2)")
-
-
-def test_a_missing_class_is_refused(load):
-    assert line_of(load, GOOD, "written:Other") == (
-        "written has no Other; name one of its Task classes"
-    )
-
-
-def test_a_module_that_raises_says_what_and_where(load, tmp_path):
-    line = line_of(load, "import os\nos.environ['NO SUCH VARIABLE']\n")
-    where = tmp_path / "written.py"
-    assert line == f"importing it raised KeyError: 'NO SUCH VARIABLE' ({where}:2)"
-
-
-def test_an_attribute_error_inside_the_module_is_not_taken_for_a_missing_class(load, tmp_path):
-    line = line_of(load, GOOD + "\nMine.nothing\n")
-    assert line.startswith("importing it raised AttributeError: ")
-    assert line.endswith(f"({tmp_path / 'written.py'}:9)")
-
-
-def test_a_module_with_a_syntax_error_says_the_line(load):
-    line = line_of(load, "def broken(:\n")
-    assert line.startswith("importing it raised SyntaxError: ")
-    assert "written.py, line 1" in line
-
-
-def test_a_script_that_exits_when_it_is_imported_is_no_success(load):
-    assert line_of(load, "import sys\nsys.exit(0)\n").startswith(
-        "importing it raised SystemExit: 0"
-    )
-
-
-def test_an_object_that_is_not_a_task_class_is_refused(load):
-    for source in ("class Mine: ...", "def Mine(config): ...", "Mine = 3"):
-        assert (
-            line_of(load, source) == "is not a subclass of hpcrun.Task; derive it from hpcrun.Task"
-        )
-
-
-def test_a_task_without_a_loss(load):
-    line = line_of(load, GOOD.replace("def loss", "def lost"))
-    assert line.startswith("the constructor raised TypeError: ")
-    assert "loss" in line
-
-
-def test_a_method_that_is_no_function_is_refused(load):
-    assert line_of(load, GOOD + "    loss = None\n") == "loss is None; write it as a method"
-    assert line_of(load, GOOD + "    collate = 3\n") == "collate is 3; write it as a method"
-
-
-def test_a_task_whose_constructor_raises_says_where(load, tmp_path):
-    constructor = "    def __init__(self, config):\n        super().__init__(config)\n"
-    line = line_of(load, GOOD + constructor + "        [][config.seed]\n")
-    assert line.startswith("the constructor raised IndexError: list index out of range")
-    assert line.endswith(f"({tmp_path / 'written.py'}:10)")
-
-
-def test_a_text_of_several_lines_becomes_one(load):
-    line = line_of(load, "raise ValueError('first\\n  second')")
-    assert "ValueError: first second" in line
+@pytest.mark.parametrize(
+    ("source", "task", "begin", "end"),
+    [
+        (
+            GOOD,
+            "absent:Mine",
+            "importing it raised ModuleNotFoundError: No module named 'absent'",
+            "",
+        ),
+        ("\nimport absent_too\n", "written:Mine", "importing it raised Module", "/written.py:2)"),
+        (GOOD, "written:Other", "written has no Other; name one of its Task classes", ""),
+        (
+            "import os\nos.environ['NO']\n",
+            "written:Mine",
+            "importing it raised KeyError: 'NO' (",
+            "/written.py:2)",
+        ),
+        # Not taken for a missing class.
+        (
+            GOOD + "\nMine.nothing\n",
+            "written:Mine",
+            "importing it raised AttributeError: ",
+            "/written.py:9)",
+        ),
+        ("def broken(:\n", "written:Mine", "importing it raised SyntaxError: ", "line 1)"),
+        # No success.
+        ("import sys\nsys.exit(0)\n", "written:Mine", "importing it raised SystemExit: 0", ""),
+        ("class Mine: ...", "written:Mine", NO_TASK, ""),
+        ("def Mine(config): ...", "written:Mine", NO_TASK, ""),
+        ("Mine = 3", "written:Mine", NO_TASK, ""),
+        (
+            GOOD.replace("def loss", "def lost"),
+            "written:Mine",
+            "the constructor raised TypeError: ",
+            "",
+        ),
+        (GOOD + "    loss = None\n", "written:Mine", "loss is None; write it as a method", ""),
+        (
+            GOOD + CONSTRUCTOR,
+            "written:Mine",
+            "the constructor raised IndexError: list index out of range",
+            "/written.py:11)",
+        ),
+        (
+            "raise ValueError('first\\n  second')",
+            "written:Mine",
+            "importing it raised ValueError: first second",
+            "",
+        ),
+    ],
+)
+def test_an_invalid_task_is_refused_in_one_line(load, source, task, begin, end):
+    line = line_of(load, source, task)
+    assert line.startswith(begin)
+    assert end in line
 
 
 def test_a_task_s_own_refusal_passes_unchanged(load):

@@ -1,6 +1,5 @@
 """A model whose build needs values of weights is built in full on every rank."""
 
-import functools
 import re
 
 import pytest
@@ -115,19 +114,3 @@ def test_a_build_that_cannot_be_deferred_runs_in_full(make: type[nn.Module], rea
     KEPT.clear()
     # One rank suffices: the ranks exchange their reasons.
     assert any(re.search(reason, why) for why in reasons), reasons
-
-
-def test_a_cache_filled_by_a_build_without_weights_serves_the_next_build() -> None:
-    @functools.cache
-    def table(width: int) -> torch.Tensor:
-        return torch.outer(torch.arange(4.0), 1 / torch.tensor([1.0] * width))
-
-    class Cached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
-            self.register_buffer("turn", table(3), persistent=False)
-
-    assert build_deferred(Cached, Ranks(rank=1))[1] is not None
-    assert type(table(3)) is torch.Tensor
-    assert Cached().turn.sum() == 18

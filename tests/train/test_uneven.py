@@ -3,16 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 
 from hpcrun.config import AMPConfig
-from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.setup.data import ValidationData, validate
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
+from hpcrun.train.validation import ValidationData, validate
 from tests.on_ranks import agreed, ranks
 from tests.train.small_training import digest, small
 from tests.train.uneven import SIZE, WORLD, Counted, Masked, Plain, Tokens, Work
@@ -37,15 +35,13 @@ def flat(tensors):
         pytest.param({}, {}, {}, id="a batch that does not divide"),
         pytest.param({}, {"accumulation": 2}, {}, id="nor with accumulation"),
         pytest.param({"uneven": "pad"}, {"accumulation": 2}, {}, id="padded"),
-        pytest.param({"uneven": "join"}, {"accumulation": 2}, {}, id="joined"),
-        pytest.param({"uneven": "join", "amp": FP16}, {}, {}, id="joined in fp16"),
+        pytest.param({"uneven": "pad", "amp": FP16}, {}, {}, id="padded in fp16"),
         pytest.param({"uneven": "drop"}, {}, {}, id="dropped"),
         pytest.param(
             {"uneven": "pad"}, {"parallel": "fsdp"}, {"parallel": "single"}, id="padded, sharded"
         ),
         pytest.param({"task": Masked(), "uneven": "pad"}, {"accumulation": 2}, {}, id="tokens"),
-        pytest.param({"task": Masked(), "uneven": "join"}, {}, {}, id="tokens joined"),
-        pytest.param({"task": Counted(), "uneven": "join"}, {}, {}, id="rank 0 has no token"),
+        pytest.param({"task": Counted(), "uneven": "pad"}, {}, {}, id="rank 0 has no token"),
         # A run of 16 samples, at most 3 per micro-batch, that continues on one rank.
         pytest.param({}, {"accumulation": 2}, {"accumulation": 6}, id="more turns on fewer ranks"),
     ],
@@ -62,23 +58,11 @@ def test_three_ranks_train_like_one_process_on_the_same_batches(rank, both, toge
     )
 
 
-@ranks(WORLD)
-def test_the_samples_differ_between_the_ways_with_a_short_batch(rank):
-    across, padded, dropped = (
-        mean_losses(Work(rank, **options), 4).tolist()
-        for options in ({}, {"uneven": "pad", "accumulation": 2}, {"uneven": "drop"})
-    )
-    for others in (padded, dropped):
-        assert others[:3] == pytest.approx(across[:3], rel=1e-5)
-    assert len({round(losses[3], 4) for losses in (across, padded, dropped)}) == 3
-
-
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param({"uneven": "pad", "accumulation": 2}, id="pad"),
-        pytest.param({"uneven": "join", "ema": 0.9}, id="join"),
-        pytest.param({"uneven": "join", "amp": FP16}, id="join in fp16"),
+        pytest.param({"uneven": "pad", "ema": 0.9, "amp": FP16}, id="fp16"),
         pytest.param({"uneven": "pad", "parallel": "fsdp", "ema": 0.9}, id="sharded"),
     ],
 )
@@ -153,24 +137,6 @@ def test_averages_are_saved_in_shards_and_load_whole(rank, tmp_path):
     for name, value in whole.items():
         assert torch.equal(shards[name].full_tensor(), value)
         torch.testing.assert_close(own[name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_a_model_that_waits_for_all_ranks_in_its_forward_pass_cannot_be_joined():
-    class Synchronized(Plain):
-        def build_model(self):
-            return nn.Sequential(nn.Linear(6, 3), nn.SyncBatchNorm(3), nn.Linear(3, 1))
-
-    task = Synchronized()
-    trainer = DistributedAMPTrainer(
-        task.build_model(),
-        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        device="cpu",
-    )
-    MicroBatchStep(trainer, task, Batching(8, 1, 1, "pad", 20))
-    with pytest.raises(
-        UserError, match=r"^train.uneven=join excludes ranks .* 1 in the model is a SyncB"
-    ):
-        MicroBatchStep(trainer, task, Batching(8, 1, 1, "join", 20))
 
 
 def test_a_task_that_weights_only_some_batches_is_refused():

@@ -29,13 +29,13 @@ def test_a_block_unfrozen_later_is_trained_sharded_and_resumed_with_the_same_bit
         return made
 
     plain = train(trainer(way, rank), 0, 6).whole_module()
-    compared = train(trainer(way, rank, unused=True), 0, 2)
+    compared = train(trainer(way, rank), 0, 2)
     # Saved before and after unfreezing.
     compared.save_checkpoint(tmp_path / "2", 2)
     train(compared, 2, 4).save_checkpoint(tmp_path / "4", 4)
     wholes = [train(compared, 4, 6).whole_module()]
     for step in (2, 4):
-        again = trainer(way, rank, seed=1, unused=True)
+        again = trainer(way, rank, seed=1)
         again.load_checkpoint(tmp_path / str(step))
         wholes.append(train(again, step, 6).whole_module())
     if rank == 0:

@@ -108,54 +108,46 @@ BEGINNING = (
 
 
 @pytest.mark.parametrize(
-    ("what", "settings", "line", "named"),
+    ("what", "line", "named"),
     [
         (
             "parameters",
-            (False,),
-            "train.find_unused_parameters: the loss of rank 1 ",
+            f"{BEGINNING}the loss of rank 1 ",
             "does not depend on spare.weight, spare.bias, ",
         ),
         (
             "its result",
-            (False, True),
             f"{BEGINNING}the loss of rank 1 ",
             "does not depend on blocks.1, ",
         ),
         (
             "last block",
-            (False, True),
             f"{BEGINNING}rank 0 reaches blocks.1 while rank 1 ",
             "reaches the end of its forward pass; ",
         ),
         (
             "what is given",
-            (False, True),
             f"{BEGINNING}the loss of rank 1 ",
             "does not depend on the inputs of blocks.0, ",
         ),
         (
             "any of it",
-            (False,),
             f"{BEGINNING}the loss of rank 1 ",
             "does not depend on the model, ",
         ),
     ],
 )
 @ranks(2)
-def test_a_rank_that_skips_part_of_a_sharded_model_is_named_before_a_hang(
-    rank, what, settings, line, named
-):
+def test_a_rank_that_skips_part_of_a_sharded_model_is_named_before_a_hang(rank, what, line, named):
     way = Way("fsdp", 2, accumulation=2)
     of = loss_of_nothing if (what, rank) == ("any of it", 1) else loss
 
     def left_out(_pass, rank):
         return what if rank == 1 else None
 
-    for unused in settings:
-        said = refusal(rank, lambda unused=unused: train(rank, way, left_out, unused=unused, of=of))
-        assert said.startswith(line)
-        assert named in said
+    said = refusal(rank, lambda: train(rank, way, left_out, unused=False, of=of))
+    assert said.startswith(line)
+    assert named in said
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -171,60 +163,28 @@ def test_ranks_that_skip_different_blocks_of_one_size_are_named(rank, compiled):
     assert said.startswith(f"{BEGINNING}rank 0 reaches blocks.1 while rank 1 "), said
 
 
-def in_turn(number, rank):
-    """Parameters without gradient on one of two ranks, and in the next pass on the other rank."""
-    return "parameters" if (number + rank) % 2 else None
-
-
-@pytest.mark.parametrize("make", [Choosy, Adapted])
-@ranks(2)
-def test_ranks_that_skip_parameters_in_turn_train_the_same_sharded(rank, make):
-    """The ranks differ in each pass, but not over a step of two passes."""
-    copies, sharded = (
-        train(rank, Way(kind, 2, accumulation=2), in_turn, unused=kind == "ddp", make=make)
-        for kind in ("ddp", "fsdp")
-    )
-    same(rank, sharded, copies)
-
-
-def same(rank, sharded, copies):
-    if rank == 0:
-        torch.testing.assert_close(sharded, copies, rtol=0.0, atol=5e-6)
-
-
-def some(number, rank):
-    """Parameters without gradient on rank 1, then on both ranks, then on none, then on rank 0."""
-    return "parameters" if rank in ((1,), (0, 1), (), (0,))[number % 4] else None
-
-
 def all_ranks(number, _rank):
     return "parameters" if number % 2 else None
 
 
-@pytest.mark.parametrize(("choose", "unused"), [(some, True), (all_ranks, False)])
-@ranks(2)
-def test_parameters_without_gradient_on_ranks_train_the_same_sharded(rank, choose, unused):
-    copies = train(rank, Way("ddp", 2), choose, unused=True)
-    for way in (Way("fsdp", 2, recompute="full"), Way("fsdp", 2, reshard=False)):
-        same(rank, train(rank, way, choose, unused=unused), copies)
-
-
 @pytest.mark.parametrize(
-    ("choose", "make", "accumulation"),
+    ("make", "accumulation", "options"),
     [
-        (some, Adapted, 1),
+        (Choosy, 1, {"recompute": "full"}),
+        (Choosy, 1, {"reshard": False}),
         # A step of two passes: some parameters get a gradient only in the first pass.
-        (all_ranks, Choosy, 2),
-        pytest.param(all_ranks, Adapted, 1, marks=pytest.mark.slow),
-        pytest.param(some, Choosy, 2, marks=pytest.mark.slow),
+        (Choosy, 2, {}),
+        pytest.param(Adapted, 1, {}, marks=pytest.mark.slow),
     ],
 )
 @ranks(2)
-def test_adapters_and_passes_without_gradient_train_the_same_sharded(
-    rank, choose, make, accumulation
+def test_passes_without_gradient_on_all_ranks_train_the_same_sharded(
+    rank, make, accumulation, options
 ):
-    copies, sharded = (
-        train(rank, Way(kind, 2, accumulation=accumulation), choose, unused=True, make=make)
-        for kind in ("ddp", "fsdp")
+    copies = train(
+        rank, Way("ddp", 2, accumulation=accumulation), all_ranks, unused=True, make=make
     )
-    same(rank, sharded, copies)
+    way = Way("fsdp", 2, accumulation=accumulation, **options)
+    sharded = train(rank, way, all_ranks, unused=False, make=make)
+    if rank == 0:
+        torch.testing.assert_close(sharded, copies, rtol=0.0, atol=5e-6)

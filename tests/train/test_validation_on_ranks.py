@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcrun.train.setup.data import ValidationData, validate
+from hpcrun.train.validation import ValidationData, validate
 from tests.on_ranks import agreed, gathered, ranks
 from tests.train import parallelism
 from tests.train.small_training import Pairs, batches, digest, loss, make_trainer, noisy

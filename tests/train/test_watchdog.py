@@ -52,7 +52,7 @@ def test_within_one_step_the_rank_with_fewer_collectives_is_behind() -> None:
 
 def test_a_member_of_a_group_that_has_begun_nothing_in_it_is_behind() -> None:
     nothing = RankPosition(
-        "n0", 7, "training", 300.0, "a.py:1 in f", {"world": [(9, "barrier")], "pair": []}
+        "n0", 7, "training", 300.0, "a.py:1 in f", {"world": [(9, "all_reduce of 8")], "pair": []}
     )
     answers = {0: answer(world=9, pair=1), 1: nothing, 2: answer(world=9), 3: answer(world=9)}
     assert judge_hang(answers, HOSTS, 5.0, 300.0).rank == 1
@@ -64,29 +64,17 @@ def test_a_rank_that_waits_for_another_is_not_the_cause() -> None:
     assert judge_hang(answers | {3: answer(right=5, odd=4)}, HOSTS, 5.0, 300.0).rank == 1
 
 
-def test_ranks_at_different_depths_of_one_exchange_are_not_behind() -> None:
-    answers = {0: answer(world=21), 1: answer(world=20), 2: answer(world=22), 3: answer(world=21)}
-    assert judge_hang(answers, HOSTS, 5.0, 300.0).line.count("is behind") == 1
-
-
-def test_of_ranks_with_different_collectives_the_odd_one_is_named() -> None:
+def test_ranks_with_different_collectives_are_named_with_them() -> None:
     gather, reduce = "all_gather of 72", "all_reduce of 144"
     answers = {0: came_to(gather, gather), 1: came_to(gather, gather), 3: came_to(gather, gather)}
     hang = judge_hang(answers | {2: came_to(gather, reduce)}, HOSTS, 5.0, 300.0)
-    assert (hang.rank, hang.host) == (2, "n1")
+    assert (hang.rank, hang.host) == (None, None)
     assert hang.line == (
         "no progress for 300 s in step 7: rank 0 on n0 and 2 more came to all_gather of 72 at a.py:1 in f; "
         "rank 2 on n1 came to all_reduce of 144 at a.py:1 in f; "
         "these never meet; run the same collectives in the same order on every rank (fsdp: the same blocks, "
         "ddp: gradients of the same parameters)"
     )
-    two = {0: came_to(gather, reduce, reduce), 1: came_to(gather, gather)}
-    assert judge_hang(two, HOSTS[:2], 5.0, 300.0).rank is None
-
-
-def test_collectives_outside_a_rank_s_record_do_not_differ() -> None:
-    answers = {0: came_to("barrier", "broadcast of 1"), 1: came_to("broadcast of 1", first=21)}
-    assert "equally far" in judge_hang(answers, HOSTS[:2], 5.0, 300.0).line
 
 
 def test_a_rank_that_does_not_answer_is_the_only_one_named() -> None:
@@ -179,15 +167,6 @@ def test_a_rank_shows_the_others_the_work_for_which_they_wait(tmp_path: Path, wo
             assert awaited(1)
         assert awaited(0)
         position.doing = "saving"
-
-
-def test_a_completed_part_of_long_work_is_progress() -> None:
-    position = Position()
-    with position.at("wrapping the model") as advance:
-        before = position.place()
-        assert position.place() == before
-        advance()
-        assert position.place() != before
 
 
 @pytest.mark.parametrize(

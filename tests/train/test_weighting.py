@@ -62,15 +62,6 @@ def test_a_step_without_a_token_changes_nothing():
     assert result.loss.item() == 0.0
 
 
-@pytest.mark.parametrize("total", [None, 0])
-def test_if_no_micro_batch_counts_the_step_changes_nothing(total):
-    module = net()
-    before = module.weight.clone()
-    parts = rows(batch([1, 2]), [(0, 1), (1, 2)])
-    AMPTrainer(module, sgd, device="cpu").training_step(parts, loss, [0, 0], total)
-    assert torch.equal(module.weight, before)
-
-
 @pytest.mark.parametrize(
     ("weight", "total", "told"),
     [
@@ -82,8 +73,3 @@ def test_if_no_micro_batch_counts_the_step_changes_nothing(total):
 def test_an_invalid_weight_is_refused(weight, total, told):
     with pytest.raises(ValueError, match=told):
         AMPTrainer(net(), sgd, device="cpu").training_step([batch([0])], loss, [weight], total)
-
-
-def test_there_must_be_a_weight_per_micro_batch():
-    with pytest.raises(ValueError, match="1 micro-batches, but 2 weights"):
-        AMPTrainer(net(), sgd, device="cpu").training_step([batch([0])], loss, [1.0, 1.0])

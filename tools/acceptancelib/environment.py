@@ -7,10 +7,10 @@ from acceptancelib.outcome import Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
 from hpcrun.devices import accelerator, vendor
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train import drift
+from hpcrun.train import determinism as drift
 from hpcrun.train.determinism import NCCL_ORDER
 
-_ON_GPU = ("device", "capability", "torch", "cudnn", "nccl", "driver")
+_ON_GPU = ("device", "capability", "torch", "cudnn", "nccl")
 _ON_CPU = ("device", "capability", "threads", "torch")
 
 
@@ -27,7 +27,7 @@ def _devices(job: Job) -> Outcome:
     least = min(accelerator.memory(device)[1] for device in devices)
     free = min(accelerator.memory(device)[0] for device in devices)
     line = ", ".join(f"{count} x {name}" for name, count in names.items())
-    line += f", {least / 1e9:.0f} GB each, driver {drift.driver() or 'unknown'}"
+    line += f", {least / 1e9:.0f} GB each"
     details = {"devices": dict(names), "least_bytes": least, "least_free_bytes": free}
     if len(names) > 1:
         return Outcome(

@@ -15,7 +15,7 @@ from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import Config, override_layer, resolve
 from hpcrun.train.build import build_trainer
 from hpcrun.train.parallel.process_group import control_ranks
-from hpcrun.train.setup.task import make_model
+from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task, load_task
 

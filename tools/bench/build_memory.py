@@ -34,7 +34,7 @@ from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.build import build_trainer
 from hpcrun.train.parallel.process_group import control_ranks
-from hpcrun.train.setup.task import make_model
+from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 from tests.train.forks import fork_ranks

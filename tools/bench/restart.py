@@ -96,15 +96,14 @@ class Clock:
 def be_a_rank(path: Path) -> None:
     """Run a rank of hpcrun with a clock around the parts of its start."""
     from hpcrun import worker
-    from hpcrun.train import session
-    from hpcrun.train.setup import model
+    from hpcrun.train import session, setup
 
     clock = Clock()
     session.process_group.join_run = clock.timed("rendezvous", session.process_group.join_run)
     session.open_task = clock.timed("build", session.open_task)
     session.build_batches = clock.timed("build", session.build_batches)
-    model.build_trainer = clock.timed("build", model.build_trainer)
-    model.restore = clock.timed("restore", model.restore)
+    setup.build_trainer = clock.timed("build", setup.build_trainer)
+    setup.restore = clock.timed("restore", setup.restore)
     micro_batches = session.MicroBatchStep
     session.MicroBatchStep = lambda *given: clock.stepping(micro_batches(*given))  # type: ignore
     sys.argv = [sys.argv[0], str(path)]

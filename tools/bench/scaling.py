@@ -49,10 +49,6 @@ WAYS = [
     Way("ddp", ("train.parallel=ddp",)),
     Way("ddp, fp16 compression", ("train.parallel=ddp", "train.compression=fp16")),
     Way("ddp, bf16 compression", ("train.parallel=ddp", "train.compression=bf16")),
-    Way(
-        "ddp, PowerSGD rank 1",
-        ("train.parallel=ddp", "train.compression=powersgd", "train.powersgd_start=2"),
-    ),
     Way("fsdp", ("train.parallel=fsdp",)),
 ]
 

@@ -58,7 +58,7 @@ FAULTS = (
     Fault(
         "fused SGD decides on the GPU before its momentum exists",
         "train/step/gate.py",
-        (("            and _started(optimizer)\n", ""),),
+        ((" and _started(optimizer)", ""),),
         ("tests/train/test_precision.py", "-k", "first_gradient"),
     ),
     Fault(
@@ -70,7 +70,7 @@ FAULTS = (
     Fault(
         "the host reads each decision in its step",
         "train/step/gate.py",
-        (("            and not self.at_once\n", "            and self.at_once\n"),),
+        (("and _started(optimizer)", "and not _started(optimizer)"),),
         LATE,
     ),
     Fault(
@@ -84,8 +84,8 @@ FAULTS = (
         "train/step/amp_trainer.py",
         (
             (
-                "        self._clear()\n        self._weighted",
-                "        _ = self.scheduler\n        self._clear()\n        self._weighted",
+                "        self._clear()\n        self._weights",
+                "        _ = self.scheduler\n        self._clear()\n        self._weights",
             ),
         ),
         LATE,
@@ -169,8 +169,8 @@ FAULTS = (
     ),
     Fault(
         "the loader's memory is not page-locked",
-        "train/setup/data.py",
-        (("pin_memory=accelerator.is_accelerator(resumed.trainer.device)", "pin_memory=False"),),
+        "train/setup.py",
+        (("pin_memory=is_accelerator(resumed.trainer.device)", "pin_memory=False"),),
         LATE,
     ),
     # Start and groups
@@ -197,12 +197,6 @@ FAULTS = (
                 "    rendezvous_file.clear()\n    select_device(config)\n",
             ),
         ),
-        START,
-    ),
-    Fault(
-        "two ranks may have the same GPU",
-        "train/parallel/process_group.py",
-        (("    refuse_shared_gpus(config, store)\n", ""),),
         START,
     ),
     Fault(

@@ -22,12 +22,9 @@ _DOES_NOT_FIT = 1
 _BF16 = "a V100 has no tensor cores for bf16, and torch emulates it: use amp.dtype=fp16"
 _ROWS = {
     "weights": "weights",
-    "gradients": "gradients",
     "optimizer": "optimizer state",
     "average": "averaged weights",
-    "unsharded": "gradients before reduction",
-    "gathered": "gathered weights, buffers",
-    "activations": "activations",
+    "rest": "gradients, activations",
 }
 
 
@@ -45,61 +42,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the memory of a rank, whether it fits the GPU, and other settings that fit."""
+    """Print the memory of a rank, whether it fits the GPU, and advice if it does not."""
     memory = gpu_memory(arguments.gpu, arguments.gpu_memory)
     config = choose_config(request_of(arguments))
     if config.command:
         raise UserError("command: estimate needs a task, since it cannot look into a command")
     found = estimate(config, memory)
-    least = sum(found["arithmetic"].values())
-    # Without a fake run only weights, gradients and optimizer state are known: they may already be too
-    # large.
-    fits = found.get("fits", False if least > memory else None)
     slow = config.amp.dtype == "bf16" and (arguments.gpu or "").lower().startswith("v100")
-    found |= {"fits": fits, "gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
+    found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
     if arguments.json:
         print_json({**found, "nodes": config.job.nodes, "gpus": config.job.gpus})
     else:
         say(*_lines(found, config, arguments.gpu or "GPU"))
-    return _DOES_NOT_FIT if fits is False else 0
+    return 0 if found["fits"] else _DOES_NOT_FIT
 
 
 def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
-    job, memory, arithmetic = config.job, found["gpu_memory"], found["arithmetic"]
+    job = config.job
     billions = found["parameters"] / 1e9
     size = f"{billions:.2f} billion" if billions >= 0.1 else f"{billions * 1000:.1f} million"
     ranks = f"{job.nodes} x {job.gpus} {gpu}" if job.world_size > 1 else f"one {gpu}"
     yield f"{size} parameters, {found['parallel']} on {ranks}, {config.amp.dtype}"
     yield from found["remarks"]
-    if "untraceable" in found:
-        yield f"no activations: the step depends on the values of its data ({found['untraceable']})"
-        yield from (_row(_ROWS.get(name, name), size) for name, size in arithmetic.items() if size)
-        yield _row("of the GPU's", memory)
-        yield "does not fit" if found["fits"] is False else "may fit: the rest is for activations"
-        return
     yield (
         f"micro-batches of {found['micro_batch']}, {found['accumulation']} per step; "
         f"activation checkpointing: {config.train.activation_checkpointing}"
     )
-    yield f"{'at the peak of a step':<28}{'fake run':>12}{'arithmetic':>14}"
+    yield "at the peak of a step"
     for name, label in _ROWS.items():
-        if found["parts"][name] or arithmetic.get(name):
-            yield _row(label, found["parts"][name], arithmetic.get(name))
+        if found["parts"][name]:
+            yield _row(label, found["parts"][name])
     yield _row("peak of all tensors", found["peak"])
     yield _row("with the GPU's own needs", found["needed"])
-    yield _row("memory of the GPU", memory)
-    if found["offloaded"]:
-        yield _row("host memory of the node", found["offloaded"] * job.gpus)
+    yield _row("memory of the GPU", found["gpu_memory"])
     yield f"{'fits' if found['fits'] else 'does not fit'} ({found['seconds']:.0f} s)"
-    if found["fits"]:
-        return
-    if not found["would_fit"]:
-        yield "found no settings that fit: use more GPUs with train.parallel=fsdp, or a smaller model"
-        return
-    yield "any of these fits:"
-    for one in found["would_fit"]:
-        yield f"  {' '.join(one['settings'])}  ({gib(one['needed'])})"
+    if not found["fits"]:
+        yield "estimate again with one of:"
+        yield from (f"  {line}" for line in found["advice"])
 
 
-def _row(label: str, size: int, other: int | None = None) -> str:
-    return f"  {label:<26}{gib(size):>12}" + ("" if other is None else f"{gib(other):>14}")
+def _row(label: str, size: int) -> str:
+    return f"  {label:<26}{gib(size):>12}"

@@ -10,7 +10,7 @@ A folder holds ``tokens.json`` and its shards. A shard is two files:
 (number of the token after each document, or null) and ``splits``: for ``train`` and ``validation`` a list of
 shards, each with ``file``, ``tokens``, ``documents`` and ``sha256`` (of the tokens, then of the ends).
 
-A flat file is a ``.bin`` without a description, as nanoGPT writes it, or a ``.npy`` of one dimension.
+A flat file is a ``.bin`` without a description, as nanoGPT writes it.
 """
 
 import hashlib
@@ -39,13 +39,12 @@ class TokenError(UserError):
 class Shard:
     """One file of tokens, mapped into memory at its first use in each process.
 
-    ``offset``: bytes before the first token. ``documents``: None if the file has no index of documents.
+    ``documents``: None if the file has no index of documents.
     """
 
     path: Path
     dtype: str
     tokens: int
-    offset: int = 0
     documents: int | None = None
     sha256: str | None = None
     _values: Any = field(default=None, repr=False)
@@ -57,7 +56,7 @@ class Shard:
         if self._values is None:
             kind = np.dtype(self.dtype).newbyteorder("<")
             try:
-                self._values = np.memmap(self.path, kind, "r", self.offset, (self.tokens,))
+                self._values = np.memmap(self.path, kind, "r", shape=(self.tokens,))
             except (OSError, ValueError) as error:
                 raise TokenError(f"{self.path}: cannot be read: {_one_line(error)}") from error
         return self._values  # type: ignore[no-any-return]
@@ -116,9 +115,6 @@ def open_source(path: Path, split: str, dtype: str) -> TokenSource:
     """Check the sizes of all files at ``path``, and return the shards of ``split``.
 
     A flat file has no splits: all of it is returned. Reads no tokens, so every rank may call it.
-
-    Args:
-        dtype: type of the tokens of a flat ``.bin``.
 
     Raises:
         TokenError: a file is missing, has another size, or is not a description of tokens.
@@ -192,7 +188,7 @@ def _description(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise TokenError(
             f"{folder}: has no {DESCRIPTION}; name a folder made by python -m hpcrun.tasks.tokens, or a "
-            "flat .bin or .npy file"
+            "flat .bin file"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TokenError(
@@ -202,22 +198,6 @@ def _description(folder: Path) -> dict[str, Any]:
 
 
 def _flat(path: Path, dtype: str) -> Shard:
-    if path.suffix == ".npy":
-        try:
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise TokenError(f"{path}: is not an array of tokens: {_one_line(error)}") from error
-        kind = found.dtype.newbyteorder("=").name
-        if (
-            found.ndim != 1
-            or kind not in DTYPES
-            or not found.dtype.newbyteorder("<") == found.dtype
-        ):
-            raise TokenError(
-                f"{path}: {found.ndim} dimensions of {found.dtype}; save one dimension of little-endian "
-                "uint16 or uint32"
-            )
-        return Shard(path, kind, len(found), offset=int(found.offset))
     size, item = path.stat().st_size, np.dtype(dtype).itemsize
     if size % item or not size:
         raise TokenError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
@@ -38,9 +38,7 @@ def write_folder(
     What killed writers of the same folder have left is removed first.
 
     Args:
-        end_token: token to append to every document; None: no token.
         shard_tokens: a shard ends with the document that reaches this number of tokens.
-        validation: True for the names of the documents to hold out.
 
     Raises:
         TokenError: the folder exists or cannot be written, or there are no documents to train on.
@@ -77,7 +75,8 @@ def write_folder(
             sync(folder.parent)
     except OSError as error:
         raise TokenError(
-            f"{folder}: cannot be written: {error.strerror or error}; choose another folder, or free space"
+            f"{folder}: cannot be written: {error.strerror or error}; choose another folder (data.path, "
+            "XDG_CACHE_HOME), or free space"
         ) from error
     return described
 
@@ -132,55 +131,18 @@ def drawn(fraction: float) -> Callable[[str], bool]:
     return held_out
 
 
-class Tokenizer(Protocol):
-    """Turns texts into numbers below ``vocabulary``."""
-
-    @property
-    def name(self) -> str:
-        """Name of the tokenizer; two tokenizers with the same name give the same tokens."""
-        ...
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens, with the end token."""
-        ...
-
-    @property
-    def end_token(self) -> int | None:
-        """The token after each document; None: no token."""
-        ...
-
-    def encode(self, texts: list[str]) -> list[Sequence[int]]:
-        """Return the tokens of each text, without the end token."""
-        ...
-
-
 @dataclass(frozen=True)
-class Bytes:
-    """The bytes of the text in UTF-8, and token 256 at the end of a document."""
+class Tokenizer:
+    """Turns texts into numbers below ``vocabulary``, which counts the end token.
 
-    name: str = "bytes"
-    vocabulary: int = 257
-    end_token: int | None = 256
-
-    def encode(self, texts: list[str]) -> list[Sequence[int]]:
-        """Return the bytes of each text."""
-        return [text.encode() for text in texts]
-
-
-@dataclass(frozen=True)
-class FromFile:
-    """A tokenizer of the package ``tokenizers``."""
+    Two tokenizers with the same ``name`` give the same tokens. ``end_token``: after each document; None: no
+    token. ``encode`` returns the tokens of each text without the end token.
+    """
 
     name: str
     vocabulary: int
     end_token: int | None
-    tokenizer: Any
-
-    def encode(self, texts: list[str]) -> list[Sequence[int]]:
-        """Return the tokens of each text, without the tokens that a template adds."""
-        found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+    encode: Callable[[list[str]], Iterable[Sequence[int]]]
 
 
 def open_tokenizer(name: str, end_token: str | None) -> Tokenizer:
@@ -196,7 +158,7 @@ def open_tokenizer(name: str, end_token: str | None) -> Tokenizer:
     if name == "bytes":
         if end_token is not None:
             raise TokenError("--end-token: is for a tokenizer file; the end token of bytes is 256")
-        return Bytes()
+        return Tokenizer("bytes", 257, 256, lambda texts: map(str.encode, texts))
     try:
         reading = importlib.import_module("tokenizers")
     except ImportError as error:
@@ -221,7 +183,13 @@ def open_tokenizer(name: str, end_token: str | None) -> Tokenizer:
     # The numbers of added tokens may have gaps.
     vocabulary = max(reader.get_vocab(with_added_tokens=True).values()) + 1
     digest = hashlib.sha256(content).hexdigest()[:16]
-    return FromFile(f"{Path(name).name} {digest}", vocabulary, number, reader)
+
+    def encode(texts: list[str]) -> Iterator[Sequence[int]]:
+        # Without the tokens that a template adds.
+        for encoding in reader.encode_batch(texts, add_special_tokens=False):
+            yield encoding.ids
+
+    return Tokenizer(f"{Path(name).name} {digest}", vocabulary, number, encode)
 
 
 _LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")

@@ -1,7 +1,7 @@
 """Batches of a rank from any step on: of a map-style dataset (order.py) or of a stream (streams.py)."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,27 +28,30 @@ Order = Callable[[order.Indices], order.Indices]
 _PLACES_AT_ONCE = 4096
 
 
-class Steps(Protocol):
-    """Iterator over the steps of one rank; each item is the step's list of micro-batches."""
+class Steps:
+    """Iterator over the steps of one rank; each item is the step's list of micro-batches.
 
-    @property
-    def batching(self) -> Batching:
-        """Numbers of samples in the micro-batches, on all ranks."""
-        ...
+    ``batching``: numbers of samples in the micro-batches, on all ranks. ``saved(done)`` returns what a
+    checkpoint after ``done`` steps needs to resume in the data; a map-style dataset needs nothing.
+    """
 
-    def __iter__(self) -> Iterator[list[Any]]: ...
+    def __init__(
+        self,
+        steps: Generator[list[Any], None, None],
+        batching: Batching,
+        saved: Callable[[int], StreamState] = lambda _: StreamState({}, {}),
+    ) -> None:
+        self._steps, self.batching, self.saved = steps, batching, saved
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._steps
 
     def __next__(self) -> list[Any]:
-        """Return the micro-batches of the next step."""
-        ...
+        return next(self._steps)
 
     def close(self) -> None:
         """End the loader processes."""
-        ...
-
-    def saved(self, done: int) -> StreamState:
-        """Return what a checkpoint after ``done`` steps needs to resume in the data."""
-        ...
+        self._steps.close()
 
 
 class _MicroBatches(Sampler[Places]):
@@ -184,7 +187,8 @@ def training_steps(
         require_stream(dataset, world_size, workers)
         batching = _of_stream(dataset, Batching(batch_size, world_size, accumulation, uneven))
         shape = Shape(rank, batching, workers, prefetch, collate)
-        return StreamSteps(dataset, steps, shape, seed=seed, pin_memory=pin_memory, saved=saved)
+        stream = StreamSteps(dataset, steps, shape, seed, saved)
+        return Steps(stream.read(pin_memory=pin_memory), batching, stream.saved)
     size = length(dataset)
     batching = Batching(batch_size, world_size, accumulation, uneven, size)
     if not batching.steps_per_epoch:
@@ -197,7 +201,7 @@ def training_steps(
     if not workers and not pin_memory:
         # Same as a DataLoader in this process, without its overhead.
         here = (collate(placed.__getitems__(batch)) for batch in places)
-        return _Indexed(_by_step(here, steps, batching), batching)
+        return Steps(_by_step(here, steps, batching), batching)
     loader: DataLoader[Any] = DataLoader(
         placed,
         batch_sampler=places,
@@ -210,7 +214,7 @@ def training_steps(
         # resumed run would draw once more than an uninterrupted run.
         generator=torch.Generator().manual_seed(seed),
     )
-    return _Indexed(_by_step(loader, steps, batching), batching)
+    return Steps(_by_step(loader, steps, batching), batching)
 
 
 def order_of(dataset: Dataset[Any], size: int, seed: int) -> Order:
@@ -237,29 +241,6 @@ def _of_stream(stream: IterableDataset[Any], batching: Batching) -> Batching:
             "larger train.micro_batch"
         )
     return batching
-
-
-class _Indexed:
-    """Steps of a map-style dataset; a checkpoint needs only the number of steps."""
-
-    def __init__(self, steps: Generator[list[Any], None, None], batching: Batching) -> None:
-        self._steps, self._batching = steps, batching
-
-    @property
-    def batching(self) -> Batching:
-        return self._batching
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self._steps
-
-    def __next__(self) -> list[Any]:
-        return next(self._steps)
-
-    def close(self) -> None:
-        self._steps.close()
-
-    def saved(self, done: int) -> StreamState:
-        return StreamState({}, {})
 
 
 def _by_step(

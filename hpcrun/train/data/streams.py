@@ -86,16 +86,14 @@ def require_stream(stream: IterableDataset[Any], ranks: int, workers: int) -> No
 
 
 class StreamSteps:
-    """Micro-batches of this rank for each step of ``steps``; close it to end its loader processes."""
+    """Micro-batches of this rank for each step of ``steps``."""
 
     def __init__(
         self,
         stream: IterableDataset[Any],
         steps: range,
         shape: Shape,
-        *,
         seed: int,
-        pin_memory: bool,
         saved: StreamState | None,
     ) -> None:
         """``saved``: what :meth:`saved` returned at ``steps.start``, in any process; None at step 0.
@@ -107,22 +105,7 @@ class StreamSteps:
         self._states = _restored(stream, steps.start, shape, self._whole, saved)
         self._done = steps.start
         self._feed = _Feed(stream, steps, shape, self._whole, seed, list(self._states))
-        self._steps = self._read(steps, seed, pin_memory)
-
-    @property
-    def batching(self) -> Batching:
-        """Numbers of samples in the micro-batches."""
-        return self._shape.batching
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self
-
-    def __next__(self) -> list[Any]:
-        return next(self._steps)
-
-    def close(self) -> None:
-        """End the loader processes."""
-        self._steps.close()
+        self._steps, self._seed = steps, seed
 
     def saved(self, done: int) -> StreamState:
         """Return the position of the stream after the first ``done`` steps, which must be the current ones.
@@ -146,7 +129,8 @@ class StreamSteps:
             return StreamState({**shared, "state": pack(states[0])}, {})
         return StreamState(shared, {"states": states})
 
-    def _read(self, steps: range, seed: int, pin_memory: bool) -> Generator[list[Any], None, None]:
+    def read(self, *, pin_memory: bool) -> Generator[list[Any], None, None]:
+        """Yield the micro-batches of each step; close the generator to end the loader processes."""
         loader: DataLoader[_Item] = DataLoader(
             self._feed,
             batch_size=None,
@@ -156,13 +140,13 @@ class StreamSteps:
             pin_memory=pin_memory,
             worker_init_fn=start_worker if self._shape.workers else None,
             # An own generator: the loader must not draw from the global generator, which is saved.
-            generator=torch.Generator().manual_seed(seed),
+            generator=torch.Generator().manual_seed(self._seed),
         )
         items = iter(loader)
         for _ in range(self._feed.lead):
             next(items)
         number = self._feed.first
-        for step in steps:
+        for step in self._steps:
             batches = []
             for _ in range(self._shape.batching.accumulation):
                 batch, state, refusal = next(items)
@@ -244,12 +228,7 @@ class _Feed(IterableDataset[_Item]):
 
 
 class _Reader:
-    """Endless iteration of a stream; ``given`` counts its samples over all passes.
-
-    Args:
-        state: the starting position from :meth:`state`; None: the first sample.
-        seed: numbers to seed the generators with before each sample, with its number; None: no seeding.
-    """
+    """Endless iteration of a stream; ``given`` counts its samples over all passes."""
 
     def __init__(
         self,

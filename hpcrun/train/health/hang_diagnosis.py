@@ -8,7 +8,6 @@ import contextlib
 import math
 import os
 import pickle
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,8 +55,6 @@ def judge_hang(
     same number, they wait for each other, and no rank is behind.
 
     Args:
-        answers: by rank; at least one.
-        hosts: of every rank, None if unknown.
         now: in Unix seconds.
         idle: seconds without progress, on the rank that raised the alarm.
     """
@@ -89,7 +86,7 @@ def judge_hang(
         )
     if all(it.doing != TRAINING for it in answers.values()):
         phrases.append("if this work needs more time, raise train.hang_start")
-    first_rank = next(iter([*silent, *_minority(crossed), *behind]), 0 if len(hosts) == 1 else None)
+    first_rank = next(iter([*silent, *behind]), 0 if len(hosts) == 1 else None)
     where = "before the first step" if step is None else f"in step {step}"
     return Hang(
         rank=first_rank,
@@ -131,14 +128,6 @@ def _crossed(answers: Mapping[int, RankPosition]) -> dict[int, str]:
             if len(set(found.values())) > 1:
                 return found
     return {}
-
-
-def _minority(crossed: Mapping[int, str]) -> list[int]:
-    """Return the ranks with the rarest collective, if another collective is more frequent."""
-    ways = Counter(crossed.values()).most_common()
-    if len(ways) < 2 or ways[-1][1] == ways[0][1]:
-        return []
-    return [rank for rank, way in crossed.items() if way == ways[-1][0]]
 
 
 def _grouped(phrases: Mapping[int, str], hosts: Sequence[str | None]) -> list[str]:

@@ -25,7 +25,7 @@ from hpcrun.train.data import batching as order
 from hpcrun.train.data.batches import length
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.step.trainer import AMPTrainer, StepResult
-from hpcrun.train.step.weighting import impossible, without_loss
+from hpcrun.train.step.weighting import impossible
 
 Samples = Callable[[int, int], list[list[int]]]
 """Return the dataset indices of a rank at a step, a list per micro-batch."""
@@ -48,9 +48,6 @@ class _Found:
 
     host: str
     loss: float
-    without_loss: list[int]
-    """Micro-batches with weight 0 and a non-finite loss."""
-
     weights: list[tuple[int, float]]
     """Invalid weights by micro-batch; a single invalid weight makes the sum of all ranks invalid."""
 
@@ -119,7 +116,7 @@ class NonFiniteWatch:
         ranks = self._gather(self._results[-2 if gate.pending else -1])
         overflow = self._scaled and not any(rank.lost for rank in ranks)
         stop = many or (self._stops and not overflow)
-        if not stop and overflow and not (fresh and _weightless(ranks)):
+        if not stop and overflow:
             return
         self._dumps, self._told = self._dumps + 1, True
         step = self._first + gate.steps - 1
@@ -132,8 +129,7 @@ class NonFiniteWatch:
     def _gather(self, result: StepResult) -> list[_Found]:
         """Gather every rank's report about the step with this ``result``. Collective."""
         weights = [(n, float(one)) for n, one in enumerate(result.weights) if impossible(one)]
-        mine = _Found(node_name(), result.loss.item(), without_loss(result.weighted), weights)
-        return self._ranks.gather(mine)
+        return self._ranks.gather(_Found(node_name(), result.loss.item(), weights))
 
     def _dump(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
         path = self._run.nonfinite(step)
@@ -174,7 +170,7 @@ class NonFiniteWatch:
             raise PeerFailed(f"gradients are not finite at step {step}; see rank {bad[0]}")
         row = f", {in_a_row} consecutive steps" if in_a_row > 1 else ""
         name = self._run.nonfinite(step).relative_to(self._run.path)
-        known = any(found.weights for found in ranks) or _weightless(ranks)
+        known = any(found.weights for found in ranks)
         more = "" if known else ", at train.lr, or use a higher precision (amp.dtype)"
         raise NotFinite(
             f"gradients are not finite at step {step}{row} ({key}); {_whose(ranks)}; check the "
@@ -192,7 +188,7 @@ def _whose(ranks: list[_Found]) -> str:
     """Describe the loss or weight that causes it, if there is one."""
     bad = _guilty(ranks)
     if not bad:
-        return _weightless(ranks) or "every rank's loss is finite"
+        return "every rank's loss is finite"
     rank, found = bad[0], ranks[bad[0]]
     more = f", and of {len(bad) - 1} more" if len(bad) > 1 else ""
     if found.weights:
@@ -200,18 +196,6 @@ def _whose(ranks: list[_Found]) -> str:
         where = f"micro-batch {number} of rank {rank} on {found.host}"
         return f"the task's weight of {where} is {weight:g}{more}"
     return f"the loss of rank {rank} on {found.host} is {found.loss}{more}"
-
-
-def _weightless(ranks: list[_Found]) -> str | None:
-    """Describe a micro-batch with weight 0 as the likely cause, if all losses of other weights are finite."""
-    for rank, found in enumerate(ranks):
-        if found.without_loss and not any(other.lost for other in ranks):
-            return (
-                f"micro-batch {found.without_loss[0]} of rank {rank} on {found.host} has weight 0 and a "
-                "non-finite loss, so its gradients may be non-finite too: divide the loss by at least 1, "
-                "as in (l * m).sum() / m.sum().clamp(min=1)"
-            )
-    return None
 
 
 def samples_of(dataset: Dataset[Any], batching: Batching, seed: int) -> Samples | None:

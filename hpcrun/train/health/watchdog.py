@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NoReturn, Protocol
+from typing import IO, Any, NoReturn
 
 from hpcrun.config import Config
 from hpcrun.job import policy as exitcodes
@@ -41,17 +41,8 @@ from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import COMPILING, PROFILING, Position
 
-
-class Store(Protocol):
-    """The methods used of torch's key-value stores; each may raise RuntimeError if the store is gone."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
+Store = Any
+"""torch's key-value store; each request may raise RuntimeError if the store is gone."""
 
 
 class Peers:
@@ -81,7 +72,7 @@ class Peers:
         if self._store is None:
             return None
         try:
-            return self._store.add(key, more)
+            return int(self._store.add(key, more))
         except RuntimeError:
             self._lose_store()
             return None
@@ -101,7 +92,7 @@ class Peers:
         if self._store is None:
             return False
         try:
-            return self._store.check(list(keys))
+            return bool(self._store.check(list(keys)))
         except RuntimeError:
             self._lose_store()
             return False
@@ -162,13 +153,8 @@ class Watchdog:
         """Watch ``position``.
 
         Args:
-            folder: the attempt's logs.
             ranks: this rank, and the number of ranks; the watchdog uses the store instead of a group.
-            store: this rank's own connection to the shared store; None: watch this rank only.
-            on_exit: called before the watchdog ends the process, after everything is written.
             resumed: called after a suspension of this rank, with its seconds.
-            blind: a rank sees a peer's failure in the store only, so rank 0, which has the store, stays a
-                little longer.
         """
         self._position, self._limits = position, limits
         self._folder, self._rank, self._world_size = folder, ranks.rank, ranks.world_size

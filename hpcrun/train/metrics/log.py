@@ -73,12 +73,7 @@ class MetricsLog:
         ranks: Ranks,
         restart: int,
     ) -> None:
-        """Gather the ranks' hosts. Collective.
-
-        Args:
-            sinks: on rank 0; None on other ranks.
-            ranks: all ranks, with a control group.
-        """
+        """Gather the ranks' hosts. Collective."""
         self._trainer, self._sinks, self._ranks, self._restart = trainer, sinks, ranks, restart
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
         self._every, self._end = config.train.log_every, config.train.steps

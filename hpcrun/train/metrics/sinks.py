@@ -5,7 +5,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from hpcrun.config import Config, masked_values
 from hpcrun.errors import UserError
@@ -16,40 +16,28 @@ from hpcrun.run.files import read_json
 from hpcrun.run.streams import LineWriter
 
 
-class Sink(Protocol):
+class Sink:
     """Destination of rank 0's lines."""
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Write one line; ``line["step"]`` is the number of steps done. Raises OSError on a full disk."""
-        ...
 
     def flush(self) -> None:
         """Make written lines survive this process, if that is cheap."""
-        ...
 
     def close(self) -> None:
         """Send buffered lines."""
-        ...
 
 
-class JsonLines:
+class JsonLines(LineWriter, Sink):
     """Writer of metrics.jsonl in the run directory."""
 
     def __init__(self, run: RunDirectory, *, pause: float = 0.2) -> None:
         """Write to the metrics of ``run``; ``pause``: seconds between two writes."""
-        self._lines = LineWriter(run.metrics, pause=pause)
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        self._lines.write(line)
-
-    def flush(self) -> None:
-        self._lines.flush()
-
-    def close(self) -> None:
-        self._lines.close()
+        super().__init__(run.metrics, pause=pause)
 
 
-class RankZeroLog:
+class RankZeroLog(Sink):
     """Log lines of rank 0: loss, speed and remaining time, now and then."""
 
     def __init__(self, total: int, start: int) -> None:
@@ -64,14 +52,8 @@ class RankZeroLog:
             if text is not None:
                 say(text)
 
-    def flush(self) -> None:
-        """Do nothing: each line is flushed."""
 
-    def close(self) -> None:
-        """Do nothing: no lines are buffered."""
-
-
-class TensorBoard:
+class TensorBoard(Sink):
     """Event files for TensorBoard. After a restart, lines beyond the restored step are hidden."""
 
     def __init__(self, run: RunDirectory, start: int) -> None:
@@ -98,7 +80,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Sink):
     """One W&B run for all attempts, with an id from the run directory. Skips steps that W&B already has."""
 
     def __init__(self, run: RunDirectory, config: Config, project: str) -> None:
@@ -131,9 +113,6 @@ class WeightsAndBiases:
         if line["step"] >= self._newest:
             self._newest = line["step"]
             self._run.log(_numbers(line), step=line["step"])
-
-    def flush(self) -> None:
-        """Do nothing: a separate process of W&B already has the lines."""
 
     def close(self) -> None:
         self._run.finish()

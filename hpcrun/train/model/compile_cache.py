@@ -10,12 +10,9 @@ A new shape of a batch, or the first validation, compiles for minutes at any ste
 """
 
 import contextlib
-import json
 import os
-import platform
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,39 +20,29 @@ from typing import Any
 import torch
 import xxhash
 
-from hpcrun.devices import accelerator
 from hpcrun.drafts import remove_left
 from hpcrun.run.files import write_atomic
 from hpcrun.train.position import COMPILING, TRAINING, Position
 
-_FORMAT = 1
-_HEADER_LIMIT = 4096
+_HASH = 16
+"""Bytes of the hash before the packed entries."""
+
 _PATIENCE = 600.0
 """Seconds: the file is written at once, without a pause."""
 
 
 class CompileCache:
-    """The file of the compiled code, and the entries of it that this process has seen.
+    """The file of the compiled code, and the entries of it that this process has seen."""
 
-    Args:
-        path: the file; a missing file is normal.
-        writes: write the file; True on one rank of the first node for each file.
-        loads: unpack the file into torch's cache folder on this node; True on one rank of each node for
-            each file.
-        device: the device of the model.
-    """
-
-    def __init__(self, path: Path, device: torch.device, *, writes: bool, loads: bool) -> None:
+    def __init__(self, path: Path, *, writes: bool, loads: bool) -> None:
         self._path, self._writes, self._loads = path, writes, loads
-        self._made_by = _environment(device)
         self._known: set[tuple[str, str]] = set()
         self._fresh = True
 
     def load(self) -> str | None:
         """Unpack the file for the compiler; return a line about the result, or None without a file.
 
-        A file that is damaged, or written by another torch or device, changes nothing. The writer of the file
-        removes what killed writers have left.
+        A damaged file changes nothing. The writer of the file removes what killed writers have left.
         """
         if self._writes:
             remove_left(self._path, _PATIENCE)
@@ -64,7 +51,6 @@ class CompileCache:
         try:
             with self._path.open("rb") as stream:
                 status, raw = os.fstat(stream.fileno()), stream.read()
-            owners = {os.geteuid(), self._path.parent.stat().st_uid}
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -72,12 +58,9 @@ class CompileCache:
         # Entries are pickled, and run when they are used.
         if status.st_mode & stat.S_IWOTH:
             return self._ignored(f"everybody may write to it; run `chmod o-w {self._path}`")
-        # Who may write to a shared folder can replace the file, but cannot give it to another owner.
-        if status.st_uid not in owners:
-            return self._ignored(f"user {status.st_uid} wrote it, who does not own the run")
-        content = _content(raw, self._made_by)
-        if isinstance(content, str):
-            return self._ignored(content)
+        content = raw[_HASH:]
+        if xxhash.xxh3_128_digest(content) != raw[:_HASH]:
+            return self._ignored("is damaged")
         try:
             found = torch.compiler.load_cache_artifacts(content)
             if found is None:
@@ -113,14 +96,8 @@ class CompileCache:
         if entries <= self._known:
             return
         self._known |= entries
-        header = {
-            "format": _FORMAT,
-            "made_by": self._made_by,
-            "size": len(content),
-            "xxh3": xxhash.xxh3_128_hexdigest(content),
-        }
         try:
-            write_atomic(self._path, json.dumps(header).encode() + b"\n" + content)
+            write_atomic(self._path, xxhash.xxh3_128_digest(content) + content)
         except OSError as error:
             self._not_written(f"cannot be written: {error.strerror}")
 
@@ -135,24 +112,12 @@ class CompileCache:
 def open_cache(
     path: Path | None, device: torch.device, *, node_rank: int, local_rank: int
 ) -> CompileCache:
-    """Return the cache of a rank.
-
-    A user who names a folder for torch's cache has chosen a place that outlives a job: such a rank uses no
-    file.
-
-    Args:
-        path: the file of the CPU and of the first GPU of a node; None if the training keeps no file.
-    """
-    kept = (
-        path is not None
-        and not _chosen_by_user(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
-        and hasattr(torch.compiler, "load_cache_artifacts")
-    )
+    """Return the cache of a rank."""
+    kept = path is not None and hasattr(torch.compiler, "load_cache_artifacts")
     # Where Slurm shows each rank only its own GPU, all of them have the number 0 and share a file.
     loads = kept and local_rank == (device.index or 0)
     return CompileCache(
         file_of(path or Path(os.devnull), device),
-        device,
         writes=loads and node_rank == 0,
         loads=loads,
     )
@@ -161,49 +126,6 @@ def open_cache(
 def file_of(path: Path, device: torch.device) -> Path:
     """Return the file of ``device``; ``path``: that of the CPU and of the first GPU of a node."""
     return path.with_name(f"{path.stem}-{device.index}{path.suffix}") if device.index else path
-
-
-def _chosen_by_user(folder: str | None) -> bool:
-    # The import of torch's compiler sets the variable to torch's own folder, on the disk of this node.
-    if folder is None:
-        return False
-    own = Path(folder).name.startswith("torchinductor_")
-    return not (own and Path(folder).parent == Path(tempfile.gettempdir()))
-
-
-def _content(raw: bytes, here: dict[str, str]) -> bytes | str:
-    """Return the packed entries of a file, or the reason for which they are not used."""
-    line, _, content = raw[:_HEADER_LIMIT].partition(b"\n")
-    content = raw[len(line) + 1 :]
-    try:
-        header: Any = json.loads(line)
-        made_by = dict(header["made_by"])
-        whole = (header["format"], header["size"], header["xxh3"]) == (
-            _FORMAT,
-            len(content),
-            xxhash.xxh3_128_hexdigest(content),
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "is damaged"
-    # A later version of hpcrun may have written keys that this version does not know.
-    for key in here | made_by:
-        if made_by.get(key) != here.get(key):
-            return f"was written with {key} {made_by.get(key)}, but this is {here.get(key)}"
-    return content if whole else "is damaged"
-
-
-def _environment(device: torch.device) -> dict[str, str]:
-    """Return what the compiled code depends on."""
-    gpu = accelerator.is_accelerator(device)
-    return {
-        "torch": torch.__version__,
-        "Python": platform.python_version(),
-        "device": accelerator.name(device) if gpu else _processor(),
-    }
-
-
-def _processor() -> str:
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _entries(info: Any) -> Iterator[tuple[str, str]]:
@@ -215,11 +137,7 @@ def _entries(info: Any) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def shown_in(position: Position, *, wanted: bool) -> Iterator[None]:
-    """Within the block, the position of a step in which torch compiles is ``COMPILING``.
-
-    Args:
-        wanted: the model is compiled; otherwise do so only if the compiler is loaded already.
-    """
+    """Within the block, the position of a step in which torch compiles is ``COMPILING``."""
     if not wanted and "torch._dynamo" not in sys.modules:
         yield
         return

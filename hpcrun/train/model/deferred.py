@@ -91,11 +91,6 @@ def build_deferred(
 
     Afterwards all ranks have the buffers, and the tensors in attributes of modules, of rank 0.
 
-    Args:
-        make: returns the model; it sets the seeds first.
-        ranks: all ranks.
-        covered: returns True if the caller loads all weights of a model; then rank 0 has no weights either.
-
     Returns:
         The model, its parameters, and an empty string; or the model in full, None and the reason.
 
@@ -211,19 +206,12 @@ class _BuildWithoutWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Raise Undeferrable if the program keeps tensors or generators of the build outside ``model``."""
         inside = [*model.parameters(), *(value for _, value in _other_tensors(model))]
         known = {value.untyped_storage()._cdata for value in inside}
-
-        def held() -> str:
-            if any(each.cdata not in known and not each.expired() for each in self._made):
-                return "tensors are held outside parameters, buffers and attributes"
-            own = (each() for each in self._behind)
-            if any(each is not None and each is not torch.default_generator for each in own):
-                return "a generator that has drawn parameters is still held"
-            return ""
-
-        if held():
-            gc.collect()
-        if reason := held():
-            raise Undeferrable(reason)
+        gc.collect()
+        if any(each.cdata not in known and not each.expired() for each in self._made):
+            raise Undeferrable("tensors are held outside parameters, buffers and attributes")
+        own = (each() for each in self._behind)
+        if any(each is not None and each is not torch.default_generator for each in own):
+            raise Undeferrable("a generator that has drawn parameters is still held")
 
     @property
     def exact(self) -> bool:
@@ -286,12 +274,6 @@ def fill(
     """Set the shards, which `give_memory` has prepared, to the weights of rank 0. Collective.
 
     Rank 0 broadcasts one parameter after another, and frees it.
-
-    Args:
-        deferred: the sharded model.
-        device: the device of the collectives.
-        ranks: all ranks.
-        advance: called after each parameter.
     """
     with torch.no_grad():
         for name in sorted(deferred.parameters):

@@ -1,5 +1,6 @@
 """Choose the parallelism of a training: as configured, or by memory for ``train.parallel=auto``."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -7,20 +8,38 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcrun.checkpoint.sharded.host_staging import total_memory
+from hpcrun.checkpoint.storage.errors import amount
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.parallel import memory_estimate
-from hpcrun.train.parallel.fsdp import FILLS_UNUSED, FSDPStrategy
+from hpcrun.train.model.checks import unshardable
+from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy
-from hpcrun.train.task_checks import unshardable
 
 Parallel = Literal["single", "dp", "ddp", "fsdp"]
 
+HEADROOM = 0.4
+"""The fraction of a device's memory reserved for activations, workspaces and fragmentation."""
+
 # Muon keeps one for its matrices; embeddings and vectors have two.
 _MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that DDP keeps on every rank from step to step. ``average``: of the weights (``train.ema``)."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts in bytes."""
+        return self.weights + self.gradients + self.optimizer + self.average
 
 
 def strategy(
@@ -49,13 +68,7 @@ def resolve_parallel(
     ranks: Ranks,
     earlier: str | None = None,
 ) -> Parallel:
-    """Resolve ``train.parallel``; for ``auto`` print the reason for the choice. Collective.
-
-    Args:
-        model: still on the CPU.
-        ranks: all ranks, with a control group.
-        earlier: the parallelism of the run's last attempt, as rank 0 knows it.
-    """
+    """Resolve ``train.parallel``; for ``auto`` print the reason for the choice. Collective."""
     if config.train.parallel == "fsdp" and distributed.world_size == 1:
         print(
             "hpcrun: train.parallel=fsdp: a single rank has nothing to shard; it trains as with `single`, "
@@ -81,7 +94,7 @@ def resolve_parallel(
 
 def decide(
     config: Config,
-    wanted: memory_estimate.Need,
+    wanted: Need,
     room: int,
     earlier: str | None = None,
     unfit: str | None = None,
@@ -91,16 +104,18 @@ def decide(
     ``unfit``: the reason why the model cannot be sharded, if there is one. A run that was sharded stays
     sharded even if DDP fits, because the two round differently.
     """
-    fits, ours = memory_estimate.fits(wanted, room), only_ddp(config)
+    fits, ours = wanted.total <= room * (1 - HEADROOM), only_ddp(config)
     chosen: Parallel = "ddp" if ours or unfit or (fits and earlier != "fsdp") else "fsdp"
     reason = ""
     if chosen == "ddp" and not fits:
         reason = f", which {ours} needs" if ours else f", because {unfit}"
     elif chosen == "fsdp" and fits:
         reason = ", as in the last attempt"
-    return (
-        chosen,
-        f"train.parallel=auto chooses {chosen}{reason}: {memory_estimate.summary(wanted, room)}",
+    average = f" + {amount(wanted.average)} of averaged weights" if wanted.average else ""
+    return chosen, (
+        f"train.parallel=auto chooses {chosen}{reason}: {amount(wanted.weights)} of weights + "
+        f"{amount(wanted.gradients)} of gradients + {amount(wanted.optimizer)} of optimizer state{average} = "
+        f"{amount(wanted.total)} per rank, of {amount(room)}; {HEADROOM:.0%} are reserved for activations"
     )
 
 
@@ -109,21 +124,20 @@ def only_ddp(config: Config) -> str | None:
     train = config.train
     if train.compression != "none":
         return "train.compression"
-    if train.uneven == "join":
-        return "train.uneven=join"
-    if train.find_unused_parameters and not FILLS_UNUSED:
+    if train.find_unused_parameters:
         return "train.find_unused_parameters"
     return "train.channels_last" if train.channels_last else None
 
 
-def need(config: Config, model: nn.Module) -> memory_estimate.Need:
+def need(config: Config, model: nn.Module) -> Need:
     """Estimate the memory that training ``model`` with DDP under ``config`` keeps."""
-    return memory_estimate.need(
-        ((p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()),
-        moments=_MOMENTS[config.optim.name],
-        bucket_view=config.train.gradient_as_bucket_view,
-        average=config.train.ema is not None,
-        unsent=config.train.compression == "powersgd",
+    weights = sum(p.nbytes for p in model.parameters())
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    return Need(
+        weights,
+        gradients=trained * (1 if config.train.gradient_as_bucket_view else 2),
+        optimizer=trained * _MOMENTS[config.optim.name],
+        average=trained if config.train.ema is not None else 0,
     )
 
 

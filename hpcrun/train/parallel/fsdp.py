@@ -27,19 +27,19 @@ from hpcrun.devices.vendor import CompileMode
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
-from hpcrun.train.model.prepare import compile_in_place
-from hpcrun.train.model.unused_parameters import kept_buffers, kept_generators
+from hpcrun.train.model.checks import kept_buffers, kept_generators, unshardable
+from hpcrun.train.model.prepare import blocks, by_class, by_size, compile_in_place, kind, unshared
 from hpcrun.train.parallel.fsdp_check import ShardedUse
-from hpcrun.train.parallel.memory_estimate import MANY_GRADIENTS
 from hpcrun.train.parallel.process_group import connect
 from hpcrun.train.parallel.strategies import Strategy, copy_from_rank_zero
-from hpcrun.train.task_checks import unshardable
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-FILLS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
-"""True if this torch can reduce zeros for parameters for which a rank has no gradient."""
+MANY_GRADIENTS = 2 * 10**9
+"""Bytes of unsharded gradients from which FSDP reduces gradients in every micro-batch by default.
+
+Not a part of the device's memory: another kind of GPU after a requeue would change the order of sums.
+"""
 
 _MIXED = "got mixed torch.Tensor and DTensor"
 """Torch's error text for a shard combined with an unsharded tensor."""
@@ -54,13 +54,16 @@ class FSDPStrategy(Strategy):
 
     def __init__(self, distributed: DistributedConfig, options: FSDP, precision: str) -> None:
         """``precision``: an ``AMPConfig.dtype``, the default of ``options.param_dtype``."""
+        if distributed.find_unused_parameters:
+            raise ValueError(
+                "find_unused_parameters is for ddp; under fsdp use the same parameters on all ranks"
+            )
         self._distributed, self._options = distributed, options
         self._precision = options.param_dtype or precision
         self._autocast, self._scaled = precision in ("bf16", "fp16"), precision == "fp16"
         self._shape: nn.Module | Exception | None = None
         self._syncs = self._was_last = True
         self._reduces_each = options.reduce_each_micro_batch is True
-        self._may_differ = distributed.find_unused_parameters
         self._use: ShardedUse | None = None
         self._compiled = False
 
@@ -118,9 +121,7 @@ class FSDPStrategy(Strategy):
         self._from_rank_zero(module)
         fully_shard(module, **options, **at_root)
         self._compiled = mode is not None
-        self._use = ShardedUse(module, self._device, may_differ=self._may_differ)
-        if self._may_differ:
-            fill_unused(module)
+        self._use = ShardedUse(module)
         return module
 
     def compare(
@@ -156,7 +157,7 @@ class FSDPStrategy(Strategy):
             self._syncs, self._was_last = reduces, last
         if self._use is not None:
             self._use.begin(last=last, reduces=reduces)
-        return self._passes(self._use if last and self._may_differ else None)
+        return self._passes()
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         clipped = list(parameters)
@@ -214,7 +215,7 @@ class FSDPStrategy(Strategy):
         }
 
     @contextlib.contextmanager
-    def _passes(self, use: ShardedUse | None) -> Iterator[None]:
+    def _passes(self) -> Iterator[None]:
         """Wrap the passes of a micro-batch. Raises NotTrainable if a part reads another part's shard."""
         try:
             yield
@@ -226,8 +227,6 @@ class FSDPStrategy(Strategy):
                 f"the model reads them in another part too ({' '.join(str(error).split())}); set "
                 "fsdp.wrap=classes without this part, or use ddp"
             ) from error
-        if use is not None:
-            use.drop_unused_gradients()
 
     def _unsharded_gradients(self, module: nn.Module) -> int:
         """Return the bytes of gradients on each rank if only the last micro-batch reduces them."""
@@ -254,18 +253,6 @@ class FSDPStrategy(Strategy):
                 copy_from_rank_zero(value.data)
 
 
-def fill_unused(module: nn.Module) -> None:
-    """Reduce zeros for parameters without a gradient, since other ranks may have a gradient for them."""
-    if not FILLS_UNUSED:
-        raise UserError(
-            f"train.find_unused_parameters: with fsdp it needs torch 2.13; this is {torch.__version__}; "
-            "use ddp, or use the same parameters on all ranks"
-        )
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.set_reduce_scatter_unused_params(True, recurse=False)
-
-
 def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
     """Return the submodules of ``module`` to shard as units, inner ones first, without ``module`` itself.
 
@@ -290,9 +277,6 @@ def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
 
 def layout(places: list[tuple[int, int]]) -> list[list[int]]:
     """Arrange the ranks in rows, one row per node, for hybrid sharding.
-
-    Args:
-        places: node rank and local rank of each rank.
 
     Raises:
         UserError: the nodes have different numbers of ranks.

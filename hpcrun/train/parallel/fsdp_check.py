@@ -3,7 +3,7 @@
 FSDP ranks gather weights and reduce gradients part by part, in the order of the rank's own passes. If one
 rank skips a part, or has no gradient for a parameter, its next collective meets a different collective of the
 other ranks: gloo ends the process, NCCL hangs, and if the sizes happen to be equal the numbers are mixed up.
-The ranks compare their use in the first step. With ``may_differ`` they agree on it in every step.
+The ranks compare their use in the first step.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from hpcrun.errors import error_on_all_ranks
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import node_name
-from hpcrun.train.model.unused_parameters import reached, shortened, unreached
+from hpcrun.train.model.checks import reached, shortened, unreached
 
 _RECOMPUTED = "_checkpoint_wrapped_module."
 
@@ -29,9 +29,7 @@ _RECOMPUTED = "_checkpoint_wrapped_module."
 class ShardedUse:
     """Tracks this rank's passes through ``module``, which has sharded submodules."""
 
-    def __init__(self, module: nn.Module, device: torch.device, *, may_differ: bool) -> None:
-        """``may_differ``: True if a parameter may lack a gradient on some ranks only."""
-        self._module, self._device, self._may_differ = module, device, may_differ
+    def __init__(self, module: nn.Module) -> None:
         self._parts: dict[str, nn.Module] = {
             _plain(name): part
             for name, part in module.named_modules()
@@ -39,22 +37,21 @@ class ShardedUse:
         }
         # Unsharded parameters: the tensors with which a part computes are not the sharded ones.
         self._whole: dict[str, nn.Parameter] = {}
-        self._learned: set[str] = set()
-        self._used: set[str] = set()
         self._reached: set[str] = set()
         self._given: defaultdict[str, list[Any]] = defaultdict(list)
         self._results: defaultdict[str, list[Any]] = defaultdict(list)
         self._hooks: list[Any] = []
         self._ranks = Ranks()
         self._comparing = self._forward = self._last = self._reduces = False
-        if may_differ:
-            self._learn_parameters()
 
     def compare(self, ranks: Ranks) -> None:
         """Make ``ranks``, which have a control group, compare during the next step."""
         self._ranks, self._comparing = ranks, True
-        if not self._may_differ:
-            self._hooks += self._learn_parameters()
+        # Before FSDP's own hook, which frees the gathered weights.
+        self._hooks += [
+            part.register_forward_hook(partial(self._learn, name), prepend=True)
+            for name, part in self._parts.items()
+        ]
         for place, (name, part) in enumerate(self._parts.items()):
             come = partial(self._come_to, place)
             self._hooks.append(part.register_forward_pre_hook(come, prepend=True))
@@ -85,23 +82,6 @@ class ShardedUse:
             self._comparing = False
             for hook in self._hooks:
                 hook.remove()
-
-    def drop_unused_gradients(self) -> None:
-        """Set gradients to None, instead of zero, for parameters that no rank has used. Collective."""
-        trained = [
-            (_plain(name), parameter)
-            for name, parameter in self._module.named_parameters()
-            if parameter.requires_grad
-        ]
-        mine = [name in self._used for name, _ in trained]
-        self._used.clear()
-        anywhere = torch.tensor(mine, dtype=torch.int32, device=self._device)
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
-        # Reading `anywhere` waits for the device; a rank that used everything can skip it.
-        if not all(mine):
-            for (_, parameter), used in zip(trained, anywhere.tolist(), strict=True):
-                if not used:
-                    parameter.grad = None
 
     # If the model compiles its own block, the compiler would trace these hooks too.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -151,12 +131,10 @@ class ShardedUse:
                 "but that of other ranks does; use them on every rank, times 0 where they must not count"
             )
         for rank, names in missing_somewhere:
-            if not self._may_differ:
-                raise error_on_all_ranks(
-                    f"train.find_unused_parameters: the loss of rank {rank} ({hosts[rank]}) does not depend "
-                    f"on {shortened(names)}, but the loss of other ranks does; set it to true",
-                    self._ranks.rank,
-                )
+            self._refuse(
+                f"the loss of rank {rank} ({hosts[rank]}) does not depend on {shortened(names)}, but that of "
+                "other ranks does; use them on every rank, times 0 where they must not count"
+            )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _note_given(self, part: str, _module: nn.Module, *given: Any) -> None:
@@ -175,36 +153,11 @@ class ShardedUse:
             self._ranks.rank,
         )
 
-    def _learn_parameters(self) -> list[Any]:
-        """Record each part's unsharded parameters in its first forward pass; return the hooks."""
-        # Before FSDP's own hook, which frees the gathered weights.
-        return [
-            part.register_forward_hook(partial(self._learn, name), prepend=True)
-            for name, part in self._parts.items()
-        ]
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _learn(self, part: str, module: nn.Module, *_: Any) -> None:
-        if part in self._learned:
-            return
-        frozen = False
         for inner, parameter in module.named_parameters(prefix=part):
-            name = _plain(inner)
-            if isinstance(parameter, DTensor) or name in self._whole:
-                continue
-            if not parameter.requires_grad:
-                frozen = True
-                continue
-            self._whole[name] = parameter
-            if self._may_differ:
-                mark: Any = parameter.register_post_accumulate_grad_hook
-                mark(partial(self._mark, name))
-        # Frozen parameters may be trained later, so check such a part in every pass.
-        if not frozen:
-            self._learned.add(part)
-
-    def _mark(self, name: str, _: Tensor) -> None:
-        self._used.add(name)
+            if parameter.requires_grad and not isinstance(parameter, DTensor):
+                self._whole.setdefault(_plain(inner), parameter)
 
 
 def _ends(values: Any) -> list[Any]:

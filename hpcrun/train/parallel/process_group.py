@@ -1,11 +1,13 @@
-"""Process group: join it, leave it, and query rank, world size and groups."""
+"""Process group and key-value store of the ranks: join, leave, and query rank, world size and groups."""
 
 import contextlib
 import datetime
 import os
+import queue
 import resource
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +16,18 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, WRITERS, wait_until_idle
 from hpcrun.devices import accelerator, vendor
-from hpcrun.devices.devices import lists_mig, require_given_gpus, visible_gpus
+from hpcrun.devices.devices import require_given_gpus, visible_gpus
 from hpcrun.errors import ClusterError, NotTrainable
-from hpcrun.ranks.addresses import wanted_ports
+from hpcrun.ranks.addresses import bound_address, listen, outward_address, wanted_ports
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
+from hpcrun.ranks.launchers import LOOPBACK
 from hpcrun.ranks.making import new_control_group
 from hpcrun.ranks.tree_group import TreeGroup
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import RendezvousFile
-from hpcrun.train.parallel.store import meet
+from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 
 
 def setup_distributed(
@@ -94,13 +97,12 @@ def join_run(
 
     Args:
         timeout: seconds to reach rank 0, and seconds that a collective may take.
-        interface: the network interfaces to use, in the format of ``job.interface``.
 
     Returns:
         ``config`` with the master's real address and port.
 
     Raises:
-        ClusterError: no port could be bound, the description is wrong, or a GPU is missing or shared.
+        ClusterError: no port could be bound, the description is wrong, or a GPU is missing.
         RunError: rank 0 published nothing within ``timeout`` seconds, or cannot be reached.
     """
     require_gpu_build(config)
@@ -113,13 +115,12 @@ def join_run(
         return config
     if not meets:
         return setup_distributed(config, timeout=timeout)
-    if config.rank == 0 and (warning := make_room(config.world_size)) is not None:
-        print(f"hpcrun: {warning}", flush=True)
+    if config.rank == 0:
+        allow_connections(config.world_size)
     rendezvous_file = RendezvousFile(run, attempt, first=config.local_rank == 0)
     ports = wanted_ports(os.environ, attempt.owner)
     config, store = meet(config, rendezvous_file, ports, interface=interface, timeout=timeout)
     os.environ.update(config.to_env_dict())
-    refuse_shared_gpus(config, store)
     dist.init_process_group(
         config.backend,
         store=store,
@@ -201,7 +202,6 @@ def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.
     connecting therefore grows with the number of ranks.
 
     Args:
-        prefix: put before every key.
         timeout: seconds that a request may take.
 
     Returns:
@@ -303,27 +303,24 @@ _BESIDE = 512
 """File descriptors for everything else: data, logs, the training's own connections."""
 
 
-def make_room(world_size: int) -> str | None:
+def allow_connections(world_size: int) -> None:
     """Raise this process's limit of open files to what rank 0 needs, as far as the hard limit allows.
 
     Slurm gives a job the limit of the shell that submitted it, often 1,024. Ranks beyond it could not
     connect.
-
-    Returns:
-        A line for the user if even the hard limit is too low, else None.
     """
     wanted = _A_RANK * world_size + _BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return None
+        return
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed == wanted:
-        return None
-    return (
-        f"rank 0 may open {allowed} files but needs about {wanted} for {world_size} ranks; ask the site to "
-        "raise the hard limit (ulimit -Hn) on the nodes"
-    )
+    if allowed < wanted:
+        print(
+            f"hpcrun: rank 0 may open {allowed} files but needs about {wanted} for {world_size} ranks; ask "
+            "the site to raise the hard limit (ulimit -Hn) on the nodes",
+            flush=True,
+        )
 
 
 def require_gpu_build(config: DistributedConfig) -> None:
@@ -350,57 +347,134 @@ def require_gpu_build(config: DistributedConfig) -> None:
     )
 
 
-def refuse_shared_gpus(config: DistributedConfig, store: Any) -> None:
-    """Check, with the other ranks of the node, that no two have the same GPU. Collective on a node.
+_KEY = "hpcrun/rendezvous"
+_NODE = "hpcrun/node"
+_PEER = "hpcrun/peer"
+
+
+def meet(
+    config: DistributedConfig,
+    rendezvous_file: RendezvousFile,
+    ports: Sequence[int],
+    *,
+    interface: str | None,
+    timeout: float,
+) -> tuple[DistributedConfig, Any]:
+    """Open the store of the attempt's ranks, and make gloo use the network on which they connected.
+
+    Args:
+        timeout: seconds to connect, and for each request to the store.
+
+    Returns:
+        ``config`` with the address and port at which this rank reached the store, and the store.
 
     Raises:
-        ClusterError: on every rank of a node where two ranks have the same GPU; with the remedy.
+        ClusterError: rank 0 can bind no port.
+        RunError: rank 0 published nothing in time, or none of its addresses is reachable.
     """
-    if config.backend != "nccl":
-        return
-    refuse_duplicates(config, store, gpu_identity(config.device_ids[0]))
+    limit = datetime.timedelta(seconds=timeout)
+    if config.rank == 0:
+        address, store = _hold(config, rendezvous_file, listen(ports), interface, limit)
+    else:
+        address, store = rendezvous_file.meet(connect_store, timeout)
+        store.set_timeout(limit)
+    config = config.model_copy(update={"master_addr": address, "master_port": store.port})
+    if config.launch_method == "slurm" and config.num_nodes > 1:
+        os.environ.update(_network_of_gloo(config, store))
+    return config, store
 
 
-def refuse_duplicates(config: DistributedConfig, store: Any, identity: str) -> None:
-    """Do the check of `refuse_shared_gpus` for ``identity``, the GPU of this rank; empty: unknown."""
+def _hold(
+    config: DistributedConfig,
+    rendezvous_file: RendezvousFile,
+    listener: socket.socket,
+    interface: str | None,
+    limit: datetime.timedelta,
+) -> tuple[str, Any]:
+    """Create the store on rank 0, publish its addresses, and return the address that rank 0 itself uses."""
+    addresses = rendezvous_addresses(os.environ, interface)
+    address = next((name for name in addresses if bound_address(name)), LOOPBACK)
+    store = TCPStore(
+        address,
+        listener.getsockname()[1],
+        world_size=config.world_size,
+        is_master=True,
+        timeout=limit,
+        wait_for_workers=False,
+        # torch owns and closes the descriptor from here on.
+        master_listen_fd=listener.detach(),
+    )
+    rendezvous = Rendezvous(tuple(addresses), store.port)
+    store.set(_KEY, rendezvous.key)
+    store.set(_NODE, str(config.node_rank))
+    rendezvous_file.publish(rendezvous)
+    return address, store
 
-    def key(local_rank: int) -> str:
-        return f"hpcrun/gpu/{config.node_rank}/{local_rank}"
 
-    store.set(key(config.local_rank), f"{config.rank} {identity}")
-    found = store.multi_get([key(local) for local in range(config.num_gpus_per_node)])
-    ranks_of: dict[str, list[str]] = {}
-    for rank, _, theirs in (value.decode().partition(" ") for value in found):
-        ranks_of.setdefault(theirs, []).append(rank)
-    for theirs, ranks in ranks_of.items():
-        if theirs and len(ranks) > 1:
-            mig = lists_mig(os.environ)
-            raise ClusterError(
-                f"{socket.gethostname()}: ranks {' and '.join(ranks)} have the same GPU ({theirs}); "
-                + (_MIG if mig else _BINDING)
+def connect_store(
+    address: str, rendezvous: Rendezvous, patience: float, *, handshake: float = 20.0
+) -> tuple[str, Any] | None:
+    """Connect to the run's store at ``address``; return None for another store or no answer.
+
+    Args:
+        patience: seconds to connect.
+        handshake: minimum seconds for TCPStore's handshake; a program that is not a store does not answer it.
+    """
+    try:
+        # Fail fast: TCPStore retries a refused connection until its timeout.
+        socket.create_connection((address, rendezvous.port), timeout=patience).close()
+        store = _open_store(address, rendezvous.port, max(patience, handshake))
+        # The address may belong to the store of another job, which lacks this key.
+        right = store.check([_KEY]) and store.get(_KEY).decode() == rendezvous.key
+    except (OSError, UnicodeError, RuntimeError):
+        return None
+    return (address, store) if right else None
+
+
+def _open_store(address: str, port: int, seconds: float) -> Any:
+    """Connect to the store at ``address`` and ``port``.
+
+    Raises:
+        RuntimeError: no store answers; a silent server is given up after ``2 * seconds``.
+    """
+    opened: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def open_store() -> None:
+        try:
+            opened.put(
+                TCPStore(
+                    address,
+                    port,
+                    is_master=False,
+                    timeout=datetime.timedelta(seconds=seconds),
+                    wait_for_workers=False,
+                )
             )
+        except RuntimeError as error:
+            opened.put(error)
+
+    # TCPStore waits for the answer to its first ping without a limit (seen with torch 2.13). For a silent
+    # server, this thread stays until the process ends.
+    threading.Thread(target=open_store, name="hpcrun-store", daemon=True).start()
+    try:
+        store = opened.get(timeout=2 * seconds)
+    except queue.Empty:
+        raise RuntimeError(f"no store answers at {address} port {port}") from None
+    if isinstance(store, RuntimeError):
+        raise store
+    return store
 
 
-_BINDING = (
-    "srun's --gpu-bind=closest or a manual CUDA_VISIBLE_DEVICES can cause this; let every rank see all GPUs "
-    "of its node: remove the option, or set job.srun_args=[--gpu-bind=none]"
-)
-_MIG = (
-    "they use slices of it (MIG), but NCCL needs whole GPUs: request whole GPUs, or one rank per node "
-    "(--gpus 1)"
-)
+def _network_of_gloo(config: DistributedConfig, store: Any) -> dict[str, str]:
+    """Return ``GLOO_SOCKET_IFNAME`` if gloo would not choose the network on which the ranks connected.
 
-
-def gpu_identity(device: int) -> str:
-    """Return a name of the physical GPU, unique on its host; empty if the driver gives none."""
-    properties = accelerator.properties(accelerator.device(device))
-    uuid = str(getattr(properties, "uuid", ""))
-    # Consumer cards under ROCm have no UUID.
-    known = uuid.strip("0-") and uuid != "None"
-    bus: list[Any] = [
-        getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")
-    ]
-    # With MIG each slice has its own UUID, but NCCL compares the PCI bus address.
-    if known and not lists_mig(os.environ):
-        return f"GPU-{uuid}"
-    return "" if None in bus else "PCI {:04x}:{:02x}:{:02x}".format(*bus)
+    Rank 0's node learns which of its networks the other nodes use only when one of them sends its address.
+    """
+    if store.get(_NODE).decode() != str(config.node_rank):
+        peer = config.master_addr
+        store.set(_PEER, outward_address([peer]) or "")
+    elif "GLOO_SOCKET_IFNAME" in os.environ:
+        return {}
+    else:
+        peer = store.get(_PEER).decode()
+    return gloo_interface(os.environ, [peer] if peer else [])

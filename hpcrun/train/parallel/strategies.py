@@ -6,12 +6,16 @@ A strategy holds no tensors. The trainer calls it at the few points where the ki
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.devices import accelerator
@@ -62,18 +66,10 @@ class Strategy:
     def compare(
         self, ranks: Ranks, model: nn.Module, forwards: Sequence[Callable[[], Tensor]]
     ) -> None:
-        """Compare before or in the next step which parts of ``model`` the ``ranks`` use.
-
-        Args:
-            forwards: the forward pass of each micro-batch of that step; returns the loss.
-        """
+        """Compare before or in the next step which parts of ``model`` the ``ranks`` use."""
 
     def before_backward(self, value: Tensor) -> None:
         """Check a loss before its backward pass; raise UserError if the backward pass would hang."""
-
-    def join(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Wrap the micro-batches of a step in which some ranks have none. Raises ValueError without DDP."""
-        raise ValueError("only DDP supports a step in which some ranks have no batch (Join)")
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         """Clip the gradients to a global norm of ``limit``; return the norm before, a plain scalar."""
@@ -143,14 +139,31 @@ class DDPStrategy(Strategy):
             return model.no_sync()
         return contextlib.nullcontext()
 
-    def join(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        if not isinstance(model, DistributedDataParallel):
-            return super().join(model)
-        return Join([model])
-
     def changes_buckets(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first bucket layout.
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
+
+
+CompressionHook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
+
+
+def compression(kind: Literal["none", "fp16", "bf16"]) -> CompressionHook | None:
+    """Make a gradient compression for ``DistributedAMPTrainer(compression=…)``; None for ``none``.
+
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks``.
+
+    Args:
+        kind: ``fp16`` and ``bf16`` all-reduce gradients in half precision.
+    """
+    if kind == "none":
+        return None
+    compress: Any = fp16_compress_hook if kind == "fp16" else bf16_compress_hook
+
+    # Under another name: DDP accepts torch's bf16 hook on GPUs only, but gloo supports bf16 too.
+    def compressed(_: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        return compress(dist.group.WORLD, bucket)  # type: ignore[no-any-return]
+
+    return compressed
 
 
 @torch.no_grad()

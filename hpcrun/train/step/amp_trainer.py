@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.state.training import RankPart, TrainingState
+from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import default_device
 from hpcrun.ranks.collective import Ranks
@@ -98,7 +98,6 @@ class AMPTrainer:
         self._scheduler: LRScheduler | None = None
         self._ema = ema
         self._average: WeightAverage | None = None
-        self._weighted_losses: list[tuple[Tensor, Weight]] = []
         self._weights: Sequence[Weight] = ()
         self._checkpoints = TrainerCheckpoints(self._state, self._checkpoint_ranks, self.device)
 
@@ -228,8 +227,10 @@ class AMPTrainer:
             TypeError: ``micro_batches`` is not a sequence.
             RuntimeError: there are several ranks, and ``wrap_model()`` was not called.
         """
-        factors = self._begin(micro_batches, loss, weights, total)
-        return self._update(self._backward(micro_batches, loss, factors))
+        with self._explained():
+            factors = self._begin(micro_batches, loss, weights, total)
+            value = self._backward(micro_batches, loss, factors)
+        return self._update(value)
 
     def save_checkpoint(
         self,
@@ -308,16 +309,16 @@ class AMPTrainer:
             scheduler=self.scheduler,
             averages=self.average,
             buffers_differ=self._strategy.buffers_differ,
-            rank_parts=self._rank_parts(),
+            rank_parts={"threads": THREADS} if self.device.type == "cpu" else {},
         )
-
-    def _rank_parts(self) -> dict[str, RankPart]:
-        """Return the parts of the state that each rank has for itself."""
-        return {"threads": THREADS} if self.device.type == "cpu" else {}
 
     def _checkpoint_ranks(self) -> Ranks:
         """Return the ranks that save together. Collective at the first call."""
         return Ranks()
+
+    def _explained(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that explains torch's errors in the passes."""
+        return contextlib.nullcontext()
 
     def _begin(
         self,
@@ -330,7 +331,7 @@ class AMPTrainer:
         require_micro_batches(micro_batches)
         self._before_step(micro_batches, loss)
         self._clear()
-        self._weighted_losses, self._weights = [], weights or ()
+        self._weights = weights or ()
         if weights is None:
             return None
         if len(weights) != len(micro_batches):
@@ -363,7 +364,6 @@ class AMPTrainer:
                     if self._replays_graphs:
                         value = value.clone()  # The next replay overwrites the model's outputs.
                     if factors is not None:
-                        self._weighted_losses.append((value.detach(), factors[index]))
                         value = weighted(value, factors[index])
                     elif parts > 1:
                         value = value / parts
@@ -382,14 +382,13 @@ class AMPTrainer:
         learning_rate = optimizer.param_groups[0]["lr"]
         norm, decision = self.gate.step(optimizer, self._clip if self.clip_norm else None)
         self._clear()
-        losses = self._weighted_losses
-        return StepResult(total, norm, decision, learning_rate, losses, self._weights)
+        return StepResult(total, norm, decision, learning_rate, self._weights)
 
     def _clip(self) -> Tensor:
         assert self.clip_norm is not None
         return self._strategy.clip(trained_by(self.optimizer), self.clip_norm)
 
-    def _after_step(self, skipped: bool, scale_factor: float) -> None:
+    def _after_step(self, skipped: bool) -> None:
         if self._scheduler is not None and not skipped:
             self._scheduler.step()
         if self._average is not None and not skipped:

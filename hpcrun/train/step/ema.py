@@ -79,13 +79,7 @@ def _local(value: Tensor) -> Tensor:
 
 
 class TrainerCheckpoints:
-    """Saves and restores the state of a trainer in folders.
-
-    Args:
-        state: returns the current state of the trainer.
-        ranks: returns the ranks of the trainer with their control group. Collective at the first call.
-        device: the device of the state.
-    """
+    """Saves and restores the state of a trainer in folders."""
 
     def __init__(
         self,

@@ -57,11 +57,8 @@ class StepGate:
     """Device types on which reading a number waits for all queued work. There the fused optimizer reads the
     decision on the device, and the host reads it one step later."""
 
-    def __init__(
-        self, amp: AMPConfig, device: torch.device, after: Callable[[bool, float], None]
-    ) -> None:
-        """``after``: called once for every step, in order, with (skipped, factor by which the loss scale
-        changed)."""
+    def __init__(self, amp: AMPConfig, device: torch.device, after: Callable[[bool], None]) -> None:
+        """``after``: called once for every step, in order; True: the step was skipped."""
         self._amp, self._after = amp, after
         self.scaler = torch.amp.GradScaler(
             device.type,
@@ -71,9 +68,6 @@ class StepGate:
             growth_interval=amp.growth_interval if amp.dynamic else _NEVER,
             enabled=amp.dtype == "fp16",
         )
-        self.at_once = False
-        """True if the host reads every decision immediately, because ``after`` must act before the next
-        backward pass."""
         self.steps = self.skipped = self.skipped_in_row = 0
         self.scales: deque[tuple[int, float]] = deque(maxlen=SCALES_KEPT)
         self._scale = amp.init_scale
@@ -84,9 +78,6 @@ class StepGate:
         self, optimizer: Optimizer, clip: Callable[[], Tensor] | None
     ) -> tuple[Tensor | None, StepDecision]:
         """Check the gradients and take the step if they are finite.
-
-        Args:
-            clip: clips the unscaled gradients and returns their global norm before clipping.
 
         Returns:
             The norm (None without clipping) and the decision.
@@ -169,10 +160,7 @@ class StepGate:
 
     def _late(self, optimizer: Optimizer, found: Tensor) -> bool:
         return (
-            found.device.type in self.late_on
-            and not self.at_once
-            and reads_decision(optimizer)
-            and _started(optimizer)
+            found.device.type in self.late_on and reads_decision(optimizer) and _started(optimizer)
         )
 
     def _update(self) -> None:
@@ -184,11 +172,10 @@ class StepGate:
         self.steps += 1
         self.skipped += skipped
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
-        factor = 1.0
         if self.scaler.is_enabled() and scale != self._scale:
-            factor, self._scale = scale / self._scale, scale
+            self._scale = scale
             self.scales.append((self.steps, scale))
-        self._after(skipped, factor)
+        self._after(skipped)
 
 
 def reads_decision(optimizer: Optimizer) -> bool:

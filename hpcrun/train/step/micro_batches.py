@@ -1,4 +1,4 @@
-"""Run one optimizer step: weight the micro-batches; ranks without samples use DDP Join."""
+"""Run one optimizer step: weight its micro-batches by their samples or tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.model.blocks import Buffers
-from hpcrun.train.model.unused_parameters import Frozen
+from hpcrun.train.model.checks import Frozen, explain, require_loss
+from hpcrun.train.model.prepare import Buffers
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.step.weighting import Weight, impossible
 from hpcrun.train.task import Task
-from hpcrun.train.task_checks import explain, require_loss
 
 
 class MicroBatchStep:
@@ -30,13 +29,7 @@ class MicroBatchStep:
         batching: Batching,
         loss: LossFunction | None = None,
     ) -> None:
-        """``loss``: the task's loss, possibly wrapped for measurements; by default ``task.loss`` itself.
-
-        Raises:
-            UserError: the model cannot be trained with ``train.uneven: join``.
-        """
-        if batching.uneven == "join":
-            _require_joinable(trainer.module)
+        """``loss``: the task's loss, possibly wrapped for measurements; by default ``task.loss`` itself."""
         self._trainer, self._task, self._bare = trainer, task, loss or task.loss
         self._loss: LossFunction = self._first_loss
         self._name = type(task).__name__
@@ -71,16 +64,12 @@ class MicroBatchStep:
             weights, total = counts, len(batching.span(step))
         if weights is None:
             return trainer.training_step(micro_batches, loss)
-        if batching.uneven == "join" and len(batching.span(step)) < batching.ranks:
-            # Not all ranks compute the loss, so they cannot check the first loss collectively.
-            return trainer.step_with_join(micro_batches, self._bare, weights, total)
         return trainer.training_step(micro_batches, loss, weights, total)
 
     def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Compute the loss in this process's first step, and check it on all ranks together."""
-        done = self._trainer.preparation
-        unseen = done.compile is not None and done.checkpointing != "none"
-        buffers = Buffers(self._trainer.module) if unseen else None
+        recomputed = self._trainer.preparation.checkpointing != "none"
+        buffers = Buffers(self._trainer.module) if recomputed else None
         value = self._bare(model, batch)
 
         def judge() -> None:
@@ -97,9 +86,7 @@ class MicroBatchStep:
 
     def _refusal(self, error: ValueError, step: int) -> UserError | None:
         batching = self._batching
-        short = (
-            batching.uneven in ("pad", "join") and len(batching.span(step)) < batching.batch_size
-        )
+        short = batching.uneven == "pad" and len(batching.span(step)) < batching.batch_size
         return explain(error, self._name, step, short_batch=short)
 
     def _weights(
@@ -129,12 +116,3 @@ class MicroBatchStep:
 
 def _tensor(weight: Weight) -> Tensor:
     return torch.as_tensor(weight, dtype=torch.float64)
-
-
-def _require_joinable(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        if isinstance(part, nn.SyncBatchNorm):
-            raise UserError(
-                f"train.uneven=join excludes ranks from a forward pass, but {name} in the model is a "
-                "SyncBatchNorm, which waits for all ranks; use pad"
-            )

@@ -104,7 +104,6 @@ class StepResult:
         gradient_norm: global 2-norm before clipping, shape (); None without clipping.
         decision: decision on the step; see :attr:`skipped`.
         learning_rate: used in this step by the first parameter group.
-        weighted: in a weighted step, the loss of each micro-batch and its factor.
         weights: the weights of the micro-batches, as the caller gave them.
     """
 
@@ -112,7 +111,6 @@ class StepResult:
     gradient_norm: Tensor | None
     decision: StepDecision
     learning_rate: float
-    weighted: Sequence[tuple[Tensor, Weight]] = ()
     weights: Sequence[Weight] = ()
 
     @property

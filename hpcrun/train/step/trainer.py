@@ -3,7 +3,6 @@
 AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop uses only their public methods.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,22 +15,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.state import capture
-from hpcrun.checkpoint.state.training import RankPart
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator, vendor
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import Backend, DistributedConfig
+from hpcrun.train.model.checks import kept_buffers, kept_gradients, require_all_used
 from hpcrun.train.model.prepare import Preparation, explain_sizes, prepare
-from hpcrun.train.model.unused_parameters import kept_buffers, kept_gradients, require_all_used
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
-from hpcrun.train.parallel.gradient_compression import Compression
-from hpcrun.train.parallel.strategies import Strategy
+from hpcrun.train.parallel.strategies import CompressionHook, Strategy
 from hpcrun.train.step.amp_trainer import AMPTrainer
-from hpcrun.train.step.gate import trained_by
 from hpcrun.train.step.precision import LossFunction, StepResult, to_device
-from hpcrun.train.step.weighting import Weight, share_gradients
 
 __all__ = ["AMPTrainer", "DistributedAMPTrainer", "LossFunction", "StepResult"]
 
@@ -65,7 +60,7 @@ class DistributedAMPTrainer(AMPTrainer):
         parallel: Parallel = "ddp",
         fsdp: FSDP | None = None,
         preparation: Preparation | None = None,
-        compression: Compression | None = None,
+        compression: CompressionHook | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         backend: Backend | None = None,
@@ -86,7 +81,7 @@ class DistributedAMPTrainer(AMPTrainer):
             parallel: the parallelism; a single rank trains as with ``single``, for any value.
             fsdp: sharding options for ``parallel="fsdp"``.
             preparation: memory layout, activation checkpointing and compilation.
-            compression: gradient compression for DDP; use each object in one trainer only.
+            compression: gradient compression for DDP, from ``hpcrun.compression``.
             rank: as for :meth:`DistributedConfig.from_values`, like the next three; without ``distributed``.
             world_size: number of ranks.
             backend: ``nccl`` or ``gloo``.
@@ -181,45 +176,9 @@ class DistributedAMPTrainer(AMPTrainer):
             prepare(self.module, self._preparation)
             self.model = self._strategy.wrap(self.module, self._preparation.compile)
             if self._compression is not None and isinstance(self.model, DistributedDataParallel):
-                self._compression.attach(self.model)
-                self.gate.at_once = self._compression.at_once
+                self.model.register_comm_hook(None, self._compression)
             self._wrapped = True
         return self.model
-
-    def step_with_join(
-        self,
-        micro_batches: Sequence[Any],
-        loss: LossFunction,
-        weights: Sequence[Weight],
-        total: float | None = None,
-    ) -> StepResult:
-        """Take a step as :meth:`training_step` does; a rank with weights that are all 0 computes nothing.
-
-        The idle rank answers the collectives of the other ranks through DDP's Join. Join gives it no
-        gradients, so it receives them from rank 0, which must have samples: all ranks take the same step.
-        Source: ``torch.distributed.algorithms.Join``.
-
-        Args:
-            micro_batches: as for :meth:`training_step`; an idle rank gives batches of weight 0.
-            loss: as for :meth:`training_step`.
-            weights: weight of each micro-batch on this rank.
-            total: the sum of the weights over all ranks, if known; saves an all-reduce.
-
-        Raises:
-            ValueError: the parallelism is not DDP, or an argument is wrong, as for :meth:`training_step`.
-            TypeError: ``micro_batches`` is not a sequence.
-            RuntimeError: ``wrap_model()`` was not called.
-        """
-        factors = self._begin(micro_batches, loss, weights, total)
-        idle = not any(isinstance(weight, Tensor) or weight for weight in weights)
-        value = torch.zeros((), device=self.device)
-        with self._strategy.join(self.model):
-            if idle:
-                self.scaler.scale(value)  # Before its first use the scaler has no scale to remove.
-            else:
-                value = self._backward(micro_batches, loss, factors)
-        share_gradients(trained_by(self.optimizer), self.device, receives=idle)
-        return self._update(value)
 
     def control_group(self) -> Any:
         """Return a CPU process group for decisions and checkpoints, apart from the gradients' collectives.
@@ -234,37 +193,11 @@ class DistributedAMPTrainer(AMPTrainer):
             self._control = process_group.control_ranks(self.distributed)
         return self._control
 
-    def _begin(
-        self,
-        micro_batches: Sequence[Any],
-        loss: LossFunction,
-        weights: Sequence[Weight] | None,
-        total: float | None,
-    ) -> Sequence[Weight] | None:
-        with explain_sizes(self._preparation.float8):
-            return super()._begin(micro_batches, loss, weights, total)
-
-    def _backward(
-        self, micro_batches: Sequence[Any], loss: LossFunction, factors: Sequence[Weight] | None
-    ) -> Tensor:
-        with explain_sizes(self._preparation.float8):
-            return super()._backward(micro_batches, loss, factors)
+    def _explained(self) -> AbstractContextManager[None]:
+        return explain_sizes(self._preparation.float8)
 
     def _choose_strategy(self) -> Strategy:
         return strategy(self._parallel, self.distributed, self.amp, self._fsdp)
-
-    def _after_step(self, skipped: bool, scale_factor: float) -> None:
-        super()._after_step(skipped, scale_factor)
-        if self._compression is not None:
-            self._compression.after_step(skipped, scale_factor)
-
-    def _rank_parts(self) -> dict[str, RankPart]:
-        parts, kept = super()._rank_parts(), self._compression
-        if kept is not None:
-            parts["compression"] = RankPart(
-                kept.capture, lambda saved: kept.restore(saved, self.gate.steps, self.device)
-            )
-        return parts
 
     def _require_same_group(self) -> None:
         if not self._single_by_choice:
@@ -294,9 +227,7 @@ class DistributedAMPTrainer(AMPTrainer):
         forwards = [partial(self._forward, batch, loss) for batch in micro_batches]
         if self._strategy.changes_buckets(self.model):
             # DDP finds its final bucket layout before the first optimizer step.
-            compression = self._compression
-            hook = contextlib.nullcontext() if compression is None else compression.idle()
-            finalize_buckets(self.module, forwards[0], hook=hook, ranks=self.control_ranks())
+            finalize_buckets(self.module, forwards[0], ranks=self.control_ranks())
         if self._strategy.collective_forward:
             self._strategy.compare(self.control_ranks(), self.model, forwards)
 
@@ -306,30 +237,18 @@ class DistributedAMPTrainer(AMPTrainer):
             return loss(self.model, to_device(batch, self.device))
 
 
-def finalize_buckets(
-    module: nn.Module,
-    forward: Callable[[], Tensor],
-    *,
-    hook: AbstractContextManager[Any],
-    ranks: Ranks,
-) -> None:
+def finalize_buckets(module: nn.Module, forward: Callable[[], Tensor], *, ranks: Ranks) -> None:
     """Run one forward and backward pass that changes nothing but DDP's bucket layout. Collective.
 
     DDP rearranges its gradient buckets after the first backward pass of a process, and a gradient's position
     in a bucket decides the order in which a ring all-reduce adds the ranks' values. Without this pass, the
     first step after a resume would round differently from the same step of an uninterrupted run.
 
-    Args:
-        module: the module inside DDP; its gradients and buffers are restored.
-        forward: returns the loss of a batch, computed through DDP.
-        hook: context that keeps a DDP communication hook's state unchanged.
-        ranks: all ranks, with a control group.
-
     Raises:
         UserError: the loss does not depend on all parameters.
     """
     generators = capture.capture_rank()
-    with kept_buffers(module), kept_gradients(module), hook:
+    with kept_buffers(module), kept_gradients(module):
         value = forward()
         ranks.together(lambda: require_all_used(value, module))
         torch.autograd.backward(value)

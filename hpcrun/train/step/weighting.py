@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-
-from hpcrun.train.parallel.strategies import copy_from_rank_zero
 
 Weight = float | Tensor
 
@@ -24,11 +22,6 @@ def loss_factors(
     The weighted mean over all ranks is sum(loss * weight) / sum(weight), and the average over ranks
     divides by their number: hence loss * weight * ranks / sum(weight). Nothing is read back from the
     device.
-
-    Args:
-        weights: scalars, for this rank's micro-batches.
-        total: the sum over all micro-batches of all ranks, if known; None computes it, which is
-            collective.
 
     Raises:
         ValueError: a weight is not a scalar or is negative, or ``total`` is zero and a weight is not.
@@ -62,36 +55,6 @@ def impossible(weight: Weight) -> bool:
     return not 0 <= float(weight) < math.inf
 
 
-def without_loss(losses: Sequence[tuple[Tensor, Weight]]) -> list[int]:
-    """Return the indices of non-finite losses that :func:`weighted` replaced by 0, since their factor is 0.
-
-    Their gradients may be NaN for any factor, such as those of ``x.sum() / n`` with n = 0.
-    Waits for the device.
-    """
-    return [
-        index
-        for index, (loss, factor) in enumerate(losses)
-        if float(factor) == 0 and not math.isfinite(loss.item())
-    ]
-
-
-def share_gradients(
-    parameters: Sequence[nn.Parameter], device: torch.device, *, receives: bool
-) -> None:
-    """Broadcast rank 0's gradients; only ranks with ``receives`` take them. Collective."""
-    has = torch.tensor([parameter.grad is not None for parameter in parameters], device=device)
-    copy_from_rank_zero(has)
-    for parameter, there in zip(parameters, has.tolist(), strict=True):
-        if not there:
-            continue
-        gradient = parameter.grad
-        if receives or gradient is None:
-            gradient = torch.empty_like(parameter, requires_grad=False)
-        copy_from_rank_zero(gradient)
-        if receives:
-            parameter.grad = gradient
-
-
 def _require_weights(weights: Sequence[Weight], total: float | None) -> None:
     # Check tensors only as far as possible without waiting for the device.
     for index, weight in enumerate(weights):
@@ -120,9 +83,6 @@ def _on(weight: Weight, device: torch.device) -> Tensor:
 
 def require_makers(optimizer: Any, scheduler: Any, *, replaced: bool) -> None:
     """Check the arguments that make the optimizer and the schedule.
-
-    Args:
-        replaced: True if wrapping the model replaces its parameters.
 
     Raises:
         ValueError: an object was given where only a function helps, or ``step()`` needs an argument.

@@ -1,28 +1,24 @@
-"""Make the batches for training and for validation."""
+"""Validation: its samples, the loss over all ranks, and when to stop early."""
 
-import os
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data import batching as order
-from hpcrun.train.data.batches import MicroBatchDataset, Steps, length, training_steps
-from hpcrun.train.data.batching import accumulation_of, start_worker, worker_processes
+from hpcrun.train.data.batches import MicroBatchDataset, length
+from hpcrun.train.data.batching import start_worker
 from hpcrun.train.metrics.log import mean_over_ranks
-from hpcrun.train.model.unused_parameters import evaluating, kept_buffers, kept_generators
+from hpcrun.train.model.checks import evaluating, kept_buffers, kept_generators, require_number
 from hpcrun.train.parallel.strategies import copy_from_rank_zero
-from hpcrun.train.setup.model import Resumed
-from hpcrun.train.setup.task import Context, OpenedTask
 from hpcrun.train.step.precision import to_device
-from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.step.trainer import AMPTrainer
 from hpcrun.train.task import Task
-from hpcrun.train.task_checks import require_number
 
 
 class ValidationData:
@@ -48,14 +44,11 @@ class ValidationData:
         """Choose the samples; reads nothing yet.
 
         Args:
-            batch_size: as in training; a validation batch is at most as large as training's micro-batches.
             limit: use only as many samples as this number of global batches holds. They are the same each
                 time and spread over the dataset, which may be sorted. None: all samples.
             same_count: give all ranks the same number of batches; additional batches hold one sample of
                 weight 0.
             workers: maximum number of loader processes; 0 reads in this process.
-            prefetch: batches that each loader process reads ahead.
-            collate: makes a batch from its samples.
         """
         size = length(dataset)
         chosen: Any = range(size)
@@ -97,75 +90,6 @@ class ValidationData:
         self._loader = None
 
 
-def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps: range) -> Steps:
-    """Make this rank's micro-batches for ``steps``. Collective.
-
-    Raises:
-        UserError: the data cannot be divided into batches, or cannot resume.
-    """
-    config, distributed = context.config, context.distributed
-    return context.together(
-        lambda: training_steps(
-            opened.dataset,
-            steps,
-            rank=distributed.rank,
-            world_size=distributed.world_size,
-            batch_size=config.train.batch_size,
-            accumulation=accumulation_of(config.train, distributed.world_size),
-            seed=config.seed,
-            workers=worker_processes(config, os.environ),
-            pin_memory=accelerator.is_accelerator(resumed.trainer.device),
-            saved=resumed.stream_state(),
-            uneven=config.train.uneven,
-            prefetch=config.data.prefetch,
-            collate=opened.collate,
-        )
-    )
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Validation of a training; ``data`` is None if the task has no validation dataset."""
-
-    context: Context
-    opened: OpenedTask
-    trainer: DistributedAMPTrainer
-    data: ValidationData | None
-
-    def loss(self) -> float | None:
-        """Return the validation loss over all ranks; None without data. Collective."""
-        if self.data is None:
-            return None
-        return validate(self.trainer, self.opened.task, self.data, ranks=self.context.ranks)
-
-    def close(self) -> None:
-        """End the loader processes."""
-        if self.data is not None:
-            self.data.close()
-
-
-def build_validation(
-    context: Context, opened: OpenedTask, trainer: DistributedAMPTrainer
-) -> Validation:
-    """Choose the validation samples of this rank; reads nothing yet."""
-    config, distributed = context.config, context.distributed
-    if opened.validation_set is None:
-        return Validation(context, opened, trainer, None)
-    data = ValidationData(
-        opened.validation_set,
-        context.ranks,
-        batch_size=config.train.batch_size,
-        accumulation=accumulation_of(config.train, distributed.world_size),
-        limit=config.train.validate_batches,
-        same_count=trainer.forward_is_collective,
-        workers=worker_processes(config, os.environ),
-        prefetch=config.data.prefetch,
-        pin_memory=accelerator.is_accelerator(trainer.device),
-        collate=opened.collate,
-    )
-    return Validation(context, opened, trainer, data)
-
-
 @torch.no_grad()
 def validate(
     trainer: AMPTrainer,
@@ -184,7 +108,6 @@ def validate(
 
     Args:
         data: this rank's batches and the number of samples in each (``ValidationData``).
-        ranks: all ranks, with a control group.
     """
     total, count = 0.0, 0.0
     module = trainer.module
@@ -207,3 +130,70 @@ def validate(
 def _weight(task: Task, batch: Any, samples: int) -> float:
     given = task.weight(batch) if samples else 0.0
     return float(samples if given is None else given)
+
+
+@dataclass
+class EarlyStopping:
+    """Early stopping on losses that are identical on all ranks, so all ranks decide the same.
+
+    ``best`` is the lowest loss and ``best_step`` its step. For ``patience``, a loss counts as better only
+    if it is ``min_delta`` below ``reference``, the last loss that counted as better; ``waited`` counts the
+    validations since. ``seen`` and ``loss`` are the last validation's step and loss. A checkpoint holds all
+    of these.
+    """
+
+    patience: int | None = None
+    min_delta: float = 0.0
+    best: float | None = None
+    best_step: int | None = None
+    reference: float | None = None
+    waited: int = 0
+    seen: int | None = None
+    loss: float | None = None
+
+    @property
+    def due(self) -> bool:
+        """True if training ends after the step of the last validation."""
+        return self.patience is not None and self.waited >= self.patience
+
+    def end(self, steps: int) -> int:
+        """Return the step after which training ends: ``steps``, or the step of an early stop."""
+        return self.seen if self.due and self.seen is not None else steps
+
+    def record(self, step: int, loss: float | None) -> bool:
+        """Record the loss of a validation after ``step`` steps; return True if it is the best so far."""
+        if loss is None:
+            return False
+        self.seen, self.loss = step, loss
+        finite = math.isfinite(loss)
+        if finite and (self.reference is None or loss < self.reference - self.min_delta):
+            self.reference, self.waited = loss, 0
+        else:
+            self.waited += 1
+        if not finite or (self.best is not None and loss >= self.best):
+            return False
+        self.best, self.best_step = loss, step
+        return True
+
+    def reason(self) -> str:
+        """Return the reason for the end of training, once it is due."""
+        wanted, best = "a better loss", ""
+        if self.min_delta and self.reference is not None:
+            # Not below ``best``: a later, slightly lower loss may be the best.
+            wanted = f"a loss {self.min_delta:g} (train.min_delta) below {self.reference:.6g}"
+        if self.best is not None:
+            best = f"; the best was {self.best:.6g}, at step {self.best_step}"
+        validations = "1 validation" if self.waited == 1 else f"{self.waited} validations"
+        return f"at step {self.seen}: {validations} without {wanted}{best}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the recorded values as plain data, without the options."""
+        return {key: value for key, value in asdict(self).items() if key not in _OPTIONS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for key in self.state_dict():
+            setattr(self, key, state[key])
+
+
+_OPTIONS = ("patience", "min_delta")

@@ -1,0 +1,458 @@
+"""Open the task, build its model and data on all ranks, and restore the newest checkpoint."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.storage.manifest import has_commit, newest_manifest
+from hpcrun.config import Config, changed_ways
+from hpcrun.devices.accelerator import is_accelerator
+from hpcrun.errors import UserError, error_on_all_ranks
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.events import Attempt, read_events
+from hpcrun.train.build import build_trainer
+from hpcrun.train.data.batches import Steps, length, require_trainable, training_steps
+from hpcrun.train.data.batching import Batching, accumulation_of, worker_processes
+from hpcrun.train.data.streams import StreamState
+from hpcrun.train.determinism import (
+    changed,
+    environment,
+    explain_refusals,
+    require_same,
+    seed_alike,
+    seed_for_datasets,
+    seed_rank,
+)
+from hpcrun.train.health.out_of_memory import MemorySettings, explaining
+from hpcrun.train.health.watchdog import At
+from hpcrun.train.model.checks import require_model
+from hpcrun.train.model.deferred import Deferred, build_deferred
+from hpcrun.train.model.prepare import synchronized, why_not_recomputed, why_not_synchronized
+from hpcrun.train.parallel import process_group
+from hpcrun.train.parallel.choose import Parallel, resolve_parallel
+from hpcrun.train.position import PREPARING
+from hpcrun.train.saving import restore
+from hpcrun.train.step.trainer import DistributedAMPTrainer
+from hpcrun.train.task import Task, load_task
+
+_KEY = "train.init_from"
+
+
+def load_initial_weights(model: nn.Module, source: str) -> None:
+    """Set the parameters and persistent buffers of ``model`` from a file or a folder of safetensors.
+
+    The files are mapped into memory. Parameters on the meta device stay as they are, and nothing reads their
+    tensors.
+
+    Raises:
+        UserError: there are no such files, or they do not hold the tensors of the model.
+    """
+    wanted = initial_state(model)
+    sources: dict[str, Path] = {}
+    with torch.no_grad():
+        for file, name, tensor in _tensors(source):
+            if name in sources:
+                raise UserError(f"{_KEY}: {name} is in {sources[name]} and in {file}; remove one")
+            sources[name] = file
+            target = wanted.get(name)
+            if target is None:
+                raise UserError(f"{_KEY}: {file} has {name}, which the model does not have")
+            if target.shape != tensor.shape:
+                raise UserError(
+                    f"{_KEY}: {name} has the shape {tuple(tensor.shape)} in {file}, and "
+                    f"{tuple(target.shape)} in the model"
+                )
+            target.copy_(tensor)
+    # A file holds a tied weight once, under one of its names.
+    loaded = {id(wanted[name]) for name in sources}
+    missing = [name for name, target in wanted.items() if id(target) not in loaded]
+    if missing:
+        raise UserError(
+            f"{_KEY}: {source} has no {missing[0]} ({len(missing)} tensors are missing)"
+        )
+
+
+def initial_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by all their names."""
+    transient = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+    buffers = model.named_buffers(remove_duplicate=False)
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **{name: value for name, value in buffers if name not in transient},
+    }
+
+
+def covers(task: Task, model: nn.Module) -> bool:
+    """Return True if a checkpoint of ``model`` replaces all that depends on its initial weights.
+
+    A model may omit some weights from its state dict, such as frozen weights of another model. An optimizer
+    of the task's own may keep the weights that it begins with.
+    """
+    if type(task).build_optimizer is not Task.build_optimizer:
+        return False
+    try:
+        kept = model.state_dict().keys()
+    except Exception:  # of any type: code of the model, which may read values
+        return False
+    return initial_state(model).keys() <= kept
+
+
+def _tensors(source: str) -> Iterator[tuple[Path, str, Tensor]]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise UserError(
+            f"{_KEY}: needs the package safetensors: `pip install hpcrun[safetensors]`"
+        ) from error
+    for file in _files(Path(source)):
+        try:
+            opened: Any = safe_open(file, framework="pt")
+            found = [(name, opened.get_tensor(name)) for name in opened.keys()]  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{_KEY}: {file} cannot be read: {error}") from error
+        for name, tensor in found:
+            yield file, name, tensor
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source]
+    found = sorted(source.glob("*.safetensors"))
+    if not found:
+        what = "has no file *.safetensors" if source.is_dir() else "does not exist"
+        raise UserError(f"{_KEY}: {source} {what}; name a file, or a folder of safetensors")
+    return found
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Context:
+    """The run, attempt, config, place, watchdog, and all ranks (with a control group) of a training."""
+
+    run: RunDirectory
+    attempt: Attempt
+    config: Config
+    distributed: DistributedConfig
+    ranks: Ranks
+    at: At
+
+    def together(self, compute: Callable[[], T]) -> T:
+        """Run ``compute`` on every rank; if it fails on one rank, raise on all of them. Collective."""
+
+        def explained() -> T:
+            with explain_refusals():
+                return compute()
+
+        return self.ranks.together(explained)
+
+    def explain_memory(
+        self,
+        batching: Batching | None,
+        parallel: Parallel,
+        device: torch.device,
+        model: nn.Module,
+    ) -> AbstractContextManager[None]:
+        """Add advice to an out-of-memory error in the block; ``batching``: None before the first step."""
+        used = MemorySettings(
+            self.config,
+            0 if batching is None else batching.micro_batch,
+            ranks=self.distributed.world_size,
+            parallel=parallel,
+            gpu=is_accelerator(device),
+            recomputable=why_not_recomputed(model) is None,
+        )
+        logs = self.run.attempt_logs(self.attempt.job, self.attempt.restart)
+        return explaining(used, logs, self.distributed.rank)
+
+
+_MAX_PREPARE = 86400.0
+"""Seconds for ``Task.prepare`` without a watchdog: a download may take hours, but not more than a day."""
+
+
+@dataclass(frozen=True)
+class OpenedTask:
+    """A task with its model, on the CPU, and its datasets; no validation dataset: None."""
+
+    task: Task
+    model: nn.Module
+    dataset: "Dataset[Any]"
+    validation_set: "Dataset[Any] | None"
+    deferred: Deferred | None = None
+    """The model's parameters on the meta device, and their values on rank 0."""
+    resumes: bool = False
+    """True if a checkpoint exists at the start."""
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """The function that makes a batch from samples."""
+        # Not the task's method unless it is overridden: a loader process gets a copy of the whole task.
+        overridden = type(self.task).collate is not Task.collate
+        return self.task.collate if overridden else default_collate
+
+
+def _nothing() -> None:
+    """Do nothing: this rank waits for rank 0, or nobody watches it."""
+
+
+def open_task(context: Context) -> OpenedTask:
+    """Import the task, prepare its data on rank 0, and build its model and datasets. Collective.
+
+    Raises:
+        UserError: the task, its model or its data cannot be used.
+    """
+    with context.at("importing the task"):
+        task = context.together(lambda: load_task(context.config))
+    work = task.prepare if context.distributed.rank == 0 else _nothing
+    # Collectives of the other ranks wait while rank 0 prepares.
+    with process_group.waiting_at_least(_MAX_PREPARE), context.at(PREPARING):
+        context.together(work)
+    with context.at("building the model and its data"):
+        config, distributed = context.config, context.distributed
+        resumes = context.ranks.from_rank_0(lambda: has_commit(context.run))
+        # Rank 0 may build alone.
+        with process_group.waiting_at_least(config.train.hang_start):
+            model, deferred = make_model(task, config, distributed, context.ranks, resumes=resumes)
+        opened = context.together(
+            lambda: open_on_rank(task, config, distributed, model, resumes=resumes)
+        )
+        return replace(opened, deferred=deferred)
+
+
+def make_model(
+    task: Task,
+    config: Config,
+    distributed: DistributedConfig,
+    ranks: Ranks,
+    *,
+    resumes: bool = False,
+) -> tuple[Any, Deferred | None]:
+    """Return the result of ``task.build_model()``, and its parameters if only rank 0 has weights. Collective.
+
+    ``resumes``: a checkpoint follows (see `covers`).
+
+    Raises:
+        UserError: ``fsdp.deferred_init`` is true, and the build cannot be deferred.
+    """
+
+    def make() -> Any:
+        # The same seed on every rank, so that all ranks start with the same weights.
+        seed_alike(config.seed)
+        with explain_refusals():
+            return _build(task, config, distributed)
+
+    wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
+    if distributed.world_size == 1 or not wanted:
+        return ranks.together(make), None
+    covered = functools.partial(covers, task) if resumes else None
+    model, deferred, reason = build_deferred(make, ranks, covered)
+    if reason:
+        where = f"fsdp.deferred_init: {type(task).__name__}.build_model()"
+        if config.fsdp.deferred_init is True:
+            text = (
+                f"{where} cannot be deferred: {reason}; change it, or set fsdp.deferred_init=false"
+            )
+            raise error_on_all_ranks(text, ranks.rank)
+        if ranks.rank == 0:
+            print(f"hpcrun: {where} runs on every rank in full: {reason}", flush=True)
+    return model, deferred
+
+
+def _build(task: Task, config: Config, distributed: DistributedConfig) -> Any:
+    model = task.build_model()
+    if config.train.sync_batchnorm:
+        on_gpu = bool(distributed.device_ids)
+        model = synchronized(model, ranks=distributed.world_size, on_gpu=on_gpu)
+    source = config.train.init_from
+    if source is not None and isinstance(model, nn.Module):
+        load_initial_weights(model, source)
+    return model
+
+
+def open_on_rank(
+    task: Task, config: Config, distributed: DistributedConfig, model: Any, *, resumes: bool
+) -> OpenedTask:
+    """Check ``model``, and make the datasets of ``task`` on this rank.
+
+    Raises:
+        UserError: the model or the data cannot be used.
+    """
+    ranks, gpu = distributed.world_size, bool(distributed.device_ids)
+    if config.train.sync_batchnorm and distributed.rank == 0:
+        line = why_not_synchronized(model, ranks=ranks, on_gpu=gpu)
+        if line is not None:
+            print(f"hpcrun: {line}", flush=True)
+    require_model(model, task, config, ranks=ranks, gpu=gpu)
+    # The draws of the datasets do not depend on those of the model.
+    seed_for_datasets(config.seed)
+    dataset, validation_set = task.train_dataset(), task.validation_dataset()
+    require_trainable(dataset, ranks, worker_processes(config, os.environ))
+    if validation_set is not None:
+        length(validation_set)
+    elif config.train.patience is not None:
+        raise UserError(
+            f"train.patience: {type(task).__name__} has no validation set; add one, or remove "
+            "train.patience"
+        )
+    elif distributed.rank == 0:
+        for key in _validation_keys(config):
+            print(
+                f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
+                flush=True,
+            )
+    return OpenedTask(task, model, dataset, validation_set, resumes=resumes)
+
+
+def _validation_keys(config: Config) -> list[str]:
+    """Return the keys that are set but have no effect without validation."""
+    wanted = {
+        "train.validate_every": config.train.validate_every,
+        "train.validate_batches": config.train.validate_batches,
+        "checkpoint.keep_best": config.checkpoint.keep_best,
+    }
+    return [key for key, value in wanted.items() if value]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A trainer, the checkpoint that it restored (None for a new training), and this environment.
+
+    ``ways``: the keys of the config that may change bits, and that differ from those of the checkpoint.
+    ``drift``: the parts of the environment that differ from those of the checkpoint.
+    """
+
+    trainer: DistributedAMPTrainer
+    checkpoint: Restored | None
+    environment: dict[str, str]
+    ways: list[str]
+    drift: list[str]
+
+    @property
+    def start(self) -> int:
+        """The first step of this attempt."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+    def extra(self, key: str, default: Any) -> Any:
+        """Return an entry of the checkpoint's extra data, or ``default``."""
+        return self.checkpoint.shared["extra"].get(key, default) if self.checkpoint else default
+
+    def stream_state(self) -> StreamState | None:
+        """Return the position of a stream in the checkpoint; None for a new training."""
+        if self.checkpoint is None:
+            return None
+        own = self.checkpoint.own or {}
+        return StreamState(self.extra("stream", {}), own.get("stream", {}))
+
+
+def build_model(
+    context: Context, opened: OpenedTask, engine: CheckpointEngine, device: torch.device
+) -> Resumed:
+    """Choose the parallelism, wrap the model, and restore the newest checkpoint. Collective.
+
+    Raises:
+        UserError: the model does not fit the config, no checkpoint can be loaded, or train.deterministic is
+            strict and something has changed that decides bits.
+        RunError: the checkpoint of a resume has disappeared while the model was built.
+        OutOfMemory: the model does not fit the device.
+    """
+    config, distributed = context.config, context.distributed
+    earlier = _earlier_parallel(context)
+    parallel = resolve_parallel(config, opened.model, distributed, context.ranks, earlier)
+    with context.explain_memory(None, parallel, device, opened.model):
+        with context.at("wrapping the model") as advance:
+            deferred = opened.deferred is not None
+            loads = opened.resumes and deferred and covers(opened.task, opened.model)
+            trainer = build_trainer(
+                config,
+                opened.task,
+                opened.model,
+                distributed,
+                parallel,
+                opened.deferred,
+                loads=loads,
+                advance=advance,
+            )
+        with context.at("restoring"):
+            restored = restore(context.run, config, trainer, engine)
+    if restored is None and opened.resumes:
+        raise RunError(
+            f"{context.run.checkpoints}: a checkpoint was there at the start of this attempt, and is gone; "
+            "start the run again"
+        )
+    here = environment(device, context.ranks)
+    meta = {} if restored is None else restored.meta
+    other = _changed_ways(meta["ways"], config, trainer) if "ways" in meta else []
+    drift = changed(meta, here)
+    resumed = Resumed(trainer, restored, here, other, drift)
+    if config.train.deterministic == "strict":
+        context.together(lambda: require_same([*other, *drift], resumed.start))
+    opened.task._reached(resumed.start)
+    if restored is None or restored.own is None:
+        seed_rank(config.seed, distributed.rank, resumed.start)
+    return resumed
+
+
+def _changed_ways(
+    before: dict[str, Any], config: Config, trainer: DistributedAMPTrainer
+) -> list[str]:
+    """Return how ``config`` differs from the ways ``before``, as far as it matters to ``trainer``."""
+    several = accumulation_of(config.train, trainer.distributed.world_size) > 1
+    return changed_ways(
+        before,
+        config,
+        sharded=trainer.parallel == "fsdp",
+        auto_reduces=trainer._strategy.auto_reduces if several else None,
+    )
+
+
+def _earlier_parallel(context: Context) -> str | None:
+    """Return the parallelism of the last attempt if a step of it was saved, on rank 0; else None."""
+    if context.distributed.rank != 0:
+        return None
+    if newest_manifest(context.run.checkpoints) is None:
+        return None
+    started = [event for event in read_events(context.run) if event.what == "started"]
+    return started[-1].fields.get("parallel") if started else None
+
+
+def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps: range) -> Steps:
+    """Make this rank's micro-batches for ``steps``. Collective.
+
+    Raises:
+        UserError: the data cannot be divided into batches, or cannot resume.
+    """
+    config, distributed = context.config, context.distributed
+    return context.together(
+        lambda: training_steps(
+            opened.dataset,
+            steps,
+            rank=distributed.rank,
+            world_size=distributed.world_size,
+            batch_size=config.train.batch_size,
+            accumulation=accumulation_of(config.train, distributed.world_size),
+            seed=config.seed,
+            workers=worker_processes(config, os.environ),
+            pin_memory=is_accelerator(resumed.trainer.device),
+            saved=resumed.stream_state(),
+            uneven=config.train.uneven,
+            prefetch=config.data.prefetch,
+            collate=opened.collate,
+        )
+    )

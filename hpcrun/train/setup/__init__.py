@@ -1,1 +1,0 @@
-"""Builders of a training's parts; session.py calls them in order."""
