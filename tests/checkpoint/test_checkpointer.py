@@ -25,7 +25,6 @@ from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
 from hpcrun.checkpoint.sharded.engine import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.making import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
@@ -358,22 +357,6 @@ def test_a_rank_that_ends_without_close_waits_for_its_patience_only(tmp_path):
 
 def engine_of_trainer(folder, device="cpu"):
     return TrainerCheckpoints(parts, lambda: ALONE, torch.device(device)).engine(folder)
-
-
-def test_two_processes_never_write_to_the_same_temporary_folder(tmp_path, monkeypatch):
-    begin, names = CheckpointStore.begin, set()
-
-    def recorded(store, step):
-        draft = begin(store, step)
-        names.add(draft.name)
-        return draft
-
-    monkeypatch.setattr(CheckpointStore, "begin", recorded)
-    for place in (tmp_path / "a", tmp_path / "b"):
-        with Checkpointer(place, **parts()) as ckpt:
-            ckpt.save(1)
-        engine_of_trainer(place).store.begin(1)
-    assert len(names) == 4
 
 
 def test_a_model_on_a_gpu_is_saved_through_page_locked_memory(tmp_path):

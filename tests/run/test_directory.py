@@ -94,13 +94,6 @@ def test_ranks_that_end_do_not_recreate_a_deleted_run(tmp_path: Path) -> None:
     assert read_lines(run.metrics) == []
 
 
-def test_a_file_in_the_way_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    with pytest.raises(RunError, match="cannot be made") as told:
-        create(tmp_path / "runs" / "a", "", {})
-    assert "\n" not in str(told.value)
-
-
 def test_a_run_is_found_by_name_and_by_path_and_others_are_listed(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     assert find("a", tmp_path).path == run.path
