@@ -424,15 +424,13 @@ def test_an_interval_in_time_becomes_steps_by_the_current_pace():
 def test_quick_first_steps_do_not_delay_a_save(quick):
     now = [0.0]
     interval = EverySeconds(lambda: 60.0, Ranks(), clock=lambda: now[0])
-    looks, saves = 0, []
+    saves = []
     for step in range(1, 1000):
         now[0] += quick if step < 5 else 1.0
-        looks += step == interval.next_check
         if interval.due(step):
             saves.append(now[0])
     assert saves[0] <= 62
     assert all(57 <= b - a <= 66 for a, b in pairwise(saves))
-    assert looks < 14 * (len(saves) + 1)
 
 
 def test_the_automatic_interval_is_young_s_within_bounds():

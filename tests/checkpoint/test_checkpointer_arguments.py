@@ -236,12 +236,3 @@ def test_a_folder_in_use_on_another_host_is_waited_for(tmp_path):
             time.sleep(0.01)
         os.utime(path, (0, 0))  # as if its host had been dead for long
         assert not started.result().saving
-
-
-def test_the_interval_follows_from_failures_and_the_cost_of_saves(tmp_path):
-    with Checkpointer(tmp_path, **parts(), failure_hours=1.0) as ckpt:
-        # A save is assumed to cost 5 s.
-        assert ckpt.interval_seconds == pytest.approx(189.7, abs=0.1)
-        ckpt.save(1)
-        ckpt.wait()
-        assert ckpt.interval_seconds == 30.0

@@ -120,7 +120,7 @@ class CheckpointStore(CommittedSteps):
                 boundaries. This saves processor time and page cache for training.
 
         Raises:
-            CheckpointError: at the end of the block, if the disk refused a write, the fsync or the close.
+            CheckpointError: the disk refused a write, the fsync or the close.
         """
         require_file_name(name)
         with self._writing(draft / name, direct) as stream:
@@ -308,11 +308,11 @@ class CheckpointStore(CommittedSteps):
         stream = DraftFile(self._fs, path, descriptor, direct=direct)
         try:
             yield stream
-        except BaseException:
+            stream.finish()
+        except OSError as error:
+            raise stream.failure(error) from error
+        finally:
             stream.discard()
-            stream.raise_failure()
-            raise
-        stream.finish()
 
     def _publish(self, draft: Path, final: Path, step: int) -> None:
         # Another attempt may commit the same step between a check and the rename, so the rename itself
