@@ -3,7 +3,6 @@
 import math
 import warnings
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +18,7 @@ from hpcrun.checkpoint.folder import (
     require_helpers,
     require_step,
 )
-from hpcrun.checkpoint.interval import EverySeconds, choose_interval
+from hpcrun.checkpoint.interval import choose_interval
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.copies import require_alike
 from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, CheckpointEngine, wait_until_idle
@@ -144,29 +143,22 @@ class Checkpointer:
         """Notes of the last restore: skipped damage, a changed number of ranks, a new scheduler."""
         self.outcome: SaveOutcome | None = None
         """Result of the last save that has ended, as far as this rank knows."""
-        self._patience = [60.0]  # a list, so that the finalizer sees a later value
         # For a program that ends without `close`: the interpreter must not exit while a thread saves.
-        weakref.finalize(self, _leave, self._engine, self._lock, self._ranks, self._patience)
+        weakref.finalize(self, _leave, self._engine, self._lock, self._ranks)
 
     @property
     def patience(self) -> float:
         """Seconds that a rank which fails, or ends without :meth:`close`, waits for its save."""
-        return self._patience[0]
+        return self._engine.patience
 
     @patience.setter
     def patience(self, seconds: float) -> None:
-        self._patience[0] = seconds
+        self._engine.patience = seconds
 
     @property
     def saving(self) -> bool:
         """True while a save is pending on this rank; other ranks may have another answer."""
         return self._engine.under_way
-
-    @property
-    def interval_seconds(self) -> float | None:
-        """Current seconds between saves, as rank 0 uses them; None if the interval counts steps."""
-        interval = self._interval
-        return interval.seconds() if isinstance(interval, EverySeconds) else None
 
     def restore(self) -> int:
         """Load the newest valid checkpoint.
@@ -299,7 +291,7 @@ class Checkpointer:
                     warnings.warn(text, CheckpointWarning, stacklevel=2)
         finally:
             self._claimed = False
-            _leave(self._engine, self._lock, self._ranks, [patience])
+            _leave(self._engine, self._lock, self._ranks, patience)
 
     def _require_savable(self) -> None:
         try:
@@ -363,10 +355,11 @@ def _lock_of(folder: Path) -> LockFile:
 
 
 def _leave(
-    engine: CheckpointEngine, lock: LockFile, ranks: Ranks, patience: Sequence[float]
+    engine: CheckpointEngine, lock: LockFile, ranks: Ranks, patience: float | None = None
 ) -> None:
     """Wait for the pending save, and close the lock: no work may be left when the interpreter exits."""
-    engine.wait(None if ranks.world_size == 1 else patience[0])
+    several = engine.patience if patience is None else patience
+    engine.wait(None if ranks.world_size == 1 else several)
     if ranks.world_size > 1:
         wait_until_idle(GLOO_WORKERS, patience=2.0)
     if not engine.under_way:

@@ -56,11 +56,6 @@ class EverySeconds:
         self._next: int | None = None
         self._since = (0, 0.0)
 
-    @property
-    def next_check(self) -> int | None:
-        """The step at which rank 0 checks its clock; None before the first call of :meth:`due`."""
-        return self._next
-
     def due(self, done: int) -> bool:
         """Return True if the time has passed. Collective at the steps where rank 0 checks its clock."""
         if self._next is None:

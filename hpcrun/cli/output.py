@@ -13,7 +13,7 @@ from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import last_committed
 from hpcrun.job.scheduler_view import batch_log
 from hpcrun.printing import quoted, say
-from hpcrun.run.directory import RunDirectory, holds_only_logs
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Event, read_events, result_lines
 from hpcrun.run.files import finite, read_json
@@ -71,7 +71,7 @@ def print_result(run: RunDirectory) -> None:
 def print_end(run: RunDirectory) -> int:
     """Print the end of ``run``, cause first, and return the matching exit code."""
     result = read_json(run.result)
-    if result is None and (not run.path.is_dir() or holds_only_logs(run.path)):
+    if result is None and not run.exists():
         say(f"hpcrun: {run.name} has ended: its run directory, {run.path}, was deleted")
         return exitcodes.FAILED
     if result is None:

@@ -22,7 +22,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from pathlib import Path
 
 from hpcrun.errors import ClusterError
@@ -160,13 +159,9 @@ def listen(ports: Sequence[int]) -> socket.socket:
     Raises:
         ClusterError: none of the ports is free.
     """
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
     for port in ports:
         with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
-            )
+            return _server("", port)
     raise ClusterError(
         f"{socket.gethostname()}: none of the ports {', '.join(map(str, ports[:4]))} … that were tried can "
         "be bound; `ss -ltn` shows the processes that use them"
@@ -176,47 +171,26 @@ def listen(ports: Sequence[int]) -> socket.socket:
 def is_free(host: str, port: int) -> bool:
     """Return True if a server could listen on ``port`` of ``host`` now, by listening for a moment.
 
-    ``host`` is a name or address of this machine; "" means all interfaces, which is where
-    torch.distributed's store listens.
-
-    Raises:
-        ClusterError: the host does not resolve, or is not this machine.
+    ``host`` is an address of this machine; "" means all interfaces, where torch.distributed's store listens.
     """
     try:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise ClusterError(
-            f"host {host!r} does not resolve on this machine ({error}); use a name that it knows"
-        ) from error
-    return all(_can_listen(family, address, host) for family, _, _, _, address in found)
-
-
-def _can_listen(family: int, address: object, host: str) -> bool:
-    try:
-        server = socket.socket(family, socket.SOCK_STREAM)
+        _server(host, port).close()
     except OSError:
-        # IPv6 may resolve and yet be disabled: hpcrun will not listen there either.
-        return True
-    with server:
-        # Like the real listener: a port in TIME_WAIT does not count as used, a listening port does.
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        return False
+    return True
+
+
+def _server(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on ``port``, with IPv6 where the kernel allows its use; raises OSError."""
+    if not host and socket.has_dualstack_ipv6():
         try:
-            server.bind(address)  # type: ignore[arg-type]
-            server.listen(1)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False
-            if error.errno == errno.EADDRNOTAVAIL and family == socket.AF_INET6:
-                return True
-            raise ClusterError(
-                f"cannot listen on {host or 'this machine'}: {error.strerror}; "
-                "the rendezvous address must be one of this machine's own"
-            ) from error
-    return True
+                raise
+    return socket.create_server((host, port), backlog=_BACKLOG)
 
 
 Interfaces = Mapping[str, Sequence[str]]
@@ -226,9 +200,6 @@ PATIENCE = 3.5
 """Seconds for a connection: a lost segment is sent again after one second, and again after three."""
 TRIES = 2
 _AT_ONCE = 32
-_ENOUGH = 8
-"""Silent peers after which the rest of an interface is not tried, to limit waits in a split network."""
-_REACHABLE_BACKLOG = 1024
 # NCCL also prefers InfiniBand; hsn is Slingshot.
 _FAST = ("ib", "hsn")
 
@@ -250,7 +221,7 @@ class AnswerServer:
     word: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self) -> None:
-        self._listener = _listener()
+        self._listener = _server("", 0)
         self.door = Listener(self._listener.getsockname()[1], self.word, self.interfaces)
         threading.Thread(target=self._answer, name="hpcrun-door", daemon=True).start()
 
@@ -270,26 +241,15 @@ class AnswerServer:
         self._listener.close()
 
 
-def _listener() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        # A kernel may support IPv6 but not allow its use.
-        with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_REACHABLE_BACKLOG
-            )
-    return socket.create_server(("", 0), backlog=_REACHABLE_BACKLOG)
-
-
 def reached(own: Interfaces, peers: Sequence[Listener]) -> list[str]:
     """Return the interfaces of this node from which all ``peers`` answer on their interface of that name."""
-    return [name for name, silent in silent_peers(own, peers).items() if not silent]
 
+    def all_answer(name: str, some: Sequence[Listener]) -> bool:
+        return all(pool.map(lambda peer: _answers(name, own, peer), some))
 
-def silent_peers(own: Interfaces, peers: Sequence[Listener]) -> dict[str, list[int]]:
-    """Return, for each interface that reaches a peer, the numbers of the ``peers`` that do not answer."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = {name: _silent(name, own, peers, pool) for name in own}
-    return {name: silent for name, silent in found.items() if silent is not None}
+        # Most interfaces that lead nowhere fail at the first peers, after one wait.
+        return [name for name in own if all_answer(name, peers[:2]) and all_answer(name, peers[2:])]
 
 
 def agreed(found: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> str | None:
@@ -312,17 +272,6 @@ def link_speeds() -> dict[str, float]:
     import psutil
 
     return {name: float(state.speed) for name, state in psutil.net_if_stats().items()}
-
-
-def _silent(
-    name: str, own: Interfaces, peers: Sequence[Listener], pool: ThreadPoolExecutor
-) -> list[int] | None:
-    # Most interfaces that lead nowhere fail here, after one wait. Two peers, because one may be broken.
-    first = list(pool.map(lambda peer: _answers(name, own, peer), peers[:2]))
-    if first and not any(first):
-        return None
-    rest = pool.map(lambda peer: _answers(name, own, peer), peers[2:])
-    return list(islice((at for at, heard in enumerate(chain(first, rest)) if not heard), _ENOUGH))
 
 
 def _answers(name: str, own: Interfaces, peer: Listener) -> bool:

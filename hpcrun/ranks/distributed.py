@@ -106,13 +106,14 @@ class DistributedConfig(BaseModel):
                 raise ClusterError(
                     "no launcher's variables are set, so that rank and world_size belong together: give both"
                 )
-            gpus = visible_gpus(os.environ)
-            own = (rank % gpus,) if found.device_ids else ()
-            changes = {"rank": rank, "world_size": world_size, "local_rank": rank}
-            changes |= {"num_gpus_per_node": world_size, "tasks_per_node": (world_size,)}
-            changes["launch_method"] = "spawn"
-            changes |= {"master_addr": os.environ.get("MASTER_ADDR", LOOPBACK), "device_ids": own}
-            changes["master_port"] = os.environ.get("MASTER_PORT", found.master_port)
+            changes = {
+                **{"rank": rank, "world_size": world_size, "local_rank": rank},
+                **{"num_gpus_per_node": world_size, "tasks_per_node": (world_size,)},
+                "launch_method": "spawn",
+                "master_addr": os.environ.get("MASTER_ADDR", LOOPBACK),
+                "master_port": os.environ.get("MASTER_PORT", found.master_port),
+                "device_ids": (rank % visible_gpus(os.environ),) if found.device_ids else (),
+            }
         for name, given in (("rank", rank), ("world_size", world_size)):
             told = changes.get(name, getattr(found, name))
             if given not in (None, told):
@@ -232,60 +233,49 @@ class DistributedConfig(BaseModel):
 
     def _check_ranks(self) -> None:
         where = f"rank {self.rank} ({self.launch_method})"
+        tasks, nodes, node = self.tasks_per_node, self.num_nodes, self.node_rank
+        per_node = self.num_gpus_per_node
         if self.rank >= self.world_size:
             raise ClusterError(
                 f"{where}: the rank is not below the world size {self.world_size}; "
                 "ranks count from 0, so start world-size processes"
             )
-        if self.node_rank >= self.num_nodes:
+        if node >= nodes:
             raise ClusterError(
-                f"{where}: node rank {self.node_rank} is not below the {self.num_nodes} node(s); "
-                "node ranks count from 0"
+                f"{where}: node rank {node} is not below the {nodes} node(s); node ranks count from 0"
             )
-        if self.local_rank >= self.num_gpus_per_node:
+        if self.local_rank >= per_node:
             raise ClusterError(
-                f"{where}: local rank {self.local_rank} is not below the {self.num_gpus_per_node} "
+                f"{where}: local rank {self.local_rank} is not below the {per_node} "
                 "task(s) on this node; start that many tasks on it"
             )
-        tasks = self.tasks_per_node
-        if tasks and len(tasks) != self.num_nodes:
+        if tasks and len(tasks) != nodes:
             raise ClusterError(
-                f"{where}: {len(tasks)} task counts for {self.num_nodes} node(s); "
-                "give one count for each node"
+                f"{where}: {len(tasks)} task counts for {nodes} node(s); give one count for each node"
             )
         if tasks and sum(tasks) != self.world_size:
             raise ClusterError(
                 f"{where}: the world size is {self.world_size} but the nodes have "
                 f"{'+'.join(map(str, tasks))} = {sum(tasks)} tasks; start all of them in one step"
             )
-        if tasks and tasks[self.node_rank] != self.num_gpus_per_node:
+        if tasks and tasks[node] != per_node:
             raise ClusterError(
-                f"{where}: {self.num_gpus_per_node} task(s) on this node, but the list of nodes "
-                f"says {tasks[self.node_rank]} for node {self.node_rank}; make them agree"
+                f"{where}: {per_node} task(s) on this node, but the list of nodes "
+                f"says {tasks[node]} for node {node}; make them agree"
             )
-        self._check_size(where)
+        # Among the launchers without a list of tasks, only torchrun has nodes of different sizes.
+        unequal = self.launch_method == "torchrun" and nodes > 1
+        if not tasks and not unequal and self.world_size != nodes * per_node:
+            raise ClusterError(
+                f"{where}: the world size is {self.world_size}, but {nodes} node(s) of {per_node} rank(s) "
+                f"are {nodes * per_node}; correct world_size, num_nodes or num_gpus_per_node, or give "
+                "tasks_per_node where nodes differ"
+            )
         self._check_place(where)
         if len(self.device_ids) > 1:
             raise ClusterError(
                 f"{where}: device_ids {list(self.device_ids)} names {len(self.device_ids)} GPUs, and a rank "
                 f"drives one; give device_ids=({self.device_ids[0]},) and start a rank for each GPU"
-            )
-
-    def _check_size(self, where: str) -> None:
-        """Compare the world size with nodes and ranks per node, if no list contains each node's ranks."""
-        nodes, per_node = self.num_nodes, self.num_gpus_per_node
-        # Among the launchers without such a list, only torchrun has nodes of different sizes.
-        unequal = self.launch_method == "torchrun" and nodes > 1
-        fits = (
-            self.world_size >= per_node + nodes - 1
-            if unequal
-            else self.world_size == nodes * per_node
-        )
-        if not self.tasks_per_node and not fits:
-            raise ClusterError(
-                f"{where}: the world size is {self.world_size}, but {nodes} node(s) of {per_node} rank(s) "
-                f"are {nodes * per_node}; correct world_size, num_nodes or num_gpus_per_node, or give "
-                "tasks_per_node where nodes differ"
             )
 
     def _check_place(self, where: str) -> None:

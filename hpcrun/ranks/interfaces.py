@@ -6,7 +6,6 @@ grows with the number of nodes and not with its square.
 
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,7 @@ from hpcrun.ranks.addresses import (
     is_sound,
     link_speeds,
     outward_address,
-    silent_peers,
+    reached,
 )
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.launchers import LOOPBACK, in_local_cluster, step_hosts
@@ -167,11 +166,7 @@ AUTO = "auto"
 
 
 class NoSharedInterface(RunError):
-    """No interface connects every node to every other. ``host``: the node that connects worst, if known."""
-
-    def __init__(self, line: str, host: str | None) -> None:
-        super().__init__(line)
-        self.host = host
+    """No interface connects every node to every other."""
 
 
 _PAUSE = 0.2
@@ -202,12 +197,9 @@ def shared_interface(
     else:
         found = _waited(folder / "chosen.json", 4 * timeout, pause)
     if found["name"] is None:
-        host = found["host"]
-        worst = f"{host} connects worst; " if host else ""
         raise NoSharedInterface(
-            f"job.interface=auto: no interface connects every node to every other ({found['why']}); {worst}"
-            "name the interfaces of the job's network, or exclude a node (job.exclude)",
-            host,
+            f"job.interface=auto: no interface connects every node to every other ({found['why']}); name the "
+            "interfaces of the job's network, or exclude a node (job.exclude)"
         )
     return f"={found['name']}"
 
@@ -224,54 +216,25 @@ def _choose(folder: Path, config: DistributedConfig, timeout: float) -> dict[str
             doors = [_waited(folder / f"door-{node}.json", timeout) for node in nodes]
             write_json(folder / "doors.json", {"doors": doors})
         doors = _waited(folder / "doors.json", 2 * timeout)["doors"]
-        others = [node for node in nodes if node != number]
-        silent = {
-            name: [others[at] for at in places]
-            for name, places in silent_peers(
-                own, [Listener(**doors[node]) for node in others]
-            ).items()
-        }
-        answer = {"host": node_name(), "silent": silent}
+        others = [Listener(**doors[node]) for node in nodes if node != number]
+        answer = {"host": node_name(), "reached": reached(own, others)}
         write_json(folder / f"reached-{number}.json", answer)
         if number == 0:
             found = [_waited(folder / f"reached-{node}.json", timeout) for node in nodes]
-            write_json(folder / "chosen.json", best_interface(found))
+            write_json(folder / "chosen.json", _best(found))
         # Other nodes connect to this node until the choice is published.
         return _waited(folder / "chosen.json", 2 * timeout)
     finally:
         keeper.close()
 
 
-def best_interface(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the interface that all nodes found, or None with the findings and the node that connects worst.
-
-    Args:
-        found: for each node its name, and the silent nodes of each interface that reaches any node.
-    """
-    whole = [[name for name, silent in one["silent"].items() if not silent] for one in found]
-    told = [
-        f"{one['host']}: {', '.join(names) or 'none'}"
-        for one, names in zip(found, whole, strict=True)
-    ]
-    worst = _worst([one["silent"] for one in found])
-    host = None if worst is None else found[worst]["host"]
-    return {"name": agreed(whole, link_speeds()), "why": "; ".join(told[:8]), "host": host}
-
-
-def _worst(silent: list[dict[str, list[int]]]) -> int | None:
-    """Return the node that connects worst on the most common interface; None if that is not clear.
-
-    A broken node is silent to all other nodes, so no node reaches all others.
-    """
-    users = Counter(name for one in silent for name in one)
-    accused = Counter(name for one in silent for name, nodes in one.items() for _ in nodes)
-    best = max(users, key=lambda name: (users[name], -accused[name]), default=None)
-    if best is None or 2 * users[best] <= len(silent):
-        return None
-    blame = Counter(node for one in silent for node in one.get(best, ()))
-    blame.update({node: len(silent) for node, one in enumerate(silent) if best not in one})
-    first, second = [*blame.most_common(2), (0, 0), (0, 0)][:2]
-    return first[0] if first[1] > second[1] else None
+def _best(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the interface that all nodes reached, or None, and the findings of the first nodes."""
+    told = [f"{one['host']}: {', '.join(one['reached']) or 'none'}" for one in found[:8]]
+    return {
+        "name": agreed([one["reached"] for one in found], link_speeds()),
+        "why": "; ".join(told),
+    }
 
 
 def _waited(path: Path, timeout: float, pause: float = _PAUSE) -> dict[str, Any]:

@@ -59,8 +59,8 @@ def levels(rank: int, world_size: int, fan_out: int) -> Iterator[Level]:
         span = wide
 
 
-# Torch's type stubs lack gloo's options.
-_subgroups_c10d: Any = _distributed_c10d
+# Torch's type stubs lack gloo's options and the reduction operators.
+_c10d: Any = _distributed_c10d
 
 
 class Subgroup:
@@ -72,9 +72,9 @@ class Subgroup:
         self.span = level.span
         self.size = len(level.members)
         self.leads = rank == level.leader
-        options: Any = _subgroups_c10d.ProcessGroupGloo._Options()
+        options: Any = _c10d.ProcessGroupGloo._Options()
         options._devices, options._threads, options._timeout = devices, 1, timeout
-        self._group: Any = _subgroups_c10d.ProcessGroupGloo(
+        self._group: Any = _c10d.ProcessGroupGloo(
             store, level.members.index(rank), self.size, options
         )
 
@@ -85,21 +85,19 @@ class Subgroup:
     def to_leader(self, value: Tensor) -> list[Tensor]:
         """Gather every member's ``value`` on the leader; return an empty list on the other members."""
         found = [torch.empty_like(value) for _ in range(self.size)] if self.leads else []
-        self._group.gather(
-            [found] if self.leads else [], [value], _subgroups_c10d.GatherOptions()
-        ).wait()
+        self._group.gather([found] if self.leads else [], [value], _c10d.GatherOptions()).wait()
         return found
 
     def from_leader(self, value: Tensor) -> None:
         """Broadcast the leader's ``value``, in place."""
-        self._group.broadcast([value], _subgroups_c10d.BroadcastOptions()).wait()
+        self._group.broadcast([value], _c10d.BroadcastOptions()).wait()
 
     def dealt(self, block: Tensor, length: int) -> Tensor:
         """Scatter the leader's ``block``; return this member's ``length`` bytes."""
         mine = torch.empty(length, dtype=torch.uint8)
         pieces = list(_fitted(block, self.size * length).chunk(self.size)) if self.leads else []
         given = [pieces] if self.leads else []
-        self._group.scatter([mine], given, _subgroups_c10d.ScatterOptions()).wait()
+        self._group.scatter([mine], given, _c10d.ScatterOptions()).wait()
         return mine
 
 
@@ -110,7 +108,7 @@ def make_parts(
     devices = list(_devices())
     return [
         Subgroup(
-            _subgroups_c10d.PrefixStore(f"{level.span}/{level.leader}", store),
+            _c10d.PrefixStore(f"{level.span}/{level.leader}", store),
             rank,
             level,
             timeout,
@@ -168,19 +166,14 @@ def _devices() -> Iterator[Any]:
     # One listening socket for all groups of a rank; by default gloo opens one per group.
     named = os.environ.get("GLOO_SOCKET_IFNAME")
     if not named:
-        yield _subgroups_c10d.ProcessGroupGloo.create_default_device()
+        yield _c10d.ProcessGroupGloo.create_default_device()
         return
     for interface in named.split(","):
-        yield _subgroups_c10d.ProcessGroupGloo.create_device(interface=interface)
+        yield _c10d.ProcessGroupGloo.create_device(interface=interface)
 
-
-# Torch's type stubs lack the reduction operators.
-_c10d: Any = _distributed_c10d
 
 _REMEMBERED = 32
 """Number of latest collectives to keep by name, for the diagnosis of a hang."""
-
-"""Maximum seconds that a shutdown waits for started collectives."""
 
 _REDUCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
     _c10d.ReduceOp.SUM: lambda stacked: stacked.sum(0, dtype=stacked.dtype),
@@ -216,7 +209,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         longest_end: float = 60.0,
     ) -> None:
         super().__init__(rank, size)
-        self._me, self._size, self._longest_end = rank, size, longest_end
+        self._size, self._longest_end = size, longest_end
         self._names = {"name": "", "desc": ""}
         self.options = _Limit(timeout)
         self._begun: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
@@ -276,17 +269,12 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin(f"all_reduce of {tensor.numel()}", run)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> "_Pending":
-        """Broadcast one rank's tensor, in place on every rank."""
+        """Broadcast rank 0's tensor, in place on every rank; raises ValueError for another root."""
         (tensor,) = _listed(tensors)
-        root = 0 if opts is None else opts.rootRank
+        _require_rank_0(opts)
 
         def run(parts: list[Subgroup]) -> None:
-            value = _bytes(tensor)
-            if root:
-                # Send it up to rank 0 first: a maximum with zeros leaves the bytes unchanged.
-                given = value if self._me == root else torch.zeros_like(value)
-                value = reduced(parts, given, _REDUCTIONS[_c10d.ReduceOp.MAX])
-            _put(tensor, handed_down(parts, value))
+            _put(tensor, handed_down(parts, _bytes(tensor)))
 
         return self._begin(f"broadcast of {tensor.numel()}", run)
 
@@ -304,12 +292,13 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin(f"all_gather of {tensor.numel()}", run)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> "_Pending":
-        """Gather every rank's tensor on one rank, in rank order; all have the same size."""
-        root = 0 if opts is None else opts.rootRank
+        """Gather every rank's tensor on rank 0, in rank order; all have the same size.
+
+        Raises:
+            ValueError: the root is not rank 0.
+        """
         (tensor,) = _listed(inputs)
-        if root:
-            blank = [torch.empty_like(tensor) for _ in range(self._size)]
-            return self.allgather([outputs[0] if self._me == root else blank], inputs)
+        _require_rank_0(opts)
 
         def run(parts: list[Subgroup]) -> None:
             found = collected(parts, _bytes(tensor), self._size)
@@ -324,9 +313,8 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         Raises:
             ValueError: the root is not rank 0.
         """
-        if opts is not None and opts.rootRank:
-            raise ValueError(f"a control group scatters from rank 0, not from {opts.rootRank}")
         (tensor,) = _listed(outputs)
+        _require_rank_0(opts)
 
         def run(parts: list[Subgroup]) -> None:
             blocks = [_bytes(piece) for piece in inputs[0]] if inputs else []
@@ -443,6 +431,11 @@ def _put(tensor: Tensor, found: Tensor) -> None:
 def _listed(tensors: Any) -> list[Tensor]:
     """Return the tensors as a list: torch passes a list to a collective, or one tensor."""
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _require_rank_0(opts: Any) -> None:
+    if opts is not None and opts.rootRank:
+        raise ValueError(f"the root of a control group is rank 0, not rank {opts.rootRank}")
 
 
 def _reduction(opts: Any) -> Callable[[Tensor], Tensor]:

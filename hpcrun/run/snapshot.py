@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcrun.run.directory import RunDirectory, RunError, holds_only_logs
+from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.files import make_numbered_folder, read_json
 from hpcrun.run.import_path import copied_path, folders_of
 
@@ -251,12 +251,7 @@ def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -
 
     def excluded(folder: Path) -> bool:
         if folder not in known:
-            known[folder] = (
-                excluded(folder.parent)
-                or _is_run(folder)
-                or holds_only_logs(folder)
-                or _is_environment(folder)
-            )
+            known[folder] = excluded(folder.parent) or _is_run(folder) or _is_environment(folder)
         return known[folder]
 
     return (path for path in paths if not excluded(path.parent))

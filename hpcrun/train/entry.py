@@ -392,9 +392,7 @@ def resolve_interface(
         try:
             name = shared_interface(run, attempt, distributed, config.train.timeout)
         except NoSharedInterface as error:
-            raise error_on_all_ranks(
-                str(error), distributed.rank, certain=False, host=error.host
-            ) from error
+            raise error_on_all_ranks(str(error), distributed.rank, certain=False) from error
         if distributed.rank == 0:
             print(
                 f"hpcrun: job.interface=auto: all nodes reach each other on {name[1:]}", flush=True

@@ -24,7 +24,7 @@ def test_a_canceled_job_that_still_writes_does_not_keep_the_folder(
             written.append(".unstarted-12")
             os.close(os.open(written[0], os.O_CREAT | os.O_WRONLY, dir_fd=place))
             if taken:
-                # Another submission clears a folder that holds only logs, and has the name now.
+                # Another submission has the name now.
                 if folder.exists():
                     folder.rename(tmp_path / "away")
                 folder.mkdir()

@@ -25,7 +25,6 @@ from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
 from hpcrun.checkpoint.sharded.engine import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.making import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
@@ -360,22 +359,6 @@ def engine_of_trainer(folder, device="cpu"):
     return TrainerCheckpoints(parts, lambda: ALONE, torch.device(device)).engine(folder)
 
 
-def test_two_processes_never_write_to_the_same_temporary_folder(tmp_path, monkeypatch):
-    begin, names = CheckpointStore.begin, set()
-
-    def recorded(store, step):
-        draft = begin(store, step)
-        names.add(draft.name)
-        return draft
-
-    monkeypatch.setattr(CheckpointStore, "begin", recorded)
-    for place in (tmp_path / "a", tmp_path / "b"):
-        with Checkpointer(place, **parts()) as ckpt:
-            ckpt.save(1)
-        engine_of_trainer(place).store.begin(1)
-    assert len(names) == 4
-
-
 def test_a_model_on_a_gpu_is_saved_through_page_locked_memory(tmp_path):
     pinned = [engine_of_trainer(tmp_path, kind).staging.pinned for kind in ("cpu", "cuda")]
     assert pinned == [False, True]
@@ -441,15 +424,13 @@ def test_an_interval_in_time_becomes_steps_by_the_current_pace():
 def test_quick_first_steps_do_not_delay_a_save(quick):
     now = [0.0]
     interval = EverySeconds(lambda: 60.0, Ranks(), clock=lambda: now[0])
-    looks, saves = 0, []
+    saves = []
     for step in range(1, 1000):
         now[0] += quick if step < 5 else 1.0
-        looks += step == interval.next_check
         if interval.due(step):
             saves.append(now[0])
     assert saves[0] <= 62
     assert all(57 <= b - a <= 66 for a, b in pairwise(saves))
-    assert looks < 14 * (len(saves) + 1)
 
 
 def test_the_automatic_interval_is_young_s_within_bounds():

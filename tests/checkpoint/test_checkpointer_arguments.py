@@ -84,23 +84,6 @@ def test_invalid_arguments_are_refused_by_the_constructor(tmp_path, words, told)
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("words", [{"keep": 1.5}, {"every": -1}, {"best": True}])
-def test_a_retention_counts_in_whole_numbers(words):
-    with pytest.raises(CheckpointError, match=f"{next(iter(words))}=.*: not a number"):
-        Retention(**words)
-
-
-def test_steps_are_whole_numbers_of_any_kind(tmp_path):
-    with Checkpointer(tmp_path, **parts(), every=2) as ckpt:
-        assert ckpt.restore() == 0
-        assert ckpt.maybe_save(np.int64(3))
-        assert ckpt.maybe_save(torch.tensor(4))
-        with pytest.raises(TypeError, match=r"step=6\.0: not a whole number"):
-            ckpt.maybe_save(6.0)
-        with pytest.raises(CheckpointError, match="cannot be negative"):
-            ckpt.save(-1)
-
-
 def test_a_state_that_becomes_unsavable_does_not_end_training(tmp_path):
     ckpt = Checkpointer(tmp_path, **parts(), every=1)
     ckpt.extra["best"] = np.float64(1)
@@ -253,20 +236,3 @@ def test_a_folder_in_use_on_another_host_is_waited_for(tmp_path):
             time.sleep(0.01)
         os.utime(path, (0, 0))  # as if its host had been dead for long
         assert not started.result().saving
-
-
-def test_a_chdir_during_training_does_not_change_the_target(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with Checkpointer("checkpoints", **parts()) as ckpt:
-        monkeypatch.chdir("/")
-        ckpt.save(1)
-    assert (tmp_path / "checkpoints" / "step-000000001").is_dir()
-
-
-def test_the_interval_follows_from_failures_and_the_cost_of_saves(tmp_path):
-    with Checkpointer(tmp_path, **parts(), failure_hours=1.0) as ckpt:
-        # A save is assumed to cost 5 s.
-        assert ckpt.interval_seconds == pytest.approx(189.7, abs=0.1)
-        ckpt.save(1)
-        ckpt.wait()
-        assert ckpt.interval_seconds == 30.0

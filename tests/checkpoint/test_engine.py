@@ -91,7 +91,7 @@ def test_a_resumed_ddp_training_has_the_bits_of_an_undisturbed_one(folder, rank)
     [
         (
             ("write", "rank-00002", 28), 2,
-            "No space left on device (ENOSPC); the file needs 1.",
+            "No space left on device (ENOSPC); 0 B were written",
         ),
         (("make_directory", ".tmp-", 13), 0, "cannot begin a checkpoint: Permission denied"),
         (("rename", ".tmp-"), 0, "cannot be committed: Input/output error"),
@@ -112,15 +112,6 @@ def test_an_error_of_one_rank_fails_the_save_on_all_and_the_next_works(folder, f
 
 
 @ranks(4)
-def test_of_several_failed_ranks_the_first_is_named_and_the_rest_counted(folder, rank):
-    folder.save(folder.engine(), 1)
-    both = Broken("fsync", "rank-")
-    failed = agreed(folder.save(folder.engine(both, on=rank if rank in (1, 3) else 1), 2))
-    assert failed.error.startswith("rank 1 (")
-    assert failed.error.endswith("Input/output error (EIO) (and 1 more)")
-
-
-@ranks(4)
 def test_a_failed_prune_does_not_fail_the_save(folder):
     engine = folder.engine(Broken("rename", "step-000000001"), keep=1)
     folder.save(folder.engine(keep=1), 1)
@@ -137,14 +128,6 @@ def test_a_state_that_cannot_be_written_fails_the_save_for_all(folder, rank):
     assert not outcome.ok
     assert agreed(outcome.error).startswith("rank 1 (")
     assert "hook: a builtins.function cannot be saved" in outcome.error
-    assert folder.names() == []
-
-
-@ranks(4)
-def test_a_meta_that_cannot_be_written_fails_the_save_for_all(folder):
-    outcome = folder.engine().save(1, {}, {}, {"a": object()})
-    assert not outcome.ok
-    assert "meta of step 1 is not plain JSON" in agreed(outcome.error)
     assert folder.names() == []
 
 
@@ -184,25 +167,6 @@ def test_a_save_removes_leftovers_of_dead_attempts_and_a_restore_does_not(folder
     assert folder.names() == ["step-000000001.tmp-6-0"]
     folder.save(folder.engine(), 2)
     assert folder.names() == ["step-000000002"]
-
-
-def test_one_rank_needs_no_process_group(root):
-    engine = single_rank.engine(root, "7-0")
-    assert engine.restore(single_rank.nothing) is None
-    state = {"weights": torch.arange(5.0)}
-    for step in (10, 20, 30):
-        outcome = engine.save(step, state, {"n": step}, {"note": "ü"})
-        assert outcome.ok
-        assert outcome.path == root / f"step-{step:09d}"
-        assert outcome.seconds >= outcome.stalled > 0
-        files = [*outcome.path.glob("*.bin"), outcome.path / "index.json"]
-        assert outcome.bytes == sum(file.stat().st_size for file in files)
-    restored = engine.restore(single_rank.nothing, skip=[30])
-    assert restored.step == 20
-    assert restored.own == {"n": 20}
-    assert restored.meta == {"note": "ü"}
-    assert torch.equal(restored.shared["weights"], state["weights"])
-    assert engine.restore(single_rank.nothing, skip=[20, 30]) is None
 
 
 def test_a_snapshot_waits_for_a_slow_writer_of_the_same_buffer(root):

@@ -10,7 +10,6 @@ from torch import nn
 
 from hpcrun.checkpoint.export import export_model
 from hpcrun.checkpoint.state.capture import alike, capture_shared
-from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
@@ -113,16 +112,6 @@ def test_the_best_and_the_averaged_weights_are_exported(run, hpcrun, tmp_path):
         assert torch.equal(loaded[name], expected)
 
 
-def test_without_a_validation_loss_there_is_no_best(tmp_path, hpcrun):
-    made = directory.create(tmp_path / "runs" / "plain", "{}\n", {})
-    model, optimizer = build()
-    shared = capture_shared(model, optimizer, extra={})
-    assert engine(made.checkpoints, "7-0").save(1, shared, {}, {}, alike(model)).ok
-    code, _, err = hpcrun("export", "plain", "m.pt", "--best")
-    assert code == 2
-    assert "no checkpoint has a validation loss; set train.validate_every" in err
-
-
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
     made, _ = run
     path = made.checkpoints / "step-000000002" / "rank-00000.bin"
@@ -205,13 +194,3 @@ def test_verify_names_every_damaged_file_and_exits_with_an_error(run, hpcrun):
     assert "index.json" in lines[1]
     assert hpcrun("verify", "r", "--step", "2")[0] == 0
     assert "available: 2, 1" in hpcrun("verify", "r", "--step", "9")[2]
-
-
-def test_a_leased_checkpoint_is_not_pruned_until_its_release(run):
-    made, _ = run
-    store = CheckpointStore(made.checkpoints, "7-1", patience=0)
-    with hold(store.root, 1):
-        assert store.prune(1) == []
-        assert store.sweep() == []
-    assert store.prune(1) == [1]
-    assert [entry.name for entry in store.root.iterdir()] == ["step-000000002"]

@@ -16,11 +16,6 @@ from .faults import Broken, Flipping
 
 
 @ranks(4)
-def test_without_a_checkpoint_there_is_nothing_to_restore(folder):
-    assert folder.restore(folder.engine()) is None
-
-
-@ranks(4)
 def test_damage_that_any_rank_finds_makes_all_fall_back_together(folder, rank):
     engine = folder.engine()
     for step in (1, 2, 3):
@@ -34,17 +29,6 @@ def test_damage_that_any_rank_finds_makes_all_fall_back_together(folder, rank):
     assert first.startswith("step 3 skipped: rank 3 (")
     assert "rank-00003.bin: its content differs from the written content" in first
     assert second.startswith("step 2 skipped: rank 0 (")
-
-
-@ranks(4)
-def test_a_damaged_manifest_makes_all_fall_back_together(folder):
-    engine = folder.engine()
-    for step in (1, 2):
-        folder.save(engine, step)
-    folder.spoil(2, "manifest.json")
-    restored = folder.restore(folder.engine(owner="7-1"))
-    assert restored.step == 1
-    assert "manifest.json" in restored.notes[0]
 
 
 @ranks(4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
-from hpcrun.checkpoint.storage.disk import FileSystem, is_lustre
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
@@ -103,18 +103,6 @@ def test_a_stale_handle_is_opened_again_within_a_bound(tmp_path):
     with pytest.raises(DamagedCheckpoint, match="ESTALE"):
         StoreReader(hopeless, 1).load(into)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_lustre_is_found_by_the_longest_mount():
-    mounts = (
-        "/dev/a / ext4 rw 0 0\nmds@tcp:/fs /scratch lustre rw 0 0\nt /scratch/tmp tmpfs rw 0 0\n"
-        "mds@tcp:/fs /my\\040lustre lustre rw 0 0\n"
-    )
-    assert is_lustre(Path("/scratch/me/runs"), mounts)
-    assert is_lustre(Path("/my lustre/runs"), mounts)
-    assert not is_lustre(Path("/scratch/tmp/runs"), mounts)
-    assert not is_lustre(Path("/scratchy"), mounts)
-    assert not is_lustre(Path("/home"), mounts)
 
 
 @pytest.mark.parametrize("code", [0, 22])

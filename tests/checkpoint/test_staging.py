@@ -50,14 +50,6 @@ class Runtime:
             raise RuntimeError(f"CUDA error: {code}")
 
 
-def test_a_page_locked_buffer_is_not_rounded_up_to_a_power_of_two():
-    driver = Driver()
-    staging = Staging(limit=10 * MB, pinned=True, pin=driver.pin)
-    assert staging.fits(9 * MB)
-    assert staging.reserve(9 * MB).numel() == staging.size == 10 * MB
-    assert list(driver.locked.values()) == [10 * MB]
-
-
 def test_pages_are_unlocked_before_new_pages_and_with_their_buffer():
     driver = Driver()
     staging = Staging(pinned=True, pin=driver.pin)
@@ -85,10 +77,3 @@ def test_a_refused_page_lock_is_no_error_of_the_next_kernel(monkeypatch, capsys,
     runtime.launch()
     assert runtime.calls == 1
     assert "cannot be page-locked (CUDA error 1)" in capsys.readouterr().err
-
-
-def test_no_page_is_locked_where_an_error_could_not_be_cleared(monkeypatch, capsys):
-    runtime = Runtime(monkeypatch, "another_name")
-    Staging(pinned=True).reserve(MB)
-    assert runtime.calls == 0
-    assert "cannot be page-locked (torch is linked to no shared" in capsys.readouterr().err

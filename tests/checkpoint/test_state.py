@@ -213,12 +213,3 @@ def test_random_states_of_python_numpy_and_torch_come_back_through_a_file():
     assert draw() != expected
     apply_rank(own)
     assert draw() == expected
-
-
-def test_a_gpu_state_without_a_gpu_is_noted():
-    own = capture_rank()
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    state = torch.zeros(16, dtype=torch.uint8)
-    note = "the CUDA generator's state was not restored, because this machine has no GPU"
-    assert apply_rank(own | {"accelerators": {"kind": "cuda", "states": [state]}}) == [note]

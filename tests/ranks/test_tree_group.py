@@ -76,7 +76,6 @@ def collectives(size: int, seed: int) -> Callable[[Any, int], list[Any]]:
             )
             dtype = plan.choice([torch.int32, torch.int64, torch.uint8, torch.float64])
             shape = plan.choice([(), (1,), (7,), (3, 2)])
-            root = plan.choice([0, size - 1, plan.randrange(size)])
             numbers = torch.Generator().manual_seed(1000 * plan.randrange(1000) + rank)
             # Whole numbers: the order of a sum makes no difference.
             value = torch.randint(0, 100, shape, generator=numbers).to(dtype)
@@ -87,18 +86,14 @@ def collectives(size: int, seed: int) -> Callable[[Any, int], list[Any]]:
                 group.allreduce([value], wanted).wait()
                 results.append(value.tolist())
             elif kind == "broadcast":
-                wanted = c10d.BroadcastOptions()
-                wanted.rootRank = root
-                group.broadcast([value], wanted).wait()
+                group.broadcast([value], c10d.BroadcastOptions()).wait()
                 results.append(value.tolist())
             elif kind == "allgather":
                 group.allgather([into], [value], c10d.AllgatherOptions()).wait()
                 results.append([piece.tolist() for piece in into])
             elif kind == "gather":
-                wanted = c10d.GatherOptions()
-                wanted.rootRank = root
-                group.gather([into] if rank == root else [], [value], wanted).wait()
-                results.append([piece.tolist() for piece in into] if rank == root else None)
+                group.gather([into] if rank == 0 else [], [value], c10d.GatherOptions()).wait()
+                results.append([piece.tolist() for piece in into] if rank == 0 else None)
             elif kind == "scatter":
                 given = [torch.full_like(value, plan.randrange(100)) for _ in range(size)]
                 group.scatter([value], [given] if rank == 0 else [], c10d.ScatterOptions()).wait()

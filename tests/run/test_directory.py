@@ -3,6 +3,8 @@
 import errno
 import multiprocessing
 import os
+import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -10,8 +12,11 @@ import pytest
 
 from hpcrun.run import record as owner
 from hpcrun.run.directory import RunError, create, find, refuse_foreign
+from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.files import read_lines
 from hpcrun.run.record import OwnedByAnotherAttempt, claim, require_ownership
+from hpcrun.run.streams import LineWriter
 
 
 def test_a_run_directory_is_made_whole_and_private(tmp_path: Path) -> None:
@@ -52,11 +57,41 @@ def test_of_simultaneous_submissions_exactly_one_makes_the_run(tmp_path: Path) -
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_file_in_the_way_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    with pytest.raises(RunError, match="cannot be made") as told:
-        create(tmp_path / "runs" / "a", "", {})
-    assert "\n" not in str(told.value)
+def _killed_before_the_rename(path: Path) -> None:
+    Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, method-assign]
+    create(path, "x", {})
+
+
+def test_the_folder_of_a_killed_submission_is_removed_by_the_next(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(
+        target=_killed_before_the_rename, args=(tmp_path / "a",)
+    )
+    process.start()
+    process.join()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".a.")
+    create(tmp_path / "a", "x", {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_ranks_that_end_do_not_recreate_a_deleted_run(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    log = LineWriter(run.metrics)
+    log.write({"step": 1})
+    log.flush()
+    shutil.rmtree(run.path)
+    log.write({"step": 2})
+    with pytest.raises(FileNotFoundError, match=r"gone|No such file"):
+        log.flush()
+    with pytest.raises(FileNotFoundError):
+        record_failure(run.attempt_logs("7", 0), 0, ValueError("x"), None)
+    assert [*tmp_path.iterdir()] == []
+    # They do not write into a new run of this name either.
+    create(run.path, "y", {"created": 2})
+    log.write({"step": 3})
+    with pytest.raises(FileNotFoundError, match=r"gone|No such file"):
+        log.flush()
+    assert read_lines(run.metrics) == []
 
 
 def test_a_run_is_found_by_name_and_by_path_and_others_are_listed(tmp_path: Path) -> None:

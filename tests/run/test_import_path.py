@@ -45,10 +45,6 @@ def test_another_python_is_asked_for_its_own_folders(tmp_path: Path) -> None:
     assert sysconfig.get_path("purelib") not in found
 
 
-def test_a_program_other_than_python_gets_the_folders_of_this_python() -> None:
-    assert set(folders_of("bash")) >= set(sys.path[1:])
-
-
 def test_a_copy_comes_right_before_its_original_and_nothing_else_is_added() -> None:
     copies = {Path("/project/src"): Path("/copy/src"), Path("/project/lib"): Path("/copy/lib")}
     path = copied_path(

@@ -1,9 +1,7 @@
 """The asynchronous line log."""
 
-import json
 import os
 import resource
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,15 +29,6 @@ def test_after_a_flush_all_lines_are_there_in_order_and_once(
             assert len(read_lines(tmp_path / "log")) == n + 1
     log.close()
     assert [line["n"] for line in read_lines(tmp_path / "log")] == list(range(300))
-
-
-def test_a_reader_sees_lines_without_a_flush(log: LineWriter, tmp_path: Path) -> None:
-    for n in range(3):
-        log.write({"n": n})
-    until = time.monotonic() + 60
-    while time.monotonic() < until and len(read_lines(tmp_path / "log")) < 3:
-        time.sleep(0.01)
-    assert [line["n"] for line in read_lines(tmp_path / "log")] == [0, 1, 2]
 
 
 def test_frequent_lines_share_a_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,15 +68,6 @@ def test_a_write_error_raises_in_the_caller_of_write(tmp_path: Path) -> None:
     say(2)
     log.close()
     assert read_lines(tmp_path / "log") == [{"n": 2}]
-
-
-def test_a_torn_line_is_ended_first_and_lines_are_valid_json(
-    log: LineWriter, tmp_path: Path
-) -> None:
-    (tmp_path / "log").write_text('{"n": 1')
-    log.write({"n": float("nan")})
-    log.flush()
-    assert json.loads((tmp_path / "log").read_text().splitlines()[1])["n"] is None
 
 
 def test_a_forked_child_writes_no_line_again(tmp_path: Path) -> None:

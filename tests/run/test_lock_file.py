@@ -105,17 +105,6 @@ def test_a_damaged_lock_is_taken_over_at_once(tmp_path: Path, content: str) -> N
     assert {*run.path.iterdir()} == before
 
 
-def test_a_special_file_in_place_of_a_lock_is_taken_over_or_named(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "x", {})
-    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        make(run.submitting)
-        with SubmissionLock(run):
-            assert run.submitting.is_file()
-    run.submitting.mkdir()
-    with pytest.raises(RunError, match="cannot be locked: Is a directory; check"):
-        SubmissionLock(run).hold()
-
-
 @pytest.mark.parametrize(
     ("change", "taken"),
     [

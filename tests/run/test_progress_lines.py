@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run import events as progress_lines
-from hpcrun.run.events import StepLines, facts_of, validation_line
+from hpcrun.run.events import StepLines, validation_line
 from hpcrun.run.streams import copied_to
 
 
@@ -36,10 +36,6 @@ def test_step_lines_come_first_then_every_ten_seconds_and_at_the_end(clock: Cloc
     clock.now += 0.1
     assert lines.line(40, 1015.0, {"loss": "1.3"}) == "step 40/100: loss 1.3, ETA 00:30"
     assert lines.line(100, 1045.0, {"loss": "1.2"}) == "step 100/100: loss 1.2, ETA 00:00"
-
-
-def test_without_figures_there_is_no_line(clock: Clock) -> None:
-    assert StepLines(100).line(1, 1000.0, facts_of({"step": 1, "validation_loss": 2.0})) is None
 
 
 def test_a_validation_with_a_nan_loss_has_a_line() -> None:

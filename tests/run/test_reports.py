@@ -16,7 +16,7 @@ from hpcrun.job.script_end import ProgressWatch
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_lines
-from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, published
+from hpcrun.run.reports import VARIABLE, newest_report, published
 
 FIRST = Attempt("7", 0)
 
@@ -184,12 +184,6 @@ def test_an_attempt_begins_at_the_newest_reported_save(run: RunDirectory) -> Non
     record_event(run, "saved", attempt=FIRST, step=40)
     ProgressWatch(run, Attempt("7", 1), 0).note_start()
     assert read_events(run)[-1].step == 40
-
-
-def test_a_damaged_report_counts_as_none(tmp_path: Path) -> None:
-    (tmp_path / "report-1.json").write_text('{"step": "many", "saved": 3}')
-    (tmp_path / "report-2.json").write_text("{")
-    assert newest_report(tmp_path) == ScriptProgress(None, 3, None)
 
 
 def shown(run: RunDirectory) -> tuple[int | None, int | None]:

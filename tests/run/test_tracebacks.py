@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import headline, place_of, record_failure, traceback_of
 from hpcrun.run.files import write_json
 from hpcrun.slurm.notation import expand
-from hpcrun.tasks.options import __file__ as OPTIONS
 
 MODULE = """
 import json
@@ -152,10 +150,6 @@ def test_a_module_with_a_syntax_error_is_the_place_of_the_error(tmp_path: Path) 
     assert place_of(error) == (f"{tmp_path}/broken.py:1", "")
 
 
-def test_an_error_without_a_traceback_has_no_place() -> None:
-    assert place_of(ValueError("x")) == ("", "")
-
-
 def test_the_headline_of_a_loader_error_is_the_error_itself(module: ModuleType) -> None:
     told = headline(str(raised(module.loader)))
     assert told == (
@@ -164,9 +158,3 @@ def test_the_headline_of_a_loader_error_is_the_error_itself(module: ModuleType) 
     )
     assert headline("a\nb") == "a"
     assert headline("") == "no message"
-
-
-def test_built_in_tasks_count_as_user_code() -> None:
-    error = raised(lambda: exec(compile("import json; json.loads('{')", OPTIONS, "exec")))
-    assert isinstance(error, json.JSONDecodeError)
-    assert place_of(error)[0].startswith(OPTIONS)

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.config import Config
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.errors import (
     ErrorOnAllRanks,
     NotTrainable,
-    PrintedByRankZero,
     UserError,
     error_on_all_ranks,
     is_mistake,
@@ -19,14 +17,11 @@ from hpcrun.errors import (
 from hpcrun.job.cause_table import classify, evidence_of
 from hpcrun.ranks import collective
 from hpcrun.ranks.collective import End, Ranks
-from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.interfaces import NoSharedInterface
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, Cause, read_events
-from hpcrun.train import entry
-from hpcrun.train.entry import note_refusal, resolve_interface, run_rank
+from hpcrun.train.entry import note_refusal, run_rank
 
 
 def no_such(path: str) -> OSError:
@@ -113,29 +108,6 @@ def test_connected_ranks_know_if_no_node_can_help(
         Ranks(0, 2).together(refuses)
     assert found.value.certain == certain
     assert found.value.host == "n1"
-
-
-@pytest.mark.parametrize(("worst", "told"), [("n3", "n3"), (None, "n1")])
-def test_without_a_common_interface_the_worst_connected_node_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worst: str | None, told: str
-) -> None:
-    def refuses(*_: object) -> str:
-        raise NoSharedInterface("no interface", worst)
-
-    monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(entry, "shared_interface", refuses)
-    run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
-    config = Config.model_validate({"train": {"batch_size": 64}, "job": {"interface": "auto"}})
-    place = {"world_size": 2, "num_nodes": 2, "num_gpus_per_node": 1, "launch_method": "slurm"}
-    for rank, kind in enumerate((ErrorOnAllRanks, PrintedByRankZero)):
-        here = {"rank": rank, "node_rank": rank, "local_rank": 0}
-        with pytest.raises(kind) as found:
-            resolve_interface(config, run, attempt, DistributedConfig.model_validate(place | here))
-        if rank == 0:
-            note_refusal(run, attempt, found.value)
-    (event,) = read_events(run)
-    fields = event.fields
-    assert (fields["host"], fields["certain"]) == (told, False)
 
 
 def test_the_event_of_a_refusal_says_which_node_refuses(

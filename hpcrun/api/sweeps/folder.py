@@ -19,10 +19,10 @@ from typing import Any
 from hpcrun.api.sweeps.configs import range_of
 from hpcrun.api.sweeps.handle import Condition, Row, RowBlock, SweepRequest, plain, refusal
 from hpcrun.config import file_layer
+from hpcrun.drafts import draft_folder
 from hpcrun.errors import UserError
 from hpcrun.run import directory
-from hpcrun.run.directory import RunDirectory, RunError, make_staged
-from hpcrun.run.directory import sweep as remove_abandoned
+from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.files import hashed_json, sync_directory, with_comment_crc
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -81,25 +81,22 @@ def new_runs(
     """
     runs, published = list(runs), list[Path]()
     content = hashed_json(dict(record))
-    staged = make_staged(folder / "sweep")
     try:
-        remove_abandoned(staged)
-        patch = _write_diff(folder, diff) if runs and diff else None
-        for run in runs:
-            own = hashed_json({**record, **run.record}) if run.record else content
-            _fill(RunDirectory(staged / run.name), run, own, patch)
-        sync_file_system(folder)
-        for run in runs:
-            (staged / run.name).rename(folder / run.name)
-            published.append(folder / run.name)
+        with draft_folder(folder / "sweep", mode=0o700) as staged:
+            patch = _write_diff(folder, diff) if runs and diff else None
+            for run in runs:
+                own = hashed_json({**record, **run.record}) if run.record else content
+                _fill(RunDirectory(staged / run.name), run, own, patch)
+            sync_file_system(folder)
+            for run in runs:
+                (staged / run.name).rename(folder / run.name)
+                published.append(folder / run.name)
         sync_directory(folder)
         yield
     except BaseException:
         for path in published:
             shutil.rmtree(path, ignore_errors=True)
         raise
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
 
 
 def _write_diff(folder: Path, diff: str) -> str:

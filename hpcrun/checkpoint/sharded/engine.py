@@ -238,6 +238,8 @@ class CheckpointEngine:
         self._ended: list[SaveOutcome] = []
         self._unreported: list[SaveOutcome] = []
         self._begun = False
+        self.patience = 60.0
+        """Seconds that a rank which leaves waits for a save in which another rank may never take part."""
 
     def start(
         self,

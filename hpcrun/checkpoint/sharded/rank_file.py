@@ -1,7 +1,7 @@
-"""The file of a rank: the content and the writing of its shard.
+"""The file of a rank: writing and reading of its shard.
 
-:class:`StoreReader` is a ``StorageReader`` of torch.distributed.checkpoint, so that torch's load plans
-(resharding between any numbers of ranks, DTensor or plain) also work on these files.
+Sharded tensors are read by the load plans of torch.distributed.checkpoint, which know how to reshard between
+any numbers of ranks.
 """
 
 import io
@@ -20,14 +20,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
-from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
-from torch.futures import Future
 
 from hpcrun.checkpoint.sharded.host_staging import Staging, bytes_of, copy_in
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan, resolve
@@ -166,7 +162,7 @@ _RUN = 16 << 20
 _READERS = 4
 
 
-class StoreReader(StorageReader):
+class StoreReader:
     """Reads a committed step of ``store``; raises DamagedCheckpoint, naming the file, on damage."""
 
     def __init__(self, store: CheckpointStore, step: int, index: bytes | None = None) -> None:
@@ -208,8 +204,8 @@ class StoreReader(StorageReader):
         self._read(whole)
         if sharded:
             planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-            planner.set_up_planner(sharded, self.read_metadata(), is_coordinator=False)
-            self.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+            planner.set_up_planner(sharded, self._metadata(), is_coordinator=False)
+            self._read_planned(planner)
 
     def require_fit(self, into: Mapping[str, torch.Tensor]) -> None:
         """Raise unless the tensors ``into`` can be loaded.
@@ -261,9 +257,7 @@ class StoreReader(StorageReader):
         entry = self.index.tensors[name]
         return torch.empty(entry.shape, dtype=_dtype(entry.dtype))
 
-    # torch.distributed.checkpoint.StorageReader
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def _metadata(self) -> Metadata:
         """Return the index as torch's metadata."""
         entries: dict[str, Any] = {}
         for name, entry in self.index.tensors.items():
@@ -276,35 +270,13 @@ class StoreReader(StorageReader):
             )
         return Metadata(entries)
 
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Do nothing: the index is already read."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return ``plan`` unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return ``plans`` unchanged."""
-        return plans
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing: a reader reads one step."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True if the path is a committed step."""
-        return (Path(checkpoint_id) / INDEX).is_file()
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read and verify every piece that ``plan`` needs, once, in file order."""
+    def _read_planned(self, planner: DefaultLoadPlanner) -> None:
+        """Read and verify every piece that the planner needs, once, in file order."""
         wanted: dict[tuple[str, tuple[int, ...]], _Want] = {}
         targets = []
-        for item in plan.items:
-            if item.type is not LoadItemType.TENSOR:
-                raise CheckpointError(f"{item.storage_index.fqn}: is a tensor in the checkpoint")
-            key = _key(item.storage_index)
+        for item in planner.finish_plan(planner.create_local_plan()).items:
+            place = item.storage_index
+            key = place.fqn, tuple(place.offset or ())
             want = wanted.setdefault(key, _Want(key[0], self._pieces[key], []))
             target = planner.resolve_tensor(item)
             targets.append((item, target))
@@ -313,9 +285,6 @@ class StoreReader(StorageReader):
         self._read(list(wanted.values()))
         for item, target in targets:
             planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
     def _read(self, wants: list["_Want"]) -> None:
         readers = min(_READERS, len(os.sched_getaffinity(0)))
@@ -392,10 +361,6 @@ def _box(value: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) 
     for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         value = value.narrow(dimension, offset, size)
     return value
-
-
-def _key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
-    return index.fqn, tuple(index.offset or ())
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,14 +1,9 @@
-"""A checkpoint file during writing: it hashes the bytes and reports write failures at the end.
-
-``torch.save`` writes through C++ code, which turns an exception of a Python stream into another exception or
-aborts the process, and hides the full disk. ``DraftFile`` therefore stores the first failure, only counts the
-bytes after it (the count is the space that the file would have needed), and raises when the file is finished.
+"""A checkpoint file during writing, which hashes its bytes, and leases of committed checkpoints.
 
 A lease is a file in the checkpoint folder; flock(2) is missing on Lustre (by default) and on old NFS. The
 name contains the expiry time, so that a killed reader does not block pruning forever.
 """
 
-import contextlib
 import errno
 import os
 import re
@@ -25,7 +20,6 @@ from hpcrun.checkpoint.storage.disk import LOCAL, FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount, is_space, parent_of, reason
 from hpcrun.checkpoint.storage.manifest import FileRecord
 
-_BUFFER = 1 << 20
 _SECTOR = 4096
 
 
@@ -37,75 +31,45 @@ class DraftFile:
     ) -> None:
         """Take over ``descriptor``. ``direct``: it bypasses the page cache where size and address allow."""
         self.record: FileRecord | None = None
-        self._fs = fs
-        self._path = path
-        self._descriptor = descriptor
+        self._fs, self._path, self._descriptor = fs, path, descriptor
         self._hash = xxhash.xxh3_128()
-        self._offered = 0
-        self._taken = 0
-        self._pending = bytearray()
-        self._failure: OSError | None = None
+        self._size = 0
         self._direct = direct
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write all of ``data``. Never raises a disk error; see the module's docstring."""
+        """Write all of ``data``; raises OSError."""
         view = memoryview(data).cast("B")
-        self._offered += len(view)
-        if self._failure is None:
-            self._hash.update(view)
-            # A copy would not have the alignment that direct writes need.
-            pooled = len(view) < _BUFFER and not self._direct
-            if pooled:
-                self._pending += view
-            if not pooled or len(self._pending) >= _BUFFER:
-                self._drain()
-            if not pooled:
-                self._put(view)
-        return len(view)
-
-    def flush(self) -> None:
-        """Do nothing: only :meth:`finish` makes data durable."""
+        self._hash.update(view)
+        while view:
+            count = self._write(view)
+            if count <= 0:
+                raise OSError(f"the file system took {count} of {len(view)} bytes")
+            self._size += count
+            view = view[count:]
+        return len(data)
 
     def finish(self) -> None:
-        """Write the buffered bytes, fsync, and close.
-
-        Raises:
-            CheckpointError: a write, the fsync or the close failed. On a full disk, the text gives the
-                bytes needed, written and free.
-        """
-        self._drain()
-        if self._failure is None:
-            try:
-                self._fs.fsync(self._descriptor)
-            except OSError as error:
-                self._failure = error
-        self._close()
-        self.raise_failure()
-        self.record = FileRecord(self._path.name, self._offered, self._hash.hexdigest())
+        """Fsync and close; raises OSError."""
+        self._fs.fsync(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        self._fs.close(descriptor)
+        self.record = FileRecord(self._path.name, self._size, self._hash.hexdigest())
 
     def discard(self) -> None:
-        """Close without a record, so that no commit can include the file."""
-        self._close()
+        """Close, unless the file is closed; without a record, no commit can include the file."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                self._fs.close(self._descriptor)
 
-    def raise_failure(self) -> None:
-        """Raise the first failure as a CheckpointError, if there was one."""
-        if self._failure is not None:
-            raise CheckpointError(self._explain(self._failure)) from self._failure
-
-    def _drain(self) -> None:
-        pending, self._pending = self._pending, bytearray()
-        self._put(memoryview(pending))
-
-    def _put(self, view: memoryview) -> None:
-        try:
-            while view and self._failure is None:
-                count = self._write(view)
-                if count <= 0:
-                    raise OSError(f"the file system took {count} of {len(view)} bytes")
-                self._taken += count
-                view = view[count:]
-        except OSError as error:
-            self._failure = error
+    def failure(self, error: OSError) -> CheckpointError:
+        """Return the exception for ``error``; on a full disk, its text has the written and the free bytes."""
+        text = f"{self._path}: cannot be written: {reason(error)}"
+        if is_space(error):
+            text += f"; {amount(self._size)} were written"
+            with suppress(OSError):
+                text += f", {amount(self._fs.free(parent_of(self._path)))} are free now"
+            text += "; free some space, or lower checkpoint.keep"
+        return CheckpointError(text)
 
     def _write(self, view: memoryview) -> int:
         if self._direct:
@@ -125,25 +89,6 @@ class DraftFile:
             self._fs.close(descriptor)
             self._descriptor = self._fs.append(self._path)
         return self._fs.write(self._descriptor, view)
-
-    def _close(self) -> None:
-        if self._descriptor < 0:
-            return  # the second open failed, and its error is stored
-        try:
-            self._fs.close(self._descriptor)
-        except OSError as error:
-            self._failure = self._failure or error
-
-    def _explain(self, error: OSError) -> str:
-        text = f"{self._path}: cannot be written: {reason(error)}"
-        if not is_space(error):
-            return text
-        text += (
-            f"; the file needs {amount(self._offered)}, of which {amount(self._taken)} were written"
-        )
-        with contextlib.suppress(OSError):
-            text += f", {amount(self._fs.free(parent_of(self._path)))} are free now"
-        return text + "; free some space, or lower checkpoint.keep"
 
 
 LEASE = 3600.0

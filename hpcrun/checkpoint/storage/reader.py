@@ -41,7 +41,6 @@ class CommittedSteps:
         self._fs = fs
         self._patience = patience
         self._distrusted: set[int] = set()
-        self._damaged: set[int] = set()
         self._proven: set[int] = set()
 
     def path(self, step: int) -> Path:
@@ -200,12 +199,11 @@ class CommittedSteps:
     def trust(self, step: int) -> None:
         """Mark ``step`` as valid again, after a second check."""
         self._distrusted.discard(step)
-        self._damaged.discard(step)
+        self._proven.discard(step)
 
     def prove(self, step: int) -> None:
         """Mark ``step`` as damaged for good, after a second check on this rank."""
         self._distrusted.add(step)
-        self._damaged.add(step)
         self._proven.add(step)
 
     def damaged(
@@ -213,8 +211,6 @@ class CommittedSteps:
     ) -> DamagedCheckpoint:
         """Mark ``step`` as damaged, and return an exception with ``text``."""
         self._distrusted.add(step)
-        if lasting:
-            self._damaged.add(step)
         return DamagedCheckpoint(text, lasting=lasting, file=file)
 
     def changed(self, step: int, name: str) -> DamagedCheckpoint:

@@ -120,7 +120,7 @@ class CheckpointStore(CommittedSteps):
                 boundaries. This saves processor time and page cache for training.
 
         Raises:
-            CheckpointError: at the end of the block, if the disk refused a write, the fsync or the close.
+            CheckpointError: the disk refused a write, the fsync or the close.
         """
         require_file_name(name)
         with self._writing(draft / name, direct) as stream:
@@ -164,9 +164,7 @@ class CheckpointStore(CommittedSteps):
             still_mine()
             self._publish(draft, final, step)
             sync_directory(self._fs, self.root)
-        self._distrusted.discard(step)
-        self._damaged.discard(step)
-        self._proven.discard(step)
+        self.trust(step)
         return final
 
     def abandon(self, draft: Path) -> None:
@@ -236,29 +234,18 @@ class CheckpointStore(CommittedSteps):
         return doomed
 
     def quarantine_damaged(self) -> list[str]:
-        """Rename the checkpoints that two checks found damaged to ``damaged-step-…``; for rank 0.
+        """Rename the checkpoints of :meth:`prove` to ``damaged-step-…``; for rank 0.
 
-        Renamed checkpoints no longer count for retention. The newest two are kept for inspection, and older
-        ones are removed. A checkpoint that passes the second check, or that the file system refuses to
-        read, stays in place.
+        The newest two are kept for inspection, and older ones are removed.
 
         Returns:
-            A line for each renamed checkpoint, and for each checkpoint that passed the second check.
+            A line for each renamed checkpoint.
 
         Raises:
             CheckpointError: the disk refused.
         """
-        lines, renamed = [], False
-        for step in sorted(self._damaged):
-            trouble = self._recheck(step)
-            if trouble is None or not trouble.lasting:
-                self._damaged.discard(step)
-                if trouble is None:
-                    self.trust(step)
-                    lines.append(
-                        f"step {step} looked damaged at first, but a second check found no damage"
-                    )
-                continue
+        lines = []
+        for step in sorted(self._proven):
             aside = self.root / f"damaged-{step_name(step)}-{int(time.time())}"
             with explained("be renamed", self.path(step)), suppress(FileNotFoundError):
                 self._fs.rename(self.path(step), aside)
@@ -266,10 +253,8 @@ class CheckpointStore(CommittedSteps):
                     f"step {step} is damaged and was renamed to {aside.name} (the newest "
                     f"{_DAMAGED_KEPT} such folders are kept)"
                 )
-                renamed = True
-            self._damaged.discard(step)
             self._proven.discard(step)
-        if renamed:
+        if lines:
             with explained("be pruned", self.root):
                 sync_directory(self._fs, self.root)
                 self._remove([self.root / name for name in self.quarantined()[_DAMAGED_KEPT:]])
@@ -305,18 +290,6 @@ class CheckpointStore(CommittedSteps):
 
     # Private helpers
 
-    def _recheck(self, step: int) -> DamagedCheckpoint | None:
-        """Check a damaged step again, unless this was done; return the error, or None if it is valid."""
-        try:
-            if step in self._proven:
-                return DamagedCheckpoint(f"step {step}: is damaged")
-            for record in self.inspect(step).files:
-                self.drop_cache(step, record.name)
-                self.check_file(step, record)
-        except DamagedCheckpoint as error:
-            return error
-        return None
-
     @contextmanager
     def _writing(self, path: Path, direct: bool = False) -> Iterator[DraftFile]:
         with explained("be written", path):
@@ -335,11 +308,11 @@ class CheckpointStore(CommittedSteps):
         stream = DraftFile(self._fs, path, descriptor, direct=direct)
         try:
             yield stream
-        except BaseException:
+            stream.finish()
+        except OSError as error:
+            raise stream.failure(error) from error
+        finally:
             stream.discard()
-            stream.raise_failure()
-            raise
-        stream.finish()
 
     def _publish(self, draft: Path, final: Path, step: int) -> None:
         # Another attempt may commit the same step between a check and the rename, so the rename itself

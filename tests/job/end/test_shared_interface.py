@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from hpcrun.ranks import interfaces as module
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.interfaces import NoSharedInterface, shared_interface
+from hpcrun.ranks.interfaces import shared_interface
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt
@@ -70,50 +69,6 @@ def test_without_a_common_interface_the_line_says_what_each_node_reaches(
         f"no interface connects every node to every other ({node_name()}: none; {node_name()}: none)"
         in told[0]
     )
-
-
-@pytest.mark.parametrize("broken", [0, 1, 3])
-def test_the_node_with_a_broken_network_is_named(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, broken: int
-) -> None:
-    nodes = [{"eth0": [f"127.0.0.{node + 1}"], "docker0": ["192.0.2.9"]} for node in range(4)]
-    # No machine has such addresses (RFC 5737). Docker's bridge reaches no other host.
-    nodes[broken]["eth0"] = ["192.0.2.1"]
-    place = threading.local()
-
-    def ask(config: DistributedConfig) -> NoSharedInterface:
-        place.node = config.node_rank
-        with pytest.raises(NoSharedInterface) as found:
-            shared_interface(run, Attempt("7", 0), config, 120, pause=0.1)
-        return found.value
-
-    monkeypatch.setattr(module, "own_interfaces", lambda: nodes[place.node])
-    monkeypatch.setattr(module, "node_name", lambda: f"n{place.node}")
-    ranks = [rank(node, 4, local) for node in range(4) for local in (0, 1)]
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        errors = list(pool.map(ask, ranks))
-    assert {error.host for error in errors} == {f"n{broken}"}
-    assert len({str(error) for error in errors}) == 1
-
-
-@pytest.mark.parametrize(
-    ("silent", "suspect"),
-    [
-        # In a job of two nodes, a node that finds nothing may be the good node.
-        ([{}, {}], None),
-        ([{"eth0": []}, {}], None),
-        ([{"eth0": []}, {"eth0": []}, {}], "n2"),
-        ([{"eth0": [2]}, {"eth0": [2]}, {"eth0": []}], "n2"),
-        # The interface that reaches most nodes counts.
-        ([{"eth0": [1], "usb0": [2]}, {}, {"eth0": [1]}, {"eth0": [1], "usb0": [2]}], "n1"),
-        ([{"eth0": [2, 3]}, {"eth0": [2, 3]}, {"eth0": [0, 1]}, {"eth0": [0, 1]}], None),
-    ],
-)
-def test_the_suspect_is_the_node_that_connects_worst(
-    silent: list[dict[str, list[int]]], suspect: str | None
-) -> None:
-    found = [{"host": f"n{node}", "silent": one} for node, one in enumerate(silent)]
-    assert module.best_interface(found)["host"] == suspect
 
 
 def test_a_node_that_does_not_come_is_a_line_with_the_file(run: RunDirectory) -> None:
