@@ -5,11 +5,12 @@ highest of their codes may be 137 for any end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcrun.diagnose.causes import Diagnosis, signal_name
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import asked_to_end, asked_to_yield
+from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.run.events import Attempt, Cause, Event
 
 _BY_SCHEDULER = {
@@ -24,24 +25,27 @@ _BY_SCHEDULER = {
 class Evidence:
     """Everything known about an end.
 
-    ``events``: the attempt's newest event of each kind. ``word``: the reason for the end that Slurm or a
-    person gave. ``limit_near``: the time limit was near, so a warning signal announced it.
-    ``was_not_requested``: Slurm reports that the job still runs, so its SIGTERM was not a cancellation.
-    ``just_resumed``: the job was suspended until a moment before. ``unfinished``: a script has asked to be
-    continued. ``warned_by_term``: SIGTERM is the signal that warns this job of its time limit. ``of_node``:
-    an error may concern some nodes only, and not the input.
+    ``events``: the attempt's newest event of each kind. ``ending``: the scheduler's part, with the reason of
+    a person in its place. ``diagnosis``: the first failure. ``unfinished``: a script has asked to be
+    continued. ``of_node``: an error may concern some nodes only, and not the input.
     """
 
     events: Mapping[str, Event]
     exit_code: int
-    word: str | None = None
+    ending: Ending = NO_ENDING
     diagnosis: Diagnosis | None = None
-    limit_near: bool = False
-    was_not_requested: bool = False
-    just_resumed: bool = False
     unfinished: bool = False
-    warned_by_term: bool = False
     of_node: bool = False
+
+    @property
+    def word(self) -> str | None:
+        """The reason for the end that Slurm or a person gave."""
+        return self.ending.word
+
+    @property
+    def warned_by_term(self) -> bool:
+        """True if a SIGTERM announced the time limit."""
+        return self.ending.warned_by_term and self.ending.limit_near
 
     @property
     def script(self) -> bool:
@@ -59,9 +63,9 @@ class Evidence:
             self.script
             and found is not None
             and found.cause == "terminate"
-            and self.was_not_requested
+            and self.ending.was_not_requested
             and self.word is None
-            and not (self.warned_by_term and self.limit_near)
+            and not self.warned_by_term
         )
         failed = self.diagnosis is not None and not self.diagnosis.follows
         return None if by_srun and failed else found
@@ -71,7 +75,7 @@ class Evidence:
         """The reason of the agreed stop: terminate, warning or deadline."""
         if self.stopped is None:
             return None
-        warned = self.stopped.cause == "terminate" and self.warned_by_term and self.limit_near
+        warned = self.stopped.cause == "terminate" and self.warned_by_term
         return "warning" if warned else self.stopped.cause
 
     def reason(self, event: str, otherwise: str) -> str:
@@ -113,32 +117,19 @@ def evidence_of(
     events: Sequence[Event],
     attempt: Attempt,
     exit_code: int,
-    word: str | None,
+    ending: Ending,
     diagnosis: Diagnosis | None,
     *,
-    limit_near: bool = False,
-    was_not_requested: bool = False,
-    just_resumed: bool = False,
     unfinished: bool = False,
-    warned_by_term: bool = False,
     of_node: bool = False,
 ) -> Evidence:
-    """Collect the evidence; a person's ``hpcrun cancel`` replaces Slurm's ``word``."""
+    """Collect the evidence; a person's ``hpcrun cancel`` replaces Slurm's reason."""
     mine = {event.what: event for event in events if event.attempt == attempt}
-    if word is None and "stopped" in mine and asked_to_yield(events, attempt):
-        word = "preemption"
-    return Evidence(
-        mine,
-        exit_code,
-        "cancelled" if asked_to_end(events, attempt) else word,
-        diagnosis,
-        limit_near,
-        was_not_requested,
-        just_resumed,
-        unfinished,
-        warned_by_term,
-        of_node,
-    )
+    if ending.word is None and "stopped" in mine and asked_to_yield(events, attempt):
+        ending = replace(ending, word="preemption")
+    if asked_to_end(events, attempt):
+        ending = replace(ending, word="cancelled")
+    return Evidence(mine, exit_code, ending, diagnosis, unfinished, of_node)
 
 
 def classify(evidence: Evidence) -> tuple[Cause, str]:
@@ -246,7 +237,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         # For example the late end of an earlier step: srun ends steps by name, and both have that name.
         "an agreed stop by a SIGTERM that was not a cancellation",
-        lambda e: e.stop_signal == "terminate" and e.was_not_requested,
+        lambda e: e.stop_signal == "terminate" and e.ending.was_not_requested,
         Cause.CRASH,
         lambda e: f"SIGTERM, though the job was not cancelled: {e.saved}",
     ),
@@ -258,7 +249,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "an agreed stop near the time limit",
-        lambda e: e.stop_signal == "deadline" or (e.stopped and e.limit_near),
+        lambda e: e.stop_signal == "deadline" or (e.stopped and e.ending.limit_near),
         Cause.TIME_LIMIT,
         lambda e: f"time limit near: {e.saved}",
     ),
@@ -307,7 +298,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "no progress after a suspension",
-        lambda e: e.just_resumed and e.diagnosis is not None and e.diagnosis.waited,
+        lambda e: e.ending.just_resumed and e.diagnosis is not None and e.diagnosis.waited,
         Cause.PREEMPTION,
         lambda e: f"the job was suspended: {_crash_line(e)}",
     ),

@@ -5,17 +5,18 @@ Each copy of such a program would train another model, and every copy would succ
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.job.visible_command import Program, programs, python_module, python_script, shell_script
 from hpcrun.printing import say_aside
 
 
@@ -31,7 +32,6 @@ def check_command(config: Config, folder: Path) -> None:
     job = config.job
     if not config.command:
         return
-
     if job.launcher is not None:
         require_script(job.launcher, config.command, folder)
     # The files of a container are unknown here.
@@ -43,11 +43,10 @@ def check_command(config: Config, folder: Path) -> None:
             here=job.executor in ("local", "debug"),
             prepared_by=[*job.setup, *job.node_setup],
         )
-    line = None
     if job.launcher is None:
         line = separate_trainings(config.command, folder, nodes=job.nodes, tasks=job.tasks_on_node)
-    if line is not None:
-        say_aside(f"hpcrun: {line}")
+        if line is not None:
+            say_aside(f"hpcrun: {line}")
 
 
 def require_there(
@@ -68,77 +67,169 @@ def require_there(
         prepared_by: the lines of the set-up, which may create the script.
 
     Raises:
-        UserError: the script does not exist.
+        UserError: the script does not exist, or needs an interpreter.
     """
     if not launched:
         _require_program(command[0], folder)
-    for script in _launched(command) if launched else _named(command, folder):
-        path = folder / script
-        known = here or not Path(script).is_absolute() or path.is_relative_to(folder)
-        first = next((part for part in Path(script).parts if part not in ("/", ".", "..")), "")
-        made = any(first in line for line in prepared_by)
-        if known and not made and "$" not in script and not path.exists():
-            raise UserError(f"{script}: no such file in {folder}; check the path after `--`")
+    script = _script(command, launched)
+    if script is None or "$" in script or (folder / script).exists():
+        return
+    path = Path(script)
+    known = here or not path.is_absolute() or path.is_relative_to(folder)
+    first = next((part for part in path.parts if part not in ("/", ".", "..")), "")
+    if known and not any(first in line for line in prepared_by):
+        raise UserError(f"{script}: no such file in {folder}; check the path after `--`")
 
 
 def _require_program(name: str, folder: Path) -> None:
     """Refuse a file of ``folder`` that is given as the program, but cannot be run."""
     file = folder / name
-    if not file.is_file() or ("/" not in name and shutil.which(name)) or _runs(name, file):
+    runs = "/" in name and os.access(file, os.X_OK)
+    if not file.is_file() or ("/" not in name and shutil.which(name)) or runs:
         return
     starter = {".py": "python", ".sh": "bash"}.get(file.suffix)
     remedy = f"did you mean `{starter} {name}`?" if starter else f"make it executable: ./{name}"
     raise UserError(f"{name}: cannot be run by itself; {remedy}")
 
 
-def _runs(name: str, file: Path) -> bool:
-    return "/" in name and os.access(file, os.X_OK)
+def _script(command: Sequence[str], launched: bool) -> str | None:
+    """Return the script that ``command`` runs, if its words show it."""
+    name = Path(command[0]).name
+    if launched or name in _LAUNCHERS:
+        if "-m" in command or "--module" in command:
+            return None
+        return next((word for word in command if word.endswith(".py")), None)
+    if _PYTHON.fullmatch(name):
+        return _python_runs(command)[1]
+    if name in _SHELLS:
+        text, word = _shell_runs(command)
+        return None if text else word
+    return command[0] if "/" in command[0] else None
 
 
-def _launched(command: Sequence[str]) -> list[str]:
-    if "-m" in command or "--module" in command:
-        return []
-    return [word for word in command if word.endswith(".py")][:1]
-
-
-def _named(command: Sequence[str], folder: Path) -> list[str]:
-    """Return the script that the first program of ``command`` runs, if it can be seen."""
-    program = next(programs(command, folder), None)
-    if program is None or not program.direct:
-        return []
-    script = _script(program)
-    return [] if script is None else [script]
-
-
-def _script(program: Program) -> str | None:
-    words = program.words
-    if program.is_python:
-        return python_script(words)
-    if program.is_shell:
-        return shell_script(words)
-    if program.name in ("torchrun", "deepspeed", "accelerate"):
-        return next((word for word in words[1:] if word.endswith(".py")), None)
-    return words[0] if "/" in words[0] else None
-
-
+_PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
+_SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
+_LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
 _MODULES = {
     "torch.distributed.run": "python -m torch.distributed.run",
     "torch.distributed.launch": "python -m torch.distributed.launch",
     "accelerate.commands.launch": "accelerate launch",
     "deepspeed": "deepspeed",
-    "deepspeed.launcher.runner": "deepspeed",
 }
-_COUNTS = ("--nnodes", "--num-machines", "--num-nodes")
-_MEETINGS = ("--rdzv-endpoint", "--node-rank", "--machine-rank", "--hostfile")
+# Programs that start the program among their arguments.
+_WRAPPERS = frozenset(
+    {
+        *("command", "env", "exec", "nice", "nohup", "numactl", "stdbuf", "taskset", "time"),
+        *("conda", "mamba", "micromamba", "pixi", "poetry", "uv", "timeout", "srun", "nsys"),
+        *("apptainer", "docker", "podman", "singularity"),
+    }
+)
+_KEYWORDS = frozenset({"!", "{", "do", "elif", "else", "if", "then", "until", "while"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_MOST_BYTES = 1 << 16
+_OWN_RENDEZVOUS = re.compile(
+    r"--(?:nnodes|num[-_]machines|num[-_]nodes)[ =](?!1\b)"
+    r"|--(?:rdzv[-_]endpoint|node[-_]rank|machine[-_]rank|hostfile)\b"
+)
 
 
-def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, Program] | None:
-    """Return the first program in ``command`` that starts its own ranks, with its name in words."""
-    for program in programs(command, folder):
-        name = _name(program)
-        if name is not None:
-            return name, program
+def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, Sequence[str]] | None:
+    """Return the first program in ``command`` that starts its own ranks: its name in words, and its words."""
+    for words in _programs(command, folder):
+        name = Path(words[0]).name
+        if _PYTHON.fullmatch(name):
+            name = _MODULES.get(_python_runs(words)[0] or "", "")
+        elif name == "accelerate":
+            name = "accelerate launch" if "launch" in words[1:2] else ""
+        if name in _LAUNCHERS or name in _MODULES.values():
+            return name, words
     return None
+
+
+def _programs(
+    command: Sequence[str], folder: Path, in_shell: bool = False
+) -> Iterator[Sequence[str]]:
+    """Yield the words of each program that ``command`` starts, as far as they show it before it runs."""
+    at = next((at for at, word in enumerate(command) if not _ASSIGNMENT.fullmatch(word)), None)
+    words = command[at:] if at is not None else []
+    if words and Path(words[0]).name in _WRAPPERS:
+        known = _LAUNCHERS | _SHELLS
+        at = next(
+            (
+                at
+                for at, word in enumerate(words)
+                if Path(word).name in known
+                or _PYTHON.fullmatch(Path(word).name)
+                or word.endswith(".py")
+            ),
+            len(words),
+        )
+        words = words[at:]
+    if not words:
+        return
+    yield words
+    if Path(words[0]).name not in _SHELLS or in_shell:
+        return
+    text, word = _shell_runs(words)
+    for line in (word if text else _read(folder / word)).replace("\\\n", " ").splitlines():
+        for inner in _simple_commands(line):
+            yield from _programs(inner, folder, in_shell=True)
+
+
+def _python_runs(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the module of ``python -m MODULE`` and the script of ``python SCRIPT``; None for the other."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-W", "-X"):
+            next(rest, None)
+        elif found := re.fullmatch(r"-[bBdEiIOPqsSuvx]*m(.*)", word):
+            return found[1] or next(rest, None), None
+        elif word == "-" or re.match(r"-[bBdEiIOPqsSuvx]*c", word):
+            break
+        elif not word.startswith("-"):
+            return None, word
+    return None, None
+
+
+def _shell_runs(words: Sequence[str]) -> tuple[bool, str]:
+    """Return whether a shell runs a text (``-c``), and the text or file; empty if it reads its input."""
+    rest, text = iter(words[1:]), False
+    for word in rest:
+        if not word.startswith(("-", "+")):
+            return text, word
+        text = text or ("c" in word and not word.startswith("--"))
+        # `bash -euo pipefail`: the next word is the option's name.
+        if word.endswith(("o", "O")):
+            next(rest, None)
+    return True, ""
+
+
+def _simple_commands(line: str) -> Iterator[Sequence[str]]:
+    """Yield the words of each command in a line of a shell; none for a line that ends within quotes."""
+    reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
+    reader.whitespace_split = True
+    words: list[str] = []
+    try:
+        for word in reader:
+            if word.strip(";&|()"):
+                if words or word not in _KEYWORDS:
+                    words.append(word)
+            elif words:
+                yield words
+                words = []
+    except ValueError:
+        return
+    if words:
+        yield words
+
+
+def _read(path: Path) -> str:
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return ""
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def separate_trainings(
@@ -152,24 +243,14 @@ def separate_trainings(
     """
     found = rank_starter(command, folder)
     copies = nodes * tasks
-    if found is None or copies == 1:
+    if found is None or copies == 1 or _OWN_RENDEZVOUS.search(" ".join(_before_script(found[1]))):
         return None
-    name, program = found
-    counted = _value(program.words, _COUNTS)
-    remedy = (
-        "`--launcher torchrun -- train.py` starts one training over all nodes"
-        if name != "accelerate launch"
-        else "`--launcher accelerate -- train.py` starts one training over all nodes"
+    name = found[0]
+    launcher = "accelerate" if name == "accelerate launch" else "torchrun"
+    return (
+        f"{name} starts its own ranks, and each of the {copies} tasks ({nodes} x {tasks}) would start it: "
+        f"{copies} separate trainings; `--launcher {launcher} -- train.py` starts one training over all nodes"
     )
-    started = f"{name} starts its own ranks, and each of the {copies} tasks ({nodes} x {tasks})"
-    if counted in (None, "1") and _value(program.words, _MEETINGS) is None:
-        return f"{started} would start it: {copies} separate trainings; {remedy}"
-    if counted is not None and counted.isdecimal() and int(counted) not in (1, copies):
-        return (
-            f"{started} would start it, but it expects {counted} nodes; {remedy}, and "
-            "--tasks-per-node 1 starts it once a node"
-        )
-    return None
 
 
 def require_script(launcher: str, command: Sequence[str], folder: Path) -> None:
@@ -184,40 +265,21 @@ def require_script(launcher: str, command: Sequence[str], folder: Path) -> None:
             f"--launcher {launcher}: the command after `--` starts its ranks by itself ({found[0]}); write "
             "only the script, or remove --launcher"
         )
-    if Program(command, direct=True).is_python:
+    if _PYTHON.fullmatch(Path(command[0]).name):
         raise UserError(
             f"--launcher {launcher}: the command begins with {command[0]}; write only the script: -- train.py"
         )
-    if launcher == "accelerate" and "--cpu" in _options(command):
+    if launcher == "accelerate" and "--cpu" in _before_script(command):
         raise UserError(
             "--launcher accelerate: after `--` the option --cpu means one process on a node; write --cpu "
             "before `--`"
         )
 
 
-def _name(program: Program) -> str | None:
-    words = program.words
-    if program.name in ("torchrun", "deepspeed"):
-        return program.name
-    if program.name == "accelerate":
-        return "accelerate launch" if "launch" in words[1:2] else None
-    return _MODULES.get(python_module(words) or "") if program.is_python else None
-
-
-def _options(words: Sequence[str]) -> Sequence[str]:
+def _before_script(words: Sequence[str]) -> Sequence[str]:
     """Return the words before the script; the same names after it are options of the script."""
     script = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
     return words[:script]
-
-
-def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the value of the first of these options; "" for one without a value, None without the option."""
-    options = _options(words)
-    for at, word in enumerate(options):
-        name, equals, value = word.partition("=")
-        if "--" + name.lstrip("-").replace("_", "-") in names and name.startswith("-"):
-            return value if equals else "".join(options[at + 1 : at + 2])
-    return None
 
 
 LauncherName = Literal["torchrun", "accelerate"]
@@ -323,11 +385,6 @@ def _accelerate(ranks: int, command: Sequence[str], environ: Mapping[str, str]) 
         f"--main_process_ip={environ['MASTER_ADDR']}",
         f"--main_process_port={environ['MASTER_PORT']}",
     ]
-
-
-def _before_script(command: Sequence[str]) -> Sequence[str]:
-    script = next((at for at, word in enumerate(command) if word.endswith(".py")), len(command))
-    return command[:script]
 
 
 def _has_defaults(environ: Mapping[str, str]) -> bool:

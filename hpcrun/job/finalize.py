@@ -5,15 +5,14 @@ cluster's controller): a rank that was killed can decide nothing.
 """
 
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
-from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.diagnose.run_lines import same_failure
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.cause_table import (
@@ -24,7 +23,6 @@ from hpcrun.job.cause_table import (
 )
 from hpcrun.job.history import (
     all_histories,
-    asked_to_end,
     concerns_a_node,
     finished_before,
     goodput,
@@ -33,7 +31,7 @@ from hpcrun.job.history import (
 )
 from hpcrun.job.notifying import KEY, notification_of
 from hpcrun.job.policy import Budgets, Decision, decide
-from hpcrun.job.scheduler_view import SchedulerWord
+from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.job.script_end import stop_facts
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
@@ -70,13 +68,8 @@ def finalize(
     attempt: Attempt,
     exit_code: int,
     budgets: Budgets | None,
+    ending: Ending = NO_ENDING,
     *,
-    scheduler: SchedulerWord | None = None,
-    batch_log: str = "",
-    limit_near: bool = False,
-    was_not_requested: bool = False,
-    just_resumed: bool = False,
-    warned_by_term: bool = False,
     setup: str | None = None,
     notify_on: Collection[str] = (),
 ) -> Classification:
@@ -86,19 +79,15 @@ def finalize(
         exit_code: the highest of the tasks' exit codes, as srun returns it.
         budgets: None if a person started the attempt, so that nothing starts it again. Rank 0 then calls this
             function itself, and does not see later failures of other ranks.
-        scheduler: the scheduler's reason for ending the job, if it ended the job.
-        batch_log: the lines of srun and slurmstepd.
-        limit_near: the time limit was near, so a warning signal announced it.
-        was_not_requested: for the scheduler the job still runs, so a SIGTERM was not a cancellation.
-        just_resumed: the job was resumed from a suspension just before.
-        warned_by_term: the warning signal of the job is SIGTERM.
+        ending: the scheduler's part in the end.
         setup: the command of the batch script that failed before the ranks started.
         notify_on: the notifications that the config requests; the event ``ended`` names the one to send.
 
     Raises:
         OSError: the run directory cannot be written.
     """
-    if budgets is None and not _opened(events := read_events(run), attempt):
+    events = read_events(run)
+    if budgets is None and not _opened(events, attempt):
         final = Decision(False, "the start was refused")
         return Classification(Cause.BAD_INPUT, last_committed(events), "not opened", final, None)
     events = with_lost_announcement(run)
@@ -108,109 +97,98 @@ def finalize(
         line = "an earlier start of the job has finished the run"
         final = Decision(False, "the training is done")
         return Classification(Cause.FINISHED, last_committed(events), line, final, None)
-    folder = run.attempt_logs(attempt.job, attempt.restart)
-    told = scheduler or scheduler_word(batch_log)
-    if asked_to_end(events, attempt):
-        told = "cancelled"
-    unlaunched = None if told else _unlaunched(events, attempt, setup, batch_log, folder)
-    if unlaunched is not None:
-        # The exit code means nothing if no rank started.
-        exit_code = exitcodes.FAILED
-    failures = read_failures(folder)
-    diagnosis = unlaunched or first_cause(
-        failures,
-        read_exits(folder),
-        batch_log,
-        read_hang(folder),
-        folder,
-    )
-    of_node = budgets is not None and not unlaunched and concerns_a_node(events, attempt, failures)
-    evidence = evidence_of(
-        events,
-        attempt,
-        exit_code,
-        told,
-        diagnosis,
-        limit_near=limit_near,
-        was_not_requested=was_not_requested,
-        just_resumed=just_resumed,
-        unfinished=is_unfinished(folder),
-        warned_by_term=warned_by_term,
-        of_node=of_node,
-    )
+    evidence = _evidence(run, attempt, events, exit_code, ending, setup)
+    if budgets is None:
+        evidence = replace(evidence, of_node=False)
     cause, line = classify(evidence)
-    step = last_committed(events)
+    diagnosis, step = evidence.diagnosis, last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
-    words: dict[str, Any] = {}
-    if crashed and _repeats(crashed):
-        words["failure"] = same_failure(crashed.words)
-    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(evidence, events, folder):
-        words["unsaved"] = True
-    named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
+    facts: dict[str, Any] = {}
+    if crashed and not crashed.follows and not blames_node(crashed):
+        # The program causes this crash, so it would repeat on any node.
+        facts["failure"] = same_failure(crashed.words)
+    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(run, attempt, evidence):
+        facts["unsaved"] = True
     step_at_end = crashed.step if crashed else step
-    ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
+    ended = Event("ended", time.time(), attempt, cause.value, step_at_end, facts)
     # Not the newest job of the log: this job may have failed before it wrote an event.
     chain = jobs_of(events, attempt.job)
     own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
     decision = _by_hand(cause) if budgets is None else decide(own, budgets)
     asked = notification_of(cause, restart=decision.restart, attempts=len(own))
+    named = cause in (Cause.CRASH, Cause.HANG) or (diagnosis is not None and diagnosis.unfit)
     record_event(
         run,
         "ended",
         attempt=attempt,
         cause=cause.value,
         step=ended.step,
-        exit_code=exit_code,
+        exit_code=evidence.exit_code,
         reason=line,
         host=host_of(evidence) if named else None,
         restart_allowed=decision.restart,
         decision=decision.reason,
-        **words,
+        **facts,
         **({KEY: asked} if asked in notify_on else {}),
     )
-    opened = _opened(events, attempt)
-    done = (read_json(run.result) or {}).get("state") == "finished"
+    result = read_json(run.result) or {}
     # A job that did no work must not replace the result of a finished run.
-    if not decision.restart and (opened or not done):
+    replaceable = _opened(events, attempt) or result.get("state") != "finished"
+    if not decision.restart and replaceable:
         if cause is not Cause.FINISHED:
             write_result(run, cause, line, decision.reason, step, by_hand=budgets is None)
-        elif not run.result.exists():
+        else:
             # The result of a script is written here, because only now all of its ranks are known to have
             # ended well.
-            programs = _programs(events, attempt)
-            write_hashed(
-                run.result, {"state": "finished", "time": round(time.time(), 3), **programs}
-            )
-        _add_goodput(run)
+            new = {"state": "finished", "time": round(time.time(), 3), **_programs(evidence)}
+            _write_with_goodput(run, result or new)
     return Classification(cause, step, line, decision, diagnosis)
 
 
-def _ended_unsaved(evidence: Evidence, events: Sequence[Event], folder: Path) -> bool:
+def _evidence(
+    run: RunDirectory,
+    attempt: Attempt,
+    events: Sequence[Event],
+    exit_code: int,
+    ending: Ending,
+    setup: str | None,
+) -> Evidence:
+    """Collect everything known about the end."""
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    failures = read_failures(folder)
+    evidence = evidence_of(
+        events, attempt, exit_code, ending, None, unfinished=is_unfinished(folder)
+    )
+    unlaunched = None
+    if evidence.word is None:
+        unlaunched = _unlaunched(events, attempt, setup, ending.log, folder)
+    if unlaunched is not None:
+        # The exit code means nothing if no rank started.
+        return replace(evidence, exit_code=exitcodes.FAILED, diagnosis=unlaunched)
+    return replace(
+        evidence,
+        diagnosis=first_cause(failures, read_exits(folder), ending.log, read_hang(folder), folder),
+        of_node=concerns_a_node(events, attempt, failures),
+    )
+
+
+def _ended_unsaved(run: RunDirectory, attempt: Attempt, evidence: Evidence) -> bool:
     """Return True if a script ended with exit code 0 after a signal, and has reported steps but no save."""
     stop = evidence.stopped
     if not evidence.script or stop is None or stop.fields.get("exit_code") != 0:
         return False
-    saved = any(event.what == "saved" for event in events)
-    return not saved and published(folder).step is not None
+    saved = any(event.what == "saved" for event in read_events(run))
+    return not saved and published(run.attempt_logs(attempt.job, attempt.restart)).step is not None
 
 
-def _programs(events: Sequence[Event], attempt: Attempt) -> dict[str, int]:
+def _programs(evidence: Evidence) -> dict[str, int]:
     """Return the number of programs that a script's attempt started, if known."""
-    ranks = [
-        event.fields.get("ranks")
-        for event in events
-        if event.what == "opened" and event.attempt == attempt and event.fields.get("script")
-    ]
-    return {"programs": ranks[-1]} if ranks and isinstance(ranks[-1], int) else {}
+    ranks = evidence.events["opened"].fields.get("ranks") if evidence.script else None
+    return {"programs": ranks} if isinstance(ranks, int) else {}
 
 
 def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
     return any(event.what == "opened" and event.attempt == attempt for event in events)
-
-
-def _repeats(crash: Diagnosis) -> bool:
-    """Return True if the same crash would happen on any node, because the program causes it."""
-    return not crash.follows and not blames_node(crash)
 
 
 def _unlaunched(
@@ -299,22 +277,15 @@ def write_result(
     """
     state = "stopped" if by_hand and cause in _ORDERLY else "failed"
     state = "cancelled" if cause is Cause.CANCELLED else state
-    write_hashed(
-        run.result,
-        {
-            "state": state,
-            "cause": cause.value,
-            "step": step,
-            "reason": f"{line}; {reason}" if line else reason,
-            "time": round(time.time(), 3),
-        },
+    reason = f"{line}; {reason}" if line else reason
+    when = round(time.time(), 3)
+    _write_with_goodput(
+        run,
+        {"state": state, "cause": cause.value, "step": step, "reason": reason, "time": when},
     )
 
 
-def _add_goodput(run: RunDirectory) -> None:
-    """Add the breakdown of the run's time to result.json after the end of the last attempt."""
-    result = read_json(run.result)
-    if result is not None:
-        write_hashed(
-            run.result, {**result, "goodput": goodput(read_events(run), time.time()).as_record()}
-        )
+def _write_with_goodput(run: RunDirectory, result: Mapping[str, Any]) -> None:
+    """Write result.json with the breakdown of the run's time."""
+    parts = goodput(read_events(run), time.time()).as_record()
+    write_hashed(run.result, {**result, "goodput": parts})

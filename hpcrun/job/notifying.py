@@ -1,31 +1,38 @@
-"""Notifications of a run: the message, and the process that sends it.
+"""Notifications of a run: the message, its delivery, and the process that sends it.
 
 The event of an end names its notification. A later event ``notified`` or ``notify-failed`` records its
-delivery. So a process can find in the event log what a killed process has not sent.
+delivery, so the next process finds in the event log what a killed process has not sent. The process
+(``python -m hpcrun.job.notifying RUN``) is separate, because a slow server must not delay a restart.
 """
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
-from hpcrun.config import Watch
+from hpcrun.config import Watch, load_resolved, masked
+from hpcrun.errors import ClusterError, UserError
 from hpcrun.job.scheduler_view import batch_log
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, read_failures
-from hpcrun.run.events import Attempt, Cause, Event, read_events
+from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import end_of, finite, parse_line
+from hpcrun.run.lock_file import LockFile
 
 KEY = "notification"
 """The field of an event that names the notification."""
-
-_FAILED = (Cause.BAD_INPUT, Cause.SAVE_FAILED)
 
 
 @dataclass(frozen=True)
@@ -47,13 +54,10 @@ def notification_of(cause: Cause, *, restart: bool, attempts: int) -> str:
     """
     if restart:
         return "requeued"
-    if cause is Cause.FINISHED:
-        return "finished"
-    if cause is Cause.CANCELLED:
-        return "cancelled"
-    if cause in _FAILED or (attempts < 2 and cause is not Cause.EXHAUSTED):
-        return "failed"
-    return "budget-used-up"
+    if cause in (Cause.FINISHED, Cause.CANCELLED):
+        return str(cause.value)
+    first = attempts < 2 and cause is not Cause.EXHAUSTED
+    return "failed" if first or cause in (Cause.BAD_INPUT, Cause.SAVE_FAILED) else "budget-used-up"
 
 
 def due(events: Sequence[Event]) -> list[Due]:
@@ -75,19 +79,9 @@ LINES, LINE_CHARACTERS = 20, 300
 _REASON_CHARACTERS = 1000
 _LOG_END = 1 << 16
 """Bytes that are read from the end of a file."""
-
 _VARIABLES = (
-    "run",
-    "name",
-    "event",
-    "cause",
-    "reason",
-    "step",
-    "loss",
-    "job",
-    "cluster",
-    "host",
-    "time",
+    *("run", "name", "event", "cause", "reason", "step", "loss", "job", "cluster", "host", "time"),
+    "text",
 )
 
 
@@ -98,11 +92,12 @@ def message(run: RunDirectory, due: Due, cluster: str | None) -> dict[str, Any]:
         cluster: the name of the cluster; None: unknown.
     """
     event = due.event
-    reason = escaped(str(event.fields.get("reason") or ""))[:_REASON_CHARACTERS]
-    decision = escaped(str(event.fields.get("decision") or ""))[:_REASON_CHARACTERS]
-    loss = _last_loss(run)
-    host = event.fields.get("host") or node_name()
-    filled = {
+    reason, decision = (
+        escaped(str(event.fields.get(key) or ""))[:_REASON_CHARACTERS]
+        for key in ("reason", "decision")
+    )
+    step = "" if event.step is None else f" at step {event.step}"
+    return {
         "id": f"{run.name}/{due.attempt.owner}/{due.name}",
         "event": due.name,
         "name": run.name,
@@ -111,54 +106,23 @@ def message(run: RunDirectory, due: Due, cluster: str | None) -> dict[str, Any]:
         "reason": reason,
         "decision": decision,
         "step": event.step,
-        "loss": loss,
+        "loss": _last_loss(run),
         "job": due.attempt.job,
         "restart": due.attempt.restart,
         "cluster": cluster,
-        "host": str(host),
+        "host": str(event.fields.get("host") or node_name()),
         "time": round(event.time, 3),
         "lines": _last_lines(run, due.attempt),
+        "text": f"{run.name}: {due.name}{step}{': ' if reason else ''}{reason}",
     }
-    return {**filled, "text": summary(filled)}
-
-
-def summary(filled: Mapping[str, Any]) -> str:
-    """Return the message in one line, for a channel or the subject of a mail."""
-    step = "" if filled["step"] is None else f" at step {filled['step']}"
-    reason = f": {filled['reason']}" if filled["reason"] else ""
-    return f"{filled['name']}: {filled['event']}{step}{reason}"
 
 
 def trial_message(name: str) -> dict[str, Any]:
     """Return an example message of a run called ``name``, to test a target."""
-    filled: dict[str, Any] = {
-        "id": f"{name}/test",
-        "event": "test",
-        "name": name,
-        "run": "",
-        "cause": "test",
-        "reason": "hpcrun notify has sent this message",
-        "decision": "",
-        "step": None,
-        "loss": None,
-        "job": "",
-        "restart": 0,
-        "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
-        "host": node_name(),
-        "time": round(time.time(), 3),
-        "lines": [],
-    }
-    return {**filled, "text": summary(filled)}
-
-
-def variables(filled: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables of a command: ``HPCRUN_EVENT`` and the others."""
-    found = {
-        f"HPCRUN_{key.upper()}": "" if filled[key] is None else str(filled[key])
-        for key in (*_VARIABLES, "text")
-    }
-    # execve(2) takes no NUL.
-    return {name: value.replace("\0", "") for name, value in found.items()}
+    fields = {"reason": "hpcrun notify has sent this message"}
+    event = Event("test", time.time(), Attempt("", 0), "test", None, fields)
+    trial = Due("test", Attempt("", 0), event)
+    return message(RunDirectory(Path(name)), trial, os.environ.get("SLURM_CLUSTER_NAME"))
 
 
 def _last_lines(run: RunDirectory, attempt: Attempt) -> list[str]:
@@ -188,82 +152,171 @@ def _last_loss(run: RunDirectory) -> float | None:
     return None
 
 
+# Seconds.
+WEBHOOK_TIMEOUT, RETRY_PAUSE = 10.0, 1.0
+COMMAND_TIMEOUT = 30.0
+_TRIES = 2
+_PROBLEM_CHARACTERS = 300
+_BUSY = 429
+
+
+class DeliveryError(Exception):
+    """A message that was not delivered; the text says why and contains no URL."""
+
+
+def deliver(value: str, content: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Send ``content`` to the target of ``watch.notify``: a URL, a command, or ``env:VARIABLE``.
+
+    Raises:
+        DeliveryError: with the reason.
+    """
+    target = value
+    if value.startswith("env:"):
+        name = value.removeprefix("env:")
+        target = environ.get(name, "")
+        if not target.strip():
+            raise DeliveryError(f"the environment variable {name} is not set here")
+    try:
+        if target.lower().startswith(("http://", "https://")):
+            _post(target, content)
+        else:
+            _run(target, content, environ)
+    except (DeliveryError, OSError) as problem:
+        words = escaped(" ".join(masked(str(problem)).replace(target, masked(target)).split()))
+        raise DeliveryError(words[:_PROBLEM_CHARACTERS]) from None
+
+
+def _post(url: str, content: Mapping[str, Any]) -> None:
+    data = json.dumps(content).encode()
+    headers = {"Content-Type": "application/json", "User-Agent": "hpcrun"}
+    for number in range(1, _TRIES + 1):
+        try:
+            request = urllib.request.Request(url, data, headers, method="POST")
+            with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT) as answer:
+                if answer.geturl() == url:
+                    return
+            # A redirected POST becomes a GET without the message.
+            problem, final = f"{masked(url)} redirects to another address", True
+        except urllib.error.HTTPError as error:
+            with error:
+                problem = f"{masked(url)} answered {error.code} {error.reason}"
+            final = error.code < 500 and error.code != _BUSY
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            problem, final = f"{masked(url)}: {reason}", False
+        if final or number == _TRIES:
+            raise DeliveryError(problem)
+        time.sleep(RETRY_PAUSE)
+
+
+def _run(command: str, content: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Run ``command`` in a shell.
+
+    Its output goes to files, not pipes: a background process may keep a pipe open for hours.
+    """
+    # execve(2) takes no NUL.
+    values = {
+        f"HPCRUN_{key.upper()}": "" if content[key] is None else str(content[key]).replace("\0", "")
+        for key in _VARIABLES
+    }
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
+        given.write(json.dumps(content).encode() + b"\n")
+        given.seek(0)
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            stdin=given,
+            stdout=printed,
+            stderr=printed,
+            env={**environ, **values},
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(COMMAND_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise DeliveryError(f"the command took longer than {COMMAND_TIMEOUT:g} s") from None
+        if code:
+            printed.seek(0)
+            lines = printed.read(1 << 16).decode(errors="replace").strip().splitlines()
+            words = f": {lines[-1]}" if lines else ""
+            raise DeliveryError(f"the command ended with exit code {code}{words}")
+
+
 # Seconds that a batch script without a next attempt waits for its sender; Slurm ends the sender after that.
 PATIENCE = 60.0
+# Seconds to wait for another sender of the run.
+_LOCK_WAIT = 50
 # The local cluster's controller ends the processes with this variable at its end.
-_MARKS = ("HPCRUN_LOCAL_JOB",)
+_MARK = "HPCRUN_LOCAL_JOB"
 
 
-@dataclass(frozen=True)
-class Sender:
-    """The sending process, which waits until :meth:`release`; ``process`` is None if it did not start."""
-
-    process: "subprocess.Popen[bytes] | None"
-
-    def release(self, unrecorded: Due | None = None) -> None:
-        """Let the process send.
-
-        Args:
-            unrecorded: a notification that could not be written to the event log.
-        """
-        if self.process is None or self.process.stdin is None or self.process.stdin.closed:
-            return
-        # The sender may have ended already.
-        with contextlib.suppress(OSError):
-            if unrecorded is not None:
-                self.process.stdin.write(_packed(unrecorded))
-            self.process.stdin.close()
-
-    def wait(self, seconds: float = PATIENCE) -> None:
-        """Wait until the process has sent, for ``seconds`` at most: Slurm ends it with the batch script."""
-        self.release()
-        if self.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(seconds)
-
-
-NO_SENDER = Sender(None)
-
-
-def start(run: RunDirectory, watch: Watch | None) -> Sender:
-    """Start a sender for ``run``. An error prints one line and does not change the decision.
+def start(run: RunDirectory, watch: Watch | None = None) -> "subprocess.Popen[bytes] | None":
+    """Start the process that sends what is due; None if nothing is. An error prints one line.
 
     Args:
-        watch: the run's section of the config; None: the sender reads it.
+        watch: the run's section of the config; None: the process reads it.
     """
-    if watch is not None and not watch.notify:
-        return NO_SENDER
-    environ = {name: value for name, value in os.environ.items() if name not in _MARKS}
     try:
-        return Sender(
-            subprocess.Popen(
-                [sys.executable, "-m", "hpcrun.job.notify_sender", str(run.path)],
-                stdin=subprocess.PIPE,
-                env=environ,
-                start_new_session=True,
-            )
+        if (watch is not None and not watch.notify) or not due(read_events(run)):
+            return None
+        return subprocess.Popen(
+            [sys.executable, "-m", "hpcrun.job.notifying", str(run.path)],
+            stdin=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name != _MARK},
+            start_new_session=True,
         )
     except OSError as error:
-        say(f"hpcrun: no notification: the sender cannot be started: {error}")
-        return NO_SENDER
+        say(f"hpcrun: no notification: {error}")
+        return None
 
 
-def send_left(run: RunDirectory) -> None:
-    """Start a sender if an earlier sender of the run ended before its delivery; raises OSError."""
-    if due(read_events(run)):
-        start(run, None).release()
+def wait(sender: "subprocess.Popen[bytes] | None", seconds: float = PATIENCE) -> None:
+    """Wait until ``sender`` has sent, for ``seconds`` at most."""
+    if sender is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            sender.wait(seconds)
 
 
-def _packed(one: Due) -> bytes:
-    event = one.event
-    return json.dumps(
-        {
-            "name": one.name,
-            "job": one.attempt.job,
-            "restart": one.attempt.restart,
-            "time": event.time,
-            "cause": event.cause,
-            "step": event.step,
-            "fields": event.fields,
-        }
-    ).encode()
+def send(run: RunDirectory, unrecorded: Due | None = None) -> None:
+    """Send everything that is due, and ``unrecorded``, which the event log could not take."""
+    try:
+        config = load_resolved(run.config)
+        watch, cluster = config.watch, config.job.cluster or os.environ.get("SLURM_CLUSTER_NAME")
+        if unrecorded is not None:
+            if watch.notify is not None and unrecorded.name in watch.notify_on:
+                deliver(watch.notify, message(run, unrecorded, cluster), os.environ)
+            return
+        lock = LockFile(run.path / ".notifying", "another process sends them")
+        lock.hold(_LOCK_WAIT, _LOCK_WAIT)
+        try:
+            for one in due(read_events(run)):
+                _send(run, one, watch, cluster)
+        finally:
+            lock.release()
+    except (OSError, UserError, ClusterError, DeliveryError) as error:
+        say(f"hpcrun: no notification: {masked(str(error))}")
+
+
+def _send(run: RunDirectory, one: Due, watch: Watch, cluster: str | None) -> None:
+    if watch.notify is None:
+        return
+    try:
+        deliver(watch.notify, message(run, one, cluster), os.environ)
+    except DeliveryError as problem:
+        say(f"hpcrun: notification {one.name} failed: {problem}")
+        note(run, "notify-failed", one.attempt, **{KEY: one.name}, reason=str(problem))
+        return
+    note(run, "notified", one.attempt, **{KEY: one.name}, to=masked(watch.notify))
+
+
+def main(arguments: list[str]) -> None:
+    """Send what is due for the run in ``arguments``; ignore signals, which Slurm sends to a whole script."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    send(RunDirectory(Path(arguments[0])))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

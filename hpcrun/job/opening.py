@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcrun.diagnose.read_log import scheduler_word
@@ -25,7 +25,7 @@ from hpcrun.job.history import (
     jobs_of,
     last_committed,
 )
-from hpcrun.job.ownership import Occupied, require_free, same_number
+from hpcrun.job.ownership import require_free, require_own_number
 from hpcrun.job.policy import Budgets, decide
 from hpcrun.job.scheduler_view import batch_log
 from hpcrun.run.directory import RunDirectory
@@ -63,6 +63,7 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     """
     if facts.get("executor") == "slurm":
         require_free(run, attempt)
+        require_own_number(run, attempt)
         _require_new(run, attempt)
     events = with_lost_announcement(run)
     for record in all_histories(events):
@@ -106,17 +107,8 @@ def _require_new(run: RunDirectory, attempt: Attempt) -> None:
     """Raise Refused if an earlier srun of the same allocation (salloc) has opened this attempt.
 
     Files of that step (the rendezvous of the ranks, failures) would be mistaken for files of this step.
-
-    Raises:
-            Occupied: the attempt belongs to a job of another cluster with the same number.
     """
-    here = os.environ.get("SLURM_CLUSTER_NAME")
-    for event in read_events(run):
-        if event.what != "opened" or event.attempt != attempt:
-            continue
-        there = event.fields.get("cluster", here)
-        if there != here:
-            raise Occupied(same_number(run, attempt.job, str(there)))
+    if any((one.what, one.attempt) == ("opened", attempt) for one in read_events(run)):
         raise Refused(
             f"{run.name}: attempt {attempt.owner} has run before in this allocation; start the next attempt "
             f"with SLURM_RESTART_COUNT={attempt.restart + 1} in front of srun, or submit the run"
@@ -171,11 +163,6 @@ def _last_sign(run: RunDirectory, events: Sequence[Event], record: AttemptRecord
     return float(max([record.started, *told, *logged]))
 
 
-# A kind may begin with a digit (2080ti), or be a number (4090).
-_KIND_AND_COUNT = r"(?P<kind>[^:=/,(\s]+)[:=])?(?P<count>\d+)(?![\w.:=-])"
-_GPUS = re.compile(rf"gpu[:/=](?:{_KIND_AND_COUNT}")
-_COUNT = re.compile(rf"(?:{_KIND_AND_COUNT}")
-
 # Variables of another step, and choices that hpcrun or the step makes itself, such as the exported variables.
 _NEVER = ("SLURM_STEP", "SLURM_MEM_", "SLURM_CPU_BIND", "SLURM_EXPORT_ENV")
 # A person may set these two for srun. In a task Slurm sets them together with a variable that ends in _TYPE.
@@ -209,11 +196,9 @@ def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[st
     }
     if not job:
         return own
-    stale = {name for name in own if name in _TRUE and not _TRUE[name](own[name], job)}
-    # A different number of tasks does not prove that the variables are of another job: this job may request
-    # its tasks by options that its number of tasks does not show.
+    stale = {name for name, value in own.items() if _is_stale(name, value, job)}
     if stale - _TASKS or not _OF_A_TASK.isdisjoint(environ):
-        stale |= {name for name in own if _is_an_option(name) and name not in _TRUE}
+        stale |= {name for name in own if _is_an_option(name) and name not in _SHOWN}
     else:
         stale = set()
     for name in stale:
@@ -237,47 +222,37 @@ def _is_an_option(name: str) -> bool:
     return name.startswith("SLURM_") and not _OF_A_JOB.fullmatch(name)
 
 
-def _gpus_in(field: str) -> Callable[[str, Mapping[str, str]], bool]:
-    def holds(value: str, job: Mapping[str, str]) -> bool:
-        granted = {(found["kind"], found["count"]) for found in _GPUS.finditer(job.get(field, ""))}
-        return {(found["kind"], found["count"]) for found in _COUNT.finditer(value)} <= granted
-
-    return holds
-
-
-def _is(field: str) -> Callable[[str, Mapping[str, str]], bool]:
-    """Return True if ``field`` begins with the variable's number; True if Slurm does not show the field."""
-
-    def holds(value: str, job: Mapping[str, str]) -> bool:
-        shown = re.match(r"\d+", job.get(field, ""))
-        return shown is None or shown.group() == value
-
-    return holds
-
-
-def _shown(field: str) -> Callable[[str, Mapping[str, str]], bool]:
-    return lambda _, job: field in job
-
-
-def _has_gpus(_: str, job: Mapping[str, str]) -> bool:
-    return any(
-        name.startswith(("Tres", "TRES", "AllocTRES")) and "gpu" in job[name] for name in job
-    )
-
-
-_TRUE: dict[str, Callable[[str, Mapping[str, str]], bool]] = {
-    "SLURM_ARRAY_JOB_ID": _shown("ArrayJobId"),
-    "SLURM_ARRAY_TASK_ID": _shown("ArrayJobId"),
-    "SLURM_HET_SIZE": _shown("HetJobId"),
-    "SLURM_HET_JOB_ID": _shown("HetJobId"),
-    "SLURM_NTASKS": _is("NumTasks"),
-    "SLURM_NPROCS": _is("NumTasks"),
-    "SLURM_NTASKS_PER_NODE": _is("NtasksPerN:B:S:C"),
-    "SLURM_CPUS_PER_TASK": _is("CPUs/Task"),
-    "SLURM_GPUS": _gpus_in("TresPerJob"),
-    "SLURM_GPUS_PER_NODE": _gpus_in("TresPerNode"),
-    "SLURM_GPUS_PER_SOCKET": _gpus_in("TresPerSocket"),
-    "SLURM_GPUS_PER_TASK": _gpus_in("TresPerTask"),
-    "SLURM_GPUS_ON_NODE": _has_gpus,
-    "SLURM_JOB_GPUS": _has_gpus,
+# The field of ``scontrol show job`` that shows a variable's option.
+_NUMBERS = {
+    "SLURM_NTASKS": "NumTasks",
+    "SLURM_NPROCS": "NumTasks",
+    "SLURM_NTASKS_PER_NODE": "NtasksPerN:B:S:C",
+    "SLURM_CPUS_PER_TASK": "CPUs/Task",
 }
+_GPUS = {
+    "SLURM_GPUS": "TresPerJob",
+    "SLURM_GPUS_PER_NODE": "TresPerNode",
+    "SLURM_GPUS_PER_SOCKET": "TresPerSocket",
+    "SLURM_GPUS_PER_TASK": "TresPerTask",
+}
+_GIVEN_GPUS = frozenset({"SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS"})
+_KINDS = {
+    "SLURM_ARRAY_JOB_ID": "ArrayJobId",
+    "SLURM_ARRAY_TASK_ID": "ArrayJobId",
+    "SLURM_HET_SIZE": "HetJobId",
+    "SLURM_HET_JOB_ID": "HetJobId",
+}
+_SHOWN = _NUMBERS.keys() | _GPUS.keys() | _GIVEN_GPUS | _KINDS.keys()
+
+
+def _is_stale(name: str, value: str, job: Mapping[str, str]) -> bool:
+    """Return True if the fields of ``job`` contradict this variable."""
+    if name in _NUMBERS:
+        shown = re.match(r"\d+", job.get(_NUMBERS[name], ""))
+        return shown is not None and shown.group() != value
+    if name in _GPUS:
+        count = re.escape(value.rpartition(":")[2])
+        return not re.search(rf"gpu\S*[:=]{count}(?!\d)", job.get(_GPUS[name], ""))
+    if name in _GIVEN_GPUS:
+        return not any("gpu" in job[key] for key in job if "TRES" in key.upper())
+    return name in _KINDS and _KINDS[name] not in job

@@ -6,14 +6,10 @@ nodes. For another job, only Slurm knows.
 Such a start would discard the training so far without a message.
 """
 
-import contextlib
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from hpcrun.checkpoint.storage.manifest import committed_steps
 from hpcrun.errors import UserError
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import last_committed, of_script, successor
@@ -22,7 +18,7 @@ from hpcrun.ranks.launchers import job_id, scheduler
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-from hpcrun.run.files import make_folders, read_lines
+from hpcrun.run.files import read_lines
 from hpcrun.slurm.answers import is_over
 
 # slurm.conf(5), MaxJobId: ids from here up belong to a federation and are equal on all of its clusters.
@@ -51,34 +47,22 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
     raise Occupied(_line(run, attempt, str(job)))
 
 
-def require_own_number(run: RunDirectory, job: str) -> None:
-    """Check that no job of another cluster has the same number, and so the same log folder.
-
-    The folder belongs to the first cluster that starts such a job: a file in it contains the cluster's name.
+def require_own_number(run: RunDirectory, attempt: Attempt) -> None:
+    """Check that no job of another cluster has opened the run under the same number: both use one log folder.
 
     Raises:
-        Occupied: the folder belongs to another cluster.
-        OSError: the run directory cannot be written.
+        Occupied: a job of another cluster has.
+        OSError: the run directory cannot be read.
     """
     here = os.environ.get("SLURM_CLUSTER_NAME")
-    if not here:
-        return
-    path = run.job_logs(job) / "cluster"
-    make_folders(path.parent, below=run.path)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        there = path.read_text().strip()
-    else:
-        with open(descriptor, "w") as stream:  # noqa: PTH123
-            stream.write(f"{here}\n")
-        return
-    # A crash or a full disk leaves a file without a name.
-    if there and there != here:
-        raise Occupied(same_number(run, job, there))
+    for event in read_events(run):
+        if here and event.what == "opened" and event.attempt and event.attempt.job == attempt.job:
+            there = event.fields.get("cluster", here)
+            if there != here:
+                raise Occupied(_same_number(run, attempt.job, str(there)))
 
 
-def same_number(run: RunDirectory, job: str, cluster: str) -> str:
+def _same_number(run: RunDirectory, job: str, cluster: str) -> str:
     """Return the message for a job with the number of another job of the run, on another cluster.
 
     A federation moves a job to a sibling cluster under the same number.
@@ -152,72 +136,33 @@ def harmless_code(run: RunDirectory, environ: Mapping[str, str], code: int) -> i
     return exitcodes.DONE
 
 
-def require_none_lost(run: RunDirectory, handle: str | None = None, *, pause: float = 2.0) -> bool:
-    """Look for a checkpoint of ``run`` again after a first look found none although the run has trained.
+def require_none_lost(run: RunDirectory, handle: str | None = None) -> None:
+    """Refuse a run without a checkpoint that has trained: a start from step 0 would lose the training.
 
-    The event log names the saved steps. If it is gone too, the metrics show that the run has trained. The
-    first listing may have come from a cache of this node.
+    The event log names the saved steps. If it is gone too, the metrics show that the run has trained.
 
     Args:
-            handle: the name of the run that a person types; None: the run's own name.
-            pause: seconds between the two looks: a failover of a file server, or a rename on another node,
-                may take this long to become visible.
-
-    Returns:
-            True if there is a checkpoint after all; False if none was ever committed.
+        handle: the name of the run that a person types; None: the run's own name.
 
     Raises:
-            RunError: the checkpoints are gone; the message says how to start from step 0.
-        OSError: their folder cannot be listed.
+        RunError: the checkpoints are gone; the message says how to start from step 0.
     """
     events = read_events(run)
     step = last_committed(events)
     # A script chooses its own files and only reports its saves.
     if of_script(events):
-        return False
+        return
     found = f"step {step} was saved"
     if step is None:
         # A start writes its event before its metrics.
         logged = [line["step"] for line in read_lines(run.metrics) if "step" in line]
         if not logged or any(event.what == "started" for event in events):
-            return False
+            return
         found = f"{run.metrics.name} has step {logged[-1]}, but {run.events.name} has no start"
-    time.sleep(pause)
-    if steps_listed_anew(run):
-        return True
     name = handle or run.name
     raise RunError(
-        f"{run.checkpoints}: {found}, and no checkpoint is left: {node_name()} has listed the "
-        "folder twice; if `ls` on another node shows step folders there, the mount of this node is at fault: "
+        f"{run.checkpoints}: {found}, and no checkpoint is left: {node_name()} lists none; if `ls` on "
+        "another node shows step folders there, the mount of this node is at fault: "
         f"`hpcrun resume {name}` without this node; else put the folder back, or start from step 0 with "
         f"`hpcrun resume {name} --from-scratch`"
     )
-
-
-def steps_listed_anew(run: RunDirectory) -> list[int]:
-    """Return the committed steps, newest first, from a listing that bypasses this node's cache.
-
-    Raises:
-        OSError: the folder exists but cannot be listed.
-    """
-    for folder in (run.path, run.checkpoints):
-        _drop_listing(folder)
-    try:
-        with os.scandir(run.checkpoints) as entries:
-            return committed_steps(entry.name for entry in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _drop_listing(folder: Path) -> None:
-    """Create and remove a file: after its own change, an NFS client asks the server again (nfs(5))."""
-    # The cleanup of a save removes files with this prefix.
-    probe = folder / f".trash-look-{os.urandom(6).hex()}"
-    # A folder without write permission can still be listed.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-            probe.unlink()

@@ -268,16 +268,14 @@ def submit_successor(
             f"{run.batch_script} is gone; `hpcrun resume {run.name}` continues the run"
         )
     retries = Retries(failed, until, clock or Clock())
-    submit = _submit
     while True:
         try:
-            job, cluster = submit(run, attempt)
+            job, cluster = _submit(run, attempt)
             break
         except ContinuationError as refusal:
             kind = slurm.classify_requeue_error(refusal.words)
             if not retries.again("transient" if kind == "transient" else "unknown", refusal.words):
                 raise
-            submit = _submit_unless_accepted
     try:
         _record(run, attempt, job)
     except OSError as error:
@@ -326,18 +324,6 @@ def _submit(run: RunDirectory, attempt: Attempt) -> tuple[str, str | None]:
         return slurm.parse_sbatch(answer.stdout)
     except ClusterError as error:
         raise ContinuationError(str(error)) from error
-
-
-def _submit_unless_accepted(run: RunDirectory, attempt: Attempt) -> tuple[str, str | None]:
-    """Submit after a failure, unless the controller has accepted the job and its answer was lost."""
-    listed = slurm.run(slurm.squeue_dependents_command())
-    if listed.returncode != 0:
-        raise ContinuationError(" ".join(listed.stderr.split()) or "squeue gave no reason")
-    kind, _, job = _condition(attempt).partition(":")
-    for waiting in slurm.parse_dependents(listed.stdout):
-        if waiting.waits_for(kind, job) and waiting.script == str(run.batch_script):
-            return waiting.job, None
-    return _submit(run, attempt)
 
 
 def _condition(attempt: Attempt) -> str:

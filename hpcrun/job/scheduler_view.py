@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 from hpcrun import slurm
 from hpcrun.diagnose.read_log import scheduler_word, since
@@ -63,34 +63,25 @@ class JobView:
 
 @dataclass(frozen=True)
 class Ending:
-    """Slurm's part in the end of an attempt: the job now, the reason for the end, and the batch log."""
+    """The scheduler's part in the end of an attempt.
 
-    view: JobView | None
-    word: SchedulerWord | None
-    log: str
+    ``word``: the reason, if the scheduler ended the attempt. ``log``: the lines of the batch script, of srun
+    and slurmstepd. ``view``: the job now. ``limit_near``: the time limit was near, so a warning signal
+    announced it. ``warned_by_term``: this signal is SIGTERM. ``was_not_requested``: Slurm reports that the
+    job still runs, so its SIGTERM was not a cancellation. ``just_resumed``: the job was suspended until a
+    moment before.
+    """
 
-    @property
-    def was_not_requested(self) -> bool:
-        """True if a SIGTERM was not a cancellation of the job.
+    word: SchedulerWord | None = None
+    log: str = ""
+    view: JobView | None = None
+    limit_near: bool = False
+    warned_by_term: bool = False
+    was_not_requested: bool = False
+    just_resumed: bool = False
 
-        A cancelled job is COMPLETING, and a requeued job is PENDING. An unreachable controller cancels
-        nothing; slurmstepd would have written a message about an earlier cancellation.
-        """
-        return self.view is None or self.view.state == "RUNNING"
 
-    @property
-    def just_resumed(self) -> bool:
-        """True if the job was suspended until a moment ago."""
-        when = self.view.suspended if self.view else None
-        return when is not None and time.time() - when < _AFTER_SUSPENSION
-
-    def limit_near(self, lead: float) -> bool:
-        """Return True if a warning signal now means that the time limit is ``lead`` seconds away."""
-        view = self.view
-        # A cancellation sets the end time to the time of the cancellation.
-        if view is None or view.end_time is None or view.preempted or view.state != "RUNNING":
-            return False
-        return view.end_time - time.time() <= lead + _EARLY
+NO_ENDING = Ending()
 
 
 def query_job(job: str) -> JobView | None:
@@ -125,10 +116,17 @@ def view_of(facts: dict[str, str], base: frozenset[str] = frozenset()) -> JobVie
     )
 
 
-def ending_of(run: RunDirectory, attempt: Attempt, *, patience: float = _PATIENCE) -> Ending:
-    """Find Slurm's reason for ending the job of ``attempt``, if Slurm ends it.
+def ending_of(
+    run: RunDirectory,
+    attempt: Attempt,
+    *,
+    lead: float = 0.0,
+    patience: float = _PATIENCE,
+) -> Ending:
+    """Find Slurm's part in the end of ``attempt``.
 
     Args:
+        lead: seconds from the warning signal to the time limit.
         patience: seconds to wait for slurmstepd's messages, if only these have the reason.
     """
     view = query_job(attempt.job)
@@ -136,9 +134,26 @@ def ending_of(run: RunDirectory, attempt: Attempt, *, patience: float = _PATIENC
     def log() -> str:
         return batch_log(run, attempt, view)
 
-    if only_log_has_reason(view, attempt) and has_batch_log(run, attempt, view):
+    if only_log_has_reason(view, attempt) and _log_files(run, attempt, view):
         wait_for_word(lambda: scheduler_word(log()), patience)
-    return Ending(view, word_of(view, attempt, log()), log())
+    resumed = view.suspended if view else None
+    return Ending(
+        word_of(view, attempt, log()),
+        log(),
+        view,
+        limit_near=view is not None and _limit_near(view, lead),
+        # A cancelled job is COMPLETING, and a requeued job is PENDING. An unreachable controller cancels
+        # nothing; slurmstepd would have written a message about an earlier cancellation.
+        was_not_requested=view is None or view.state == "RUNNING",
+        just_resumed=resumed is not None and time.time() - resumed < _AFTER_SUSPENSION,
+    )
+
+
+def _limit_near(view: JobView, lead: float) -> bool:
+    # A cancellation sets the end time to the time of the cancellation.
+    if view.end_time is None or view.preempted or view.state != "RUNNING":
+        return False
+    return view.end_time - time.time() <= lead + _EARLY
 
 
 def reason_given(run: RunDirectory, attempt: Attempt, view: JobView | None = None) -> str | None:
@@ -193,40 +208,19 @@ def wait_for_word(word: Callable[[], str | None], patience: float) -> str | None
     return found
 
 
-class Outputs(Protocol):
-    """The files and the start of a job (see ``controller_view.JobView``)."""
-
-    @property
-    def outputs(self) -> tuple[Path, ...]:
-        """The files of the batch script's output and errors."""
-
-    @property
-    def start_time(self) -> float | None:
-        """The start of the newest attempt, in Unix seconds."""
-
-    @property
-    def restarts(self) -> int:
-        """The number of times that the job was started again."""
-
-
-def batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = None) -> str:
+def batch_log(run: RunDirectory, attempt: Attempt, view: JobView | None = None) -> str:
     """Return the lines of ``attempt``: the output of the batch script, srun and slurmstepd.
 
     ``job.sbatch_args`` may send output and errors to other files than the run's own. Slurm reports these
     files as long as it knows the job.
     """
-    return "\n".join(_of_attempt(run, path, attempt, job) for path in _files(run, attempt, job))
+    files = _log_files(run, attempt, view)
+    return "\n".join(_lines_of(run, path, attempt, view) for path in files)
 
 
-def has_batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = None) -> bool:
-    """Return True if there is a log in which Slurm's messages can appear."""
-    return bool(_files(run, attempt, job))
-
-
-def _files(run: RunDirectory, attempt: Attempt, job: Outputs | None) -> list[Path]:
-    named = (*run.batch_logs(attempt.job), *(job.outputs if job else ()))
+def _log_files(run: RunDirectory, attempt: Attempt, view: JobView | None) -> list[Path]:
     found: list[Path] = []
-    for path in named:
+    for path in (*run.batch_logs(attempt.job), *(view.outputs if view else ())):
         try:
             known = any(path.samefile(other) for other in found)
             if path.is_file() and not known:
@@ -236,7 +230,7 @@ def _files(run: RunDirectory, attempt: Attempt, job: Outputs | None) -> list[Pat
     return found
 
 
-def _of_attempt(run: RunDirectory, path: Path, attempt: Attempt, job: Outputs | None) -> str:
+def _lines_of(run: RunDirectory, path: Path, attempt: Attempt, view: JobView | None) -> str:
     """Return the lines of ``attempt``; only the output file has a mark at the attempt's start."""
     try:
         text = path.read_text(errors="replace")
@@ -245,14 +239,10 @@ def _of_attempt(run: RunDirectory, path: Path, attempt: Attempt, job: Outputs | 
     _, found, mine = text.rpartition(f"hpcrun: attempt {attempt.owner} ")
     if found:
         return mine.partition(f"\nhpcrun: attempt {attempt.job}-")[0]
-    if "hpcrun: attempt " in text or job is None:
+    if "hpcrun: attempt " in text or view is None:
         return ""
-    start = _start(run, attempt, job)
+    start = view.start_time
+    if view.restarts != attempt.restart or start is None:
+        opened = (e for e in read_events(run) if (e.what, e.attempt) == ("opened", attempt))
+        start = next((event.time for event in opened), None)
     return "" if start is None else since(text, start)
-
-
-def _start(run: RunDirectory, attempt: Attempt, job: Outputs) -> float | None:
-    if job.restarts == attempt.restart and job.start_time is not None:
-        return job.start_time
-    mine = (event for event in read_events(run) if event.attempt == attempt)
-    return next((event.time for event in mine if event.what == "opened"), None)

@@ -27,11 +27,39 @@ _CORES = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK")
 
 
 @dataclass(frozen=True)
+class BatchJob:
+    """The start of a job that a batch script belongs to. ``end_time``: in Unix seconds, if there is one."""
+
+    attempt: Attempt
+    end_time: float | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """The kind of batch script.
+
+    ``own_script``: a person wrote it. ``torchrun``: one torchrun per node starts the ranks. ``packed``: other
+    runs share the job; this step does not requeue it.
+    """
+
+    own_script: bool = False
+    torchrun: bool = False
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class RanksEnd:
+    """The exit code of the ranks, or of the command ``failed`` that failed before srun started."""
+
+    code: int
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
 class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
-    ``signal_lead``: seconds from the warning to the time limit.
     """
 
     gpus: bool = False
@@ -43,7 +71,6 @@ class LaunchOptions:
     container: Sequence[str] = ()
     python: str | None = None
     shares_cores: bool = False
-    signal_lead: float = 0.0
 
 
 def read_launch_options(run: RunDirectory) -> LaunchOptions:
@@ -67,7 +94,6 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             srun_args=[str(option) for option in job.get("srun_args") or ()],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
-            signal_lead=float(job.get("signal_lead") or 0.0),
         )
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
         raise UserError(

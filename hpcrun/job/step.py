@@ -1,21 +1,16 @@
 """The batch step: everything that a batch script does, from its first line to its exit code.
 
-At the limit Slurm kills the ranks and then the batch script, which could no longer requeue the job for the
-other runs. So the ranks that still run shortly before the limit are killed here.
-
 The lines, their limits (`ulimit`), folder (`cd`) and variables reach srun and the ranks, and no other
 process: the process that classifies the end keeps the environment from sbatch.
 """
 
+import contextlib
 import fcntl
 import os
 import shlex
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpcrun import slurm
@@ -23,9 +18,12 @@ from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import UserError
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.opening import own_variables
-from hpcrun.job.scheduler_view import query_job
+from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
+    BatchJob,
     LaunchOptions,
+    RanksEnd,
+    Way,
     link_batch_log,
     node_setup_steps,
     preflight_steps,
@@ -52,24 +50,12 @@ _FIRST_DESCRIPTOR = 200
 _LONGEST = 3000
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The exit code of the shell, and the command that failed before srun started, if any.
-
-    ``out_of_time``: the ranks were killed because of the time limit.
-    """
-
-    code: int
-    failed: str | None
-    out_of_time: bool = False
-
-
 def run_ranks(
     setup: Sequence[str],
     env: Mapping[str, str],
     steps: Sequence[Sequence[str]],
     environ: Mapping[str, str],
-) -> Ended:
+) -> RanksEnd:
     """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
 
     Slurm signals every process of the batch script itself, so no signal is passed on.
@@ -107,11 +93,11 @@ def run_ranks(
             os.close(report)
     code = code if code >= 0 else 128 - code
     if words.startswith(_READY):
-        return Ended(code, None)
+        return RanksEnd(code)
     number, _, command = words.decode(errors="replace").partition(" ")
     if not number.isdecimal():
-        return Ended(code, "job.setup")
-    return Ended(int(number), command)
+        return RanksEnd(code, "job.setup")
+    return RanksEnd(int(number), command)
 
 
 def shell_script(
@@ -140,32 +126,6 @@ def shell_script(
     )
 
 
-# Seconds. Longer than a client of a network file system needs to mount again (autofs, a failover).
-_MISSING_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Way:
-    """The kind of batch script.
-
-    ``own_script``: a person wrote it. ``torchrun``: one torchrun per node starts the ranks.
-
-    ``packed``: other runs share the job; this step does not requeue it.
-    """
-
-    own_script: bool = False
-    torchrun: bool = False
-    packed: bool = False
-
-
-@dataclass(frozen=True)
-class BatchJob:
-    """The start of a job that a batch script belongs to. ``end_time``: in Unix seconds, if there is one."""
-
-    attempt: Attempt
-    end_time: float | None
-
-
 def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int = 1) -> int:
     """Run the job's part of ``run`` and return the exit code for the batch script.
 
@@ -174,7 +134,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         code: its exit code.
 
     Raises:
-        UserError: this is no batch script, or there is no run.
+        UserError: this is no batch script, there is no run, or another cluster's job has its number.
     """
     # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
@@ -182,24 +142,20 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     # Before any refusal: with the file, the batch script would take it for an interpreter that does not
     # start.
     forget_unstarted(run)
-    if not _exists(run):
-        raise UserError(
-            f"{run.path}: no such run; make it with `hpcrun submit --prepare`; `hpcrun status` lists the runs"
-        )
+    folder = _opened_folder(run)
     attempt = job.attempt
-    if not _has_own_number(run, attempt):
-        return exitcodes.BAD_INPUT
+    # A file server that does not answer costs the attempt and not the run.
+    with contextlib.suppress(OSError):
+        require_own_number(run, attempt)
     if way.own_script:
         _prepare_logs(run, attempt)
     print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
+    _send_left(run)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
-        _send_left(run)
         return exitcodes.DONE
-    _send_left(run)
-    place = _held(run)
-    ended = _start(run, job, way) if failed is None else Ended(code, failed)
-    if _was_deleted(place, run):
+    ranks = _start(run, attempt, way) if failed is None else RanksEnd(code, failed)
+    if folder is not None and _was_deleted(folder):
         # A new run may have this name: this job must not write its log and its result.
         print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
         return exitcodes.FAILED
@@ -207,30 +163,17 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     on_stop_signals(signal.SIG_IGN)
     from hpcrun.job.ending import conclude
 
-    return conclude(
-        run,
-        attempt,
-        ended.code,
-        setup=ended.failed,
-        end_time=job.end_time,
-        own_script=way.own_script,
-        packed=way.packed,
-        out_of_time=ended.out_of_time,
-    )
+    return conclude(run, job, ranks, way)
 
 
 def _send_left(run: RunDirectory) -> None:
     """Send the notifications of an attempt that lost its node before it could send them."""
-    from hpcrun.job.notifying import send_left
+    from hpcrun.job.notifying import start
 
-    try:
-        send_left(run)
-    except OSError as error:
-        print(f"hpcrun: {run.events}: {error.strerror}; notifications wait", flush=True)
+    start(run)
 
 
-def _start(run: RunDirectory, job: BatchJob, way: Way) -> Ended:
-    attempt = job.attempt
+def _start(run: RunDirectory, attempt: Attempt, way: Way) -> RanksEnd:
     options = LaunchOptions() if way.own_script else read_launch_options(run)
     if way.packed:
         options = sharing_node(run, options)
@@ -249,18 +192,14 @@ def _start(run: RunDirectory, job: BatchJob, way: Way) -> Ended:
             *preflight_steps(run, options),
             command(run, attempt, options, environ),
         ]
-        if not way.packed:
-            return run_ranks(options.setup, env, steps, environ)
-        with LimitWatch(run, attempt, job.end_time, options.signal_lead) as watch:
-            ended = run_ranks(options.setup, env, steps, environ)
-        return replace(ended, out_of_time=watch.killed)
+        return run_ranks(options.setup, env, steps, environ)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
-        return Ended(exitcodes.BAD_INPUT, None)
+        return RanksEnd(exitcodes.BAD_INPUT)
     except OSError as error:
         # The cause is this node or temporary, so another start may help.
         print(f"hpcrun: srun cannot be started: {error}", flush=True)
-        return Ended(exitcodes.FAILED, None)
+        return RanksEnd(exitcodes.FAILED)
 
 
 def take_over_variables() -> BatchJob:
@@ -275,21 +214,6 @@ def take_over_variables() -> BatchJob:
     os.environ.update(own)
     attempt = Attempt(job_id(own) or number, int(own.get("SLURM_RESTART_COUNT") or 0))
     return BatchJob(attempt, slurm.unix_time(facts.get("EndTime", "Unknown")))
-
-
-def _has_own_number(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return True if the job owns its log folder; print the refusal if it does not."""
-    from hpcrun.job.ownership import Occupied, require_own_number
-
-    try:
-        require_own_number(run, attempt.job)
-    except Occupied as taken:
-        print(f"hpcrun: {taken}", flush=True)
-        return False
-    except OSError as error:
-        # Without the file, only the owner's record distinguishes jobs of two clusters.
-        print(f"hpcrun: {run.job_logs(attempt.job)}: {error.strerror}", flush=True)
-    return True
 
 
 def _prepare_logs(run: RunDirectory, attempt: Attempt) -> None:
@@ -311,36 +235,28 @@ def forget_unstarted(run: RunDirectory) -> None:
         )
 
 
-def _held(run: RunDirectory) -> HeldFolder | None:
-    """Return the identity of the run directory; None if the file server does not answer."""
+def _opened_folder(run: RunDirectory) -> HeldFolder | None:
+    """Return the run directory's identity; None if the file server does not answer.
+
+    Raises:
+        UserError: there is no run.
+    """
     try:
-        return HeldFolder(run.path)
-    except OSError:
-        return None
-
-
-def _was_deleted(place: HeldFolder | None, run: RunDirectory) -> bool:
-    """Return True if the run directory was deleted, and not only missing while its file system mounts."""
-    if place is None:
-        return False
-    end = time.monotonic() + _MISSING_SECONDS
-    while True:
-        try:
-            if place.is_there():
-                return False
-            if run.path.exists() or time.monotonic() > end:
-                return True
-        except OSError:
-            return False
-        time.sleep(1.0)
-
-
-def _exists(run: RunDirectory) -> bool:
-    try:
-        return run.config.exists()
+        if run.config.exists():
+            return HeldFolder(run.path)
     except OSError:
         # A file server that does not answer is no proof of a deletion.
-        return True
+        return None
+    raise UserError(
+        f"{run.path}: no such run; make it with `hpcrun submit --prepare`; `hpcrun status` lists the runs"
+    )
+
+
+def _was_deleted(folder: HeldFolder) -> bool:
+    try:
+        return not folder.is_there()
+    except OSError:
+        return False
 
 
 def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
@@ -362,63 +278,3 @@ def go_on(number: int, frame: "FrameType | None") -> None:
 def on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)
-
-
-# Seconds. Enough to record the end of the run and to requeue the job on a busy node.
-_EARLY = 20.0
-_AGAIN = 5.0
-
-
-class LimitWatch:
-    """Kills the ranks of ``run`` shortly before ``end_time``; ``killed`` is true after that.
-
-    Args:
-        attempt: the start of the job.
-        end_time: of the job, in Unix seconds; None without a limit.
-        lead: seconds before the limit at which the ranks get their warning.
-    """
-
-    def __init__(
-        self, run: RunDirectory, attempt: Attempt, end_time: float | None, lead: float
-    ) -> None:
-        self.killed = False
-        self._run, self._attempt, self._end = run, attempt, end_time
-        self._early = min(_EARLY, lead / 2)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="time limit", daemon=True)
-
-    def __enter__(self) -> "LimitWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while self._end is not None:
-            if self._over.wait(max(self._end - self._early - time.time(), 0.0)):
-                return
-            view = query_job(self._attempt.job)
-            # While Slurm ends a job for another reason, the job's end time is in the past.
-            if view is not None and view.state == "RUNNING":
-                if not self._is_near(view.end_time):
-                    # An administrator has changed the limit.
-                    self._end = view.end_time
-                    continue
-                self._kill()
-            # A controller that does not answer enforces no time limit.
-            if self._over.wait(_AGAIN):
-                return
-
-    def _is_near(self, end: float | None) -> bool:
-        return end is not None and end - self._early <= time.time()
-
-    def _kill(self) -> None:
-        job = self._attempt.job
-        listed = slurm.run(slurm.squeue_steps_command(job))
-        for step in slurm.parse_steps(listed.stdout, self._run.path.name):
-            answer = slurm.run(slurm.scancel_command(job, signal="KILL", step=step))
-            if answer.returncode == 0:
-                self.killed = True
-                print("hpcrun: does not stop before the time limit: killed", flush=True)

@@ -197,9 +197,8 @@ def restore(
             something else. On all ranks.
     """
     restored = trainer.load_checkpoint(engine)
-    while restored is None and _shown_late(run, trainer):
-        restored = trainer.load_checkpoint(engine)
     if restored is None:
+        trainer.control_ranks().from_rank_0(lambda: require_none_lost(run))
         return None
     loaded = restored
     # Before the removal of old checkpoints, which follows the config.
@@ -223,13 +222,6 @@ def _config_changes(run: RunDirectory, config: Config, restored: Restored) -> li
         return [f"step {restored.step} has no record of its config; a change since is not noticed"]
     since = f"the config has changed since step {restored.step} was saved"
     return [f"{since}: {'; '.join(found.allowed)}"] if found.allowed else []
-
-
-def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:
-    """Return True if rank 0 sees checkpoints at a second look; raises as :func:`restore`. Collective."""
-    ranks, main = trainer.control_ranks(), trainer.is_main_process
-    found = ranks.together(lambda: require_none_lost(run) if main else False)
-    return ranks.from_rank_0(lambda: found)
 
 
 def make_room(store: CheckpointStore, config: Config, step: int) -> None:

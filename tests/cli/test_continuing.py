@@ -103,7 +103,6 @@ def test_a_config_that_was_edited_after_a_save_is_refused_at_once(
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcrun.job.ownership.time.sleep", lambda _: None)
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
     record_event(run, "saved", step=3, attempt=Attempt("7", 0))
     run.metrics.write_text("the old ones\n")

@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,12 +14,24 @@ import yaml
 
 from hpcrun.cli.main import guarded
 from hpcrun.config import Watch
-from hpcrun.job import notify_sender as delivery
-from hpcrun.job.notify_sender import DeliveryError, deliver
-from hpcrun.job.notifying import KEY, LINE_CHARACTERS, LINES, due, message, notification_of, start
+from hpcrun.job import notifying
+from hpcrun.job.notifying import (
+    KEY,
+    LINE_CHARACTERS,
+    LINES,
+    DeliveryError,
+    Due,
+    deliver,
+    due,
+    message,
+    notification_of,
+    send,
+    start,
+    wait,
+)
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
-from hpcrun.run.events import Attempt, Cause, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.files import append_line
 from tests import jobs
 
@@ -50,7 +59,11 @@ class Receiver:
                 status = receiver.answers.pop(0) if receiver.answers else 200
                 self.send_response(status)
                 if status == 302:
-                    self.send_header("Location", self.path)
+                    self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
@@ -115,12 +128,12 @@ def test_a_webhook_is_asked_again_after_an_error_of_the_server_only(
     requests: int,
     delivered: bool,
 ) -> None:
-    monkeypatch.setattr(delivery, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(notifying, "RETRY_PAUSE", 0.0)
     receiver.answers = list(answers)
     if delivered:
         deliver(receiver.url, MESSAGE, {})
     else:
-        with pytest.raises(DeliveryError, match=str(answers[-1])) as caught:
+        with pytest.raises(DeliveryError, match=f"{answers[-1]}|redirects") as caught:
             deliver(receiver.url, MESSAGE, {})
         assert SECRET not in str(caught.value)
     assert len(receiver.received) == requests
@@ -129,14 +142,12 @@ def test_a_webhook_is_asked_again_after_an_error_of_the_server_only(
 def test_a_server_that_does_not_answer_costs_seconds(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "RETRY_PAUSE", 0.0)
-    monkeypatch.setattr(delivery, "WEBHOOK_TIMEOUT", 0.2)
+    monkeypatch.setattr(notifying, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(notifying, "WEBHOOK_TIMEOUT", 0.2)
     receiver.pause = 60.0
-    begun = time.monotonic()
     with pytest.raises(DeliveryError, match="timed out") as caught:
         deliver(receiver.url, MESSAGE, {})
     assert SECRET not in str(caught.value)
-    assert time.monotonic() - begun < 30
 
 
 def test_a_command_gets_the_message_and_variables(tmp_path: Path) -> None:
@@ -158,7 +169,7 @@ def test_the_last_line_of_a_failed_command_is_reported(tmp_path: Path) -> None:
 def test_a_command_that_hangs_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "COMMAND_TIMEOUT", 1.0)
+    monkeypatch.setattr(notifying, "COMMAND_TIMEOUT", 1.0)
     command = f"sleep 300 & echo $! > {tmp_path}/pid; trap '' TERM; wait"
     with pytest.raises(DeliveryError, match="longer than 1 s"):
         deliver(command, MESSAGE, dict(os.environ))
@@ -186,38 +197,9 @@ def test_a_message_holds_the_end_of_the_failed_ranks_log(tmp_path: Path) -> None
     assert told["text"] == "a: failed at step 12: ValueError: bad \\x1b[31mdata"
 
 
-DECIDER = """
-import os, signal, sys
-from pathlib import Path
-from hpcrun.job.notifying import start
-from hpcrun.cli.main import guarded
-from hpcrun.run.directory import RunDirectory
-from tests.job.test_notify import end
-run = RunDirectory(Path(sys.argv[1]))
-start(run, None)
-end(run)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 def outcomes(run: RunDirectory) -> list[str]:
     found = ("notified", "notify-failed")
     return [event.what for event in read_events(run) if event.what in found]
-
-
-def test_a_process_that_is_killed_after_its_decision_still_notifies(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    run = new_run(tmp_path, receiver.url)
-    command = [sys.executable, "-c", DECIDER, str(run.path)]
-    # What has this variable dies with the local cluster's controller.
-    env = {**os.environ, "HPCRUN_LOCAL_JOB": str(tmp_path)}
-    assert subprocess.run(command, env=env, check=False).returncode == -signal.SIGKILL
-    jobs.wait_for(lambda: bool(outcomes(run)))
-    assert outcomes(run) == ["notified"]
-    (told,) = receiver.received
-    assert (told["event"], told["name"], told["job"]) == ("failed", "a", "7")
-    assert SECRET not in run.events.read_text()
 
 
 def test_the_next_process_sends_what_a_killed_sender_left(
@@ -226,41 +208,48 @@ def test_the_next_process_sends_what_a_killed_sender_left(
     run = new_run(tmp_path, receiver.url)
     end(run)
     receiver.pause = 300.0
-    first = start(run, None)
-    first.release()
+    first = start(run)
+    assert first is not None
     jobs.wait_for(lambda: bool(receiver.received))
-    assert first.process is not None
-    first.process.kill()
-    first.process.wait()
+    first.kill()
+    first.wait()
     receiver.pause = 0.0
-    start(run, None).wait()
-    start(run, None).wait()
+    wait(start(run))
+    assert start(run) is None
     assert outcomes(run) == ["notified"]
     assert [told["id"] for told in receiver.received] == ["a/7-0/failed"] * 2
+    assert SECRET not in run.events.read_text()
 
 
 def test_concurrent_senders_send_once(tmp_path: Path, receiver: Receiver) -> None:
     run = new_run(tmp_path, receiver.url)
     end(run)
     end(run, "finished", Attempt("7", 1))
-    senders = [start(run, None) for _ in range(4)]
-    for sender in senders:
-        sender.wait()
+    for sender in [start(run) for _ in range(4)]:
+        wait(sender)
     assert sorted(told["event"] for told in receiver.received) == ["failed", "finished"]
 
 
 def test_a_failure_of_the_delivery_is_one_event_and_is_not_repeated(tmp_path: Path) -> None:
     run = new_run(tmp_path, f"echo no mail at https://example.org/{SECRET}; false")
     end(run)
-    for _ in range(2):
-        start(run, None).wait()
+    wait(start(run))
+    assert start(run) is None
     (failed,) = [event for event in read_events(run) if event.what == "notify-failed"]
     assert failed.fields["reason"].endswith("no mail at https://example.org/***")
 
 
+def test_an_end_that_no_log_can_take_is_sent_anyway(tmp_path: Path, receiver: Receiver) -> None:
+    run = new_run(tmp_path, receiver.url)
+    ended = Event("ended", 1.0, FIRST, None, None, {"reason": "no space"})
+    send(run, Due("failed", FIRST, ended))
+    assert [told["reason"] for told in receiver.received] == ["no space"]
+
+
 def test_without_a_target_there_is_no_process(tmp_path: Path) -> None:
     run = new_run(tmp_path, "true")
-    assert start(run, Watch()).process is None
+    end(run)
+    assert start(run, Watch()) is None
 
 
 def submitted(folder: Path, name: str, target: str, **changes: Any) -> RunDirectory:

@@ -1,6 +1,5 @@
 """The end of a job that several runs share, with substitutes for Slurm's programs."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -105,23 +104,3 @@ def test_the_step_of_a_packed_run_names_the_node_that_failed_it(tmp_path: Path) 
     (entry,) = node_failures(bad_nodes_path({"XDG_STATE_HOME": str(tmp_path)}), 0.0)
     assert (entry.node, entry.attempt) == ("n2", "7-0")
     assert not [call for call in desk.called("scontrol") if "requeue" in call]
-
-
-def test_a_packed_run_that_ignores_its_warning_is_killed_before_the_time_limit(
-    tmp_path: Path,
-) -> None:
-    """At the limit Slurm kills the batch script too, which then requeues no run of the job."""
-    desk = StepDesk(tmp_path, signal_lead=2)
-    limit, pid, asked = time.time() + 8, tmp_path / "pid", tmp_path / "asked"
-    # An administrator extends the limit after the first question.
-    ends = f"EndTime=$([ -e {asked} ] && echo {limit:.0f} || echo 1)"
-    shown = f'echo "JobId=7 JobState=RUNNING Restarts=0 {ends}"; touch {asked}'
-    desk.answer("scontrol", f"if [ $1 = show ]; then {shown}; fi")
-    desk.answer("squeue", "echo '7.0|another run'; echo '7.1|a run'")
-    desk.answer("srun", f"trap '' TERM USR2; echo $$ > {pid}; while :; do sleep 0.05; done")
-    desk.answer("scancel", f"kill -KILL $(cat {pid})")
-    open_attempt(desk.run, FIRST, Budgets())
-    assert desk.step("--packed") == 75, desk.told()
-    assert time.time() > limit - 2
-    assert desk.called("scancel") == ["scancel --signal=KILL 7.1"]
-    assert desk.ends() == ["time-limit"]

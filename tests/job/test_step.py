@@ -14,10 +14,10 @@ import pytest
 
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
-from hpcrun.job import ending
+from hpcrun.job.ending import conclude
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets, Clock
-from hpcrun.job.srun import surviving
+from hpcrun.job.srun import BatchJob, RanksEnd, Way, surviving
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json, write_json
@@ -283,7 +283,7 @@ def test_a_config_that_is_damaged_during_the_run_ends_it_with_a_line(desk: Desk)
     config = shlex.quote(str(desk.run.config))
     desk.answer("srun", f"echo '[' > {config}; exit 1")
     assert desk.step() == 1, desk.told()
-    assert "the end of 7-0 cannot be classified" in desk.told()
+    assert "the end of 7-0 cannot be recorded" in desk.told()
     assert "mend the cause, then `hpcrun resume" in desk.told()
     assert "scontrol requeue 7" not in desk.called("scontrol")
 
@@ -299,16 +299,16 @@ def test_an_end_that_a_full_disk_refuses_ends_the_run_with_a_line(
 
     monkeypatch.setattr("hpcrun.run.events.append_line", full)
     clock = Clock(now=lambda: 0.0, sleep=waits.append)
-    assert ending.conclude(desk.run, FIRST, 137, clock=clock) == 137
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(137), Way(), clock) == 137
     assert len(waits) == 2
     told = capsys.readouterr().err
     assert "the end of 7-0 cannot be recorded: [Errno 28]" in told
     assert "free some space there, then `hpcrun resume" in told
     assert [event.what for event in read_events(desk.run)] == ["opened"]
     # A script that a signal ended with exit code 0 is not finished.
-    assert ending.conclude(desk.run, FIRST, 0, clock=clock) == 1
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), Way(), clock) == 1
     write_json(desk.run.result, {"state": "finished"})
-    assert ending.conclude(desk.run, FIRST, 0, clock=clock) == 0
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), Way(), clock) == 0
 
 
 def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:
@@ -324,15 +324,11 @@ def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:
 
 
 def test_a_job_number_used_by_another_cluster_starts_and_records_nothing(desk: Desk) -> None:
-    assert desk.step(SLURM_CLUSTER_NAME="one") != 2
-    log = desk.run.job_logs("7")
-    assert (log / "cluster").read_text() == "one\n"
-    desk.run.events.unlink()
-    started = len(desk.called("srun"))
+    record_event(desk.run, "opened", attempt=FIRST, executor="slurm", cluster="one")
     assert desk.step(SLURM_CLUSTER_NAME="two") == 2
     assert "job 7 of cluster one already used this number" in desk.told()
-    assert len(desk.called("srun")) == started
-    assert not desk.run.events.exists()
+    assert desk.called("srun") == []
+    assert [event.what for event in read_events(desk.run)] == ["opened"]
 
 
 def test_a_deleted_and_recreated_run_is_not_finalized_by_its_old_job(desk: Desk) -> None:

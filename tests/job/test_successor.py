@@ -67,31 +67,6 @@ def test_an_sbatch_that_fails_for_a_moment_is_tried_again(
     assert "pack" not in newest.fields
 
 
-def test_a_job_whose_id_was_lost_is_not_submitted_twice(desk: Desk, run: RunDirectory) -> None:
-    refuse(desk, "sbatch: error: Socket timed out on send/recv operation", times=9)
-    lines = [
-        "12|afterok:7(unfulfilled)|/home/u/other.sbatch",
-        "13|(null)|/home/u/other.sbatch",
-        f"14|afterany:7(unfulfilled)|{run.batch_script}",
-    ]
-    desk.answer("squeue", listing(lines))
-    job = submit_successor(run, FIRST, lambda *_: None, until=3600.0, clock=Hours(desk))
-    assert job == "14"
-    assert called(desk, "sbatch") == 1
-
-
-def test_no_second_job_is_submitted_while_the_first_is_uncertain(
-    desk: Desk, run: RunDirectory
-) -> None:
-    refuse(desk, AWAY, times=1)
-    count = desk.folder / "asked"
-    away = f"echo x >> {count}; [ $(wc -l < {count}) -gt 3 ] || {{ echo '{AWAY}' >&2; exit 1; }}"
-    desk.answer("squeue", away)
-    clock = Hours(desk)
-    assert submit_successor(run, FIRST, lambda *_: None, until=3600.0, clock=clock) == "8"
-    assert (called(desk, "sbatch"), len(clock.waits)) == (2, 4)
-
-
 def test_a_refusal_that_stays_is_given_up(desk: Desk, run: RunDirectory) -> None:
     refuse(desk, LIMIT, times=99)
     clock = Hours(desk)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
 from hpcrun.run.events import Attempt
@@ -49,26 +46,6 @@ def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm, opt
     assert jobs.final_state(run) == jobs.final_state(calm)
     # A run that waits for this run with --after waits for the follow-up job.
     assert bench.wait_for_end(bench.run("next")) == "COMPLETED", bench.batch_log(run)
-
-
-@pytest.mark.slow
-def test_a_job_without_a_recorded_end_is_requeued(bench, calm):
-    run = bench.submit("quota", model__pause=0.05)
-    with bench.held_at(run, 14):
-        (victim,) = bench.pids(run, 1)
-        # Like an exhausted quota: the event log accepts no more lines.
-        run.events.chmod(0o400)
-        os.kill(victim, signal.SIGKILL)
-    job = bench.job(run)
-    try:
-        bench.wait_until(lambda: bench.slurm.restarts(job) == 1, PATIENCE, lambda: bench.story(run))
-    finally:
-        run.events.chmod(0o600)
-    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert len(bench.causes(run)) == 2
-    assert bench.causes(run)[-1] == "finished"
-    assert f"the end of {job}-0 is not written down" in bench.batch_log(run)
-    assert jobs.final_state(run) == jobs.final_state(calm)
 
 
 @pytest.mark.slow

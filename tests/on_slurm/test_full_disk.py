@@ -54,7 +54,7 @@ def fill(path: Path) -> None:
                     raise
 
 
-def test_a_full_disk_causes_a_requeue_and_the_same_bits(
+def test_a_full_disk_ends_the_job_and_a_resume_gives_the_same_bits(
     site: SlurmCluster, small: Path, calm: RunDirectory
 ) -> None:
     bench = Bench(site)
@@ -66,12 +66,13 @@ def test_a_full_disk_causes_a_requeue_and_the_same_bits(
         for path in (small / "filler", run.events, run.logs / f"batch-{job}.log"):
             fill(path)
         os.kill(victim, signal.SIGKILL)
-    bench.wait_until(lambda: site.restarts(job) == 1, PATIENCE, lambda: bench.story(run))
-    assert bench.causes(run) == []
+    assert bench.wait_for_end(run) == "FAILED", bench.story(run)
+    assert (bench.causes(run), site.restarts(job)) == ([], 0)
     (small / "filler").unlink()
+    bench.hpcrun("resume", f"--runs-dir={small}", "full", "--detach")
+    bench.wait_until(lambda: bench.job(run) != job, PATIENCE, lambda: bench.story(run))
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert site.restarts(job) == 1
-    # The second attempt has recorded the end of the first.
+    # The second job has recorded the end of the first.
     assert len(bench.causes(run)) == 2
     assert bench.causes(run)[-1] == "finished"
     assert jobs.final_state(run) == jobs.final_state(calm)

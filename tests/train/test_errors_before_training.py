@@ -15,6 +15,7 @@ from hpcrun.errors import (
     is_mistake,
 )
 from hpcrun.job.cause_table import classify, evidence_of
+from hpcrun.job.scheduler_view import NO_ENDING
 from hpcrun.ranks import collective
 from hpcrun.ranks.collective import End, Ranks
 from hpcrun.ranks.signals import StopFlag
@@ -58,7 +59,7 @@ def test_a_mistake_is_bad_input_with_kind_and_place(tmp_path: Path) -> None:
     assert found.bad_input
     assert found.line.startswith("rank 1 on n1: FileNotFoundError: [Errno 2] No such file")
     assert f" at {__file__}:" in found.line
-    cause, line = classify(evidence_of([], Attempt("1", 0), 1, None, found))
+    cause, line = classify(evidence_of([], Attempt("1", 0), 1, NO_ENDING, found))
     assert (cause, line) == (Cause.BAD_INPUT, found.line)
 
 

@@ -12,6 +12,7 @@ from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
 from hpcrun.errors import NodeUnfit
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.cause_table import classify, evidence_of
+from hpcrun.job.scheduler_view import NO_ENDING
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
@@ -52,7 +53,7 @@ def ended(
 
     (code,) = fork_ranks(1, play)
     found = first_cause(read_failures(run.attempt_logs(attempt.job, attempt.restart)), [])
-    cause, _ = classify(evidence_of(read_events(run), attempt, code, None, found))
+    cause, _ = classify(evidence_of(read_events(run), attempt, code, NO_ENDING, found))
     assert code == (exitcodes.BAD_INPUT if cause is Cause.BAD_INPUT else exitcodes.FAILED)
     return cause
 

@@ -19,6 +19,7 @@ from hpcrun.api.sweeps.plan import plan_sweep
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
 from hpcrun.job.finalize import finalize
+from hpcrun.job.scheduler_view import Ending
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.slurm.environment import scrub
@@ -311,5 +312,5 @@ def _run_here(run: RunDirectory) -> int:
     try:
         return train_here(run.path)
     except KeyboardInterrupt:
-        finalize(run, attempt, _INTERRUPTED, None, scheduler="cancelled")
+        finalize(run, attempt, _INTERRUPTED, None, Ending("cancelled"))
         raise

@@ -11,7 +11,8 @@ import argparse
 from pathlib import Path
 
 from hpcrun.errors import UserError
-from hpcrun.job.step import Way, run_step
+from hpcrun.job.srun import Way
+from hpcrun.job.step import run_step
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.streams import outlive_full_disk
 

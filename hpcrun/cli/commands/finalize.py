@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.ending import RunTakenOver, final_code, finalize_attempt
+from hpcrun.job.scheduler_view import Ending, batch_log
 from hpcrun.printing import say
 from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.run.directory import RunDirectory, RunError
@@ -48,14 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
     outlive_full_disk()
     directory = RunDirectory(arguments.run.absolute())
     attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    ending = Ending(
+        arguments.scheduler, batch_log(directory, attempt), limit_near=arguments.limit_near
+    )
     try:
         classification = finalize_attempt(
             directory,
             attempt,
             arguments.exit_code,
-            on_slurm=False,
-            scheduler=arguments.scheduler,
-            limit_near=arguments.limit_near,
+            ending,
         ).classification
     except RunTakenOver as other:
         say(f"hpcrun: {other}")

@@ -14,8 +14,7 @@ from hpcrun.api.submission.choose_config import choose_config
 from hpcrun.cli.arguments import request_of
 from hpcrun.config import masked
 from hpcrun.errors import UserError
-from hpcrun.job.notify_sender import DeliveryError, deliver, target_of
-from hpcrun.job.notifying import trial_message
+from hpcrun.job.notifying import DeliveryError, deliver, trial_message
 from hpcrun.printing import say, say_aside
 
 
@@ -33,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if target is None:
         raise UserError("watch.notify: is not set; give -c FILE, or watch.notify=URL")
     try:
-        deliver(target_of(target, os.environ), trial_message(config.name or "test"), os.environ)
+        deliver(target, trial_message(config.name or "test"), os.environ)
     except DeliveryError as problem:
         say_aside(f"hpcrun: not delivered: {problem}")
         return 1

@@ -1,11 +1,13 @@
 """Each row of the cause table decides if its evidence is present, before all rows below it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.job.cause_table import TABLE, Evidence, classify, deciding_row, evidence_of
+from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.run.events import Attempt, Cause, Event
 
 FIRST = Attempt("7", 0)
@@ -22,8 +24,9 @@ def event(what: str, cause: str | None = None, step: int | None = None, **fields
     return Event(what, 1.0, FIRST, cause, step, fields)
 
 
-def evidence(*events: Event, code: int = 137, **more: object) -> Evidence:
-    return Evidence({one.what: one for one in events}, code, **more)  # type: ignore[arg-type]
+def evidence(*events: Event, code: int = 137, **more: Any) -> Evidence:
+    own = {name: more.pop(name) for name in ("diagnosis", "unfinished", "of_node") if name in more}
+    return Evidence({one.what: one for one in events}, code, Ending(**more), **own)
 
 
 SCRIPT = event("opened", script=True)
@@ -236,16 +239,14 @@ def test_only_a_save_that_was_seen_is_called_one(fields: dict[str, object], word
 
 def test_a_script_that_a_person_preempts_by_sigterm_is_preempted() -> None:
     events = [SCRIPT, event("preempted"), BY_SRUN]
-    found = evidence_of(events, FIRST, 0, None, None, was_not_requested=True)
+    found = evidence_of(events, FIRST, 0, Ending(was_not_requested=True), None)
     assert classify(found) == (Cause.PREEMPTION, "preemption: the script died of the signal")
     # The crash was before the signal.
-    crashed = evidence_of(
-        [SCRIPT, event("preempted")], FIRST, 1, None, CRASH, was_not_requested=True
-    )
+    crashed = evidence_of([SCRIPT, event("preempted")], FIRST, 1, NO_ENDING, CRASH)
     assert classify(crashed)[0] is Cause.CRASH
 
 
 def test_a_person_who_cancels_is_believed_before_slurm() -> None:
     events = [event("opened"), event("cancelled")]
-    assert evidence_of(events, FIRST, 137, "preemption", None).word == "cancelled"
-    assert evidence_of(events[:1], FIRST, 137, "preemption", None).word == "preemption"
+    assert evidence_of(events, FIRST, 137, Ending("preemption"), None).word == "cancelled"
+    assert evidence_of(events[:1], FIRST, 137, Ending("preemption"), None).word == "preemption"

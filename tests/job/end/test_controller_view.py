@@ -9,7 +9,6 @@ import pytest
 
 from hpcrun import slurm
 from hpcrun.job.scheduler_view import (
-    Ending,
     JobView,
     ending_of,
     reason_given,
@@ -171,14 +170,15 @@ def test_the_state_at_the_verdict_gives_no_reason_later(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("state", "near"), [("RUNNING", True), ("COMPLETING", False)])
-def test_the_end_that_a_cancellation_has_set_is_no_time_limit(state: str, near: bool) -> None:
-    view = JobView(state, 0, False, time.time() + 5)
-    assert Ending(view, None, "").limit_near(90.0) is near
+def test_the_end_that_a_cancellation_has_set_is_no_time_limit(
+    site: Site, state: str, near: bool
+) -> None:
+    site.answers(f"echo JobId=7 JobState={state} Restarts=0 EndTime=$(date -d '5 seconds' +%FT%T)")
+    assert ending_of(site.run, FIRST, lead=90.0, patience=0.0).limit_near is near
 
 
-def test_a_suspension_is_recent_for_some_minutes() -> None:
-    def resumed(ago: float) -> Ending:
-        return Ending(JobView("RUNNING", 0, False, None, suspended=time.time() - ago), None, "")
-
-    assert resumed(60.0).just_resumed
-    assert not resumed(3600.0).just_resumed
+@pytest.mark.parametrize(("ago", "recent"), [(60, True), (3600, False)])
+def test_a_suspension_is_recent_for_some_minutes(site: Site, ago: int, recent: bool) -> None:
+    when = f"SuspendTime=$(date -d '{ago} seconds ago' +%FT%T)"
+    site.answers(f"echo JobId=7 JobState=RUNNING Restarts=0 {when}")
+    assert ending_of(site.run, FIRST).just_resumed is recent

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,7 +14,7 @@ from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.history import successor
 from hpcrun.job.opening import Refused, already_finished, open_attempt
 from hpcrun.job.policy import Budgets
-from hpcrun.job.scheduler_view import JobView, SchedulerWord, word_of
+from hpcrun.job.scheduler_view import Ending, JobView, SchedulerWord, word_of
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
@@ -34,7 +35,12 @@ def run(tmp_path: Path) -> RunDirectory:
 def classified(
     run: RunDirectory, code: int, scheduler: SchedulerWord | None = None, log: str = ""
 ) -> Classification:
-    return finalize(run, FIRST, code, Budgets(), scheduler=scheduler, batch_log=log)
+    return finalize(run, FIRST, code, Budgets(), told_by(log, scheduler))
+
+
+def told_by(log: str, word: SchedulerWord | None = None) -> Ending:
+    """Return the scheduler's part in an end, with the reason from its log."""
+    return Ending(word or cast("SchedulerWord | None", scheduler_word(log)), log)
 
 
 def raised(message: str, kind: type[Exception] = RuntimeError) -> Exception:
@@ -114,7 +120,7 @@ def test_a_person_who_ends_the_run_is_believed_before_the_crash_that_it_makes(
 def test_a_warning_near_the_limit_is_the_limits(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="warning", step=10, committed=True)
-    end = finalize(run, FIRST, 75, Budgets(), limit_near=True)
+    end = finalize(run, FIRST, 75, Budgets(), Ending(limit_near=True))
     assert end.cause is Cause.TIME_LIMIT
 
 
@@ -142,11 +148,11 @@ def test_an_agreed_stop_is_classified_by_its_requester(
 def test_a_sigterm_that_came_while_the_job_runs_on_is_no_cancellation(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="terminate", step=10, committed=True)
-    end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
+    end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), Ending(was_not_requested=True))
     assert (end.cause, end.decision.restart) == (Cause.CRASH, True)
     assert end.line == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
     record_event(run, "cancelled", attempt=FIRST)
-    end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
+    end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), Ending(was_not_requested=True))
     assert (end.cause, end.decision.restart) == (Cause.CANCELLED, False)
 
 
@@ -272,13 +278,13 @@ def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
 ) -> None:
     log = "on n1\nslurm_script: line 17: module: command not found\n"
     again, third, new = Attempt("7", 1), Attempt("7", 2), Attempt("8", 0)
-    told = finalize(run, again, 127, Budgets(), batch_log=log, setup="module load x")
+    told = finalize(run, again, 127, Budgets(), told_by(log), setup="module load x")
     assert (told.cause, told.decision.restart) == (Cause.CRASH, True)
     ended = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
-    told = finalize(run, third, 0, Budgets(), batch_log=log + ended, setup="module load x")
+    told = finalize(run, third, 0, Budgets(), told_by(log + ended), setup="module load x")
     assert told.cause is Cause.CANCELLED
     record_event(run, "submitted", attempt=new, executor="slurm")
-    told = finalize(run, new, 127, Budgets(), batch_log=log, setup="module load x")
+    told = finalize(run, new, 127, Budgets(), told_by(log), setup="module load x")
     assert (told.cause, told.decision.restart) == (Cause.BAD_INPUT, False)
     assert told.line == "setup failed at `module load x`: module: command not found"
 
@@ -396,5 +402,5 @@ def test_a_setup_that_is_cancelled_on_a_second_start_does_not_come_back(run: Run
         "on n1\n[2026-11-22T00:47:19.950] error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T00:47:19 DUE to"
         " SIGNAL Terminated ***\n"
     )
-    told = finalize(run, Attempt("7", 1), 143, Budgets(), batch_log=log, setup="sleep 100")
+    told = finalize(run, Attempt("7", 1), 143, Budgets(), told_by(log), setup="sleep 100")
     assert (told.cause, told.decision.restart) == (Cause.CANCELLED, False)

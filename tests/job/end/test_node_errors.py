@@ -9,6 +9,7 @@ from hpcrun.errors import NotDeterministic
 from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.scheduler_view import Ending
 from hpcrun.job.script_end import ScriptFailed
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
@@ -26,7 +27,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def failed_setup(run: RunDirectory, attempt: Attempt) -> Classification:
     log = "7-0 on n1\n/tmp/slurm_script: line 9: module: command not found\n"
-    return finalize(run, attempt, 127, Budgets(), batch_log=log, setup="module load x")
+    return finalize(run, attempt, 127, Budgets(), Ending(log=log), setup="module load x")
 
 
 def test_a_repeated_classification_gives_the_same_result(run: RunDirectory) -> None:

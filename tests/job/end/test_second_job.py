@@ -1,7 +1,6 @@
 """A run keeps its live job when a person submits another job for it."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from hpcrun.job.ending import conclude
 from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied, require_own_number
 from hpcrun.job.policy import Budgets
+from hpcrun.job.srun import BatchJob, RanksEnd, Way
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
@@ -42,7 +42,7 @@ def test_a_second_job_of_a_live_run_is_refused_and_changes_nothing(
     with pytest.raises(Occupied, match="a: job 7 already has this run; job 8 does not start"):
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert (read_json(run.owner) or {})["owner"] == "7-0"
-    assert conclude(run, SECOND, 137) == exitcodes.BAD_INPUT
+    assert conclude(run, BatchJob(SECOND), RanksEnd(137), Way()) == exitcodes.BAD_INPUT
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
@@ -85,7 +85,9 @@ def test_a_failed_setup_next_to_a_live_job_changes_nothing(
 ) -> None:
     slurm_says("RUNNING", tmp_path, monkeypatch)
     before = read_events(run)
-    assert conclude(run, SECOND, 1, setup="module load x") == exitcodes.BAD_INPUT
+    assert (
+        conclude(run, BatchJob(SECOND), RanksEnd(1, "module load x"), Way()) == exitcodes.BAD_INPUT
+    )
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
@@ -113,40 +115,26 @@ def test_a_second_srun_of_an_allocation_is_refused_with_the_way_to_a_new_attempt
     open_attempt(run, Attempt("8", 1), Budgets(), executor="slurm")
 
 
+@pytest.mark.parametrize(
+    ("job", "line"),
+    [
+        ("9", "job 9 of cluster one already used this number.* submit this job"),
+        (str((1 << 26) + 9), r"started on cluster one, .* resume a job\.cluster=one`"),
+    ],
+)
 def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, job: str, line: str
 ) -> None:
-    require_own_number(run, "9")
-    assert not run.job_logs("9").exists()
+    attempt = Attempt(job, 0)
+    record_event(run, "opened", attempt=attempt, executor="slurm", cluster="one")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "one")
-    # Also the later starts of the same job, and a file that a crash left incomplete.
-    for _ in range(2):
-        require_own_number(run, "9")
+    require_own_number(run, attempt)
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "two")
-    with pytest.raises(
-        Occupied, match=r"a: job 9 of cluster one already used this number.* submit this job"
-    ):
-        require_own_number(run, "9")
-    (run.job_logs("9") / "cluster").write_text("")
-    require_own_number(run, "9")
-    # A step of salloc does not claim a log folder.
-    record_event(run, "opened", attempt=Attempt("9", 0), executor="slurm", cluster="one")
     before = read_events(run)
-    with pytest.raises(Occupied, match="job 9 of cluster one already used"):
-        open_attempt(run, Attempt("9", 0), Budgets(), executor="slurm")
+    for refuse in (
+        lambda: require_own_number(run, attempt),
+        lambda: open_attempt(run, attempt, Budgets(), executor="slurm"),
+    ):
+        with pytest.raises(Occupied, match=line):
+            refuse()
     assert read_events(run) == before
-    shutil.rmtree(run.path)
-    with pytest.raises(FileNotFoundError):
-        require_own_number(run, "10")
-
-
-def test_a_job_that_a_federation_moved_is_refused_with_the_way_to_stay(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moved = str((1 << 26) + 9)
-    run.job_logs(moved).mkdir(parents=True)
-    monkeypatch.setenv("SLURM_CLUSTER_NAME", "east")
-    require_own_number(run, moved)
-    monkeypatch.setenv("SLURM_CLUSTER_NAME", "west")
-    with pytest.raises(Occupied, match=r"started on cluster east, .* resume a job\.cluster=east`"):
-        require_own_number(run, moved)
