@@ -14,7 +14,7 @@ from hpcrun.cli.arguments import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
-from hpcrun.network.check.fleet import Fleet
+from hpcrun.network.agents import Processes
 from hpcrun.network.tune.knobs import Env, Trial, collectives_of, knobs_for, sizes_of
 from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
 from hpcrun.network.tune.search import MIN_EFFECT, Found, search
@@ -142,7 +142,7 @@ def _backend(arguments: argparse.Namespace) -> str:
     return arguments.backend or ("nccl" if gpus else "gloo")
 
 
-def _ranks(arguments: argparse.Namespace) -> tuple[Callable[[], Fleet], int, str]:
+def _ranks(arguments: argparse.Namespace) -> tuple[Callable[[], Processes], int, str]:
     """Return the function that starts the ranks, their number, and their place."""
     if arguments.local is not None:
         return partial(here, arguments.local), arguments.local, "this machine"
