@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcrun.errors import NetworkError
 from hpcrun.network.agents import Processes
-from hpcrun.network.tune.knobs import Env, Site, Trial, trial_from
+from hpcrun.network.tune.search import Env, Site, Trial, trial_from
 from hpcrun.slurm.environment import without_rank_requests
 
 WORKER = (sys.executable, "-m", "hpcrun.network.tune.worker")
