@@ -26,11 +26,9 @@ PACKAGE = Path(hpcrun.__file__).parent
 INTO_LOGS = ("job/", "ranks/", "train/", "slurm/local/controller.py", "worker.py")
 # These write to pipes that a program reads.
 INTO_PIPES = (
-    "network/check/agent.py",
-    "network/check/all_reduce_rank.py",
+    "network/agent.py",
+    "network/torch_rank.py",
     "network/tune/worker.py",
-    "network/preflight/agent.py",
-    "network/preflight/gemm.py",
     "run/import_path.py",
 )
 
@@ -226,8 +224,8 @@ def test_the_progress_bar_shows_metric_names_as_data(tmp_path: Path) -> None:
 
 
 def test_the_table_of_a_network_check_has_names_as_data(capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcrun.network.check.measurements import Transfer
-    from hpcrun.network.check.report import table
+    from hpcrun.network.measurements import Transfer
+    from hpcrun.network.rate_report import table
     from hpcrun.printing import show_table
 
     names = ("a\x1b[2J", "[bold]b")

@@ -13,7 +13,7 @@ from .cluster import SlurmCluster
 from .scripts import SBATCH
 
 Finding = tuple[str, list[str]]
-"""Kind and nodes."""
+"""Check and nodes."""
 
 
 def environment(slurm: SlurmCluster) -> dict[str, str]:
@@ -33,8 +33,8 @@ def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
 
 
 def named(report: dict[str, Any]) -> list[Finding]:
-    """Return kind and nodes of each finding."""
-    return [(finding["kind"], finding["nodes"]) for finding in report["findings"]]
+    """Return check and nodes of each finding."""
+    return [(finding["check"], finding["nodes"]) for finding in report["findings"]]
 
 
 def addresses(slurm: SlurmCluster) -> dict[str, str]:

@@ -98,7 +98,7 @@ def test_only_the_node_that_vanishes_is_named(whole: SlurmCluster) -> None:
     checking = whole.popen([*words, "--seconds", "4"], env=environment(whole))
 
     def started() -> bool:
-        return any("check.agent" in command_of(pid) for pid in whole.processes("node3"))
+        return any("network.agent" in command_of(pid) for pid in whole.processes("node3"))
 
     whole.wait_until(started)
     whole.kill_node("node3")
@@ -163,7 +163,7 @@ def test_a_silent_node_gets_a_finding_without_a_hang(whole: SlurmCluster) -> Non
 
     def agent() -> int | None:
         commands = {pid: command_of(pid) for pid in whole.processes("node3")}
-        return next((pid for pid, command in commands.items() if "check.agent" in command), None)
+        return next((pid for pid, command in commands.items() if "network.agent" in command), None)
 
     whole.wait_until(lambda: agent() is not None)
     stopped = agent()
@@ -180,7 +180,7 @@ def test_a_node_that_hangs_in_the_all_reduce_is_named(whole: SlurmCluster) -> No
     checking = whole.popen([whole.python, *words], env=environment(whole))
     while checking.poll() is None:
         for pid in whole.processes("node3"):
-            if "check.collective" in command_of(pid):
+            if "torch_rank" in command_of(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
         time.sleep(0.2)

@@ -25,8 +25,6 @@ QUICK = (
     "1",
     "--patience",
     "200",
-    "--with",
-    "sockets",
     "--all-reduce",
     "0",
 )

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 # With a file size limit of 0, the agent of this node can write no file, as on a damaged mount.
 _AGENT = """#!/bin/bash
 case "$*" in
-*hpcrun.network.preflight.agent*)
+*hpcrun.network.agent*)
     (set -o noclobber; echo "$SLURMD_NODENAME" > {bad}) 2> /dev/null
     [ "$SLURMD_NODENAME" != "$(cat {bad})" ] || exec bash -c 'ulimit -f 0; trap "" XFSZ; exec "$@"' x "$@" ;;
 esac

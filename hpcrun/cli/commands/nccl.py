@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     advise.add_argument(
         "--format", choices=FORMATS, default="table", help="table, shell exports, YAML or JSON"
     )
-    advise.add_argument("--site", metavar="NAME", help="add the documented settings of a site")
     advise.add_argument(
         "--facts", metavar="FILE", help="advise on a node's recorded facts, not on this node"
     )

@@ -20,7 +20,6 @@ from hpcrun.network.nccl.advise import (
     as_table,
     as_yaml,
     differences,
-    with_preset,
 )
 from hpcrun.network.nccl.machine import NodeFacts, facts_from, inspect_node
 from hpcrun.network.nccl.rules import is_version
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(nodes[0].as_record())
         return 0
     found = differences(nodes)
-    advice = {node.host: _advice(node, arguments) for node in nodes}
+    advice = {node.host: advise(node, arguments.nccl) for node in nodes}
     if arguments.json or arguments.format == "json":
         print_json(_data(advice, found))
         return 0
@@ -95,11 +94,6 @@ def _place(host: str, hosts: Sequence[str]) -> int:
     names = [name.partition(".")[0] for name in hosts]
     short = host.partition(".")[0]
     return names.index(short) if short in names else len(names)
-
-
-def _advice(node: NodeFacts, arguments: argparse.Namespace) -> list[Advice]:
-    lines = advise(node, arguments.nccl)
-    return with_preset(lines, arguments.site) if arguments.site else lines
 
 
 def _data(advice: dict[str, list[Advice]], found: list[Difference]) -> dict[str, Any]:

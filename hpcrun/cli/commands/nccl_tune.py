@@ -14,10 +14,20 @@ from hpcrun.cli.arguments import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
-from hpcrun.network.check.fleet import Fleet
-from hpcrun.network.tune.knobs import Env, Trial, collectives_of, knobs_for, sizes_of
-from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
-from hpcrun.network.tune.search import MIN_EFFECT, Found, search
+from hpcrun.network.agents import Processes
+from hpcrun.network.tune.search import (
+    MIN_EFFECT,
+    Env,
+    Found,
+    Trial,
+    as_data,
+    as_yaml,
+    collectives_of,
+    finding_lines,
+    knobs_for,
+    search,
+    sizes_of,
+)
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
@@ -71,9 +81,7 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help=f"skip sizes at which a call takes longer (default {Grid.longest:g})",
     )
-    group.add_argument("--seed", type=int, default=0, help="seed for the order of the trials")
     group.add_argument("--out", type=Path, metavar="FILE", help="write job.env as YAML")
-    group.add_argument("--table", action="store_true", help="print nccl-tests' tables too")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,7 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
             knobs,
             lambda text: bar.set_description(escaped(text)),
             effect=arguments.effect,
-            seed=arguments.seed,
         )
     about = f"{grid.backend}, {ranks} ranks, {where}"
     _require_figures(found)
@@ -107,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         facts = {"backend": grid.backend, "ranks": ranks, "where": where}
         print_json(as_data(found, ranks, facts))
     else:
-        _print(found, ranks, about, grid, arguments)
+        _print(found, about, arguments)
     if arguments.out is not None:
         write_atomic(arguments.out, as_yaml(found, about), mode=0o644)
         say_aside(f"hpcrun: written: {arguments.out}")
@@ -142,7 +149,7 @@ def _backend(arguments: argparse.Namespace) -> str:
     return arguments.backend or ("nccl" if gpus else "gloo")
 
 
-def _ranks(arguments: argparse.Namespace) -> tuple[Callable[[], Fleet], int, str]:
+def _ranks(arguments: argparse.Namespace) -> tuple[Callable[[], Processes], int, str]:
     """Return the function that starts the ranks, their number, and their place."""
     if arguments.local is not None:
         return partial(here, arguments.local), arguments.local, "this machine"
@@ -167,11 +174,7 @@ def _require_figures(found: Found) -> None:
         raise UserError(f"no collective could be measured: {trials[0].problem}")
 
 
-def _print(found: Found, ranks: int, about: str, grid: Grid, arguments: argparse.Namespace) -> None:
+def _print(found: Found, about: str, arguments: argparse.Namespace) -> None:
     say(about, *finding_lines(found))
-    if arguments.table:
-        for name, trials in (("default", found.default), ("found", found.setting)):
-            for collective in grid.collectives if trials else ():
-                say("", f"# {name}", *table(trials, collective, ranks))
     if arguments.out is None and found.env:
         say("", *as_yaml(found, about).rstrip("\n").split("\n"))

@@ -28,72 +28,47 @@ from hpcrun import slurm
 from hpcrun.cli.arguments import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.errors import UserError
-from hpcrun.network.check import fleet
-from hpcrun.network.check.coordinator import Check, Options, Progress
-from hpcrun.network.check.findings import THRESHOLD, NetworkFinding, findings
-from hpcrun.network.check.measurements import NetworkMeasurements
-from hpcrun.network.check.report import (
+from hpcrun.network.agents import here, on_slurm, start
+from hpcrun.network.findings import findings
+from hpcrun.network.links import tried_ports
+from hpcrun.network.measurements import NetworkMeasurements
+from hpcrun.network.netcheck import Check, Options
+from hpcrun.network.probes import Finding
+from hpcrun.network.rate_report import (
     as_data,
     collective_line,
-    finding_lines,
+    conclusion,
     node_lines,
     table,
     write_png,
 )
-from hpcrun.network.check.wire import tried_ports
 from hpcrun.printing import escaped, say, show_table
-from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.launchers import step_hosts
 from hpcrun.slurm.nodes import parse_sinfo_gres, sinfo_gres_command
 
-_TOOLS = ("auto", "sockets", "iperf3")
 _WIDE_TABLE = 40
 _ALL_REDUCE = 60.0
+_OF_SALLOC = ("nodelist", "partition", "account", "qos", "reservation", "exclude", "time")
+# Name, default, least value, help.
+_MEASURE: Sequence[tuple[str, float, float, str]] = (
+    ("seconds", Options.seconds, 0.1, "seconds per round"),
+    ("streams", Options.streams, 1, "connections per pair"),
+    ("threshold", Options.threshold, 0.01, "a rate below this share of the usual rate is slow"),
+    ("patience", Options.patience, 1, "seconds for the nodes to start"),
+    ("all-reduce", _ALL_REDUCE, 0, "timeout of the final all-reduce in seconds; 0: none"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     how = parser.add_argument_group("how to measure")
-    how.add_argument(
-        "--seconds", type=float, default=3.0, metavar="S", help="seconds per round (default 3)"
-    )
-    how.add_argument(
-        "--streams", type=int, default=4, metavar="N", help="connections per pair (default 4)"
-    )
-    how.add_argument(
-        "--with",
-        dest="tool",
-        choices=_TOOLS,
-        default="auto",
-        help="sockets: built in; iperf3; auto: iperf3 if installed",
-    )
-    how.add_argument(
-        "--threshold",
-        type=float,
-        default=THRESHOLD,
-        metavar="SHARE",
-        help=f"a rate below this share of the usual rate is slow (default {THRESHOLD:g})",
-    )
-    how.add_argument(
-        "--patience",
-        type=float,
-        default=Options.patience,
-        metavar="S",
-        help=f"seconds for the nodes to start (default {Options.patience:g})",
-    )
-    how.add_argument(
-        "--all-reduce",
-        type=float,
-        default=_ALL_REDUCE,
-        metavar="S",
-        help=f"timeout of the final all-reduce in seconds (default {_ALL_REDUCE:g}; 0: none)",
-    )
-    how.add_argument("--seed", type=int, default=0, help="seed for the random pairs above 64 nodes")
+    for name, default, _, text in _MEASURE:
+        words = f"{text} (default {default:g})"
+        how.add_argument(f"--{name}", type=type(default), default=default, metavar="N", help=words)
     add_local(how, "N processes on this machine instead of nodes")
     where = parser.add_argument_group("which nodes (outside an allocation)")
     where.add_argument("--nodes", type=int, metavar="N", help="request N nodes from Slurm")
-    where.add_argument("--nodelist", metavar="NODES", help="request these nodes from Slurm")
-    for option in ("partition", "account", "qos", "reservation", "exclude", "time"):
+    for option in _OF_SALLOC:
         where.add_argument(f"--{option}", metavar="WORD", help=f"salloc's --{option}")
     what = parser.add_argument_group("what to print")
     what.add_argument("--json", action="store_true", help="print one JSON object")
@@ -103,10 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; return 1 if something is wrong."""
     _require_sense(arguments)
-    hosts = step_hosts(os.environ)
     if arguments.local is None and "SLURM_JOB_ID" not in os.environ:
         return _in_an_allocation(arguments)
-    measured = _measure(arguments, hosts)
+    measured = _measure(arguments, step_hosts(os.environ))
     found = findings(measured, arguments.threshold)
     if arguments.json:
         print_json(as_data(measured, found))
@@ -119,11 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
-    for name, low in (("seconds", 0.1), ("streams", 1), ("patience", 1), ("all_reduce", 0)):
-        if getattr(arguments, name) < low:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} {getattr(arguments, name)}: should be at least {low}")
-    if not 0 < arguments.threshold < 1:
+    for name, _, least, _ in _MEASURE:
+        value = getattr(arguments, name.replace("-", "_"))
+        if value < least:
+            raise UserError(f"--{name} {value}: should be at least {least}")
+    if arguments.threshold >= 1:
         raise UserError(f"--threshold {arguments.threshold}: should be between 0 and 1")
     require_local(arguments.local, 2)
     if arguments.nodes is not None and arguments.nodes < 2:
@@ -131,65 +105,39 @@ def _require_sense(arguments: argparse.Namespace) -> None:
 
 
 def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeasurements:
-    if arguments.local is not None:
-        names = [f"127.0.0.{index + 1}" for index in range(arguments.local)]
-    elif len(hosts) < 2:
+    local = arguments.local is not None
+    names = [f"127.0.0.{index + 1}" for index in range(arguments.local)] if local else list(hosts)
+    if len(names) < 2:
         raise UserError(
-            f"this allocation has {len(hosts)} node: a check of links needs at least 2; request more with "
+            f"this allocation has {len(names)} node: a check of links needs at least 2; request more with "
             "salloc --nodes, or leave the allocation and use --nodes"
         )
-    else:
-        names = list(hosts)
-    job = os.environ.get("SLURM_JOB_ID", "0")
+    # Processes on one machine cannot hold the same ports.
+    ports = () if local else tuple(tried_ports(os.environ, os.environ["SLURM_JOB_ID"]))
     options = Options(
         seconds=arguments.seconds,
         streams=arguments.streams,
-        # Processes on one machine cannot share iperf3's port.
-        tool="sockets" if arguments.local and arguments.tool == "auto" else arguments.tool,
-        port=port_candidates(job, 1)[0],
-        # These processes cannot hold the same ports either.
-        ports=() if arguments.local else tuple(tried_ports(os.environ, job)),
+        ports=ports,
         all_reduce=arguments.all_reduce,
-        seed=arguments.seed,
         threshold=arguments.threshold,
         patience=arguments.patience,
     )
     with tqdm(disable=None, unit="round", file=sys.stderr, leave=False) as bar:
-        progress = partial(_show, bar)
-        if arguments.local is None:
-            return _on_slurm(names, options, progress)
-        return _check(fleet.on_this_machine(len(names)), names, options, progress)
-
-
-def _on_slurm(names: list[str], options: Options, progress: Progress) -> NetworkMeasurements:
-    """Check the nodes on which a task starts: if one node does not answer, srun starts no task at all."""
-    lost: dict[str, str] = {}
-    while True:
-        started = fleet.on_slurm([name for name in names if name not in lost])
-        here = [name for name in names if name not in lost]
-        measured = _check(started, here, options, progress)
-        if measured.ended:
-            states = slurm.parse_sinfo(slurm.run(slurm.sinfo_command(here)).stdout)
-            down = [name for name in here if states.get(name, "").startswith("down")]
-            measured.silent = dict.fromkeys(down, "Slurm has it as down") | measured.silent
-        dead = fleet.not_launched(started.words(), here)
-        if len(measured.silent) < len(here) or not dead or len(here) - len(dead) < 2:
-            break
-        lost |= dict.fromkeys(dead, "srun cannot start a task there")
-    if len(measured.silent) == len(here) and not lost:
-        words = " ".join(started.words().split())[:300] or "no task answered"
-        raise UserError(f"srun on {len(here)} nodes: {words}")
-    measured.nodes, measured.silent = names, lost | measured.silent
+        bar.set_description("starting")
+        nodes = start(here if local else on_slurm(), names, options.patience)
+        try:
+            measured = Check(nodes, options, partial(_show, bar)).run()
+        finally:
+            nodes.close()
+    if len(nodes.silent) == len(names):
+        words = " ".join(nodes.words().split())[:300] or "no task answered"
+        raise UserError(f"the check on {len(names)} nodes did not start: {words}")
+    if measured.ended:
+        states = slurm.parse_sinfo(slurm.run(slurm.sinfo_command(names)).stdout)
+        down = [name for name in names if states.get(name, "").startswith("down")]
+        measured.silent = dict.fromkeys(down, "Slurm has it as down") | measured.silent
+    measured.nodes = names
     return measured
-
-
-def _check(
-    started: fleet.Processes, names: list[str], options: Options, progress: Progress
-) -> NetworkMeasurements:
-    try:
-        return Check(started, names, options, progress).run()
-    finally:
-        started.close()
 
 
 def _show(bar: "tqdm[Any]", step: int, steps: int, text: str) -> None:
@@ -198,7 +146,7 @@ def _show(bar: "tqdm[Any]", step: int, steps: int, text: str) -> None:
     bar.refresh()
 
 
-def _print(measured: NetworkMeasurements, found: list[NetworkFinding]) -> None:
+def _print(measured: NetworkMeasurements, found: list[Finding]) -> None:
     say(*node_lines(measured))
     if len(measured.nodes) <= _WIDE_TABLE and measured.transfers:
         say("", "Gbit/s, from row to column")
@@ -208,7 +156,7 @@ def _print(measured: NetworkMeasurements, found: list[NetworkFinding]) -> None:
         say("", f"all nodes reach each other on {measured.interface}")
     if measured.collective is not None:
         say("", collective_line(measured.collective))
-    say("", *finding_lines(found))
+    say("", *conclusion(found))
 
 
 def _require_nodes(count: int, partition: str | None) -> None:
@@ -232,16 +180,14 @@ def _in_an_allocation(arguments: argparse.Namespace) -> int:
     if shutil.which("salloc") is None:
         raise UserError("--nodes: there is no salloc on PATH; log in to a submit host")
     # The check must report a node that fails, and not end with it.
-    asked = ["--ntasks-per-node=1", "--job-name=netcheck", "--no-kill"]
+    command = ["salloc", "--ntasks-per-node=1", "--job-name=netcheck", "--no-kill"]
     if arguments.nodes is not None:
         _require_nodes(arguments.nodes, arguments.partition)
-        asked.append(f"--nodes={arguments.nodes}")
-    for option in ("nodelist", "partition", "account", "qos", "reservation", "exclude", "time"):
-        value = getattr(arguments, option)
-        asked += [f"--{option}={value}"] if value else []
-    inner = [sys.executable, "-m", "hpcrun", "netcheck", f"--with={arguments.tool}"]
-    for name in ("seconds", "streams", "seed", "all_reduce", "threshold", "patience"):
-        inner.append(f"--{name.replace('_', '-')}={getattr(arguments, name)}")
-    inner += ["--json"] if arguments.json else []
-    inner += [f"--png={arguments.png}"] if arguments.png is not None else []
-    return subprocess.run(["salloc", *asked, *inner], check=False).returncode
+        command.append(f"--nodes={arguments.nodes}")
+    given = [(option, getattr(arguments, option)) for option in _OF_SALLOC]
+    command += [f"--{option}={value}" for option, value in given if value]
+    command += [sys.executable, "-m", "hpcrun", "netcheck"]
+    command += [f"--{name}={getattr(arguments, name.replace('-', '_'))}" for name, *_ in _MEASURE]
+    command += ["--json"] if arguments.json else []
+    command += [f"--png={arguments.png}"] if arguments.png is not None else []
+    return subprocess.run(command, check=False).returncode

@@ -24,9 +24,16 @@ from hpcrun.cli.arguments import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.devices.devices import given_gpus
 from hpcrun.errors import UserError
-from hpcrun.network.preflight.checks import JobNeeds, PreflightFacts
-from hpcrun.network.preflight.report import as_data, failures, lines, results
-from hpcrun.network.preflight.start import check_here, check_nodes
+from hpcrun.network.preflight import (
+    PreflightFacts,
+    as_data,
+    check_here,
+    check_nodes,
+    failures,
+    lines,
+    results,
+)
+from hpcrun.network.probes import Needs
 from hpcrun.printing import say, say_aside
 from hpcrun.ranks.launchers import in_local_cluster, job_id, step_hosts
 from hpcrun.run.directory import RunDirectory
@@ -82,7 +89,7 @@ def _measure(
         gpus = 0
     if arguments.local is not None or in_local_cluster(os.environ):
         # A job of the local cluster trains on the CPU if there is no GPU.
-        return check_here(arguments.local or 1, JobNeeds(gpus, run, apart=False), folder=folder)
+        return check_here(arguments.local or 1, Needs(gpus, run), folder=folder)
     if not hosts:
         raise UserError(
             "preflight runs in an allocation: use salloc or a batch script, or try it on this machine "
@@ -93,10 +100,8 @@ def _measure(
     if gpus is None:
         gpus = job.gpus if job is not None else given_gpus(os.environ) or None
     return check_nodes(
-        hosts,
-        JobNeeds(gpus, run),
+        Needs(gpus, run, hosts, job.interface if job else None),
         folder=folder,
-        interface=job.interface if job else None,
         python=job.python if job else None,
         container=job.container if job else (),
     )

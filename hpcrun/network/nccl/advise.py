@@ -1,17 +1,11 @@
 """Advice for a node: the variables to set, and the faults to repair. Most nodes need no setting at all."""
 
-import difflib
-import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from hpcrun.errors import NetworkError
 from hpcrun.network.nccl.machine import Interface, NodeFacts, RdmaPort
 from hpcrun.network.nccl.rules import rules, version_key
 from hpcrun.slurm.environment import export_lines
@@ -286,7 +280,7 @@ def differences(nodes: Sequence[NodeFacts]) -> list[Difference]:
 
 
 def _described(node: NodeFacts) -> dict[str, str]:
-    used = next((one for one in node.interfaces if one.name == node.route), None)
+    used = _used(node)
     up = [one.name for one in node.interfaces if one.up and one.addresses and one.name != "lo"]
     ports = [
         f"{port.device} {port.layer} {port.rate}" + ("" if port.active else " (not active)")
@@ -300,18 +294,13 @@ def _described(node: NodeFacts) -> dict[str, str]:
         "RDMA ports": _list(ports),
         "Slingshot devices": str(node.cxi),
         "network plugins": _list(node.plugins),
-        "GPUs": _list(_counted(node.gpus)),
-        "GPU links": _list(node.links),
+        "GPUs": _list([f"{node.gpus.count(name)} x {name}" for name in dict.fromkeys(node.gpus)]),
         "ulimit -l": "unlimited" if node.memlock == -1 else str(node.memlock),
         "GPUDirect module": str(node.peermem),
         "host name is loopback": str(node.loopback_name),
         "NCCL": str(node.nccl),
         "torch": str(node.torch),
     }
-
-
-def _counted(names: Sequence[str]) -> list[str]:
-    return [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
 
 
 def _list(values: Sequence[Any]) -> str:
@@ -367,40 +356,3 @@ def as_data(lines: Sequence[Advice]) -> dict[str, Any]:
 def _one_line(reason: str | None) -> str:
     """Return ``reason`` on one line: a line break in recorded facts would end a comment."""
     return " ".join((reason or "").split())
-
-
-_FILE = Path(__file__).with_name("rules") / "presets.yaml"
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A site's settings. ``read``: the month in which the site's page was read."""
-
-    name: str
-    site: str
-    source: str
-    read: str
-    env: Mapping[str, str]
-
-
-@functools.cache
-def presets() -> Mapping[str, Preset]:
-    """Return all presets by name."""
-    entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return {entry["name"]: Preset(**(entry | {"read": str(entry["read"])})) for entry in entries}
-
-
-def with_preset(lines: list[Advice], name: str) -> list[Advice]:
-    """Return ``lines`` with the settings of a site, which replace advice for the same variable.
-
-    Raises:
-        NetworkError: there is no such preset.
-    """
-    if name not in presets():
-        near = difflib.get_close_matches(name, presets(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(presets())}"
-        raise NetworkError(f"--site {name}: there is no such preset; {hint}")
-    preset = presets()[name]
-    reason = f"{preset.site}, read {preset.read}"
-    chosen = [Advice(key, value, reason, preset.source) for key, value in preset.env.items()]
-    return chosen + [line for line in lines if line.name is None or line.name not in preset.env]

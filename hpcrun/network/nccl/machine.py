@@ -66,7 +66,6 @@ class NodeFacts:
         cxi: the number of Slingshot devices under /sys/class/cxi.
         plugins: paths of NCCL network plugins on the library path.
         gpus: name of each GPU.
-        links: the kinds of link between the GPUs, as ``nvidia-smi topo -m`` names them.
         peermem: the module for GPUDirect RDMA is loaded.
         memlock: bytes that may be locked, -1 for no limit.
         shm: size of /dev/shm in bytes.
@@ -83,7 +82,6 @@ class NodeFacts:
     cxi: int = 0
     plugins: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()
     peermem: bool | None = None
     memlock: int | None = None
     shm: int | None = None
@@ -121,16 +119,6 @@ def facts_from(record: Mapping[str, Any]) -> NodeFacts:
 _ZERO_GID = re.compile(r"[0:]+")
 _MOST_GIDS = 16
 _PLUGIN = re.compile(r"libnccl-net[^/]*\.so.*|librccl-net[^/]*\.so.*")
-# PCI ids of AMD's accelerators, which /sys names by number only.
-_AMD = {
-    "0x7408": "AMD Instinct MI250X",
-    "0x740c": "AMD Instinct MI250",
-    "0x740f": "AMD Instinct MI210",
-    "0x738c": "AMD Instinct MI100",
-    "0x74a0": "AMD Instinct MI300A",
-    "0x74a1": "AMD Instinct MI300X",
-    "0x74a5": "AMD Instinct MI325X",
-}
 
 
 def inspect_node(
@@ -154,7 +142,6 @@ def inspect_node(
         cxi=len(_children(root / "sys/class/cxi")),
         plugins=_plugins(environ, root),
         gpus=_gpus(root),
-        links=gpu_links(run(["nvidia-smi", "topo", "-m"], timeout=20).stdout),
         peermem=(root / "sys/module/nvidia_peermem").is_dir(),
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         shm=_size(root / "dev/shm"),
@@ -251,39 +238,15 @@ def _plugins(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
 
 
 def _gpus(root: Path) -> tuple[str, ...]:
-    return _nvidia_gpus() or _amd_gpus(root)
-
-
-def _nvidia_gpus() -> tuple[str, ...]:
-    try:
-        import pynvml
-    except ImportError:
-        listed = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], timeout=20)
-        return tuple(listed.stdout.split("\n")[:-1]) if listed.returncode == 0 else ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        names = (pynvml.nvmlDeviceGetName(handle) for handle in handles)
-        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _amd_gpus(root: Path) -> tuple[str, ...]:
+    """Return the names of NVIDIA's GPUs, or one name for each of AMD's."""
+    listed = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], timeout=20)
+    if listed.returncode == 0:
+        return tuple(listed.stdout.split("\n")[:-1])
     cards = [
         path for path in _children(root / "sys/class/drm") if re.fullmatch(r"card\d+", path.name)
     ]
-    found = []
-    for card in sorted(cards, key=_natural):
-        number = _text(card / "device/device")
-        if _text(card / "device/vendor") == "0x1002" and number in _AMD:
-            found.append(_AMD[number])
-    return tuple(found)
+    vendors = [_text(card / "device/vendor") for card in cards]
+    return ("AMD GPU",) * vendors.count("0x1002")
 
 
 def _numa_balancing(root: Path) -> bool | None:
@@ -319,25 +282,3 @@ def _positive(text: str) -> int | None:
 
 def _natural(path: Path) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
-
-
-_LINK = re.compile(r"X|SYS|NODE|PHB|PXB|PIX|NV\d+")
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def gpu_links(text: str) -> tuple[str, ...]:
-    """Return the kinds of link between the GPUs (``NV18``, ``PIX``, ``SYS``), each once, sorted.
-
-    Empty for a single GPU and for a text that is not the matrix.
-    """
-    lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
-    header = next((line.split() for line in lines if "GPU0" in line.split()[:2]), [])
-    columns = [name for name in header if re.fullmatch(r"GPU\d+", name)]
-    found: set[str] = set()
-    for line in lines:
-        words = line.split()
-        if words and words[0] in columns and len(words) > len(columns):
-            cells = words[1 : 1 + len(columns)]
-            if all(_LINK.fullmatch(cell) for cell in cells):
-                found.update(cell for cell in cells if cell != "X")
-    return tuple(sorted(found))

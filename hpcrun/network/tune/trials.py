@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.errors import NetworkError
-from hpcrun.network.check.fleet import Fleet, Processes
-from hpcrun.network.tune.knobs import Env, Site, Trial, trial_from
+from hpcrun.network.agents import Processes
+from hpcrun.network.tune.search import Env, Site, Trial, trial_from
 from hpcrun.slurm.environment import without_rank_requests
 
 WORKER = (sys.executable, "-m", "hpcrun.network.tune.worker")
@@ -50,7 +50,7 @@ class TrialRanks:
         NetworkError: a rank does not start, or ends during the search.
     """
 
-    def __init__(self, fleet: Fleet, ranks: int, patience: float = 300.0) -> None:
+    def __init__(self, fleet: Processes, ranks: int, patience: float = 300.0) -> None:
         self.ranks, self._fleet, self._number = ranks, fleet, 0
         self._heard: list[dict[str, Any]] = []
         try:
@@ -131,7 +131,7 @@ class TrialRanks:
         return " ".join(self._fleet.words().split())[-300:] or "no answer"
 
 
-def here(ranks: int, prefixes: Sequence[Sequence[str]] = ()) -> Fleet:
+def here(ranks: int, prefixes: Sequence[Sequence[str]] = ()) -> Processes:
     """Start ``ranks`` processes of this machine.
 
     Args:
@@ -156,7 +156,7 @@ def srun_command(nodes: Sequence[str], tasks: int) -> list[str]:
     return ["srun", *options, "sh", "-c", _PLACED, "sh", *WORKER]
 
 
-def on_slurm(nodes: Sequence[str], tasks: int) -> Fleet:
+def on_slurm(nodes: Sequence[str], tasks: int) -> Processes:
     """Start ``tasks`` ranks on each of ``nodes``, which are part of this allocation."""
     own = without_rank_requests(os.environ)
     return Processes([(srun_command(nodes, tasks), own)])

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hpcrun.devices import accelerator, vendor
-from hpcrun.network.check.agent import own_addresses
 from hpcrun.ranks.interfaces import own_interfaces
 from hpcrun.run.endings import node_name
 from hpcrun.slurm.node_setup import die_with_parent
@@ -121,12 +120,10 @@ def lines(worker: Worker) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Carry out orders until the last order, or the end of standard input."""
+    """Carry out orders until standard input ends."""
     worker = Worker(int(os.environ["HPCRUN_TUNE_RANK"]), int(os.environ["HPCRUN_TUNE_RANKS"]))
     worker.hello()
     for order in lines(worker):
-        if order["type"] == "end":
-            break
         worker.obey(order)
     worker.stop()
     sys.stdout.flush()
@@ -306,7 +303,8 @@ def run_trial(
         store = None
         if rank == 0:
             store = TCPStore("0.0.0.0", 0, world, True, wait_for_workers=False)
-            say({"type": "store", "port": store.port, "addresses": [*own_addresses(), "127.0.0.1"]})
+            addresses = [one for own in own_interfaces().values() for one in own]
+            say({"type": "store", "port": store.port, "addresses": [*addresses, "127.0.0.1"]})
         order = json.loads(orders.readline())
         torch.set_num_threads(1)
         # The newer names of these calls are not in the oldest torch that is supported.

@@ -20,27 +20,15 @@ from hpcrun.network.nccl.advise import (
     as_table,
     as_yaml,
     differences,
-    presets,
-    with_preset,
 )
 from hpcrun.network.nccl.lint import lint
-from hpcrun.network.nccl.machine import NodeFacts, facts_from, gpu_links
+from hpcrun.network.nccl.machine import NodeFacts, facts_from
 from hpcrun.network.nccl.rules import settings_of
 
 NODES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "nodes.yaml").read_text(encoding="utf-8")
 )
 DGX = facts_from(NODES[0]["facts"])
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tNV18\tNV18\tPXB\t0-55,112-167\t0\t\tN/A
-GPU1\tNV18\t X \tNV18\tSYS\t0-55,112-167\t0\t\tN/A
-GPU2\tNV18\tNV18\t X \tNODE\t0-55,112-167\t0\t\tN/A
-NIC0\tPXB\tSYS\tNODE\t X
-
-Legend:
-  NV#  = Connection traversing a bonded set of # NVLinks
-"""
 
 
 def settings(lines: list[Advice]) -> dict[str, str | None]:
@@ -66,27 +54,6 @@ def test_lint_has_no_remark_on_the_advice(node: dict[str, Any]) -> None:
     facts = facts_from(node["facts"])
     advised = {line.name: line.value for line in advise(facts) if line.name and line.value}
     assert lint(settings_of(advised, "advice"), facts.nccl) == []
-
-
-@pytest.mark.parametrize("name", presets())
-def test_presets_are_settings_of_known_variables(name: str) -> None:
-    preset = presets()[name]
-    found = lint(settings_of(preset.env, name))
-    assert [finding.message for finding in found if finding.level != "note"] == []
-    slingshot = advise(facts_from(next(one["facts"] for one in NODES if "Alps" in one["node"])))
-    both = {key: value for key, value in settings(with_preset(slingshot, name)).items() if value}
-    assert [one.message for one in lint(settings_of(both, name)) if one.level != "note"] == []
-    assert preset.source.startswith("https://")
-    assert preset.read
-
-
-def test_a_preset_replaces_our_line_of_the_same_name() -> None:
-    ours = [Advice("NCCL_SOCKET_IFNAME", "eth0", "ours", "env"), Advice(None, None, "look", "env")]
-    lines = with_preset(ours, "lumi")
-    assert settings(lines)["NCCL_SOCKET_IFNAME"] == "hsn"
-    assert lines[-1].reason == "look"
-    with pytest.raises(NetworkError, match="did you mean lumi"):
-        with_preset(ours, "lummi")
 
 
 def test_facts_survive_json() -> None:
@@ -122,14 +89,6 @@ def test_table_and_data_tell_the_reason() -> None:
     data = as_data(lines)
     assert data["remarks"] == []
     assert data["set"][0]["name"] == "NCCL_IB_HCA"
-
-
-def test_nvidia_smi_is_read() -> None:
-    assert gpu_links(TOPOLOGY) == ("NV18",)
-    assert gpu_links("") == ()
-    assert gpu_links("NVIDIA-SMI has failed because it could not communicate with the driver") == ()
-    one = "\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n"
-    assert gpu_links(one) == ()
 
 
 def test_nodes_that_differ_are_named() -> None:

@@ -6,20 +6,24 @@ import pytest
 import yaml
 
 from hpcrun.errors import NetworkError
-from hpcrun.network.tune.knobs import (
+from hpcrun.network.tune.search import (
     Cell,
+    Found,
     Knob,
     Site,
     Timing,
     Trial,
-    bandwidths,
+    TriedOption,
+    as_data,
+    as_yaml,
+    bus_factor,
     changes_order,
     collectives_of,
+    compare,
+    finding_lines,
     knobs_for,
     sizes_of,
 )
-from hpcrun.network.tune.report import as_data, as_yaml, finding_lines, table
-from hpcrun.network.tune.search import Found, TriedOption, compare
 
 CELLS = [Cell("all_reduce", 8), Cell("all_reduce", 1 << 20), Cell("all_gather", 1 << 20)]
 KNOB = Knob("channels, at least", "", ({"NCCL_MIN_CTAS": "8"},), order=True, source="env")
@@ -49,27 +53,14 @@ def found(env: dict[str, str]) -> Found:
     ],
 )
 def test_bus_bandwidth_has_the_factors_of_nccl_tests(collective: str, factor: float) -> None:
-    algbw, busbw = bandwidths(Cell(collective, 1 << 30), 0.5, 8)
-    assert algbw == pytest.approx(2 * (1 << 30))
-    assert busbw == pytest.approx(algbw * factor)
-
-
-def test_a_table_has_the_columns_of_nccl_tests() -> None:
-    lines = table(trials(1.0), "all_gather", 4)
-    rows = [line.split() for line in lines if not line.startswith("#")]
-    assert rows == [
-        [*("1048576", "65536", "float", "none", "-1", "2000.00", "0.52", "0.39", "0"), *["N/A"] * 4]
-    ]
-    assert lines[-1].startswith("# Avg bus bandwidth    : 0.39")
+    assert bus_factor(collective, 8) == pytest.approx(factor)
 
 
 def test_a_setting_is_written_with_its_evidence() -> None:
     text = as_yaml(found({"NCCL_MIN_CTAS": "8"}), "nccl, 8 ranks, 2 nodes")
     assert yaml.safe_load(text) == {"job": {"env": {"NCCL_MIN_CTAS": "8"}}}
-    assert "1000.0 us ->        500.0 us  +100%" in text
     assert "docs.nvidia.com" in text
     lines = finding_lines(found({"NCCL_MIN_CTAS": "8"}))
-    assert "slower with it: all_reduce 8 B" in lines
     assert lines[-1].startswith("NCCL_MIN_CTAS: can change the order of addition")
 
 

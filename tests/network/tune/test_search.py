@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from hpcrun.network.tune.knobs import Cell, Knob, Timing, Trial
-from hpcrun.network.tune.search import compare, search
+from hpcrun.network.tune.search import Cell, Knob, Timing, Trial, compare, search
 
 CELLS = [Cell("all_reduce", 8), Cell("all_reduce", 1 << 20), Cell("alltoall", 1 << 20)]
 KNOBS = [

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hpcrun.errors import NetworkError
-from hpcrun.network.tune.knobs import Cell, knobs_for
-from hpcrun.network.tune.search import Found, search
+from hpcrun.network.tune.search import Cell, Found, knobs_for, search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, srun_command
 from tests import jobs
 

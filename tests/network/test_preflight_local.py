@@ -17,7 +17,7 @@ from hpcrun.diagnose.launching import launch_failure
 from hpcrun.job.bad_nodes import record_bad_nodes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
-from hpcrun.network.preflight.checks import JobNeeds, PreflightFacts
+from hpcrun.network.preflight import PreflightFacts
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.files import read_json
@@ -34,9 +34,14 @@ def test_two_processes_of_this_machine_are_checked(tmp_path: Path) -> None:
     assert report["nodes"] == ["local0", "local1"]
     passed = {one["check"] for one in report["results"] if one["status"] == "pass"}
     assert passed >= {"starts", "gpus", "gemm", "run directory", "versions"}
-    products = [report["facts"][node]["product"][0] for node in report["nodes"]]
-    assert {(product["wrong"], product["device"]) for product in products} == {(0, "cpu")}
-    assert len({product["digest"] for product in products}) == 1
+    products = [
+        one
+        for node in report["nodes"]
+        for one in report["found"][node]
+        if one.get("what") == "product"
+    ]
+    assert len(products) == 2
+    assert len({one["value"] for one in products}) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +112,7 @@ def test_a_local_job_is_checked_before_its_ranks(tmp_path: Path) -> None:
     assert "hpcrun: preflight: 1 node checked in" in log.read_text()
     report = read_json(log.with_suffix(".json")) or {}
     assert report["fit"]
-    assert len(report["facts"]["local0"]["config"]["hash"]) == 64
+    assert "config" in {one["check"] for one in report["found"]["local0"]}
     assert list(log.parent.glob("rank-00000.log"))
 
 
@@ -148,7 +153,7 @@ def test_a_job_that_is_cancelled_during_its_preflight_starts_no_rank(
 
     def check(*_: object, **__: object) -> PreflightFacts:
         record(during)
-        return PreflightFacts(["n1"], JobNeeds(), silent={"n1": "srun: error: step killed"})
+        return PreflightFacts(["n1"], silent={"n1": "srun: error: step killed"})
 
     record(before)
     monkeypatch.setenv("SLURM_JOB_ID", "7")

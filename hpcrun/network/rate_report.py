@@ -1,4 +1,4 @@
-"""The report of a check: JSON for programs, lines for people, and the option that excludes bad nodes."""
+"""The report of a network check: JSON, lines, and a table and a picture of the rates."""
 
 import statistics
 from collections.abc import Collection, Sequence
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.errors import NetworkError
-from hpcrun.network.check.all_reduce import MIB
-from hpcrun.network.check.findings import NetworkFinding, excluded, rate_text
-from hpcrun.network.check.measurements import (
+from hpcrun.network.findings import excluded, rate_text
+from hpcrun.network.measurements import (
+    MIB,
     Collective,
     NetworkMeasurements,
     Transfer,
@@ -18,13 +18,14 @@ from hpcrun.network.check.measurements import (
     scores,
     usual_rate,
 )
+from hpcrun.network.probes import Finding
 from hpcrun.printing import escaped
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def as_data(measured: NetworkMeasurements, found: Sequence[NetworkFinding]) -> dict[str, Any]:
+def as_data(measured: NetworkMeasurements, found: Sequence[Finding]) -> dict[str, Any]:
     """Return everything as plain data: rates in bit/s, times in seconds."""
     rates, marks = node_rates(measured.transfers), scores(measured.transfers)
     shares = resent_shares(measured.transfers)
@@ -36,14 +37,13 @@ def as_data(measured: NetworkMeasurements, found: Sequence[NetworkFinding]) -> d
                 "score": marks.get(name),
                 "latency_seconds": latency(measured, name),
                 "resent": shares.get(name),
-                "mtu": measured.mtus.get(name),
             }
             for name in measured.nodes
         ],
         "usual_bits_per_second": usual_rate(rates),
         "names": [vars(check) for check in measured.names],
         "interface": measured.interface,
-        "ports": [check.as_record() for check in measured.ports],
+        "ports": [vars(check) | {"tried": len(check.tried)} for check in measured.ports],
         "transfers": [transfer.as_record() for transfer in measured.transfers],
         "collective": measured.collective.as_record() if measured.collective else None,
         "findings": [finding.as_record() for finding in found],
@@ -86,7 +86,7 @@ def collective_line(seen: Collective) -> str:
     return f"{what}: {size} MiB in {seen.seconds * 1e3:.3g} ms, busbw {bandwidth:.3g} GB/s"
 
 
-def finding_lines(found: Sequence[NetworkFinding]) -> list[str]:
+def conclusion(found: Sequence[Finding]) -> list[str]:
     """Return one line per finding, and the option that excludes the bad nodes, if any."""
     if not found:
         return ["nothing is wrong"]
@@ -97,8 +97,7 @@ def finding_lines(found: Sequence[NetworkFinding]) -> list[str]:
 
 # Colors by the share of the usual rate; most people can distinguish these colors of the terminal.
 _COLORS = ((0.25, "red"), (0.5, "dark_orange"), (0.75, "yellow"), (float("inf"), "green"))
-
-_LARGEST = 14.0
+_LARGEST_PICTURE = 14.0
 """Inches of the picture's side."""
 _MOST_NAMES, _MOST_WITH_RATES = 64, 16
 
@@ -108,8 +107,11 @@ def matrix(nodes: Sequence[str], transfers: Sequence[Transfer]) -> list[list[flo
 
     A connection that failed is 0.
     """
-    rates = {(one.sender, one.receiver): one.rate or 0.0 for one in in_the_rounds(transfers)}
-    return [[rates.get((sender, receiver)) for receiver in nodes] for sender in nodes]
+    place = {name: number for number, name in enumerate(nodes)}
+    rows: list[list[float | None]] = [[None] * len(nodes) for _ in nodes]
+    for one in in_the_rounds(transfers):
+        rows[place[one.sender]][place[one.receiver]] = one.rate or 0.0
+    return rows
 
 
 def table(nodes: Sequence[str], transfers: Sequence[Transfer]) -> "Table":
@@ -123,18 +125,13 @@ def table(nodes: Sequence[str], transfers: Sequence[Transfer]) -> "Table":
     for number, _ in enumerate(nodes):
         found.add_column(str(number), justify="right")
     for number, (name, row) in enumerate(zip(nodes, matrix(nodes, transfers), strict=True)):
-        cells = [_cell(rate, usual) for rate in row]
-        found.add_row(
-            Text(escaped(f"{number} {name}")), *(Text(text, style=style) for text, style in cells)
-        )
+        cells = [Text("·") if rate is None else Text(*_cell(rate, usual)) for rate in row]
+        found.add_row(Text(escaped(f"{number} {name}")), *cells)
     return found
 
 
-def _cell(rate: float | None, usual: float) -> tuple[str, str]:
-    if rate is None:
-        return "·", ""
-    color = next(color for limit, color in _COLORS if rate < limit * usual)
-    return f"{rate / 1e9:.3g}", color
+def _cell(rate: float, usual: float) -> tuple[str, str]:
+    return f"{rate / 1e9:.3g}", next(color for limit, color in _COLORS if rate < limit * usual)
 
 
 def write_png(
@@ -152,56 +149,42 @@ def write_png(
             f"{path}: a picture needs matplotlib; `pip install matplotlib`, or omit --png"
         ) from error
     rates = matrix(nodes, transfers)
-    size = min(_LARGEST, max(4.0, 0.5 * len(nodes) + 1.5))
+    size = min(_LARGEST_PICTURE, max(4.0, 0.5 * len(nodes) + 1.5))
     figure = Figure(figsize=(size + 1.2, size), layout="constrained")
-    axes = figure.add_subplot()
-    _draw(figure, axes, rates, usual_rate(node_rates(transfers)) or 1.0)
-    _name_nodes(axes, nodes, bad)
-    measured = sum(rate is not None for row in rates for rate in row)
-    failed = sum(rate == 0 for row in rates for rate in row)
-    told = f", {failed} without a connection (x)" if failed else ""
-    axes.set_title(f"{len(nodes)} nodes, {measured} transfers{told}", fontsize=10)
-    try:
-        figure.savefig(path, dpi=100)
-    except (OSError, ValueError) as error:
-        raise NetworkError(f"{path}: cannot be written: {error}") from error
-
-
-def _draw(figure: Any, axes: Any, rates: Sequence[Sequence[float | None]], usual: float) -> None:
-    """Color each cell by its part of the usual rate, and write the rate into cells that are large enough."""
-    most = 1.25 * usual / 1e9
+    axes = figure.add_subplot(xlabel="to", ylabel="from", facecolor="0.92")
+    most = 1.25 * (usual_rate(node_rates(transfers)) or 1.0) / 1e9
     values = [[float("nan") if rate is None else rate / 1e9 for rate in row] for row in rates]
-    axes.set_facecolor("0.92")
     # cividis looks the same to people who cannot distinguish red and green.
     image = axes.imshow(values, vmin=0, vmax=most, cmap="cividis", interpolation="nearest")
     figure.colorbar(image, label="Gbit/s", extend="max", shrink=0.8)
-    for row, line in enumerate(rates):
-        for column, rate in enumerate(line):
-            if rate == 0:
-                axes.plot(column, row, marker="x", color="red", markersize=8, markeredgewidth=2)
-            elif rate is not None and len(rates) <= _MOST_WITH_RATES:
-                dark = rate / 1e9 < 0.6 * most
-                color = "white" if dark else "black"
-                place = {"ha": "center", "va": "center", "fontsize": 8}
-                axes.text(column, row, f"{rate / 1e9:.2g}", color=color, **place)
-
-
-def _name_nodes(axes: Any, nodes: Sequence[str], bad: Collection[str]) -> None:
-    """Write the names on both axes; for many nodes only the bad nodes and a few others."""
+    for (row, column), rate in _cells(rates) if len(nodes) <= _MOST_WITH_RATES else ():
+        color = "white" if rate / 1e9 < 0.6 * most else "black"
+        text = f"{rate / 1e9:.2g}" if rate else "x"
+        axes.text(column, row, text, color=color, ha="center", va="center", fontsize=8)
+    # For many nodes, only the bad nodes and a few others have a name.
     every = -(-len(nodes) // _MOST_NAMES)
-    red = [place for place, name in enumerate(nodes) if name in bad]
-    # A name next to that of a bad node would cover it.
-    others = [
-        place
-        for place in range(0, len(nodes), every)
-        if all(abs(place - one) >= every for one in red)
-    ]
-    shown = sorted({*red, *others})
+    shown = [place for place, name in enumerate(nodes) if name in bad or place % every == 0]
     names = [nodes[place] for place in shown]
     axes.set_xticks(shown, names, rotation=90, fontsize=8)
     axes.set_yticks(shown, names, fontsize=8)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         if label.get_text() in bad:
             label.set(color="red", fontweight="bold")
-    axes.set_xlabel("to")
-    axes.set_ylabel("from")
+    measured = [rate for _, rate in _cells(rates)]
+    failed = measured.count(0)
+    told = f", {failed} without a connection (x)" if failed else ""
+    axes.set_title(f"{len(nodes)} nodes, {len(measured)} transfers{told}", fontsize=10)
+    try:
+        figure.savefig(path, dpi=100)
+    except (OSError, ValueError) as error:
+        raise NetworkError(f"{path}: cannot be written: {error}") from error
+
+
+def _cells(rates: Sequence[Sequence[float | None]]) -> list[tuple[tuple[int, int], float]]:
+    """Return place and rate of each measured cell of the matrix."""
+    return [
+        ((row, column), rate)
+        for row, line in enumerate(rates)
+        for column, rate in enumerate(line)
+        if rate is not None
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import socket
@@ -15,14 +14,13 @@ import psutil
 import pytest
 
 from hpcrun.errors import NetworkError
-from hpcrun.network.check import wire
-from hpcrun.network.check.agent import NetcheckAgent, targets
-from hpcrun.network.check.coordinator import Check, Options
-from hpcrun.network.check.findings import findings
-from hpcrun.network.check.fleet import Processes, not_launched, on_this_machine, srun_command
-from hpcrun.network.check.measurements import Transfer
-from hpcrun.network.check.report import matrix, table, write_png
-from hpcrun.network.check.wire import tried_ports
+from hpcrun.network import links
+from hpcrun.network.agents import Nodes, Processes, here, not_launched, srun_command, start
+from hpcrun.network.findings import findings
+from hpcrun.network.links import Links, tried_ports
+from hpcrun.network.measurements import NetworkMeasurements, Transfer
+from hpcrun.network.netcheck import Check, Options, Progress, targets_of
+from hpcrun.network.rate_report import matrix, table, write_png
 from hpcrun.ranks.addresses import FIRST_PORT, ephemeral_range
 
 QUICK = Options(seconds=0.5, streams=2)
@@ -37,12 +35,18 @@ def names(count: int) -> list[str]:
     return [f"127.0.0.{number + 1}" for number in range(count)]
 
 
-def test_every_pair_of_three_is_measured_both_ways() -> None:
-    agents = on_this_machine(3)
+def check(
+    nodes: Nodes, options: Options = QUICK, progress: Progress = silence
+) -> NetworkMeasurements:
+    """Return the measurements of the nodes, and end them."""
     try:
-        measured = Check(agents, names(3), QUICK, silence).run()
+        return Check(nodes, options, progress).run()
     finally:
-        agents.close()
+        nodes.close()
+
+
+def test_every_pair_of_three_is_measured_both_ways() -> None:
+    measured = check(start(here, names(3), 120))
     assert measured.silent == {}
     ways = [(one.sender, one.receiver) for one in measured.transfers if not one.again_for]
     assert len(ways) == len(set(ways)) == 6
@@ -63,10 +67,9 @@ def free_ports(count: int) -> list[int]:
 
 def test_the_ports_of_a_run_are_tried_and_are_free_afterwards() -> None:
     wanted = tuple(free_ports(4))
-    options = Options(seconds=0.2, streams=1, ports=wanted)
-    agents = on_this_machine(3)
+    nodes = start(here, names(3), 120)
     try:
-        measured = Check(agents, names(3), options, silence).run()
+        measured = Check(nodes, Options(seconds=0.2, streams=1, ports=wanted), silence).run()
         assert measured.silent == {}
         # One machine can hold each port only once, so most are tried on one of the agents.
         assert {port for check in measured.ports for port in check.tried} == set(wanted)
@@ -75,30 +78,23 @@ def test_the_ports_of_a_run_are_tried_and_are_free_afterwards() -> None:
         for port in wanted:
             socket.create_server(("", port)).close()
     finally:
-        agents.close()
+        nodes.close()
 
 
 def test_ports_that_refuse_differ_from_ports_with_another_program() -> None:
-    told = io.StringIO()
-    first, second = (
-        NetcheckAgent("127.0.0.1", 0, io.StringIO()),
-        NetcheckAgent("127.0.0.2", 1, told),
-    )
+    first, second = Links("127.0.0.1"), Links("127.0.0.2")
     free, unused = free_ports(2)
-    peer = {"index": 0, "name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": {}}
+    peer = {"name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": []}
     with socket.create_server(("", 0)) as stranger:
         threading.Thread(target=talk, args=(stranger,), daemon=True).start()
         other = stranger.getsockname()[1]
-        for agent in (first, second):
-            agent.obey({"type": "peers", "peers": [peer], "token": "t"})
-        first.obey({"type": "hold", "ports": [free]})
-        held = {"0": [free, unused, other], "1": []}
-        second.obey({"type": "reach", "held": held, "first": 0})
-    first.obey({"type": "hold", "ports": []})
-    answers = [json.loads(line) for line in told.getvalue().splitlines()]
-    (seen,) = [one for one in answers if "target" in one]
+        for node in (first, second):
+            node.meet([peer], "t")
+        first.hold([free])
+        held = {"127.0.0.1": [free, unused, other]}
+        (seen,) = second.reach(held, {"127.0.0.2": ["127.0.0.1"]})
+    first.hold([])
     assert (seen["refused"], seen["unreachable"]) == ([unused], [other])
-    assert answers[-1]["done"]
 
 
 def talk(server: socket.socket) -> None:
@@ -110,11 +106,11 @@ def talk(server: socket.socket) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_every_node_tries_the_first_node_and_every_node_is_tried(count: int) -> None:
-    indexes = [3 * number for number in range(count)]
-    tried = {own: targets(own, indexes, 0) for own in indexes}
+    nodes = names(count)
+    tried = {own: targets_of(own, nodes) for own in nodes}
     assert all(own not in found for own, found in tried.items())
-    assert all(0 in found for own, found in tried.items() if own)
-    assert count == 1 or {one for found in tried.values() for one in found} == set(indexes)
+    assert all(nodes[0] in found for own, found in tried.items() if own != nodes[0])
+    assert count == 1 or {one for found in tried.values() for one in found} == set(nodes)
     assert all(len(found) <= 3 for found in tried.values())
 
 
@@ -128,7 +124,6 @@ def test_both_ends_of_the_ranges_are_tried_and_the_port_that_the_user_set() -> N
 
 
 def test_a_node_that_stops_answering_is_silent_and_the_rest_continue() -> None:
-    agents = on_this_machine(4)
     stopped = []
 
     def stop_one(step: int, steps: int, text: str) -> None:
@@ -145,24 +140,23 @@ def test_a_node_that_stops_answering_is_silent_and_the_rest_continue() -> None:
             agent.kill()
             stopped.append(agent)
 
-    try:
-        measured = Check(agents, names(4), QUICK, stop_one).run()
-    finally:
-        agents.close()
+    measured = check(start(here, names(4), 120), progress=stop_one)
     assert list(measured.silent) == ["127.0.0.3"]
-    assert ("silent", ("127.0.0.3",)) in [(one.kind, one.nodes) for one in findings(measured)]
+    assert ("silent", ("127.0.0.3",)) in [(one.check, one.nodes) for one in findings(measured)]
     well = {(one.sender, one.receiver) for one in measured.transfers if one.rate}
     assert ("127.0.0.1", "127.0.0.2") in well
 
 
-def test_a_fleet_that_does_not_start_counts_as_silent_immediately() -> None:
-    agents = Processes([(["sh", "-c", "echo 'no such partition' >&2; exit 1"], os.environ)])
+def test_agents_that_do_not_start_are_silent_immediately() -> None:
+    def begin(_: object) -> Processes:
+        return Processes([(["sh", "-c", "echo 'no such partition' >&2; exit 1"], os.environ)])
+
     begun = time.monotonic()
-    measured = Check(agents, names(2), QUICK, silence).run()
-    agents.close()
+    nodes = start(begin, names(2), 120)
+    measured = check(nodes)
     assert set(measured.silent) == set(names(2))
-    assert time.monotonic() - begun < QUICK.patience
-    assert "no such partition" in agents.words()
+    assert time.monotonic() - begun < 120
+    assert "no such partition" in nodes.words()
 
 
 def test_the_step_has_a_task_on_every_node() -> None:
@@ -191,7 +185,7 @@ def test_a_sender_that_stalls_has_the_rate_of_the_whole_time() -> None:
     with first, second:
         first.sendall(bytes(125_001))
         begun = time.monotonic()
-        assert wire.receive_for(second, 1.0) == pytest.approx(1e6, rel=0.01)
+        assert links.receive_for(second, 1.0) == pytest.approx(1e6, rel=0.01)
         assert time.monotonic() - begun < 30
 
 
@@ -201,14 +195,14 @@ def test_a_sender_that_closes_early_has_the_rate_of_its_time() -> None:
         with first:
             first.sendall(bytes(1_000_001))
         # Over the whole time it would be 8e4.
-        assert wire.receive_for(second, 100.0) > 4e5
+        assert links.receive_for(second, 100.0) > 4e5
 
 
 def test_nothing_sent_is_no_rate() -> None:
     first, second = pair()
     with second:
         first.close()
-        assert wire.receive_for(second, 0.2) == 0.0
+        assert links.receive_for(second, 0.2) == 0.0
 
 
 def test_a_header_that_is_none_is_refused() -> None:
@@ -217,14 +211,14 @@ def test_a_header_that_is_none_is_refused() -> None:
         with first, second:
             first.sendall(text)
             with pytest.raises(ValueError, match=r".+"):
-                wire.read_line(second, 1)
+                links.read_line(second, 1)
 
 
 def test_the_round_trip_is_measured() -> None:
     first, second = pair()
     with first, second:
-        threading.Thread(target=wire.echo, args=(second, 60), daemon=True).start()
-        assert 0 < wire.round_trip(first, 60) < 30
+        threading.Thread(target=links.echo, args=(second, 60), daemon=True).start()
+        assert 0 < links.round_trip(first, 60) < 30
 
 
 def test_the_picture_in_the_terminal_shows_what_failed() -> None:

@@ -10,27 +10,22 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.check.findings import (
-    NetworkFinding,
-    excluded,
-    findings,
-    ranges,
-    rate_text,
-    suspects,
-)
-from hpcrun.network.check.measurements import (
+from hpcrun.network.findings import excluded, findings, listed, rate_text, suspects
+from hpcrun.network.measurements import (
     NameCheck,
     NetworkMeasurements,
     PortCheck,
     Transfer,
+    all_pairs,
     node_rates,
     rounds_for,
     scores,
     usual_rate,
 )
-from hpcrun.network.check.report import as_data, finding_lines, node_lines
+from hpcrun.network.probes import Finding, Same, findings_of
+from hpcrun.network.rate_report import as_data, conclusion, node_lines
 
-SEEDS = range(20)
+SEEDS = range(10)
 Rate = Callable[[str, str, random.Random], float | None]
 
 
@@ -48,18 +43,18 @@ def fleet(count: int, seed: int, rate: Rate, **facts: Any) -> NetworkMeasurement
     """Return the measurements of ``count`` nodes; ``rate`` gives None for a failed connection."""
     dice, nodes = random.Random(seed), names(count)
     measured = NetworkMeasurements(nodes, **facts)
-    for pairs in rounds_for(count, seed):
+    for pairs in rounds_for(nodes):
         for a, b in pairs:
-            for sender, receiver in ((nodes[a], nodes[b]), (nodes[b], nodes[a])):
+            for sender, receiver in ((a, b), (b, a)):
                 found = rate(sender, receiver, dice)
                 refused = found is None
                 measured.transfers.append(Transfer(sender, receiver, found, refused=refused))
     return measured
 
 
-def kinds(found: list[NetworkFinding]) -> list[tuple[str, tuple[str, ...]]]:
+def kinds(found: list[Finding]) -> list[tuple[str, tuple[str, ...]]]:
     """Return kind and nodes of each finding."""
-    return [(one.kind, one.nodes) for one in found]
+    return [(one.check, one.nodes) for one in found]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 100])
@@ -102,7 +97,7 @@ def test_a_node_that_is_slow_in_one_direction_is_named(count: int, seed: int) ->
         return 48e6 if receiver == "n1" else usual(sender, receiver, dice)
 
     (found,) = findings(fleet(count, seed, rate))
-    assert (found.kind, found.nodes) == ("slow", ("n1",))
+    assert (found.check, found.nodes) == ("slow", ("n1",))
     assert found.text.startswith("only receiving is slow: 48 Mbit/s")
 
 
@@ -117,7 +112,7 @@ def test_a_link_that_is_slow_in_one_direction_is_named(seed: int) -> None:
         Transfer("n3", "n1", 9e9, again_for=("n1", "n3")),
     ]
     (found,) = findings(measured)
-    assert (found.kind, found.nodes) == ("link", ("n1", "n3"))
+    assert (found.check, found.nodes) == ("link", ("n1", "n3"))
     assert "only from n1 to n3" in found.text
 
 
@@ -138,7 +133,7 @@ def test_a_node_that_drops_packets_differs_from_a_slow_node() -> None:
         for one in measured.transfers
     ]
     (found,) = findings(measured)
-    assert (found.kind, found.nodes) == ("lossy", ("n2",))
+    assert (found.check, found.nodes) == ("lossy", ("n2",))
     assert "22% sent again" in found.text
 
 
@@ -155,7 +150,7 @@ def lossy(count: int, share: Callable[[str, str], float]) -> NetworkMeasurements
 def test_a_node_that_loses_received_packets_is_named_at_full_rate(count: int) -> None:
     measured = lossy(count, lambda _sender, receiver: 0.022 if receiver == "n1" else 0.0011)
     (found,) = findings(measured)
-    assert (found.kind, found.nodes) == ("lossy", ("n1",))
+    assert (found.check, found.nodes) == ("lossy", ("n1",))
     assert found.text.startswith("drops packets: up to 2.2% are sent again")
     assert suspects(measured.transfers).nodes == ("n1",)
     measured.transfers.append(Transfer("n2", "n1", 9e9, lost=0.0, again_for=("n1",)))
@@ -172,14 +167,16 @@ def test_losses_that_all_nodes_have_are_no_finding() -> None:
     assert findings(lossy(4, lambda _sender, _receiver: 0.02)) == []
 
 
-def test_an_mtu_that_differs_or_is_small_is_named() -> None:
-    mtus = dict.fromkeys(names(4), 1500)
-    assert findings(fleet(4, 1, usual, mtus=mtus)) == []
-    (found,) = findings(fleet(4, 1, usual, mtus=mtus | {"n2": 576}))
-    assert (found.kind, found.nodes) == ("mtu", ("n2",))
-    assert found.text == "its MTU is 576, that of the other nodes 1500; set it to 1500"
-    small = findings(fleet(4, 1, usual, mtus=dict.fromkeys(names(4), 576)))
-    assert kinds(small) == [("mtu", ())]
+def test_an_mtu_that_differs_is_named() -> None:
+    def probed(**mtus: str) -> list[Finding]:
+        return findings_of(
+            {node: [("mtu", Same("MTU", mtu, "set it"))] for node, mtu in mtus.items()}
+        )
+
+    assert findings(fleet(4, 1, usual, probed=probed(n0="9000", n1="9000", n2="9000"))) == []
+    (found,) = findings(fleet(4, 1, usual, probed=probed(n0="1500", n1="1500", n2="576")))
+    assert (found.check, found.nodes) == ("mtu", ("n2",))
+    assert found.text == "MTU is 576, on most nodes 1500; set it"
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
@@ -243,7 +240,7 @@ def test_one_wrong_entry_is_the_fault_of_the_node_that_has_it() -> None:
     checks = [name_check(a, b) for a in nodes for b in nodes if a != b and (a, b) != ("n3", "n0")]
     measured = fleet(4, 1, usual, names=[*checks, name_check("n3", "n0", "wrong")])
     (found,) = findings(measured)
-    assert (found.kind, found.nodes) == ("name", ("n3",))
+    assert (found.check, found.nodes) == ("name", ("n3",))
     assert "n0 resolves to 10.0.0.9" in found.text
 
 
@@ -256,7 +253,7 @@ def test_a_name_that_is_wrong_everywhere_is_the_fault_of_the_name() -> None:
         if a != b
     ]
     (found,) = findings(fleet(4, 1, usual, names=checks))
-    assert (found.kind, found.nodes) == ("name", ("n2",))
+    assert (found.check, found.nodes) == ("name", ("n2",))
     assert "does not resolve on 3 nodes" in found.text
 
 
@@ -275,7 +272,7 @@ def test_nodes_that_all_close_their_ports_are_one_finding(
     found = findings(NetworkMeasurements(nodes, transfers=failed))
     assert kinds(found) == [(kind, ())]
     assert excluded(found) == []
-    assert finding_lines(found) == [f"all nodes: {found[0].text}"]
+    assert conclusion(found) == [f"all nodes: {found[0].text}"]
 
 
 TRIED = (10000, 15000, 20000, 32767, 32768, 45000, 60999)
@@ -361,19 +358,27 @@ def test_ports_on_the_way_to_a_bad_node_or_over_a_bad_link_do_not_count(lost: se
     assert [one.nodes for one in found] == [tuple(sorted(lost))]
 
 
-def test_ranges_run_to_the_next_open_port_that_was_tried() -> None:
-    assert ranges(TRIED, ()) == []
-    assert ranges(TRIED, TRIED) == [(10000, 60999)]
-    assert ranges(TRIED, (10000, 15000, 32768, 60999)) == [
-        (10000, 15000), (32768, 32768), (60999, 60999),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("failed", "words"),
+    [
+        (TRIED, "ports 10000 to 60999 (7 of 7 tried)"),
+        (
+            (10000, 15000, 32768, 60999),
+            "ports 10000 to 15000, 32768, 60999 (4 of 7 tried)",
+        ),
+    ],
+)
+def test_ranges_run_to_the_next_open_port_that_was_tried(
+    failed: tuple[int, ...], words: str
+) -> None:
+    assert listed([PortCheck("a", "b", TRIED, refused=failed)]) == words
 
 
 def test_of_each_bad_link_one_node_is_left_out_the_common_one_first() -> None:
-    links = [NetworkFinding("link", pair, "") for pair in (("a", "b"), ("b", "c"), ("d", "e"))]
+    links = [Finding("link", pair, "fail", "") for pair in (("a", "b"), ("b", "c"), ("d", "e"))]
     assert len(excluded(links)) == 2
     assert "b" in excluded(links)
-    assert excluded([*links, NetworkFinding("slow", ("d",), "")]) == ["b", "d"]
+    assert excluded([*links, Finding("slow", ("d",), "fail", "")]) == ["b", "d"]
 
 
 def test_figures_of_no_transfers_are_empty() -> None:
@@ -392,10 +397,32 @@ def test_the_report_is_json_and_lines() -> None:
     lines = node_lines(measured)
     assert lines[3].split()[:3] == ["n2", "50", "Mbit/s"]
     assert lines[1].endswith("100 µs")
-    assert finding_lines(found)[-1] == "--exclude=n2"
-    assert finding_lines([]) == ["nothing is wrong"]
+    assert conclusion(found)[-1] == "--exclude=n2"
+    assert conclusion([]) == ["nothing is wrong"]
 
 
 def test_rates_are_written_with_their_unit() -> None:
     texts = [rate_text(rate) for rate in (9.41e9, 48e6, 12e3, 0)]
     assert texts == ["9.41 Gbit/s", "48 Mbit/s", "12 kbit/s", "0 bit/s"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 8, 33])
+def test_every_pair_meets_once_and_no_node_meets_two_at_a_time(count: int) -> None:
+    rounds = all_pairs(names(count))
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy))
+        assert len(pairs) == count // 2
+    met = [frozenset(pair) for pairs in rounds for pair in pairs]
+    assert len(met) == len(set(met)) == count * (count - 1) // 2
+
+
+@pytest.mark.parametrize("count", [65, 1000])
+def test_above_64_nodes_random_matchings_take_their_place(count: int) -> None:
+    rounds = rounds_for(names(count))
+    assert len(rounds) == 10
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy)) == count - count % 2
+    assert rounds == rounds_for(names(count))
+    assert len(rounds_for(names(64))) == 63

@@ -1,0 +1,100 @@
+"""The program of a check on every node, one task per node: ``python -m hpcrun.network.agent``.
+
+Orders are JSON lines on standard input, answers are JSON lines on standard output. Each answer is short,
+because srun mixes long lines of different tasks.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any, TextIO
+
+from hpcrun.network import node_probes
+from hpcrun.network.links import Links
+from hpcrun.network.probes import Needs, probes
+from hpcrun.network.torch_child import NodeRanks
+
+
+class Agent:
+    """A node: runs the function of each order, and prints its value."""
+
+    def __init__(self, name: str, out: TextIO = sys.stdout) -> None:
+        self.name, self._out = name, out
+        self._links, self._ranks = Links(name), NodeRanks()
+        self._orders: dict[str, Callable[..., Any]] = {
+            **{name: partial(self._probe, name) for name in probes()},
+            "clock": time.time,
+            "write": partial(node_probes.write, name=name),
+            "read": node_probes.read,
+            "listen": self._links.listen,
+            "peers": self._links.meet,
+            "names": self._links.names,
+            "interfaces": self._links.interfaces,
+            "hold": self._links.hold,
+            "reach": self._links.reach,
+            "round": self._links.exchange,
+            "prepare": self._ranks.prepare,
+            "all-reduce": self._all_reduce,
+        }
+
+    def hello(self) -> None:
+        """Report that this node has started."""
+        self._say(0, value=None)
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Carry out one order, if it is for this node. A generator gives a line for each of its items."""
+        if self.name not in order.get("nodes", [self.name]):
+            return
+        number = order["number"]
+        value = self._orders[order["do"]](**order["arguments"])
+        if isinstance(value, Iterator):
+            for part in value:
+                self._say(number, part=part)
+            self._say(number)
+        else:
+            self._say(number, value=value)
+
+    def close(self) -> None:
+        """End the child processes."""
+        self._ranks.close()
+        self._links.close()
+
+    def _say(self, number: int, **facts: Any) -> None:
+        line = {"node": self.name, "number": number, **facts}
+        print(json.dumps(line), file=self._out, flush=True)
+
+    def _probe(self, name: str, needs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        return (asdict(one) for one in probes()[name].function(Needs(**needs)))
+
+    def _all_reduce(self, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
+        """Run this node's ranks of the all-reduce in the group that contains this node."""
+        group = next(one for one in groups if self.name in one["members"])
+        rank, count = group["members"][self.name]
+        return self._ranks.run({**group, "members": {}}, rank, count)
+
+
+def main() -> None:
+    """Carry out orders until standard input ends."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Warnings for the ranks, which reach every process of the job.
+        signal.signal(number, signal.SIG_IGN)
+    environ = os.environ
+    name = environ.get("HPCRUN_CHECK_NAME") or environ.get("SLURMD_NODENAME")
+    agent = Agent(name or socket.gethostname())
+    agent.hello()
+    for line in sys.stdin:
+        agent.obey(json.loads(line))
+    agent.close()
+    # Threads that still wait for a peer must not keep this process alive.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

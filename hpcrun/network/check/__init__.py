@@ -1,1 +1,0 @@
-"""Checks of the links between the nodes of a job: the schedule, the measurement and the findings."""

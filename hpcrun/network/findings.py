@@ -1,0 +1,335 @@
+"""The findings about nodes and links, from the measurements. A fault-free allocation has no finding."""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from hpcrun.network.measurements import (
+    Collective,
+    NameCheck,
+    NetworkMeasurements,
+    PortCheck,
+    Transfer,
+    direction_rates,
+    in_the_rounds,
+    link_rates,
+    node_rates,
+    rate_again,
+    resent_shares,
+    scores,
+    usual_rate,
+)
+from hpcrun.network.probes import Finding
+
+THRESHOLD = 0.5
+"""A node or a link below this fraction of the usual rate is slow."""
+
+# A slow port drops packets too, so that only a high share explains a low rate.
+_LOSSY = 0.08
+# Good nodes of the dev cluster resend up to 0.1 %; nodes that drop 2 % and 5 % resend as much.
+_RESENT, _TIMES_THE_USUAL = 0.01, 5
+_CLOSED = ("refuses", "unreachable")
+_OPEN_PORTS = (
+    "open them between the nodes (iptables, nftables), or set MASTER_PORT for rank 0 and "
+    "net.ipv4.ip_local_port_range for NCCL and gloo to ports that are open"
+)
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Nodes and links that are slow or lose packets, to be measured again while no other node sends."""
+
+    nodes: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+def findings(measured: NetworkMeasurements, threshold: float = THRESHOLD) -> list[Finding]:
+    """Return the findings, nodes before links; only the most severe finding about a node."""
+    found = [_fault("silent", why, node=node) for node, why in measured.silent.items()]
+    if measured.ended:
+        words = "srun ended before the check, and the rest is missing"
+        found.append(_fault("silent", words, "start the job with --no-kill"))
+    known = set(measured.silent)
+    for faults in (
+        _of_names(measured.names, len(measured.nodes)),
+        _of_connections(measured.transfers),
+        # A wrong MTU explains low rates and losses.
+        [one for one in measured.probed if one.status in ("warn", "fail")],
+        _of_rates(measured.transfers, threshold),
+        _of_losses(measured.transfers),
+    ):
+        named = {one.nodes for one in found}
+        fresh = [
+            one for one in faults if not known.intersection(one.nodes) and one.nodes not in named
+        ]
+        found += fresh
+        known.update(node for one in fresh if len(one.nodes) == 1 for node in one.nodes)
+    found = _with_ports(found, measured.ports)
+    if measured.collective is not None:
+        found += _of_collective(measured.collective)
+    return sorted(found, key=lambda one: len(one.nodes))
+
+
+def excluded(found: Iterable[Finding]) -> list[str]:
+    """Return the nodes to exclude: each bad node, and one node of each bad link."""
+    nodes = [one.nodes[0] for one in found if len(one.nodes) == 1]
+    links = [one.nodes for one in found if len(one.nodes) == 2]
+    while links := [pair for pair in links if not set(pair).intersection(nodes)]:
+        # Excluding the node with the most bad links frees the most other nodes.
+        nodes.append(Counter(node for pair in links for node in pair).most_common(1)[0][0])
+    return sorted(dict.fromkeys(nodes))
+
+
+def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
+    """Return the slow and the lossy nodes and links. Not yet findings: other jobs may be the cause."""
+    slow, lossy = _slow(transfers, threshold), _lossy(transfers)
+    nodes = {*slow.nodes, *lossy.nodes}
+    links = {pair for pair in (*slow.links, *lossy.links) if not nodes.intersection(pair)}
+    return Suspects(tuple(sorted(nodes)), tuple(sorted(links)))
+
+
+def rate_text(rate: float) -> str:
+    """Return a rate as ``48 Mbit/s`` or ``9.4 Gbit/s``."""
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if rate >= size:
+            return f"{rate / size:.3g} {unit}"
+    return f"{rate:.0f} bit/s"
+
+
+def _fault(check: str, words: str, remedy: str = "", node: str | None = None) -> Finding:
+    return Finding(check, () if node is None else (node,), "fail", words, remedy)
+
+
+def _slow(transfers: Sequence[Transfer], threshold: float) -> Suspects:
+    marks = scores(transfers)
+    if len(marks) < 3:
+        return Suspects((), ())
+    slow = {node for node, score in marks.items() if score < threshold}
+    usual = usual_rate(node_rates(transfers)) or 0.0
+    links = [
+        pair
+        for pair, rate in link_rates(transfers).items()
+        if not slow.intersection(pair)
+        and rate < threshold * usual * min(1.0, *(marks[node] for node in pair))
+    ]
+    return Suspects(tuple(sorted(slow)), tuple(sorted(links)))
+
+
+def _lossy(transfers: Sequence[Transfer]) -> Suspects:
+    shares = resent_shares(transfers)
+    usual = statistics.median(shares.values()) if len(shares) > 2 else 0.0
+    limit = max(_RESENT, _TIMES_THE_USUAL * usual)
+    nodes = {node for node, share in shares.items() if share > limit and len(shares) > 2}
+    links = {
+        (min(one.sender, one.receiver), max(one.sender, one.receiver))
+        for one in in_the_rounds(transfers)
+        if (one.lost or 0.0) > limit and not nodes.intersection((one.sender, one.receiver))
+    }
+    return Suspects(tuple(sorted(nodes)), tuple(sorted(links)))
+
+
+def _of_names(checks: Sequence[NameCheck], count: int) -> list[Finding]:
+    """Return findings about names. If most nodes see a name wrong, the named node is at fault."""
+    bad = [check for check in checks if check.problem in ("wrong", "unresolved")]
+    by_target, by_resolver = defaultdict(list), defaultdict(list)
+    for check in bad:
+        by_target[check.target].append(check)
+    wrong = {node: seen for node, seen in by_target.items() if len(seen) > max(1, (count - 1) // 2)}
+    found = []
+    for target, seen in wrong.items():
+        words = f"its name {_seen_as(seen[0])} on {len(seen)} nodes"
+        found.append(_fault("name", words, "correct the name service", target))
+    for check in bad:
+        if check.target not in wrong:
+            by_resolver[check.resolver].append(check)
+    for resolver, seen in by_resolver.items():
+        names = ", ".join(sorted(check.target for check in seen))
+        words = f"there, the name {names} {_seen_as(seen[0])}"
+        found.append(_fault("name", words, "correct its /etc/hosts or resolver", resolver))
+    return found
+
+
+def _seen_as(check: NameCheck) -> str:
+    if check.problem == "unresolved":
+        return "does not resolve"
+    return f"resolves to {check.address}, which is not that node"
+
+
+def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
+    """Return findings about nodes to which most connections fail, while other connections succeed."""
+    inbound, outbound = defaultdict(list), defaultdict(list)
+    for transfer in in_the_rounds(transfers):
+        inbound[transfer.receiver].append(transfer)
+        outbound[transfer.sender].append(transfer)
+
+    def fails_to_most(node: str) -> bool:
+        """Return True if most connections from ``node`` fail, so that ``node`` itself is at fault."""
+        return sum(one.rate is None for one in outbound[node]) * 2 > len(outbound[node])
+
+    if len(inbound) > 2 and all(map(fails_to_most, outbound)):
+        every = [one for seen in outbound.values() for one in seen]
+        refused = sum(one.refused for one in every) * 2 > len(every)
+        words = f"most connections between them {'are refused' if refused else 'fail'}"
+        remedy = (
+            "look for a firewall (iptables, nftables) that closes the ephemeral ports of the nodes"
+        )
+        return [_fault(_CLOSED[not refused], words, remedy)]
+    found = []
+    for node, seen in inbound.items():
+        failed = [one for one in seen if one.rate is None]
+        if len(failed) * 2 <= len(seen):
+            continue
+        if len(inbound) > 2 and all(fails_to_most(one.sender) for one in failed):
+            continue
+        if sum(one.refused for one in failed) * 2 > len(failed):
+            remedy = "look at its firewall (iptables, nftables)"
+            found.append(_fault("refuses", "refuses connections of other nodes", remedy, node))
+        else:
+            remedy = "look at its cable, its switch port and its firewall"
+            found.append(_fault("unreachable", "connections to it fail", remedy, node))
+    return found
+
+
+def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
+    marks, rates, rounds = scores(transfers), node_rates(transfers), in_the_rounds(transfers)
+    usual = usual_rate(rates) or 0.0
+    low, ways = _slow(transfers, threshold), direction_rates(rounds)
+    shares = resent_shares(transfers)
+
+    def was_fast_again(subject: tuple[str, ...]) -> bool:
+        """Return True if a suspect was fast in the repeated measurement: other load had slowed it."""
+        again = rate_again(transfers, subject)
+        return again is not None and again >= threshold * usual
+
+    found = []
+    for node in low.nodes:
+        if was_fast_again((node,)):
+            continue
+        share = shares.get(node, 0.0)
+        speed = f"{rate_text(rates[node])}, {marks[node]:.0%} of the usual {rate_text(usual)}"
+        if share > _LOSSY:
+            words = f"drops packets ({share:.0%} sent again): {speed}"
+            found.append(_fault("lossy", words, "look at its cable and optics", node))
+        else:
+            slow = [way for way, rate in ways[node].items() if rate < threshold * usual]
+            what = f"only {slow[0]} is slow" if len(slow) == 1 else "all its links are slow"
+            remedy = "look at its cable, port speed and duplex"
+            found.append(_fault("slow", f"{what}: {speed}", remedy, node))
+    lowest = link_rates(transfers)
+    for pair in low.links:
+        if was_fast_again(pair):
+            continue
+        slow = [
+            f"from {one.sender} to {one.receiver}"
+            for one in rounds
+            if {one.sender, one.receiver} == {*pair} and (one.rate or 0.0) < threshold * usual
+        ]
+        way = f"only {slow[0]}" if len(slow) == 1 else "but not its nodes"
+        words = f"the link is slow, {way}: {rate_text(lowest[pair])}, the usual rate is "
+        remedy = "check the switches between them"
+        found.append(Finding("link", pair, "fail", words + rate_text(usual), remedy))
+    return found
+
+
+def _of_losses(transfers: Sequence[Transfer]) -> list[Finding]:
+    """Return findings about nodes and links that lose packets, in the repeated measurement too."""
+    lossy, found = _lossy(transfers), []
+    for subject in (*((node,) for node in lossy.nodes), *lossy.links):
+        seen = [one for one in transfers if {*subject} <= {one.sender, one.receiver}]
+        again = [one for one in seen if one.again_for]
+        share = max(one.lost or 0.0 for one in again or seen)
+        if share > _RESENT:
+            what = "the link loses" if len(subject) > 1 else "drops"
+            words = f"{what} packets: up to {share:.1%} are sent again"
+            found.append(Finding("lossy", subject, "fail", words, "look at cables and optics"))
+    return found
+
+
+def _of_collective(seen: Collective) -> list[Finding]:
+    if seen.busbw is not None:
+        return []
+    remedy = f"look at {seen.backend.upper()}_SOCKET_IFNAME"
+    if seen.backend == "nccl":
+        remedy += ", at its GPUs and at its RDMA devices; NCCL_DEBUG=INFO says more"
+    what = f"an all-reduce ({seen.backend})"
+    if seen.isolated and len(seen.isolated) < len(seen.nodes):
+        words = f"{what} fails with it and works without it: {seen.problem}"
+        return [_fault("collective", words, remedy, node) for node in seen.isolated]
+    words = f"{what} over {len(seen.nodes)} nodes fails: {seen.problem}"
+    return [_fault("collective", words, remedy)]
+
+
+def _with_ports(found: Sequence[Finding], checks: Sequence[PortCheck]) -> list[Finding]:
+    """Add the findings about ports. A closed range explains refused connections better than a bad node."""
+    bad = [frozenset(one.nodes) for one in found if one.check not in _CLOSED]
+    faults = _of_ports(checks, bad)
+    explained = [one.nodes for one, partial in faults if partial]
+    left = [one for one in found if one.check not in _CLOSED or one.nodes not in explained]
+    known = {node for one in left if len(one.nodes) == 1 for node in one.nodes}
+    if not all(one.nodes for one in left):
+        return left
+    return [*left, *(one for one, _ in faults if not known.intersection(one.nodes))]
+
+
+def _of_ports(
+    checks: Iterable[PortCheck], bad: Collection[frozenset[str]]
+) -> list[tuple[Finding, bool]]:
+    """Return the findings about nodes that close ports, and for each if other ports are open.
+
+    If most nodes do not reach the ports of a node, this node is at fault, otherwise the connecting node. If
+    every node is at fault, the network is at fault.
+
+    Args:
+        checks: the connections of the nodes.
+        bad: nodes and links with a finding. Lost packets there look like closed ports.
+    """
+    counted = [one for one in checks if not any(known <= {one.node, one.target} for known in bad)]
+    by_target, by_node = defaultdict(list), defaultdict(list)
+    for check in counted:
+        by_target[check.target].append(check)
+    closed = {
+        target: [one for one in seen if one.failed]
+        for target, seen in by_target.items()
+        if sum(bool(one.failed) for one in seen) * 2 > len(seen)
+    }
+    for check in counted:
+        if check.failed and check.target not in closed:
+            by_node[check.node].append(check)
+    faults: list[tuple[tuple[str, ...], str, Sequence[PortCheck]]] = [
+        ((target,), _closing(seen), seen) for target, seen in closed.items()
+    ]
+    for node, seen in by_node.items():
+        targets = ", ".join(check.target for check in seen)
+        faults.append(((node,), f"cannot connect to {listed(seen)} of {targets}", seen))
+    if len(closed) > 1 and len(closed) == len(by_target):
+        every = [one for seen in closed.values() for one in seen]
+        faults = [((), _closing(every), every)]
+    return [
+        (
+            Finding("ports", nodes, "fail", words, _OPEN_PORTS),
+            any(len(one.failed) < len(one.tried) for one in seen),
+        )
+        for nodes, words, seen in faults
+    ]
+
+
+def _closing(seen: Sequence[PortCheck]) -> str:
+    refused = sum(len(check.refused) for check in seen)
+    verb = "refuses" if refused * 2 > sum(len(check.failed) for check in seen) else "drops"
+    return f"{verb} connections of other nodes to {listed(seen)}"
+
+
+def listed(seen: Sequence[PortCheck]) -> str:
+    """Return the failed ports as ranges: a range has no port between its ends that was tried and is open."""
+    tried = sorted({port for check in seen for port in check.tried})
+    failed = {port for check in seen for port in check.failed}
+    ranges: list[list[int]] = []
+    before = False
+    for port in tried:
+        if port in failed:
+            ranges = ranges if before else [*ranges, [port]]
+            ranges[-1][1:] = [port] if port > ranges[-1][0] else []
+        before = port in failed
+    parts = ", ".join(" to ".join(map(str, ends)) for ends in ranges)
+    return f"port{'s' if len(failed) > 1 else ''} {parts} ({len(failed)} of {len(tried)} tried)"

@@ -1,0 +1,310 @@
+"""The probes of a node's GPUs: numbers from NVML, errors (Xid) from the kernel's log, a matrix product."""
+
+import functools
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcrun.devices.devices import visible_gpus
+from hpcrun.network.node_probes import library_versions
+from hpcrun.network.probes import Answer, Needs, Records, Same, Status, Timed, probe
+from hpcrun.network.torch_child import TorchChild
+
+# Seconds: all nodes may import torch at the same time from one slow file system; then come the products.
+_IMPORT, _PRODUCTS = 300.0, 120.0
+_REPORT = "report the node; its administrator resets or replaces the GPU"
+_XID = re.compile(
+    r"^(?:<\d+>)?\[\s*(?P<time>\d+\.\d+)\].*NVRM: Xid \(PCI:(?P<bus>[\w:.]+)\): (?P<number>\d+)"
+)
+# NVML's clocks-event reasons (nvml.h, nvmlClocksEventReason*).
+_HARDWARE_SLOWDOWN, _SOFTWARE_THERMAL, _HARDWARE_THERMAL, _POWER_BRAKE = 0x08, 0x20, 0x40, 0x80
+# NVIDIA's "XID Errors": the GPU, its memory or its link has failed.
+_BROKEN = {
+    48: "double-bit ECC error",
+    64: "failure to remap a damaged row of memory",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "uncontained ECC error",
+    119: "time-out of the GPU's system processor",
+    120: "error of the GPU's system processor",
+}
+# Usually caused by the program, or by its end.
+_OF_PROGRAMS = frozenset({13, 31, 43, 45})
+_RECENT = 24 * 3600.0
+
+
+@functools.cache
+def read_gpus() -> dict[str, Any]:
+    """Return the ``driver`` and ``devices``, a record for each GPU of this process, or the ``problem``.
+
+    CUDA_VISIBLE_DEVICES limits the GPUs. A number that the driver does not report is None. Temperatures and
+    clocks are not read: limits for them differ by model.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return {"problem": "nvidia-ml-py is not installed"}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return {"problem": f"NVML does not start: {error}"}
+    try:
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        devices = [_device(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        return {"problem": f"NVML: {error}"}
+    finally:
+        pynvml.nvmlShutdown()
+    return {"driver": driver, "devices": _visible(devices, os.environ.get("CUDA_VISIBLE_DEVICES"))}
+
+
+def _device(nvml: Any, index: int) -> dict[str, Any]:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        # "GPU is lost": the driver still counts the device.
+        return {"index": index, "problem": str(error)}
+
+    def value(function: str, *arguments: Any) -> Any:
+        """Return a number; None if this model or version of the driver does not have it."""
+        try:
+            return getattr(nvml, function)(handle, *arguments)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    remapped = value("nvmlDeviceGetRemappedRows")
+    bus = value("nvmlDeviceGetPciInfo")
+    uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    return {
+        "index": index,
+        "uuid": _text(value("nvmlDeviceGetUUID") or ""),
+        "bus": _text(bus.busId) if bus else "",
+        "uncorrected": value("nvmlDeviceGetTotalEccErrors", *uncorrected),
+        "remap_pending": bool(remapped and remapped[2]),
+        "remap_failed": bool(remapped and remapped[3]),
+        "throttling": value("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        "width": value("nvmlDeviceGetCurrPcieLinkWidth"),
+        "full_width": value("nvmlDeviceGetMaxPcieLinkWidth"),
+    }
+
+
+def _text(value: "str | bytes") -> str:
+    """Return NVML's text, which older versions of nvidia-ml-py return as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _visible(devices: list[dict[str, Any]], listed: str | None) -> list[dict[str, Any]]:
+    """Return the devices that CUDA_VISIBLE_DEVICES lists; all if it is not set or lists slices (MIG)."""
+    if listed is None or "MIG-" in listed:
+        return devices
+    chosen = []
+    for word in (part.strip() for part in listed.split(",")):
+        found = [
+            device
+            for device in devices
+            if str(device["index"]) == word
+            or (word.startswith("GPU-") and device.get("uuid", "").startswith(word))
+        ]
+        if not found:
+            # CUDA ignores what follows an invalid entry.
+            break
+        chosen += found[:1]
+    return chosen
+
+
+@probe("gpus", hardware=True)
+def gpus(needs: Needs) -> Records:
+    """Check the number of GPUs, and that the driver has lost none."""
+    if needs.gpus == 0:
+        yield Answer("pass", "none requested")
+        return
+    visible, told = visible_gpus(os.environ), read_gpus()
+    lost = [device for device in told.get("devices", ()) if "problem" in device]
+    for device in lost:
+        yield Answer("fail", f"GPU {device['index']}: {device['problem']}", _REPORT)
+    if needs.gpus is not None and visible < needs.gpus:
+        remedy = (
+            "see nvidia-smi on the node, and the job's request for GPUs (job.gpus, job.gpu_request)"
+        )
+        yield Answer("fail", f"{visible} of {needs.gpus} GPUs are visible", remedy)
+    elif not lost:
+        yield Answer("pass", f"{visible} visible")
+    if "driver" in told:
+        remedy = "the administrator installs one driver on all nodes"
+        yield Same("driver", told["driver"], remedy, "warn", check="versions")
+
+
+def _each_device(judge: Callable[[Mapping[str, Any]], tuple[Status, str, str]]) -> Any:
+    """Return a probe that makes a statement about each GPU, or explains once that NVML is missing."""
+
+    @functools.wraps(judge)
+    def function(needs: Needs) -> Records:
+        for device in _devices(needs):
+            status, words, remedy = judge(device)
+            of = "" if status == "pass" else f"GPU {device['index']}: "
+            yield Answer(status, of + words, remedy)
+        yield from _without_nvml(needs)
+
+    return function
+
+
+def _devices(needs: Needs) -> list[dict[str, Any]]:
+    told = {} if needs.gpus == 0 else read_gpus()
+    return [device for device in told.get("devices", ()) if "problem" not in device]
+
+
+def _without_nvml(needs: Needs) -> Iterator[Answer]:
+    """Explain the missing numbers, if GPUs are expected or visible."""
+    wanted = needs.gpus or (needs.gpus is None and visible_gpus(os.environ))
+    if wanted and "problem" in read_gpus():
+        yield Answer("unknown", read_gpus()["problem"], "pip install 'hpcrun[gpu]'")
+
+
+@probe("ecc", hardware=True)
+@_each_device
+def ecc(device: Mapping[str, Any]) -> tuple[Status, str, str]:
+    """Check the errors of the GPU's memory."""
+    count = device["uncorrected"]
+    if device["remap_failed"]:
+        return "fail", "a damaged row of memory could not be replaced", _REPORT
+    if count:
+        return "fail", f"{count} uncorrected ECC errors since the last reset", _REPORT
+    if device["remap_pending"]:
+        remedy = "an administrator resets the GPU, which replaces the row"
+        return "warn", "a damaged row of memory is not yet replaced", remedy
+    if count is None:
+        return "unknown", "the driver reports no ECC errors (ECC is off or missing)", ""
+    return "pass", "no uncorrected error", ""
+
+
+@probe("throttling", hardware=True)
+@_each_device
+def throttling(device: Mapping[str, Any]) -> tuple[Status, str, str]:
+    """Check that nothing slows the GPU down."""
+    reasons = device["throttling"]
+    if reasons is None:
+        return "unknown", "the driver reports no reasons for its clocks", ""
+    if reasons & (_HARDWARE_THERMAL | _POWER_BRAKE):
+        what = "heat" if reasons & _HARDWARE_THERMAL else "its power supply"
+        remedy = "report the node; its cooling or power supply has failed"
+        return "fail", f"slowed down by the hardware because of {what}", remedy
+    if reasons & (_HARDWARE_SLOWDOWN | _SOFTWARE_THERMAL):
+        return "warn", f"slowed down (reasons {reasons:#x})", "see nvidia-smi -q -d PERFORMANCE"
+    return "pass", "not slowed down", ""
+
+
+@probe("pcie", hardware=True)
+@_each_device
+def pcie(device: Mapping[str, Any]) -> tuple[Status, str, str]:
+    """Check the lanes of the GPU's link."""
+    width, full = device["width"], device["full_width"]
+    if not width or not full:
+        return "unknown", "the driver reports no PCIe width", ""
+    if width < full:
+        # An x16 link with 4 lanes makes every copy four times slower, for all ranks.
+        status: Status = "fail" if width * 4 <= full else "warn"
+        remedy = "report the node; the GPU or its riser has a bad contact"
+        return status, f"{width} of {full} PCIe lanes", remedy
+    return "pass", f"x{width}", ""
+
+
+@probe("xid", hardware=True)
+def xid(needs: Needs) -> Records:
+    """Check the errors of this job's GPUs in the kernel's log. At many sites, users may not read this log."""
+    buses = {_bus(device["bus"]): device["index"] for device in _devices(needs)}
+    if not buses:
+        yield from _without_nvml(needs)
+        return
+    try:
+        done = subprocess.run(
+            ["dmesg", "--raw"], capture_output=True, text=True, errors="replace", timeout=5, check=True
+        )  # fmt: skip
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        words = " ".join(getattr(error, "stderr", "").split()) or str(error)
+        yield Answer("unknown", f"the kernel's log cannot be read: {words[:120]}")
+        return
+    yield from xid_errors(done.stdout, uptime, buses)
+
+
+def xid_errors(log: str, uptime: float, buses: Mapping[str, int]) -> Records:
+    """Judge the Xid errors of a kernel log.
+
+    Args:
+        log: the output of ``dmesg --raw``, with times in seconds since the start of the machine.
+        uptime: seconds since that start.
+        buses: the index of each GPU by its place on the PCI bus, such as ``3b:00``.
+    """
+    bad = False
+    for match in filter(None, map(_XID.match, log.splitlines())):
+        number, age = int(match["number"]), uptime - float(match["time"])
+        index = buses.get(_bus(match["bus"]))
+        if index is None or age > _RECENT or number in _OF_PROGRAMS:
+            continue
+        bad = True
+        words = f"GPU {index}: Xid {number} {age / 3600:.1f} h ago"
+        if number in _BROKEN:
+            yield Answer("fail", f"{words}: {_BROKEN[number]}", _REPORT)
+        else:
+            yield Answer("warn", words, "look up the number in NVIDIA's Xid list")
+    if not bad:
+        yield Answer("pass", "none in 24 hours")
+
+
+def _bus(text: str) -> str:
+    """Return a PCI address without domain and function, which the driver and NVML write differently."""
+    return ":".join(text.lower().split(".")[0].split(":")[-2:])
+
+
+@probe("gemm", seconds=_IMPORT + _PRODUCTS + 5, hardware=True)
+def gemm(needs: Needs) -> Records:
+    """Multiply matrices of small integers on each GPU, or on the CPU: every good device has the same bits."""
+    child, end = TorchChild(), {"stage": "hangs"}
+    try:
+        here = child.wait(("here",), _IMPORT)
+        if here["stage"] == "here":
+            yield from library_versions(here["versions"])
+            child.tell({"do": "multiply", "cpu": needs.gpus == 0})
+            end = child.wait(("done", "failed"), _PRODUCTS)
+            for one in child.answers:
+                if one["stage"] == "product":
+                    yield from product(one, needs)
+    finally:
+        child.close()
+    if here["stage"] == "hangs":
+        yield Answer(
+            "unknown", f"torch is not imported in {_IMPORT:g} s", "look at the file system"
+        )
+    elif here["stage"] != "here":
+        remedy = (
+            "try `python -c 'import torch'` on the node, with the Python of the job (job.python)"
+        )
+        yield Answer("fail", f"torch cannot be imported: {here['problem']}", remedy, "warn")
+    elif end["stage"] != "done":
+        words = end.get("problem", f"no result within {_PRODUCTS:g} s")
+        remedy = "try `python -m hpcrun.network.torch_rank` on the node"
+        yield Answer("unknown" if needs.gpus == 0 else "fail", words, remedy)
+
+
+def product(found: Mapping[str, Any], needs: Needs) -> Records:
+    """Judge the product of one device."""
+    device = found["device"]
+    if "problem" in found:
+        remedy = "see nvidia-smi on the node, and report it"
+        yield Answer("fail", f"{device}: {found['problem']}", remedy)
+        return
+    bad = "report the node; its results cannot be trusted"
+    yield Same("product", found["digest"], bad, of=device)
+    if found["wrong"]:
+        words = f"{device}: {found['wrong']} entries of a matrix product are wrong"
+        yield Answer("fail", words, bad)
+    elif device == "cpu" and needs.gpus:
+        yield Answer("unknown", "torch sees no GPU; exact on the CPU")
+    else:
+        yield Answer("pass", f"exact on {device}")
+    if "seconds" in found:
+        remedy = "check its clocks: nvidia-smi -q -d CLOCK"
+        yield Timed(found["name"], found["seconds"], remedy, device)

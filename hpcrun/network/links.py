@@ -1,0 +1,354 @@
+"""The network of a node: the identity of the other nodes, round trips, ports and throughput over TCP.
+
+Rank 0 listens on MASTER_PORT, or on a port below the kernel's ephemeral range. NCCL and gloo listen on
+ephemeral ports. A firewall often closes the ports of one kind only.
+"""
+
+import contextlib
+import json
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
+from typing import Any
+
+from hpcrun.ranks.addresses import FIRST_PORT, AnswerServer, Listener, ephemeral_range, reached
+from hpcrun.ranks.addresses import wanted_ports as ports_of_rank_0
+from hpcrun.ranks.interfaces import own_interfaces
+
+CONNECT = 8.0
+"""Seconds for a connection: three consecutive lost segments take seven."""
+PORT_CONNECT, PORT_TRIES = 3.5, 2
+"""Seconds for a connection to a port: a lost segment is sent again after one second, and after three."""
+_ANSWER = 5.0
+_AT_ONCE, _NAMES_AT_ONCE, _NAMES_IN_A_LINE = 64, 16, 8
+_CHUNK = 1 << 20
+_LINE = 4096
+_PINGS = 11
+# struct tcp_info of Linux: total_retrans, and segs_out since Linux 4.2.
+_RESENT, _SENT = 100, 136
+_OF_RANK_0, _EPHEMERAL = 12, 12
+
+
+class Links:
+    """This node for the other nodes: it listens for them, and measures the way to them.
+
+    A peer is a mapping with the ``name``, ``port`` and ``addresses`` of a node, and the ``address`` to use.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._rates: dict[tuple[int, str], list[float]] = {}
+        self._arrived = threading.Condition()
+        self._peers: dict[str, Mapping[str, Any]] = {}
+        self._token = ""
+        self._door: AnswerServer | None = None
+        self._held: list[socket.socket] = []
+
+    def listen(self) -> dict[str, Any]:
+        """Start to listen; return the port, the own addresses, and the listener for the interfaces."""
+        server = listener()
+        self._start_to_accept(server)
+        self._door = AnswerServer(own_interfaces())
+        found = [one for addresses in self._door.interfaces.values() for one in addresses]
+        # IPv4 first, because host files mostly contain IPv4 addresses.
+        addresses = sorted(found, key=lambda one: ":" in one)[:16]
+        door = asdict(self._door.door)
+        return {"port": server.getsockname()[1], "addresses": addresses, "door": door}
+
+    def meet(self, peers: Sequence[Mapping[str, Any]], token: str) -> None:
+        """Remember the other nodes. A node answers only connections with the ``token``."""
+        self._peers = {peer["name"]: peer for peer in peers if peer["name"] != self.name}
+        self._token = token
+
+    def names(self) -> Iterator[list[dict[str, Any]]]:
+        """Check the name of every other node. A line of srun's output must not grow with their number."""
+        with ThreadPoolExecutor(_NAMES_AT_ONCE) as pool:
+            checks = list(pool.map(self._check_name, self._peers.values()))
+        for first in range(0, len(checks), _NAMES_IN_A_LINE):
+            yield checks[first : first + _NAMES_IN_A_LINE]
+
+    def interfaces(self, doors: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return the interfaces from which all other nodes answer, as ``job.interface: auto`` finds them."""
+        assert self._door is not None
+        others = [Listener(**door) for name, door in doors.items() if name != self.name]
+        return reached(self._door.interfaces, others)
+
+    def hold(self, ports: Sequence[int]) -> list[int]:
+        """Listen on the free ports among ``ports`` and return them; close the earlier listeners."""
+        for server in self._held:
+            # A close does not wake the thread that accepts, and the port would stay open.
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            server.close()
+        self._held = []
+        for port in ports:
+            with contextlib.suppress(OSError):
+                self._held.append(listener(port))
+        for server in self._held:
+            self._start_to_accept(server)
+        return [server.getsockname()[1] for server in self._held]
+
+    def reach(
+        self, held: Mapping[str, Sequence[int]], targets: Mapping[str, Sequence[str]]
+    ) -> Iterator[dict[str, Any]]:
+        """Try the ports that this node's targets hold; yield the ports that fail, by problem."""
+        for target in targets[self.name]:
+            found: dict[str, Any] = {"target": target, "refused": [], "unreachable": []}
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                tried = pool.map(lambda port, to=target: self._problem(to, port), held[target])
+                for port, problem in zip(held[target], tried, strict=True):
+                    if problem is not None:
+                        found[problem].append(port)
+            yield found
+
+    def exchange(
+        self, number: int, pairs: Sequence[Sequence[str]], seconds: float, streams: int
+    ) -> dict[str, Any]:
+        """Exchange data with this round's partner in both directions simultaneously; return the rates."""
+        (partner,) = {name for pair in pairs if self.name in pair for name in pair} - {self.name}
+        header = {"kind": "bulk", "round": number, "from": self.name, "seconds": seconds}
+        with ThreadPoolExecutor(streams) as pool:
+            jobs = [pool.submit(self._send, partner, header) for _ in range(streams)]
+            received = self._received((number, partner), streams, seconds + CONNECT, jobs)
+            sent = [job.result() for job in jobs]
+        shares = [one["lost"] for one in sent if one.get("lost") is not None]
+        return {
+            "received": received,
+            "connected": any(one["connected"] for one in sent),
+            "refused": any(one.get("refused") for one in sent),
+            "lost": max(shares, default=None),
+        }
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._door is not None:
+            self._door.close()
+
+    def _start_to_accept(self, server: socket.socket) -> None:
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = server.accept()
+                threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        """Answer one connection: send the name of this node, then echo or count the received bytes."""
+        with link, contextlib.suppress(OSError, ValueError, KeyError):
+            header = read_line(link, _ANSWER)
+            if not self._token or header.get("token") != self._token:
+                return
+            if header["kind"] == "ping":
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                link.sendall(json.dumps({"node": self.name}).encode() + b"\n")
+                echo(link, _ANSWER)
+            elif header["kind"] == "bulk":
+                rate = receive_for(link, header["seconds"])
+                drop(link)
+                with self._arrived:
+                    self._rates.setdefault((header["round"], header["from"]), []).append(rate)
+                    self._arrived.notify_all()
+
+    def _check_name(self, peer: Mapping[str, Any]) -> dict[str, Any]:
+        """Resolve the name of ``peer``, and ask the node at this address for its name."""
+        found: dict[str, Any] = {"target": peer["name"]}
+        try:
+            entries = socket.getaddrinfo(peer["name"], peer["port"], type=socket.SOCK_STREAM)
+        except OSError:
+            return found | {"problem": "unresolved"}
+        found["address"] = address = str(entries[0][4][0])
+        known = address in peer["addresses"]
+        try:
+            with self._connect(address, peer["port"], {"kind": "ping"}, CONNECT) as link:
+                if read_line(link, _ANSWER).get("node") != peer["name"]:
+                    return found | {"problem": "wrong"}
+                return found | {"seconds": round_trip(link, _ANSWER)}
+        except ConnectionRefusedError:
+            return found | {"problem": "refused" if known else "wrong"}
+        except (OSError, ValueError):
+            return found | {"problem": "unreachable" if known else "wrong"}
+
+    def _problem(self, target: str, port: int) -> str | None:
+        address = self._peers[target]["address"]
+        for _ in range(PORT_TRIES):
+            try:
+                with self._connect(address, port, {"kind": "ping"}, PORT_CONNECT) as link:
+                    if read_line(link, PORT_CONNECT).get("node") == target:
+                        return None
+            except ConnectionRefusedError:
+                return "refused"
+            except (OSError, ValueError):
+                # Lost segments can look like a firewall, hence the second try.
+                continue
+        return "unreachable"
+
+    def _connect(
+        self, address: str, port: int, header: Mapping[str, Any], timeout: float
+    ) -> socket.socket:
+        """Open a connection and send ``header`` as its first line; raises OSError."""
+        link = socket.create_connection((address, port), timeout)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.sendall(json.dumps({**header, "token": self._token}).encode() + b"\n")
+        return link
+
+    def _send(self, partner: str, header: Mapping[str, Any]) -> dict[str, Any]:
+        peer = self._peers[partner]
+        try:
+            link = self._connect(peer["address"], peer["port"], header, CONNECT)
+        except ConnectionRefusedError:
+            return {"connected": False, "refused": True}
+        except OSError:
+            return {"connected": False}
+        lost = send_for(link, header["seconds"] + 2.0)
+        drop(link)
+        return {"connected": True, "lost": lost}
+
+    def _received(
+        self, key: tuple[int, str], streams: int, seconds: float, jobs: "list[Future[Any]]"
+    ) -> float | None:
+        """Return the sum of the streams' rates; None if there are none."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: len(self._rates.get(key, ())) >= streams, seconds)
+        wait(jobs)
+        with self._arrived:
+            rates = self._rates.pop(key, None)
+        return None if rates is None else sum(rates)
+
+
+def listener(port: int = 0) -> socket.socket:
+    """Return a socket that listens on all interfaces, with IPv6 if available; 0: any free port.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256
+            )
+    return socket.create_server(("", port), backlog=256)
+
+
+def tried_ports(environ: Mapping[str, str], key: str) -> list[int]:
+    """Return the ports to try, in order: MASTER_PORT if it is set, and a sample of both ranges.
+
+    The sample has the first and the last port of each range, so that a closed range is seen whole.
+
+    Args:
+        environ: the environment of the check.
+        key: any text; another key gives another sample of rank 0's range.
+    """
+    low, high = ephemeral_range()
+    step = max(1, (high - low) // (_EPHEMERAL - 1))
+    ephemeral = [*list(range(low, high, step))[: _EPHEMERAL - 1], high]
+    edges = [FIRST_PORT, low - 1] if low > FIRST_PORT else []
+    of_rank_0 = ports_of_rank_0(environ, key)[:_OF_RANK_0]
+    return sorted(port for port in {*of_rank_0, *edges, *ephemeral} if 0 < port < 1 << 16)
+
+
+def read_line(link: socket.socket, timeout: float) -> dict[str, Any]:
+    """Read one JSON line byte by byte, so that the bytes after it stay in the socket.
+
+    Raises:
+        OSError: the line does not come within ``timeout`` seconds.
+        ValueError: the line is not a JSON object.
+    """
+    link.settimeout(timeout)
+    text = b""
+    while not text.endswith(b"\n") and len(text) < _LINE:
+        byte = link.recv(1)
+        if not byte:
+            raise ConnectionError("closed before its first line")
+        text += byte
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("the first line is not a JSON object")
+    return found
+
+
+def round_trip(link: socket.socket, timeout: float) -> float:
+    """Return the median round trip of a byte in seconds; the peer runs `echo`.
+
+    A link that loses packets gets fewer tries, so that the measurement ends after about ``timeout`` seconds.
+    """
+    link.settimeout(timeout)
+    seconds: list[float] = []
+    end = time.perf_counter() + timeout
+    while len(seconds) < _PINGS and (not seconds or time.perf_counter() < end):
+        begun = time.perf_counter()
+        link.sendall(b"p")
+        if not link.recv(1):
+            raise ConnectionError("closed while it was measured")
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
+
+
+def echo(link: socket.socket, timeout: float) -> None:
+    """Send all received bytes back, until the peer closes."""
+    link.settimeout(timeout)
+    with contextlib.suppress(OSError):
+        while data := link.recv(64):
+            link.sendall(data)
+
+
+def send_for(link: socket.socket, seconds: float) -> float | None:
+    """Send zeros for ``seconds`` or until the peer closes; return the fraction of retransmitted segments."""
+    end = time.monotonic() + seconds
+    data = memoryview(bytes(_CHUNK))
+    with contextlib.suppress(OSError):
+        while (left := end - time.monotonic()) > 0:
+            link.settimeout(left)
+            link.send(data)
+    return resent(link)
+
+
+def receive_for(link: socket.socket, seconds: float) -> float:
+    """Return the bits per second that arrive within ``seconds`` of the first byte; 0.0 for none."""
+    buffer = bytearray(_CHUNK)
+    total, closed = 0, False
+    # The first byte may wait for the retransmission of a lost segment.
+    link.settimeout(seconds + _ANSWER)
+    begun = now = time.monotonic()
+    try:
+        if not link.recv_into(buffer, 1):
+            return 0.0
+        begun = now = time.monotonic()
+        while (left := begun + seconds - now) > 0:
+            link.settimeout(left)
+            count = link.recv_into(buffer)
+            now = time.monotonic()
+            total += count
+            if not count:
+                closed = True
+                break
+    except OSError as error:
+        # A link that stalls used the full time, a link that breaks did not.
+        closed = not isinstance(error, TimeoutError)
+    elapsed = max(now - begun, 1e-3) if closed else seconds
+    return total * 8 / elapsed
+
+
+def resent(link: socket.socket) -> float | None:
+    """Return the fraction of retransmitted segments; None if the kernel does not report it."""
+    try:
+        info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    except OSError:
+        return None
+    if len(info) < _SENT + 4:
+        return None
+    (again,) = struct.unpack_from("I", info, _RESENT)
+    (sent,) = struct.unpack_from("I", info, _SENT)
+    return again / sent if sent else None
+
+
+def drop(link: socket.socket) -> None:
+    """Close without waiting for data that is still on its way."""
+    with contextlib.suppress(OSError):
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    link.close()

@@ -1,0 +1,347 @@
+"""The coordinator of a network check: asks the nodes to measure their links, and runs an all-reduce."""
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpcrun.network import links
+from hpcrun.network.agents import Nodes
+from hpcrun.network.findings import THRESHOLD, Suspects, excluded, findings, suspects
+from hpcrun.network.links import CONNECT
+from hpcrun.network.measurements import (
+    Collective,
+    NameCheck,
+    NetworkMeasurements,
+    Pair,
+    PortCheck,
+    Transfer,
+    all_pairs,
+    rounds_for,
+)
+from hpcrun.network.probes import Needs, findings_of, probes, record_from
+from hpcrun.network.torch_child import IMPORT
+from hpcrun.ranks import addresses as reachable
+
+_GRACE, _READY = 10.0, 30.0
+_PARTNERS, _MOST_AGAIN = 3, 24
+# Each gloo rank connects to every other rank.
+_CONNECTING = 0.05
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the measurement. ``seconds``: of each round.
+
+    ``ports``: those that a run uses between its nodes; an empty tuple: try none. ``all_reduce``: seconds
+    after which an all-reduce over all nodes counts as hanging; 0: no all-reduce. ``patience``: seconds for
+    the nodes to start.
+    """
+
+    seconds: float = 3.0
+    streams: int = 4
+    ports: tuple[int, ...] = ()
+    all_reduce: float = 0.0
+    patience: float = 120.0
+    threshold: float = THRESHOLD
+
+
+Progress = Callable[[int, int, str], None]
+"""Shows the number of finished steps, the number of all steps, and the current work."""
+
+
+class Check:
+    """One check over ``nodes``, which have started."""
+
+    def __init__(self, nodes: Nodes, options: Options, progress: Progress) -> None:
+        self._nodes, self._options, self._progress = nodes, options, progress
+        # A listener answers no other connection.
+        self._token = secrets.token_hex(16)
+        self._addresses: dict[str, str] = {}
+        self._listening: dict[str, dict[str, Any]] = {}
+        self._number = 0
+        names = [*nodes.live, *nodes.silent]
+        self.measured = NetworkMeasurements(names, nodes.silent, options=vars(options))
+
+    def run(self) -> NetworkMeasurements:
+        """Measure everything. A node that stops answering is recorded, and skipped from then on."""
+        if len(self._nodes.live) > 1:
+            self._listening = self._nodes.ask("listen", _READY)
+            self._check_names()
+            self._run_probes()
+            self._check_interfaces()
+            self._check_ports()
+            rounds = rounds_for(self._nodes.live)
+            begun = time.monotonic()
+            for number, pairs in enumerate(rounds):
+                self._progress(number, len(rounds), "bandwidth")
+                self._round(pairs)
+            self.measured.seconds = time.monotonic() - begun
+            self._again()
+            self._all_reduce()
+        self.measured.ended = self._nodes.ended
+        return self.measured
+
+    def _check_names(self) -> None:
+        """Let every node resolve all others; choose for each the address at which most nodes found it."""
+        self._progress(0, 1, "names and latency")
+        self._tell_peers()
+        seconds = 4 * CONNECT + 2.0 * len(self._nodes.live)
+        for name, parts in self._nodes.ask("names", seconds).items():
+            checks = [one for part in parts for one in part]
+            self.measured.names += [NameCheck(name, **one) for one in checks]
+        for name in self._nodes.live:
+            met = Counter(
+                check.address
+                for check in self.measured.names
+                if check.target == name and check.problem in (None, "refused", "unreachable")
+            )
+            usual = met.most_common(1)[0][0] if met else None
+            own = self._listening[name]["addresses"]
+            self._addresses[name] = usual or next(iter(own), name)
+        self._tell_peers()
+
+    def _tell_peers(self) -> None:
+        peers = [
+            {
+                "name": name,
+                "port": self._listening[name]["port"],
+                "addresses": self._listening[name]["addresses"],
+                "address": self._addresses.get(name, ""),
+            }
+            for name in self._nodes.live
+        ]
+        # A node answers only the nodes that it knows.
+        self._nodes.ask("peers", _READY, peers=peers, token=self._token)
+
+    def _run_probes(self) -> None:
+        needs = asdict(Needs(hosts=list(self._addresses.values())))
+        for one in probes().values():
+            if one.netcheck:
+                found = self._nodes.ask(one.name, one.seconds, needs=needs)
+                self.measured.probed += findings_of(
+                    {
+                        name: [(one.name, record_from(record)) for record in records]
+                        for name, records in found.items()
+                    }
+                )
+
+    def _check_interfaces(self) -> None:
+        """Let each node try its interfaces, and choose as ``job.interface: auto`` does."""
+        self._progress(0, 1, "interfaces")
+        doors = {name: self._listening[name]["door"] for name in self._nodes.live}
+        counts = [sum(map(len, door["interfaces"].values())) for door in doors.values()]
+        # Two waits per try, for the connection and for the answer; the peers are tried in two groups.
+        seconds = max(counts, default=0) * 4 * reachable.TRIES * reachable.PATIENCE + _GRACE
+        found = self._nodes.ask("interfaces", seconds, doors=doors)
+        self.measured.interface = reachable.agreed(list(found.values()), reachable.link_speeds())
+
+    def _check_ports(self) -> None:
+        """Let each node listen on the ports of a run, and others connect to them."""
+        if not self._options.ports:
+            return
+        self._progress(0, 1, "ports")
+        held = self._nodes.ask("hold", _READY, ports=self._options.ports)
+        targets = {name: targets_of(name, list(held)) for name in held}
+        # Two waits per try, for the connection and for the answer; three nodes are tried.
+        seconds = 3 * 2 * links.PORT_TRIES * links.PORT_CONNECT + _GRACE
+        found = self._nodes.ask("reach", seconds, list(held), held=held, targets=targets)
+        for name, checks in found.items():
+            for one in checks:
+                target, problems = one["target"], (tuple(one["refused"]), tuple(one["unreachable"]))
+                self.measured.ports.append(PortCheck(name, target, tuple(held[target]), *problems))
+        self._nodes.ask("hold", _READY, ports=[])
+
+    def _round(self, pairs: Sequence[Pair], again_for: tuple[str, ...] = ()) -> None:
+        """Run one round, all pairs at the same time."""
+        live = set(self._nodes.live)
+        pairs = [pair for pair in pairs if live.issuperset(pair)]
+        busy = {name for pair in pairs for name in pair}
+        if not pairs:
+            return
+        self._number += 1
+        options = self._options
+        order: dict[str, Any] = {"number": self._number, "pairs": pairs}
+        order |= {"seconds": options.seconds, "streams": options.streams}
+        seconds = options.seconds + 2 * CONNECT + _GRACE
+        answers = self._nodes.ask("round", seconds, busy, **order)
+        for pair in pairs:
+            for sender, receiver in (pair, pair[::-1]):
+                if sender in answers and receiver in answers:
+                    sent, rate = answers[sender], answers[receiver]["received"] or 0.0
+                    one = Transfer(
+                        sender,
+                        receiver,
+                        rate if sent["connected"] else None,
+                        sent["refused"],
+                        sent["lost"],
+                        again_for,
+                    )
+                    self.measured.transfers.append(one)
+
+    def _again(self) -> None:
+        """Measure slow pairs again, one at a time: a bad cable stays slow without other load."""
+        found = suspects(self.measured.transfers, self._options.threshold)
+        repeated = _to_repeat(found, self._nodes.live)
+        for step, (subject, pair) in enumerate(repeated):
+            self._progress(step, len(repeated), "measuring slow nodes and links again")
+            self._round([pair], subject)
+
+    def _all_reduce(self) -> None:
+        """Run an all-reduce over the nodes without a finding; a bad node would only make it slow."""
+        found = findings(self.measured, self._options.threshold)
+        left_out = excluded(found)
+        well = [name for name in self._nodes.live if name not in left_out]
+        if not self._options.all_reduce or len(well) < 2 or not all(one.nodes for one in found):
+            return
+        self._progress(0, 1, "all-reduce")
+        self.measured.collective = AllReduce(self._nodes, self._addresses, self._options).run(well)
+
+
+def targets_of(own: str, names: Sequence[str]) -> list[str]:
+    """Return the nodes for node ``own`` to try the ports of: the first node, and the next two in a ring."""
+    place = names.index(own)
+    ring = [names[(place + step) % len(names)] for step in (1, 2)]
+    return [one for one in dict.fromkeys([names[0], *ring]) if one != own]
+
+
+def _to_repeat(found: Suspects, live: Sequence[str]) -> list[tuple[tuple[str, ...], Pair]]:
+    """Return the pairs to repeat, each with its suspect: slow nodes with good nodes, and slow links."""
+    well = [name for name in live if name not in found.nodes]
+    repeated: list[tuple[tuple[str, ...], Pair]] = []
+    for position, name in enumerate(found.nodes):
+        for step in range(min(_PARTNERS, len(well))):
+            repeated.append(((name,), (name, well[(position + step) % len(well)])))
+    repeated += [(pair, pair) for pair in found.links]
+    return repeated[:_MOST_AGAIN]
+
+
+class AllReduce:
+    """All-reduces over groups of nodes. ``addresses``: of each node for the other nodes."""
+
+    def __init__(self, nodes: Nodes, addresses: Mapping[str, str], options: Options) -> None:
+        self._nodes, self._addresses, self._limit = nodes, addresses, options.all_reduce
+        # The measurement has to end long before the limit.
+        self._seconds = min(options.seconds, options.all_reduce / 4)
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._orders: dict[str, dict[str, Any]] = {}
+
+    def run(self, names: Sequence[str]) -> Collective:
+        """Run an all-reduce over all of ``names``; if it fails, search the node that makes it fail."""
+        if self.works([names])[0]:
+            return self._figures(names)
+        failed = self._failure(names)
+        isolated = isolate(names, self.works)
+        if not isolated and self.works([names])[0]:
+            # A failure that does not repeat has no faulty node.
+            return self._figures(names)
+        return Collective(**(vars(failed) | {"isolated": tuple(isolated)}))
+
+    def works(self, groups: Sequence[Sequence[str]]) -> list[bool]:
+        """Run one all-reduce in each group, all at the same time; return which groups succeeded."""
+        busy = {name for group in groups for name in group}
+        ready = self._nodes.ask("prepare", IMPORT + 2 * _GRACE, busy, lose=False)
+        self._answers = {name: {"stage": "hangs"} for name in busy} | ready
+        whole = [group for group in groups if all(self._stage(name) == "here" for name in group)]
+        orders = [self._order(group, ready) for group in whole]
+        if orders:
+            self._orders |= {order["first"]: order for order in orders}
+            members = {name for group in whole for name in group}
+            seconds = max(order["limit"] for order in orders) + 2 * _GRACE
+            self._answers |= {name: {"stage": "hangs"} for name in members}
+            self._answers |= self._nodes.ask(
+                "all-reduce", seconds, members, lose=False, groups=orders
+            )
+        return [all(self._stage(name) == "done" for name in group) for group in groups]
+
+    def _stage(self, name: str) -> str:
+        return str(self._answers[name]["stage"])
+
+    def _order(self, group: Sequence[str], ready: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        gpus = [ready[name]["gpus"] for name in group]
+        counts = gpus if all(gpus) else [1] * len(group)
+        members, ranks = {}, 0
+        for name, count in zip(group, counts, strict=True):
+            members[name] = (ranks, count)
+            ranks += count
+        return {
+            "first": group[0],
+            "members": members,
+            "ranks": ranks,
+            "backend": "nccl" if all(gpus) else "gloo",
+            "address": self._addresses[group[0]],
+            "peers": [self._addresses[name] for name in (group[1], group[0])],
+            "port": ready[group[0]]["port"],
+            "limit": self._limit + ranks * _CONNECTING,
+            "seconds": self._seconds,
+        }
+
+    def _figures(self, names: Sequence[str]) -> Collective:
+        order, first = self._orders[names[0]], self._answers[names[0]]
+        figures = (first["bytes"], first["seconds"], first["busbw"])
+        return Collective(tuple(names), order["backend"], order["ranks"], *figures)
+
+    def _failure(self, names: Sequence[str]) -> Collective:
+        bad = [self._answers[name] for name in names if self._stage(name) != "done"]
+        # The message of a failed rank explains more than the missing answers of the ranks that wait for it.
+        told = next((one["problem"] for one in bad if one.get("problem")), None)
+        joined = sum(one.get("after") == "joined" for one in bad)
+        limit = self._limit + len(names) * _CONNECTING
+        hangs = f"no result after {limit:.0f} s; {joined} of {len(names)} nodes had joined"
+        order = self._orders.get(names[0], {"backend": "gloo", "ranks": len(names)})
+        return Collective(tuple(names), order["backend"], order["ranks"], problem=told or hangs)
+
+
+Works = Callable[[Sequence[Sequence[str]]], list[bool]]
+"""Runs a collective in each group of nodes at the same time, and returns for each group if it worked."""
+
+_ROUNDS_OF_PAIRS = 3
+
+
+def isolate(nodes: Sequence[str], works: Works) -> list[str]:
+    """Return the nodes that make a collective fail, after it has failed over all ``nodes``.
+
+    Each step halves the groups that fail, and runs the halves together: 1000 nodes take ten steps. A single
+    node gets a working node as its partner. If both halves of a group work, no node is returned: the fault is
+    then between nodes, or no longer there.
+
+    Args:
+        nodes: at least two.
+        works: called with groups that share no node.
+    """
+    good: list[str] = []
+    single: list[str] = []
+    failing = [list(nodes)]
+    while failing:
+        middles = [(group, (len(group) + 1) // 2) for group in failing]
+        halves = [half for group, middle in middles for half in (group[:middle], group[middle:])]
+        single += [half[0] for half in halves if len(half) == 1]
+        several = [half for half in halves if len(half) > 1]
+        worked = works(several) if several else []
+        good += [
+            name for group, well in zip(several, worked, strict=True) if well for name in group
+        ]
+        failing = [group for group, well in zip(several, worked, strict=True) if not well]
+    bad = _failing(single, good, works) if single else []
+    return [name for name in nodes if name in bad]
+
+
+def _failing(single: Sequence[str], good: Sequence[str], works: Works) -> list[str]:
+    """Return those of the nodes ``single`` that do not work together with a good node."""
+    partners = list(good)
+    if not partners:
+        for pairs in all_pairs(single)[:_ROUNDS_OF_PAIRS]:
+            worked = zip(pairs, works(pairs), strict=True)
+            partners += [name for pair, well in worked if well for name in pair]
+            if partners:
+                break
+        else:
+            return list(single)
+    left = [name for name in single if name not in partners]
+    bad: list[str] = []
+    for start in range(0, len(left), len(partners)):
+        groups = list(zip(left[start : start + len(partners)], partners, strict=False))
+        bad += [group[0] for group, well in zip(groups, works(groups), strict=True) if not well]
+    return bad

@@ -1,0 +1,288 @@
+"""A preflight: runs every probe on every node, and says which nodes are unfit."""
+
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcrun.network.agents import LOST, Begin, Nodes, on_slurm, start
+from hpcrun.network.agents import here as agents_here
+from hpcrun.network.node_probes import RUN_DIRECTORY, SLOW_WRITE
+from hpcrun.network.probes import (
+    Answer,
+    Finding,
+    Needs,
+    Record,
+    Status,
+    findings_of,
+    probes,
+    record_from,
+)
+from hpcrun.network.probes import lines as finding_lines
+
+_START, _WRITE, _READ = 60.0, 30.0, 60.0
+# Factor of all limits for nodes that did not answer the first time.
+_SECOND = 2.0
+_CLOCK_READINGS = 5
+_CLOCK_PATIENCE = 2.0
+# Seconds. The first failure of a run is found by the times that its ranks write.
+_APART, _FAR_APART = 0.5, 60.0
+
+
+@dataclass
+class PreflightFacts:
+    """What the probes found.
+
+    ``found``: for each node. ``silent``: nodes without an answer, each with the reason. ``late``: nodes that
+    answered only the second time, each with the reason of the first failure. ``offsets``: seconds by which a
+    node's clock is ahead of this process's, with the uncertainty.
+    """
+
+    nodes: list[str]
+    needs: Needs = field(default_factory=Needs)
+    found: dict[str, list[tuple[str, Record]]] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    late: dict[str, str] = field(default_factory=dict)
+    offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def tell(self, node: str, check: str, record: Record) -> None:
+        """Add a record of a node."""
+        self.found.setdefault(node, []).append((check, record))
+
+
+def check_nodes(
+    needs: Needs,
+    *,
+    folder: Path | None,
+    python: str | None = None,
+    container: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> PreflightFacts:
+    """Check the hosts of ``needs``, nodes of this allocation, in the environment of the ranks.
+
+    Args:
+        folder: a shared folder, in which the nodes write and read files; None: no such check.
+        python: ``job.python``.
+        container: ``job.container``.
+    """
+    return check_twice(on_slurm(python, container, environ), needs.hosts, needs, folder)
+
+
+def check_here(count: int, needs: Needs, *, folder: Path | None) -> PreflightFacts:
+    """Check this machine with ``count`` processes instead of nodes."""
+    names = [f"local{index}" for index in range(count)]
+    return check_twice(agents_here, names, needs, folder)
+
+
+def check_twice(
+    begin: Begin, names: Sequence[str], needs: Needs, folder: Path | None
+) -> PreflightFacts:
+    """Check nodes; check nodes that do not answer in time a second time.
+
+    A slow file system delays the start of an agent on a good node. A node is unfit if it does not answer
+    twice, or if srun reports that no task can start there.
+    """
+    measured = _measure(begin, names, needs, folder, 1.0)
+    late = [name for name, why in measured.silent.items() if why != LOST]
+    if not late:
+        return measured
+    again = _measure(begin, late, needs, folder, _SECOND)
+    for name in late:
+        first = measured.silent.pop(name)
+        if name in again.silent:
+            alone = len(again.silent) == len(names)
+            why = again.silent[name]
+            measured.silent[name] = why if alone else f"{why}; before: {first}"
+        else:
+            measured.late[name] = first
+        # Replace the answers that the node gave before it stopped answering.
+        measured.found[name] = again.found.get(name, [])
+    measured.offsets.update(again.offsets)
+    measured.seconds = round(measured.seconds + again.seconds, 2)
+    return measured
+
+
+def _measure(
+    begin: Begin, names: Sequence[str], needs: Needs, folder: Path | None, slack: float
+) -> PreflightFacts:
+    """Run all probes; ``slack``: a factor for all limits."""
+    began = time.monotonic()
+    measured = PreflightFacts(list(names), needs)
+    nodes = start(begin, names, slack * _START)
+    try:
+        measured.offsets = _clock_offsets(nodes)
+        for one in probes().values():
+            told = nodes.ask(one.name, slack * one.seconds, needs=asdict(needs))
+            for node, records in told.items():
+                for record in records:
+                    measured.tell(node, one.name, record_from(record))
+        if folder is not None:
+            _share(nodes, measured, folder, slack)
+    finally:
+        nodes.close()
+    for name in names:
+        if name not in nodes.live:
+            measured.silent[name] = nodes.silent.get(name, "its task was ended")
+    if len(measured.silent) == len(names):
+        words = " ".join(nodes.words().split())[:300]
+        measured.silent = dict.fromkeys(names, words or next(iter(measured.silent.values())))
+    measured.seconds = round(time.monotonic() - began, 2)
+    return measured
+
+
+def _clock_offsets(nodes: Nodes) -> dict[str, tuple[float, float]]:
+    """Read each clock several times; the reading with the shortest round trip counts (RFC 5905)."""
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(_CLOCK_READINGS):
+        began, started = time.time(), time.monotonic()
+        for name, read in nodes.ask("clock", _CLOCK_PATIENCE, lose=False).items():
+            half = (nodes.arrived[name] - started) / 2
+            if name not in best or half < best[name][1]:
+                best[name] = (round(read - began - half, 6), round(half, 6))
+    return best
+
+
+def _share(nodes: Nodes, measured: PreflightFacts, folder: Path, slack: float) -> None:
+    """Have every node write a file, and then read the files of all."""
+    mount = "check the mount, the owner and the quota of the folder on this node"
+    try:
+        place = Path(tempfile.mkdtemp(prefix=".preflight-", dir=folder))
+    except OSError as error:
+        for name in nodes.live:
+            words = f"cannot write: {folder}: {error.strerror}"
+            measured.tell(name, RUN_DIRECTORY, Answer("fail", words, mount))
+        return
+    try:
+        written = nodes.ask("write", slack * _WRITE, folder=str(place))
+        names = [name for name, told in written.items() if "seconds" in told]
+        unseen = nodes.ask("read", slack * _READ, folder=str(place), names=names)
+    finally:
+        with contextlib.suppress(OSError):
+            for path in place.iterdir():
+                path.unlink()
+            place.rmdir()
+    for name, left in unseen.items():
+        told = written[name]
+        if "problem" in told:
+            answer = Answer("fail", f"cannot write: {told['problem']}", mount)
+        elif left:
+            remedy = "put the run on a file system that all nodes share"
+            answer = Answer("fail", f"does not see the files of {', '.join(left)}", remedy)
+        elif told["seconds"] > SLOW_WRITE:
+            words = f"a small write with fsync took {told['seconds']:.1f} s"
+            answer = Answer("warn", words, "expect slow saves")
+        else:
+            words = f"write with fsync in {told['seconds'] * 1000:.0f} ms, seen by all"
+            answer = Answer("pass", words)
+        measured.tell(name, RUN_DIRECTORY, answer)
+
+
+def results(measured: PreflightFacts) -> list[Finding]:
+    """Return the findings of all checks, also of those that pass."""
+    return [*_starts(measured), *findings_of(_answered(measured)), *_clocks(measured)]
+
+
+def _answered(measured: PreflightFacts) -> dict[str, list[tuple[str, Record]]]:
+    return {
+        node: measured.found.get(node, []) for node in measured.nodes if node not in measured.silent
+    }
+
+
+def _starts(measured: PreflightFacts) -> list[Finding]:
+    found = []
+    for node in measured.nodes:
+        if node in measured.silent:
+            remedy = "exclude the node; `scontrol show node` shows what Slurm knows about it"
+            found.append(Finding("starts", (node,), "fail", measured.silent[node], remedy))
+        elif node in measured.late:
+            words = f"answered only the second time: {measured.late[node]}"
+            remedy = "check the file system with the interpreter and the packages"
+            found.append(Finding("starts", (node,), "warn", words, remedy))
+        else:
+            found.append(Finding("starts", (node,), "pass", "answers"))
+    return found
+
+
+def _clocks(measured: PreflightFacts) -> list[Finding]:
+    if not measured.needs.hosts or len(measured.offsets) < 2:
+        return []
+    usual = statistics.median(offset for offset, _ in measured.offsets.values())
+    found: list[Finding] = []
+    for node, (offset, uncertain) in measured.offsets.items():
+        apart = abs(offset - usual)
+        if apart - uncertain > _APART:
+            status: Status = "fail" if apart - uncertain > _FAR_APART else "warn"
+            words = f"the clock is {apart:.1f} s {'ahead' if offset > usual else 'behind'}"
+            remedy = "the administrator starts chronyd or ntpd"
+            found.append(Finding("clock", (node,), status, words, remedy))
+    widest = max(abs(offset - usual) for offset, _ in measured.offsets.values())
+    return found or [Finding("clock", (), "pass", f"within {widest * 1000:.0f} ms")]
+
+
+def failures(found: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that keep the job from starting."""
+    return [one for one in found if one.status == "fail"]
+
+
+def unfit(measured: PreflightFacts, found: Sequence[Finding]) -> dict[str, str]:
+    """Return the nodes to exclude, each with its first failure.
+
+    A check that fails on all of several nodes excludes none: the job requests something that no node has.
+    The only node of a job is excluded for its hardware alone: another failure may come from the job.
+    """
+    hardware = {"starts", *(name for name, one in probes().items() if one.hardware)}
+    bad: dict[str, str] = {}
+    for one in failures(found):
+        if not one.nodes:
+            continue
+        failing = {other.nodes for other in failures(found) if other.check == one.check} - {()}
+        own = one.check in hardware
+        if len(failing) < len(measured.nodes) or (own and len(measured.nodes) == 1):
+            bad.setdefault(one.nodes[0], f"{one.check}: {one.words}")
+    return bad
+
+
+def cause(found: Sequence[Finding], bad: Mapping[str, str]) -> str:
+    """Return the failure in one line, with its node and remedy."""
+    failed = failures(found)
+    first = next((one for one in failed if one.nodes and one.nodes[0] in bad), failed[0])
+    where = f" on {first.nodes[0]}" if first.nodes else ""
+    more = f" (and {len(failed) - 1} more failures)" if len(failed) > 1 else ""
+    return f"preflight{where}: {first.check}: {first.words}{more}; {first.remedy}"
+
+
+def lines(measured: PreflightFacts, found: Sequence[Finding]) -> list[str]:
+    """Return the report, which ends with the option that excludes the unfit nodes."""
+    count, bad = len(measured.nodes), unfit(measured, found)
+    nodes = f"{count} node{'s' if count > 1 else ''} checked in {measured.seconds:.1f} s"
+    end = [f"{nodes}: fit"]
+    if bad:
+        end = [f"not fit: {', '.join(bad)}", f"--exclude={','.join(bad)}"]
+    elif failures(found):
+        end = [f"{nodes}: not fit, and no single node is the cause"]
+    return [*finding_lines(found), "", *end]
+
+
+def as_data(measured: PreflightFacts, found: Sequence[Finding]) -> dict[str, Any]:
+    """Return everything as plain data: times in seconds."""
+    bad = unfit(measured, found)
+    return {
+        "fit": not failures(found),
+        "unfit": bad,
+        "cause": cause(found, bad) if failures(found) else None,
+        "results": [one.as_record() for one in found],
+        "nodes": measured.nodes,
+        "silent": measured.silent,
+        "found": {
+            node: [asdict(record) | {"check": check} for check, record in told]
+            for node, told in measured.found.items()
+        },
+        "clock_offsets": {node: list(pair) for node, pair in measured.offsets.items()},
+        "seconds": measured.seconds,
+    }

@@ -1,1 +1,0 @@
-"""Checks of every node of a job, in the seconds before its ranks start."""

@@ -1,0 +1,258 @@
+"""The probes on constructed drivers, logs and places: good nodes pass, and a bad fact is reported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcrun.network.gpu_probes import product, read_gpus, xid_errors
+from hpcrun.network.node_probes import room
+from hpcrun.network.probes import (
+    Answer,
+    Needs,
+    Record,
+    Same,
+    Timed,
+    findings_of,
+    lines,
+    probes,
+    record_from,
+)
+
+GIB = 1 << 30
+
+
+class Refused(Exception):
+    """NVML's error."""
+
+
+class Driver:
+    """The module pynvml of a node with two GPUs, and with changed answers to some questions."""
+
+    NVMLError = Refused
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
+
+    def __init__(self, lost: int | None = None, **answers: Any) -> None:
+        self._lost, self.open = lost, False
+        self._answers: dict[str, Any] = {
+            "Init": None,
+            "Shutdown": None,
+            "SystemGetDriverVersion": b"550.54",
+            "DeviceGetCount": 2,
+            "DeviceGetPciInfo": SimpleNamespace(busId=b"00000000:3B:00.0"),
+            "DeviceGetTotalEccErrors": 0,
+            "DeviceGetRemappedRows": [0, 0, 0, 0],
+            "DeviceGetCurrentClocksThrottleReasons": 1,
+            "DeviceGetCurrPcieLinkWidth": 16,
+            "DeviceGetMaxPcieLinkWidth": 16,
+            **answers,
+        }
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index == self._lost:
+            raise Refused("GPU is lost")
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}{handle}"
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*_: object) -> Any:
+            value = self._answers[name.removeprefix("nvml")]
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return answer
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return a function that runs a probe of GPUs with a driver, and returns its answers."""
+
+    def run(driver: Any, name: str, needs: Needs | None = None, visible: str = "0,1") -> list[Any]:
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        read_gpus.cache_clear()
+        return list(probes()[name].function(needs or Needs(gpus=2)))
+
+    yield run
+    read_gpus.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpus", "2 visible"),
+        ("ecc", "no uncorrected error"),
+        ("throttling", "not slowed down"),
+        ("pcie", "x16"),
+    ],
+)
+def test_good_gpus_pass(told: Any, name: str, words: str) -> None:
+    found = [one for one in told(Driver(), name) if isinstance(one, Answer)]
+    assert {(one.status, one.words) for one in found} == {("pass", words)}
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "status", "words"),
+    [
+        ("gpus", {"lost": 1}, "fail", "GPU 1: GPU is lost"),
+        ("ecc", {"DeviceGetTotalEccErrors": 2}, "fail", "2 uncorrected"),
+        ("ecc", {"DeviceGetTotalEccErrors": Refused()}, "unknown", "reports no ECC"),
+        ("ecc", {"DeviceGetRemappedRows": [0, 0, 1, 1]}, "fail", "could not be replaced"),
+        ("ecc", {"DeviceGetRemappedRows": [0, 0, 1, 0]}, "warn", "not yet replaced"),
+        ("throttling", {"DeviceGetCurrentClocksThrottleReasons": 0x40}, "fail", "heat"),
+        ("throttling", {"DeviceGetCurrentClocksThrottleReasons": 0x80}, "fail", "power supply"),
+        ("throttling", {"DeviceGetCurrentClocksThrottleReasons": 0x20}, "warn", "0x20"),
+        ("pcie", {"DeviceGetCurrPcieLinkWidth": 8}, "warn", "8 of 16"),
+        ("pcie", {"DeviceGetCurrPcieLinkWidth": 4}, "fail", "4 of 16"),
+        ("pcie", {"Init": Refused("version mismatch")}, "unknown", "does not start: version"),
+    ],
+)
+def test_a_bad_gpu_is_reported(
+    told: Any, name: str, answers: dict[str, Any], status: str, words: str
+) -> None:
+    first = told(Driver(**answers), name)[0]
+    assert first.status == status
+    assert words in first.words
+
+
+def test_missing_gpus_and_a_missing_library_are_reported(told: Any) -> None:
+    assert "1 of 2 GPUs are visible" in told(Driver(), "gpus", visible="0")[0].words
+    assert told(None, "ecc")[0] == Answer(
+        "unknown", "nvidia-ml-py is not installed", "pip install 'hpcrun[gpu]'"
+    )
+    assert told(None, "ecc", Needs(gpus=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "indices"),
+    [("1", [1]), ("GPU-11", [1]), ("1,0", [1, 0]), ("0,-1,1", [0]), ("MIG-a", [0, 1]), ("", [])],
+)
+def test_only_the_visible_gpus_count(told: Any, listed: str, indices: list[int]) -> None:
+    told(Driver(), "gpus", visible=listed)
+    assert [device["index"] for device in read_gpus()["devices"]] == indices
+
+
+LOG = (
+    "<6>[  100.000000] usb 1-1: new device\n"
+    "<3>[ 5000.500000] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=x\n"
+    "[ 6000.000000] NVRM: Xid (PCI:0000:af:00): 79, pid=1234, name=python\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "uptime", "status", "words"),
+    [
+        (79, 8600.5, "fail", "GPU 0: Xid 79 1.0 h ago: the GPU has fallen off the bus"),
+        (62, 8600.5, "warn", "GPU 0: Xid 62 1.0 h ago"),
+        (31, 8600.5, "pass", "none in 24 hours"),
+        (79, 2 * 86400.0, "pass", "none in 24 hours"),
+    ],
+)
+def test_xid_errors_of_this_job_s_gpus_in_a_day_count(
+    number: int, uptime: float, status: str, words: str
+) -> None:
+    (found,) = xid_errors(LOG.format(number), uptime, {"3b:00": 0})
+    assert isinstance(found, Answer)
+    assert (found.status, found.words) == (status, words)
+
+
+@pytest.mark.parametrize(
+    ("free", "files", "status", "words"),
+    [
+        (9 * GIB, 10, "pass", "9 GiB free"),
+        (9 * GIB, None, "pass", "9 GiB free"),
+        (500 << 20, 10, "warn", "500 MiB free"),
+        (1 << 20, 10, "fail", "1 MiB free"),
+        (9 * GIB, 0, "fail", "no free inodes"),
+    ],
+)
+def test_little_room_is_reported(free: int, files: int | None, status: str, words: str) -> None:
+    found = room("/tmp", free, files, "")
+    assert (found.status, found.words) == (status, f"/tmp: {words}")
+
+
+def test_a_wrong_product_is_reported() -> None:
+    good = {"device": "cuda:0", "digest": "00", "wrong": 0, "name": "H100", "seconds": 0.1}
+    needs = Needs(gpus=1)
+    same, answer, timed = product(good, needs)
+    assert (same, timed.of) == (Same("product", "00", same.remedy, of="cuda:0"), "cuda:0")  # type: ignore[union-attr]
+    assert answer == Answer("pass", "exact on cuda:0")
+    statuses = [
+        one.status
+        for found in (good | {"wrong": 3}, {"device": "cuda:0", "problem": "CUDA error"})
+        for one in product(found, needs)
+        if isinstance(one, Answer)
+    ]
+    assert statuses == ["fail", "fail"]
+
+
+def found(**told: Record) -> list[tuple[str, tuple[str, ...], str]]:
+    """Return nodes, status and words of the findings of one check."""
+    listed = findings_of({node: [("x", record)] for node, record in told.items()})
+    return [(one.status, one.nodes, one.words) for one in listed]
+
+
+def test_a_value_that_differs_from_most_is_of_its_node() -> None:
+    a, b = Same("nccl", "2.21", "", "fail"), Same("nccl", "2.20", "", "fail", of="cuda:0")
+    assert found(n1=a, n2=a, n3=a) == [("pass", (), "equal: nccl 2.21")]
+    expected = "cuda:0: nccl is 2.20, on most nodes 2.21"
+    assert found(n1=a, n2=b, n3=a) == [("fail", ("n2",), expected)]
+    assert found(n1=a, n2=b) == [("fail", (), "nccl differs: n1 has 2.21, n2 has 2.20")]
+
+
+def test_a_slow_device_is_compared_with_its_own_model() -> None:
+    fast, slow = Timed("H100", 0.1, "", "cuda:0"), Timed("H100", 0.5, "", "cuda:1")
+    words = "cuda:1 takes 5.00 times as long as the best H100"
+    assert found(n1=fast, n2=slow, n3=Timed("A100", 9.0, "")) == [("warn", ("n2",), words)]
+
+
+def test_what_is_true_everywhere_has_its_own_status() -> None:
+    lacks, has = Answer("fail", "no torch", "", everywhere="warn"), Answer("pass", "yes")
+    assert [one[0] for one in found(n1=lacks, n2=has)] == ["fail", "pass"]
+    assert [one[0] for one in found(n1=lacks, n2=lacks)] == ["warn", "warn"]
+
+
+def test_the_report_has_a_line_per_passed_check_and_per_bad_node() -> None:
+    good, bad = Answer("pass", "enough"), Answer("warn", "few", "raise it")
+    told = {"n1": [("limits", good), ("space", good)], "n2": [("limits", bad), ("space", good)]}
+    assert lines(findings_of(told)) == [
+        "warn     limits  n2: few; raise it",
+        "pass     space   enough",
+    ]
+
+
+@pytest.mark.parametrize(
+    "record", [Answer("fail", "a", "b"), Same("a", "1", "b"), Timed("a", 0.5, "b")]
+)
+def test_records_come_back_from_json(record: Record) -> None:
+    assert record_from(json.loads(json.dumps(vars(record)))) == record
+
+
+# No process may write a byte into a file.
+UNWRITABLE = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+from hpcrun.network import node_probes as node
+from hpcrun.network.probes import Needs
+spaces = [one.words for one in node.space(Needs(run=sys.argv[1]))]
+print(json.dumps([spaces, node.write(sys.argv[1], "n1")]))
+"""
+
+
+def test_a_node_that_can_write_nowhere_still_answers(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNWRITABLE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    spaces, written = json.loads(done.stdout)
+    assert [words.partition(" ")[0] for words in spaces] == ["/dev/shm:", "temporary", "run"]
+    assert written == {"problem": "File too large"}
