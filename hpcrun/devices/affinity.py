@@ -5,11 +5,8 @@ the GPU that they feed. If Slurm is configured to bind tasks, nothing is left to
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from hpcrun.devices import devices as amd
 
 Core = tuple[int, ...]
 """The CPUs (hardware threads) of one core."""
@@ -20,7 +17,7 @@ _WORD_BITS = 64
 def cpus_of_rank(environ: Mapping[str, str], ranks: int) -> int:
     """Return the number of CPUs that each of ``ranks`` ranks on this node may use, at least 1."""
     allowed = len(os.sched_getaffinity(0))
-    bound = is_bound(allowed, environ, _parents_cpus())
+    bound = is_bound(allowed, environ, len(os.sched_getaffinity(os.getppid())))
     return allowed if bound else max(1, min(allowed, _given(environ) or allowed) // ranks)
 
 
@@ -40,15 +37,20 @@ def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: b
     allowed = os.sched_getaffinity(0)
     own = cpus_of_rank(environ, ranks)
     cores = cores_of(allowed)
-    if own == len(allowed) or len(cores) < ranks or not_confined(len(allowed), environ):
+    # The job's own CPUs are unknown if Slurm confines it to none (TaskPlugin=task/none, slurm.conf(5)): two
+    # jobs on one node that each bound their ranks would choose the same CPUs.
+    confined = len(allowed) <= (_given(environ) or len(allowed))
+    if own == len(allowed) or len(cores) < ranks or not confined:
         return own
     near = gpu_cpus(environ) if gpu else []
     if len(near) == 1:
         # The rank sees only its own GPU, so the cores near the other GPUs are unknown and not divided.
-        cpus = nearby(cores, near[0], ranks)
+        local = [core for core in cores if near[0].issuperset(core)]
+        share = local if len(local) >= len(cores) // ranks else cores
     else:
         wanted = [near[rank % len(near)] if near else frozenset() for rank in range(ranks)]
-        cpus = flat(divide(cores, wanted)[local_rank])
+        share = divide(cores, wanted)[local_rank]
+    cpus = [cpu for core in share for cpu in core]
     try:
         os.sched_setaffinity(0, cpus)
     except OSError:
@@ -56,26 +58,15 @@ def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: b
     return min(own, len(cpus))
 
 
-def is_bound(allowed: int, environ: Mapping[str, str], parents: int | None) -> bool:
+def is_bound(allowed: int, environ: Mapping[str, str], parents: int) -> bool:
     """Return True if a launcher has bound this rank to a part of the job's CPUs on the node.
 
     Args:
         allowed: CPUs on which this process may run.
-        parents: CPUs on which its parent may run, if known. slurmstepd does not belong to the
-            job, so under Slurm the variable decides.
+        parents: CPUs on which its parent may run. slurmstepd does not belong to the job, so under Slurm the
+            variable decides.
     """
-    job = _given(environ) or parents
-    return job is not None and allowed < job
-
-
-def not_confined(allowed: int, environ: Mapping[str, str]) -> bool:
-    """Return True if a Slurm job may run on more CPUs of the node than it was allocated.
-
-    Then its own CPUs are unknown (TaskPlugin=task/none, slurm.conf(5)): two jobs on one node that
-    each bound their ranks would choose the same CPUs.
-    """
-    given = _given(environ)
-    return given is not None and given < allowed
+    return allowed < (_given(environ) or parents)
 
 
 def divide(cores: Sequence[Core], near: Sequence[frozenset[int]]) -> list[list[Core]]:
@@ -104,12 +95,6 @@ def divide(cores: Sequence[Core], near: Sequence[frozenset[int]]) -> list[list[C
     return shares
 
 
-def nearby(cores: Sequence[Core], near: frozenset[int], ranks: int) -> list[int]:
-    """Return the CPUs near a GPU, if they are at least an equal share for one of ``ranks``; else all."""
-    local = [core for core in cores if near.issuperset(core)]
-    return flat(local if len(local) >= len(cores) // ranks else cores)
-
-
 def cores_of(allowed: set[int], system: Path = Path("/sys/devices/system/cpu")) -> list[Core]:
     """Group ``allowed`` CPUs by core, ordered by socket: two threads of a core belong to one rank.
 
@@ -129,59 +114,31 @@ def cores_of(allowed: set[int], system: Path = Path("/sys/devices/system/cpu")) 
     return [tuple(found[key]) for key in sorted(found)]
 
 
-def flat(cores: Sequence[Core]) -> list[int]:
-    """Return the CPUs of ``cores``, ascending."""
-    return sorted(cpu for core in cores for cpu in core)
-
-
 def gpu_cpus(environ: Mapping[str, str]) -> list[frozenset[int]]:
-    """Return the CPUs near each visible GPU, in the order of CUDA or HIP; empty without an answer."""
-    try:
-        import pynvml
-    except ImportError:
-        return amd.near_cpus(amd.gpu_addresses(environ))
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return amd.near_cpus(amd.gpu_addresses(environ))
+    """Return the CPUs near each of NVIDIA's GPUs, in the order of CUDA; empty without an answer of NVML."""
     words = (os.cpu_count() or 1) // _WORD_BITS + 1
     try:
-        return [
-            _cpus(pynvml.nvmlDeviceGetCpuAffinity(handle, words))
-            for handle in _handles(pynvml, environ.get("CUDA_VISIBLE_DEVICES"))
+        import pynvml
+
+        pynvml.nvmlInit()
+        default = ",".join(map(str, range(pynvml.nvmlDeviceGetCount())))
+        entries = environ.get("CUDA_VISIBLE_DEVICES", default).replace(" ", "").split(",")
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(int(entry))
+            if entry.isdecimal()
+            else pynvml.nvmlDeviceGetHandleByUUID(entry)
+            for entry in entries
         ]
-    except pynvml.NVMLError:
+        return [_cpus(pynvml.nvmlDeviceGetCpuAffinity(handle, words)) for handle in handles]
+    except Exception:  # without the package, pynvml's own error has no name
         return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _handles(nvml: Any, listed: str | None) -> Iterator[Any]:
-    if listed is None:
-        listed = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
-    for entry in (part.strip() for part in listed.split(",")):
-        if entry.isdecimal():
-            yield nvml.nvmlDeviceGetHandleByIndex(int(entry))
-        else:
-            yield nvml.nvmlDeviceGetHandleByUUID(entry)
 
 
 def _cpus(mask: Sequence[int]) -> frozenset[int]:
-    return frozenset(
-        word * _WORD_BITS + bit
-        for word, bits in enumerate(mask)
-        for bit in range(_WORD_BITS)
-        if bits >> bit & 1
-    )
+    bits = "".join(f"{word:0{_WORD_BITS}b}"[::-1] for word in mask)
+    return frozenset(cpu for cpu, bit in enumerate(bits) if bit == "1")
 
 
 def _given(environ: Mapping[str, str]) -> int | None:
     on_node = environ.get("SLURM_CPUS_ON_NODE", "")
     return int(on_node) if on_node.isdecimal() else None
-
-
-def _parents_cpus() -> int | None:
-    try:
-        return len(os.sched_getaffinity(os.getppid()))
-    except OSError:
-        return None

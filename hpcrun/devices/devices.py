@@ -2,182 +2,19 @@
 
 The submitter must know in milliseconds whether a local run has GPUs, and CUDA must not be
 initialized before the worker has chosen its device.
-
-``rocm-smi`` shows the same values. The files need no library and no permission.
 """
 
-import math
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from hpcrun.errors import NodeUnfit
 
-Sample = Callable[[], tuple[float, float] | None]
-"""Returns utilization in percent and used bytes; None ends the sampling."""
-
-SAMPLE_S = 2.0
-"""Seconds between two samples. NVML itself averages utilization over at most one second."""
-
-
-class GpuUse:
-    """Samples one GPU in a thread until :meth:`close`."""
-
-    def __init__(self, sample: Sample, every: float = SAMPLE_S) -> None:
-        """Start the thread; ``every``: seconds between two samples."""
-        self._sample, self._every = sample, every
-        self._lock = threading.Lock()
-        self._busy: list[float] = []
-        self._used = math.nan
-        self._over = threading.Event()
-        threading.Thread(target=self._run, name="hpcrun-gpu-use", daemon=True).start()
-
-    def read(self) -> tuple[float, float]:
-        """Return the mean utilization (percent) and the most memory (bytes) since the last call.
-
-        The memory is that of all processes on the GPU, with torch's cache. NaN without a sample.
-        """
-        with self._lock:
-            busy, used = self._busy, self._used
-            self._busy, self._used = [], math.nan
-        return (sum(busy) / len(busy) if busy else math.nan), used
-
-    def close(self) -> None:
-        """End the thread."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(self._every):
-            found = self._sample()
-            if found is None:
-                return
-            busy, used = found
-            with self._lock:
-                self._busy.append(busy)
-                self._used = used if math.isnan(self._used) else max(self._used, used)
-
-
-def gpu_use(uuid: str, every: float = SAMPLE_S) -> GpuUse | None:
-    """Start to sample the GPU with this UUID; None without NVML, its driver, or this GPU.
-
-    Args:
-        uuid: as CUDA has it, without the prefix ``GPU-``.
-        every: seconds between two samples.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        # As bytes, since older versions of the module accept no text here; newer versions accept both.
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-    except pynvml.NVMLError:
-        return None
-    return GpuUse(partial(ask_nvml, pynvml, handle), every)
-
-
-def amd_gpu_use(address: str, every: float = SAMPLE_S) -> GpuUse | None:
-    """Start to sample AMD's GPU with this PCI address; None if its driver has no answer."""
-    return None if use(address) is None else GpuUse(partial(use, address), every)
-
-
-def ask_nvml(nvml: Any, handle: Any) -> tuple[float, float] | None:
-    """Return the percent of time that the GPU was busy, and its used bytes; None without an answer."""
-    try:
-        busy = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        used = float(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except nvml.NVMLError:
-        # A slice of a GPU (MIG) has no utilization, and a lost GPU has no answer.
-        return None
-    return busy, used
-
-
-NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-"""The devices of the driver's compute part: CPUs and GPUs."""
-
-PCI = Path("/sys/bus/pci/devices")
-"""The devices on the PCI bus."""
-
-
-def gpu_addresses(environ: Mapping[str, str], nodes: Path = NODES) -> list[str]:
-    """Return the PCI addresses of the GPUs that HIP shows to a process, in HIP's order: ``0000:c1:00.0``.
-
-    ROCm's runtime lists the GPUs of ROCR_VISIBLE_DEVICES; of these, HIP shows those of HIP_VISIBLE_DEVICES,
-    or of CUDA_VISIBLE_DEVICES, which it reads instead. Parts of one GPU (CPX mode) have one address.
-    """
-    shown = [(_address(gpu), f"{int(gpu.get('unique_id', 0)):016x}") for gpu in gpus(nodes)]
-    for names in (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")):
-        listed = next((environ[name] for name in names if name in environ), None)
-        if listed is not None:
-            shown = list(_chosen(shown, listed))
-    return [address for address, _ in shown]
-
-
-def gpus(nodes: Path = NODES) -> Iterator[dict[str, str]]:
-    """Yield the driver's properties of each GPU that this process may use, in the driver's order."""
-    numbered = [folder for folder in nodes.glob("*") if folder.name.isdecimal()]
-    for folder in sorted(numbered, key=lambda folder: int(folder.name)):
-        try:
-            text = (folder / "properties").read_text()
-            found = dict(line.split() for line in text.splitlines())
-        except (OSError, ValueError):
-            # The kernel refuses GPUs that the job's control group hides.
-            continue
-        if found.get("simd_count", "0") != "0":  # The other nodes are CPUs.
-            yield found
-
-
-def near_cpus(addresses: Sequence[str], pci: Path = PCI) -> list[frozenset[int]]:
-    """Return the CPUs near each GPU; empty if the kernel does not know them for all."""
-    try:
-        return [_cpus((pci / address / "local_cpulist").read_text()) for address in addresses]
-    except (OSError, ValueError):
-        return []
-
-
-def use(address: str, pci: Path = PCI) -> tuple[float, float] | None:
-    """Return the utilization of a GPU in percent, and its used bytes; None if the driver has no answer."""
-    try:
-        busy, used = (
-            float((pci / address / name).read_text())
-            for name in ("gpu_busy_percent", "mem_info_vram_used")
-        )
-    except (OSError, ValueError):
-        # A virtual function has no utilization.
-        return None
-    return busy, used
-
-
-def _address(gpu: Mapping[str, str]) -> str:
-    # The highest bits are the number of a part of the GPU.
-    place = int(gpu.get("location_id", "0"))
-    domain = int(gpu.get("domain", "0"))
-    return f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
-
-
-def _chosen(shown: Sequence[tuple[str, str]], listed: str) -> Iterator[tuple[str, str]]:
-    """Yield the GPUs that a variable lists; the first entry without a GPU ends the list."""
-    for entry in (part.strip() for part in listed.split(",")):
-        if entry.isdecimal():
-            found = shown[int(entry) : int(entry) + 1]
-        else:
-            found = [gpu for gpu in shown if entry.lower() == f"gpu-{gpu[1]}"][:1]
-        if not found:
-            return
-        yield from found
-
-
-def _cpus(listed: str) -> frozenset[int]:
-    """Return the CPUs of a list of the kernel, such as ``0-15,64-79``."""
-    ends = [part.split("-") for part in listed.strip().split(",") if part]
-    return frozenset(cpu for span in ends for cpu in range(int(span[0]), int(span[-1]) + 1))
-
-
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+"""The devices of the compute part of AMD's driver: CPUs and GPUs."""
+
 AMD_DRIVER = Path("/dev/kfd")
 
 # ROCm's libraries read CUDA's variable like HIP's.
@@ -213,7 +50,7 @@ def visible_gpus(
     counted = _nvml_count()
     # NVML's 0 counts: the driver lists also the GPUs that a job's control group hides.
     nvidia = _driver_count(proc) if counted is None else counted
-    return nvidia or (len(list(gpus(kfd))) if driver.exists() else 0)
+    return nvidia or (_amd_count(kfd) if driver.exists() else 0)
 
 
 def given_gpus(environ: Mapping[str, str]) -> int:
@@ -281,11 +118,12 @@ def _listed_devices(listed: str) -> int:
     The first invalid entry ends the list (``0,1,-1,2`` is two devices), and a device named twice
     empties it. Slurm writes ``NoDevFiles`` for a task without GPUs.
     """
-    devices: list[str] = []
-    for entry in (part.strip() for part in listed.split(",")):
-        if not (entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))):
-            break
-        devices.append(entry)
+    devices = list(
+        takewhile(
+            lambda entry: entry.isdecimal() or entry.startswith(("GPU-", "MIG-")),
+            (entry.strip() for entry in listed.split(",")),
+        )
+    )
     if devices and devices[0].startswith("MIG-"):
         # NVIDIA's MIG user guide, "CUDA Device Enumeration": only the first slice counts.
         return 1
@@ -296,18 +134,11 @@ def _nvml_count() -> int | None:
     """Ask NVML; None if it is not installed or its driver does not answer."""
     try:
         import pynvml
-    except ImportError:
-        return None
-    try:
+
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
         return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
+    except Exception:  # without the package, pynvml's own error has no name
         return None
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _driver_count(proc: Path) -> int:
@@ -315,3 +146,16 @@ def _driver_count(proc: Path) -> int:
         return sum(1 for _ in proc.iterdir())
     except OSError:
         return 0
+
+
+def _amd_count(nodes: Path) -> int:
+    """Count the GPUs of AMD's driver: its devices with compute units (the other ones are CPUs)."""
+    found = 0
+    for path in nodes.glob("*/properties"):
+        try:
+            words = path.read_text().split()
+        except OSError:
+            # The kernel refuses GPUs that the job's control group hides.
+            continue
+        found += "simd_count" in words and words[words.index("simd_count") + 1] != "0"
+    return found

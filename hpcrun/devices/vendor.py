@@ -3,8 +3,11 @@
 The switches do nothing on other devices, so that callers need no case for them.
 """
 
+import contextlib
 import ctypes
+import math
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -23,17 +26,9 @@ WITHOUT_GRAPHS: dict[str, CompileMode] = {
 }
 """The modes of torch.compile that capture CUDA graphs, each with a similar mode that captures none."""
 
-_HAS_TF32 = (8, 0)
-"""Compute capability of Ampere, the first architecture with TensorFloat-32."""
-
-_HAS_FP8 = (8, 9)
-"""Compute capability of Ada, the first architecture with fp8."""
-
-_HAS_XF32 = (9, 4)
-"""Architecture (gfx942) of the MI300 series, the only GPUs of AMD with an equivalent of TensorFloat-32.
-
-They are also the first with fp8.
-"""
+# Compute capabilities: Ampere has TensorFloat-32 first, Ada fp8; of AMD's GPUs the MI300 series (gfx942) has
+# an equivalent of TensorFloat-32, and fp8 first.
+_AMPERE, _ADA, _MI300 = (8, 0), (8, 9), (9, 4)
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
@@ -78,18 +73,6 @@ def capability(device: torch.device) -> dict[str, str]:
     return {"capability": f"{major}.{minor}"}
 
 
-def is_amd(device: torch.device) -> bool:
-    """Return True for one of AMD's GPUs."""
-    return device.type == KIND and torch.version.hip is not None
-
-
-def nvml_uuid(device: torch.device) -> str | None:
-    """Return the identifier of a GPU that NVML knows; None for AMD's GPUs and other devices."""
-    if device.type != KIND or not torch.cuda.is_available() or torch.version.hip:
-        return None
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
 def fix_workspace() -> None:
     """Let cuBLAS use a workspace with which it is deterministic, unless the user has chosen another."""
     # cuBLAS reads the variable at its first use; older torch refuses cuBLAS without it.
@@ -120,27 +103,31 @@ def forbid_tf32(device: torch.device) -> None:
 
 def has_bf16(device: torch.device) -> bool:
     """Return True if ``device`` is a GPU with matrix products in bfloat16 that are faster than in fp32."""
-    if device.type != KIND:
-        return False
     # AMD's CDNA GPUs have it, since MI100; NVIDIA's since Ampere.
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= _HAS_TF32
+    return _has(device, nvidia=_AMPERE, amd=((0, 0), (99, 0)))
 
 
 def has_tf32(device: torch.device) -> bool:
     """Return True if ``device`` is a GPU with TensorFloat-32 or AMD's equivalent."""
-    if device.type != KIND:
-        return False
-    found = torch.cuda.get_device_capability(device)
-    return found == _HAS_XF32 if torch.version.hip else found >= _HAS_TF32
+    return _has(device, nvidia=_AMPERE, amd=(_MI300, (9, 5)))
 
 
 def has_float8(device: torch.device) -> bool:
     """Return True if ``device`` is a GPU with matrix products in fp8 that torchao uses."""
+    # AMD's gfx10, 11 and 12 are graphics cards, though their numbers are higher.
+    return _has(device, nvidia=_ADA, amd=(_MI300, (10, 0)))
+
+
+def _has(
+    device: torch.device,
+    nvidia: tuple[int, int],
+    amd: tuple[tuple[int, int], tuple[int, int]],
+) -> bool:
+    """Compare a GPU's architecture: NVIDIA's lowest, AMD's lowest and the first one above the highest."""
     if device.type != KIND:
         return False
     found = torch.cuda.get_device_capability(device)
-    # AMD's gfx10, 11 and 12 are graphics cards, though their numbers are higher.
-    return _HAS_XF32 <= found < (10, 0) if torch.version.hip else found >= _HAS_FP8
+    return amd[0] <= found < amd[1] if torch.version.hip else found >= nvidia
 
 
 def lock_pages(address: int, size: int) -> tuple[Callable[[], object] | None, str]:
@@ -175,6 +162,50 @@ def _last_error() -> Callable[[], int] | None:
     # runtime that torch uses.
     library = ctypes.CDLL(torch._C.__file__)
     return getattr(library, "hipGetLastError" if torch.version.hip else "cudaGetLastError", None)
+
+
+class GpuUse:
+    """Samples the use of one GPU in a thread, with NVML or AMD SMI, until :meth:`close`."""
+
+    def __init__(self, sample: Callable[[], tuple[float, float]], every: float = 2.0) -> None:
+        """Start the thread.
+
+        Args:
+            sample: returns utilization in percent and used bytes; any error ends the sampling.
+            every: seconds between two samples; the driver averages utilization over at most one second.
+        """
+        self._sample, self._every = sample, every
+        self._samples: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="hpcrun-gpu-use", daemon=True).start()
+
+    def read(self) -> tuple[float, float]:
+        """Return the mean utilization (percent) and the most memory (bytes) since the last call.
+
+        The memory is that of all processes on the GPU, with torch's cache. NaN without a sample.
+        """
+        found, self._samples = self._samples, []
+        if not found:
+            return math.nan, math.nan
+        busy, used = zip(*found, strict=True)
+        return sum(busy) / len(busy), max(used)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # a slice of a GPU (MIG) has no utilization
+            while not self._over.wait(self._every):
+                sample = self._sample()
+                self._samples.append(sample)
+
+
+def gpu_use(device: torch.device) -> GpuUse | None:
+    """Start to sample a GPU; None for other devices."""
+    if device.type != KIND:
+        return None
+    return GpuUse(lambda: (torch.cuda.utilization(device), torch.cuda.device_memory_used(device)))
 
 
 def write_memory_report(summary: Callable[[], Path]) -> bool:

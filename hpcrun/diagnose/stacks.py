@@ -3,10 +3,11 @@
 import re
 import sys
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import groupby
 
 from hpcrun.run.endings import is_own_code, is_package_code, original
-from hpcrun.run.stacks import SPAWNED, STOPPED, Frame, Stack, Thread
+from hpcrun.run.stacks import Frame, Stack, Thread
 
 MOVED = 3.0
 """Seconds: a rank moves if its position changed more recently than this. Ranks check it once a second."""
@@ -56,42 +57,16 @@ def summary(groups: Sequence[StackGroup], unread: Sequence[int] = ()) -> str:
     Args:
         unread: the tasks without stacks.
     """
-    groups = _compared(groups)
-    stacks = [stack for group in groups for stack in group.stacks]
-    if not stacks:
-        return "no rank could be read"
-    held = [stack for stack in stacks if stack.doing == STOPPED]
-    if held:
-        waits = f"; the others wait for {_it(held)}" if len(held) < len(stacks) else ""
-        line = f"{ranks_of(held)} {_is(held)} {STOPPED}{waits}"
-    else:
-        line = _comparison(groups, stacks)
-    if not unread:
-        return line
-    return f"{line}; not read: {'task' if len(unread) == 1 else 'tasks'} {ranges(sorted(unread))}"
-
-
-def _compared(groups: Sequence[StackGroup]) -> list[StackGroup]:
-    """Return the groups of ranks, without launchers and child processes; or of spawned processes."""
-    for role in (None, SPAWNED):
-        found = [
-            replace(group, stacks=tuple(one for one in group.stacks if one.role == role))
-            for group in groups
-        ]
-        if any(group.stacks for group in found):
-            return [group for group in found if group.stacks]
-    return []
+    stacks = [stack for group in groups for stack in group.stacks if stack.rank is not None]
+    line = _comparison(groups, stacks) if stacks else "no rank could be read"
+    return f"{line}; not read: {ranges(sorted(unread), 'task')}" if unread else line
 
 
 def _comparison(groups: Sequence[StackGroup], stacks: Sequence[Stack]) -> str:
+    groups = [group for group in groups if any(one.rank is not None for one in group.stacks)]
     steps = sorted({stack.step for stack in stacks if stack.step is not None})
     if any(stack.idle is not None and stack.idle < MOVED for stack in stacks):
-        return (
-            f"the ranks move: {_steps(steps)}; each rank answers within a second, in its own step"
-        )
-    locked = [stack for stack in stacks if stack.rank is not None and stack.idle is None]
-    if steps and locked:
-        return f"{ranks_of(locked)} {_is(locked)} {locked[0].doing or 'without a step'}"
+        return f"the ranks move: {_steps(steps)}"
     if len(steps) > 1:
         late = [stack for stack in stacks if stack.step == steps[0]]
         place = next(group.place for group in groups if late[0] in group.stacks)
@@ -100,28 +75,25 @@ def _comparison(groups: Sequence[StackGroup], stacks: Sequence[Stack]) -> str:
             f"{ranks_of(late)} {_is(late)} behind: step {steps[0]}, the newest is {steps[-1]}; "
             f"at {place}; no rank has moved for {idle:.0f} s"
         )
-    if len(stacks) == 1:
-        return f"{ranks_of(stacks)} is at {groups[0].place}"
     if len(groups) == 1:
         return f"{ranks_of(stacks)} {_is(stacks)} at the same place: {groups[0].place}"
-    smallest = groups[-1].stacks
-    if len(smallest) < len(groups[0].stacks) and len(groups) == 2:
+    largest, *_, smallest = groups
+    if len(groups) == 2 and len(smallest.stacks) < len(largest.stacks):
         return (
-            f"{ranks_of(smallest)} {'differs' if len(smallest) == 1 else 'differ'} from the others: at "
-            f"{groups[-1].place}, the others at {groups[0].place}"
+            f"{ranks_of(smallest.stacks)} {_is(smallest.stacks)} elsewhere: at {smallest.place}, "
+            f"the others at {largest.place}"
         )
-    return f"the ranks are at {len(groups)} different places; no place has most of the ranks"
+    return f"the ranks are at {len(groups)} different places"
 
 
 def group_lines(group: StackGroup) -> list[str]:
     """Return the lines that show a group: its ranks, their nodes and steps, and the stack."""
     stacks = group.stacks
     steps = sorted({stack.step for stack in stacks if stack.step is not None})
-    doing = sorted({stack.doing for stack in stacks if stack.doing})
+    words = {text for stack in stacks for text in (stack.role, stack.doing) if text}
     hosts = _few(sorted({stack.host for stack in stacks}))
-    roles = sorted({stack.role for stack in stacks if stack.role})
-    words = [f"{ranks_of(stacks)} on {hosts}", *roles, *([_steps(steps)] if steps else []), *doing]
-    lines = [f"{', '.join(words)}:"]
+    about = [f"{ranks_of(stacks)} on {hosts}", *([_steps(steps)] if steps else []), *sorted(words)]
+    lines = [f"{', '.join(about)}:"]
     for number, thread in enumerate(group.threads):
         if number:
             lines.append(f"  thread {thread.name}:")
@@ -132,37 +104,31 @@ def group_lines(group: StackGroup) -> list[str]:
 def ranks_of(stacks: Sequence[Stack]) -> str:
     """Return ``rank 3``, ``ranks 0-2, 5``, or the numbers of processes that are not ranks."""
     numbers = sorted(stack.rank for stack in stacks if stack.rank is not None)
-    if not numbers:
-        word = "process" if len(stacks) == 1 else "processes"
-        return f"{word} {_few([str(stack.pid) for stack in stacks])}"
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}"
+    return ranges(numbers, "rank") if numbers else f"pid {_few([str(one.pid) for one in stacks])}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as ``0-2, 5``."""
+def ranges(numbers: Sequence[int], noun: str = "") -> str:
+    """Return ascending numbers as ``0-2, 5``, after ``noun`` in singular or plural if there is one."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return _few([f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
+    text = _few([f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {text}" if noun else text
 
 
 def _frame_lines(frames: Sequence[Frame]) -> list[str]:
     """Return a line for each frame; neighboring frames of this package and of Python become one line."""
     lines: list[str] = []
-    hidden = 0
-    for number, frame in enumerate(frames):
-        innermost = number == len(frames) - 1
-        if _is_hidden(frame.file) and not innermost:
-            hidden += 1
-            continue
+    for hidden, found in groupby(frames[:-1], lambda frame: _is_hidden(frame.file)):
+        group = list(found)
         if hidden:
-            lines.append(f"… {hidden} {'frame' if hidden == 1 else 'frames'} of hpcrun and Python")
-            hidden = 0
-        lines.append(_line(frame))
-    return lines
+            lines.append(f"… {len(group)} frames of hpcrun and Python")
+        else:
+            lines += map(_line, group)
+    return [*lines, *map(_line, frames[-1:])]
 
 
 def _is_hidden(file: str) -> bool:
@@ -191,10 +157,6 @@ def _steps(steps: Sequence[int]) -> str:
 
 def _is(stacks: Sequence[Stack]) -> str:
     return "is" if len(stacks) == 1 else "are"
-
-
-def _it(stacks: Sequence[Stack]) -> str:
-    return "it" if len(stacks) == 1 else "them"
 
 
 def _few(words: Sequence[str]) -> str:

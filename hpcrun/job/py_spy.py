@@ -1,4 +1,4 @@
-"""The Python stacks of a script, which py-spy reads from outside the script's processes."""
+"""The Python stacks of a process tree, which py-spy reads from outside its processes."""
 
 import contextlib
 import json
@@ -6,114 +6,60 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from hpcrun.ranks.stack_writer import StackError
 from hpcrun.run.endings import node_name
-from hpcrun.run.stacks import SPAWNED, STOPPED, Frame, Stack, Thread
+from hpcrun.run.stacks import Frame, Stack, StackError, Thread
 
-_PATIENCE = 20.0
-_MOST_PROCESSES = 16
-_LAUNCHERS = {
-    "torch.distributed.run",
-    "torchrun",
-    "accelerate",
-    "conda",
-    "torch.distributed.launch",
-}
-LAUNCHER = "a launcher"
-_SPAWNED = ("--multiprocessing-fork",)
-# Helpers of Python and torch that run no code of the program.
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker")
-_LOADER = ("torch/utils/data/dataloader.py",)
-_JOINS = ("torch/multiprocessing/spawn.py", "/multiprocessing/process.py")
-_NO_PROGRAM = (
-    "a script's stacks need py-spy, which is not installed for the job; install it with "
+# A stopped process never answers; the command waits for 8 s.
+_TIMEOUT = 5.0
+_MAX_PROCESSES = 16
+_LAUNCHERS = {"torch.distributed.run", "torchrun", "accelerate", "conda"}
+_MISSING = (
+    "these stacks need py-spy, which is not installed for the job; install it with "
     "`pip install py-spy` in the job's environment"
 )
 
 
 def script_stacks(pid: int) -> tuple[Stack, ...]:
-    """Return the stacks of the script that is process ``pid``, or of the ranks that ``pid`` has started.
+    """Return the stacks of the Python processes in the tree of the script ``pid``.
 
-    For each RANK, the outermost process that is not a launcher is taken. Processes that multiprocessing has
-    spawned follow without a number, because their environment shows no RANK of their own. The forked
-    processes of a rank, such as the workers of a DataLoader, are read if the rank waits for its loader.
+    A process is a rank if it is the first with its RANK and is not a launcher. Processes that a rank has
+    forked or spawned, such as the workers of a DataLoader, have no rank.
 
     Raises:
         StackError: py-spy is not installed, or may not read the processes.
     """
     program = _program()
-    ranks: dict[int | None, Stack] = {}
-    others: list[Stack] = []
-    words = "it has ended"
-    for process in _programs(pid)[:_MOST_PROCESSES]:
-        role = SPAWNED if _runs(process, _SPAWNED) else LAUNCHER if _is_launcher(process) else None
+    found: list[Stack] = []
+    problem = "it has ended"
+    for process in _tree(pid)[:_MAX_PROCESSES]:
         try:
-            stack = _stack(program, process, None if role else _rank_of(process), role)
-        except StackError as error:
-            words = str(error)
+            rank, role = _identity(process, {stack.rank for stack in found})
+            threads = parse_dump(_dump(program, process.pid))
+        except (StackError, psutil.Error) as error:
+            problem = str(error)
             continue
-        if role:
-            others.append(stack)
-        else:
-            ranks.setdefault(stack.rank, stack)
-    if not ranks and not others:
-        raise StackError(f"py-spy does not read process {pid}: {words}")
-    sorted_ranks = tuple(one for _, one in sorted(ranks.items(), key=_by_rank))
-    found = (*with_workers(sorted_ranks), *others)
-    # A program that waits for the processes that it has spawned is their launcher.
-    spawning = any(stack.role == SPAWNED for stack in others)
-    return tuple(
-        replace(one, rank=None, role=LAUNCHER)
-        if spawning and not one.role and _is_in(one, _JOINS)
-        else one
-        for one in found
-    )
+        found.append(Stack(rank, node_name(), process.pid, threads, role=role))
+    if not found:
+        raise StackError(f"py-spy does not read process {pid}: {problem}")
+    return tuple(found)
 
 
 def with_workers(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """Return ``stacks``, and those of the forked processes of each rank that waits for its DataLoader.
-
-    A process that cannot be read has no threads.
-    """
-    return (
-        *stacks,
-        *(worker for one in stacks if _is_in(one, _LOADER) for worker in _workers(one)),
-    )
-
-
-def _workers(stack: Stack) -> list[Stack]:
-    found = []
-    role = f"a worker of {f'rank {stack.rank}' if stack.rank is not None else stack.pid}"
-    with contextlib.suppress(psutil.Error):
-        own = psutil.Process(stack.pid)
-        for child in own.children():
-            if child.cmdline() != own.cmdline():
-                continue
-            try:
-                found.append(_stack(_program(), child, None, role))
-            except StackError as error:
-                found.append(Stack(None, node_name(), child.pid, (), doing=str(error), role=role))
-    return found
-
-
-def _stack(program: str, process: psutil.Process, rank: int | None, role: str | None) -> Stack:
-    host, pid = node_name(), process.pid
-    with contextlib.suppress(psutil.Error):
-        if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-            return Stack(rank, host, pid, (), doing=STOPPED, role=role)
-    return Stack(rank, host, pid, parse_dump(_dump(program, pid)), role=role)
-
-
-def _is_in(stack: Stack, files: tuple[str, ...]) -> bool:
-    frames = stack.threads[0].frames if stack.threads else ()
-    return any(frame.file.endswith(files) for frame in frames)
+    """Return ``stacks`` of ranks, and those of their forked processes if py-spy is able to read them."""
+    workers = []
+    for stack in stacks:
+        with contextlib.suppress(StackError, psutil.Error):
+            program, (rank, *children) = _program(), _tree(stack.pid)
+            forked = [child for child in children if child.cmdline() == rank.cmdline()]
+            for child in forked[:_MAX_PROCESSES]:
+                threads = parse_dump(_dump(program, child.pid))
+                role = f"a worker of rank {stack.rank}"
+                workers.append(Stack(None, stack.host, child.pid, threads, role=role))
+    return (*stacks, *workers)
 
 
 def parse_dump(text: str) -> tuple[Thread, ...]:
@@ -123,17 +69,19 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
         StackError: the text is not such an output.
     """
     try:
-        threads = [_thread(one) for one in json.loads(text)]
+        threads = [
+            Thread(
+                one.get("thread_name") or f"thread {one['os_thread_id']}",
+                tuple(
+                    Frame(frame["filename"], frame["line"], frame["name"])
+                    for frame in reversed(one["frames"])
+                ),
+            )
+            for one in json.loads(text)
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise StackError(f"py-spy printed no stacks but: {text[:200]!r}") from error
     return tuple(sorted(threads, key=lambda thread: thread.name != "MainThread"))
-
-
-def _thread(value: Mapping[str, Any]) -> Thread:
-    frames = [Frame(one["filename"], one["line"], one["name"]) for one in value["frames"]]
-    return Thread(
-        value.get("thread_name") or f"thread {value['os_thread_id']}", tuple(frames[::-1])
-    )
 
 
 def _program() -> str:
@@ -141,76 +89,37 @@ def _program() -> str:
     neighbor = Path(sys.executable).with_name("py-spy")
     found = str(neighbor) if os.access(neighbor, os.X_OK) else shutil.which("py-spy")
     if found is None:
-        raise StackError(_NO_PROGRAM)
+        raise StackError(_MISSING)
     return found
 
 
 def _dump(program: str, pid: int) -> str:
+    words = [program, "dump", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(
-            [program, "dump", "--json", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE,
-            check=False,
+            words, capture_output=True, encoding="utf-8", timeout=_TIMEOUT, check=False
         )
-    except subprocess.TimeoutExpired:
-        raise StackError(f"no answer in {_PATIENCE:.0f} s") from None
-    except OSError as error:
-        raise StackError(f"{program}: {error.strerror}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StackError(str(error)) from error
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise StackError(lines[0] if lines else f"exit code {done.returncode}")
+        raise StackError(next(iter(done.stderr.split("\n")), f"exit code {done.returncode}"))
     return done.stdout
 
 
-def _programs(pid: int) -> list[psutil.Process]:
-    """Return the process and its descendants, without processes that were forked without a new program."""
+def _tree(pid: int) -> list[psutil.Process]:
     try:
         root = psutil.Process(pid)
-        return [root, *_started(root, root.children(recursive=True))]
+        return [root, *root.children(recursive=True)]
     except psutil.Error:
         return []
 
 
-def _started(root: psutil.Process, children: Iterable[psutil.Process]) -> list[psutil.Process]:
-    commands = {root.pid: root.cmdline()}
-    found = []
-    for child in children:
-        try:
-            commands[child.pid] = child.cmdline()
-            if commands[child.pid] != commands.get(child.ppid()) and not _runs(child, _HELPERS):
-                found.append(child)
-        except psutil.Error:
-            # The process has ended.
-            continue
-    return found
-
-
-def _by_rank(item: tuple[int | None, Stack]) -> int:
-    return -1 if item[0] is None else item[0]
-
-
-def _is_launcher(process: psutil.Process) -> bool:
-    try:
-        words = process.cmdline()
-    except psutil.Error:
-        return False
-    return any(Path(word).name in _LAUNCHERS for word in words[:4])
-
-
-def _runs(process: psutil.Process, names: Iterable[str]) -> bool:
-    try:
-        words = " ".join(process.cmdline())
-    except psutil.Error:
-        return False
-    return any(name in words for name in names)
-
-
-def _rank_of(process: psutil.Process) -> int | None:
-    try:
-        word = process.environ().get("RANK", "")
-    except psutil.Error:
-        return None
-    return int(word) if word.isdigit() else None
+def _identity(process: psutil.Process, ranks: set[int | None]) -> tuple[int | None, str | None]:
+    """Return the rank of a process, or its role; raises psutil.Error if the process has ended."""
+    words = process.cmdline()
+    if any(Path(word).name in _LAUNCHERS for word in words[:4]):
+        return None, "a launcher"
+    rank = process.environ().get("RANK", "")
+    if "--multiprocessing-fork" in words or (rank.isdigit() and int(rank) in ranks):
+        return None, f"a child of process {process.ppid()}"
+    return (int(rank), None) if rank.isdigit() else (None, None)

@@ -32,12 +32,11 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
 from hpcrun.ranks.launchers import LOOPBACK, step_hosts
 from hpcrun.ranks.signals import StopFlag, StopReason
-from hpcrun.ranks.stack_writer import Answering
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import HeardStop, record_heard_stop, record_unfinished
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
-from hpcrun.run.stacks import Mailbox
+from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent
 
 _ENDS: Mapping[int, End] = {exitcodes.DONE: "done", exitcodes.UNFINISHED: "stopped"}

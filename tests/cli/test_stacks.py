@@ -14,7 +14,7 @@ import pytest
 
 from hpcrun.job import py_spy
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.stacks import SPAWNED, STOPPED, Stack
+from hpcrun.run.stacks import Stack, StackError
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
 
@@ -53,30 +53,6 @@ def test_all_ranks_answer_and_the_training_continues(tmp_path: Path) -> None:
     assert jobs.result(run)["state"] == "finished"
     over = jobs.hpcrun("stacks", "held", cwd=tmp_path)
     require_one_line(over, "held: is finished", "hpcrun doctor")
-
-
-# tests/on_slurm/test_stacks.py stops a rank on a real Slurm.
-@pytest.mark.slow
-def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
-    changes = {"train__steps": 4000, "model__pause": 0.05, "train__hang_after": 600}
-    run = jobs.submit_probe(
-        tmp_path, "stopped", **changes, job__nodes=1, train__timeout=1800, train__log_every=50
-    )
-    try:
-        jobs.wait_for_step(run, 50)
-        os.kill(jobs.job_status(run).tasks[1], signal.SIGSTOP)
-        found = ask(tmp_path, "stopped", "--wait", "20")
-        assert found["silent"] == {}
-        assert found["summary"].startswith("rank 1 is stopped by SIGSTOP")
-        # A stopped process would write its stacks after it continues, and count as hung.
-        folder = run.attempt_logs(found["job"], 0)
-        assert (folder / "stacks-rank-00001.txt").read_text() == ""
-    finally:
-        for task in jobs.job_status(run).tasks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(task, signal.SIGCONT)
-        jobs.hpcrun("cancel", "stopped", cwd=tmp_path)
-        jobs.wait_for_end(run)
 
 
 def submit_script(folder: Path, name: str) -> RunDirectory:
@@ -121,21 +97,10 @@ def test_the_words_of_py_spy_are_handed_on(tmp_path: Path, monkeypatch: pytest.M
     program.write_text("#!/bin/sh\necho 'Error: Permission Denied: try sudo' >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(py_spy.StackError, match="Permission Denied"):
+    with pytest.raises(StackError, match="Permission Denied"):
         py_spy.script_stacks(os.getpid())
 
 
-SPAWNING = """
-import multiprocessing, os, time
-def work(number):
-    os.write(1, b"begun\\n")
-    time.sleep(600)
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=work, args=(n,)) for n in range(2)]
-    [rank.start() for rank in ranks]
-    [rank.join() for rank in ranks]
-"""
 LOADING = """
 import os, time
 def waits():
@@ -169,25 +134,17 @@ def innermost(stack: Stack) -> str:
     return stack.threads[0].frames[-1].function
 
 
-def test_spawned_processes_are_read_and_their_starter_is_none(tmp_path: Path) -> None:
-    with program(tmp_path / "spawning.py", SPAWNING, 2) as pid:
-        starter, *spawned = py_spy.script_stacks(pid)
-    assert (starter.pid, starter.rank, starter.role) == (pid, None, "a launcher")
-    assert [(one.rank, one.role, innermost(one)) for one in spawned] == [
-        (None, SPAWNED, "work")
-    ] * 2
-
-
-def test_the_workers_of_a_waiting_loader_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "torch" / "utils" / "data" / "dataloader.py"
-    with program(path, LOADING, 2) as pid:
+def test_a_rank_and_its_workers_are_read_by_py_spy(tmp_path: Path) -> None:
+    with program(tmp_path / "loading.py", LOADING, 2) as pid:
         rank, worker = py_spy.script_stacks(pid)
-        os.kill(worker.pid, signal.SIGSTOP)
-        jobs.wait_for(lambda: py_spy.script_stacks(pid)[1].doing == STOPPED)
-        os.kill(pid, signal.SIGSTOP)
-        jobs.wait_for(lambda: py_spy.script_stacks(pid)[0].doing == STOPPED)
+        _, same = py_spy.with_workers((rank,))
     assert (rank.rank, rank.role, innermost(rank)) == (3, None, "waits")
-    assert (worker.rank, worker.role, innermost(worker)) == (None, "a worker of rank 3", "read")
+    assert (worker.rank, worker.role, innermost(worker)) == (
+        None,
+        f"a child of process {pid}",
+        "read",
+    )
+    assert (same.pid, same.role) == (worker.pid, "a worker of rank 3")
 
 
 def test_what_py_spy_prints_becomes_threads() -> None:
@@ -198,14 +155,9 @@ def test_what_py_spy_prints_becomes_threads() -> None:
     first, second = py_spy.parse_dump(json.dumps([worker, main]))
     assert [one.function for one in first.frames] == ["<module>", "f"]
     assert second.name == "worker"
-    with pytest.raises(py_spy.StackError, match="printed no stacks but"):
+    with pytest.raises(StackError, match="printed no stacks but"):
         py_spy.parse_dump("Process 5: python")
 
 
-@pytest.mark.parametrize("words", [["--wait", "0"], ["--wait", "nan"]])
-def test_a_wait_that_makes_no_sense_is_refused(tmp_path: Path, words: list[str]) -> None:
-    require_one_line(jobs.hpcrun("stacks", "x", *words, cwd=tmp_path), "--wait")
-
-
-def test_a_run_that_has_not_begun_has_no_stacks(tmp_path: Path) -> None:
-    require_one_line(jobs.hpcrun("stacks", "x", cwd=tmp_path), "no such run")
+def test_a_wait_of_no_seconds_is_refused(tmp_path: Path) -> None:
+    require_one_line(jobs.hpcrun("stacks", "x", "--wait", "0", cwd=tmp_path), "--wait")

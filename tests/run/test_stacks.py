@@ -4,17 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.stacks import Frame, Mailbox, Reply, Stack, Thread, parse_dump
-
-DUMP = """\
-Thread 0x00007f01 (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 331 in wait
-  File "/usr/lib/python3.11/threading.py", line 1001 in run
-
-Current thread 0x00007f02 (most recent call first):
-  File "/home/me/my task.py", line 12 in <listcomp>
-  File "<string>", line 1 in <module>
-"""
+from hpcrun.run.stacks import Frame, Mailbox, Reply, Stack, Thread
 
 
 @pytest.fixture
@@ -47,8 +37,6 @@ def test_an_answer_to_an_earlier_request_and_half_an_answer_do_not_count(mail: M
     assert first != second
     mail.answer(1).write_text('{"id": "' + second)
     assert mail.replies(second) == {}
-    mail.answer(1).write_text('{"id": "' + second + '"}')
-    assert mail.replies(second) == {}
 
 
 def test_no_request_can_be_made_where_no_rank_has_begun(mail: Mailbox) -> None:
@@ -78,24 +66,3 @@ def test_files_are_removed_at_the_end_but_not_answers(mail: Mailbox) -> None:
 
 def test_ranks_of_large_jobs_poll_less_often(tmp_path: Path) -> None:
     assert (Mailbox(tmp_path, 8).pause, Mailbox(tmp_path, 1000).pause) == (1.0, 20.0)
-
-
-def test_the_dump_of_faulthandler_is_read_with_the_main_thread_first() -> None:
-    main, other = parse_dump(DUMP)
-    assert main.name == "thread 0x00007f02"
-    assert main.frames == (
-        Frame("<string>", 1, "<module>"),
-        Frame("/home/me/my task.py", 12, "<listcomp>"),
-    )
-    assert [frame.function for frame in other.frames] == ["run", "wait"]
-    assert parse_dump("Fatal Python error\n") == ()
-
-
-def test_the_answer_of_a_helper_process_has_a_stack_without_a_step(mail: Mailbox) -> None:
-    word = prepared(mail).ask()
-    mail.answer(0).write_text(
-        f'{{"id": "{word}", "task": 0, "host": "n", "pid": 5, "dump": "Thread 0x1 (most\\n"}}'
-    )
-    (stack,) = mail.replies(word)[0].stacks
-    assert (stack.rank, stack.pid, stack.step) == (0, 5, None)
-    assert "lock" in str(stack.doing)

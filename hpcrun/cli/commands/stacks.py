@@ -10,14 +10,13 @@ environment.
 
 import argparse
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from hpcrun.api.logs import last_attempt
 from hpcrun.cli.arguments import add_run, find_run
 from hpcrun.cli.output import print_json
 from hpcrun.config import load_resolved
-from hpcrun.diagnose.stacks import StackGroup, folded, group_lines, ranges, summary
+from hpcrun.diagnose.stacks import folded, group_lines, ranges, summary
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
@@ -25,8 +24,12 @@ from hpcrun.run.events import Attempt
 from hpcrun.run.stacks import Mailbox, Reply
 from hpcrun.slurm.launch import jobs
 
+_SILENT = (
+    "does not answer: it has not started training or has ended, it is stopped or in C code that holds "
+    "Python's lock, or its node cannot reach the run directory"
+)
 _POLL = 0.2
-# Added to the pause between two reads: the watchdog process of a rank waits 3 s before it answers.
+# Added to the pause between two polls of a rank: py-spy reads the processes of a script.
 _WAIT = 8.0
 
 
@@ -60,22 +63,30 @@ def run(arguments: argparse.Namespace) -> int:
         all_threads=arguments.threads,
     )
     unread = [task for task in range(tasks) if task not in replies or not replies[task].stacks]
-    silent = {task: _why_silent(mail, task) for task in range(tasks) if task not in replies}
+    problems = {
+        task: (replies[task].problem or "has no Python process") if task in replies else _SILENT
+        for task in unread
+    }
     if arguments.json:
         print_json(
             {
                 "job": attempt.job,
                 "restart": attempt.restart,
                 "summary": summary(groups, unread) if groups else None,
-                "silent": {str(task): why for task, why in silent.items()},
+                "silent": {str(task): _SILENT for task in unread if task not in replies},
                 "replies": [asdict(reply) for _, reply in sorted(replies.items())],
             }
         )
-    else:
-        heading = f"{directory.name}: job {attempt.job}, restart {attempt.restart}"
-        seconds = time.monotonic() - begun
-        say(f"{heading}: {len(replies)} of {tasks} tasks answered in {seconds:.1f} s")
-        _print(groups, replies, silent, unread)
+        return int(not replies)
+    heading = f"{directory.name}: job {attempt.job}, restart {attempt.restart}"
+    seconds = time.monotonic() - begun
+    say(f"{heading}: {len(replies)} of {tasks} tasks answered in {seconds:.1f} s")
+    for problem in sorted(set(problems.values())):
+        say(f"{ranges([task for task in unread if problems[task] == problem], 'rank')}: {problem}")
+    if groups:
+        say(summary(groups, unread))
+    for group in groups:
+        say("", *group_lines(group))
     return int(not replies)
 
 
@@ -83,10 +94,6 @@ def _running_attempt(run: RunDirectory) -> Attempt:
     """Return the attempt with running ranks; raises UserError if there is none."""
     state = jobs.state(run)
     attempt = last_attempt(run)
-    if state.word == "suspended":
-        raise UserError(
-            f"{run.name}: is suspended, so no rank can answer; try again when it continues"
-        )
     if state.word != "running" or attempt is None:
         remedy = "`hpcrun doctor` reads its logs" if not state.live else "look again later"
         raise UserError(f"{run.name}: is {state.word}, and only a running job has stacks; {remedy}")
@@ -96,7 +103,7 @@ def _running_attempt(run: RunDirectory) -> Attempt:
 def _ask(mail: Mailbox, tasks: int, seconds: float) -> dict[int, Reply]:
     """Return the answers that arrive within ``seconds``, by task."""
     try:
-        word = mail.ask()
+        request_id = mail.ask()
     except FileNotFoundError:
         raise UserError(
             f"{mail.logs}: no rank has started training; try again later, or see `hpcrun logs`"
@@ -105,30 +112,5 @@ def _ask(mail: Mailbox, tasks: int, seconds: float) -> dict[int, Reply]:
     found: dict[int, Reply] = {}
     while len(found) < tasks and time.monotonic() < end:
         time.sleep(_POLL)
-        found = mail.replies(word)
+        found = mail.replies(request_id)
     return found
-
-
-def _why_silent(mail: Mailbox, task: int) -> str:
-    if not mail.answer(task).exists():
-        return "has not started training, or has ended"
-    return "does not answer: its process is stopped, or its node cannot reach the run directory"
-
-
-def _print(
-    groups: Sequence[StackGroup],
-    replies: dict[int, Reply],
-    silent: dict[int, str],
-    unread: Sequence[int],
-) -> None:
-    for why in sorted(set(silent.values())):
-        tasks = [task for task in sorted(silent) if silent[task] == why]
-        say(f"{'rank' if len(tasks) == 1 else 'ranks'} {ranges(tasks)}: {why}")
-    problems = {reply.problem for reply in replies.values() if reply.problem}
-    for problem in sorted(problems):
-        tasks = [task for task in sorted(replies) if replies[task].problem == problem]
-        say(f"{'rank' if len(tasks) == 1 else 'ranks'} {ranges(tasks)}: {problem}")
-    if groups:
-        say(summary(groups, unread))
-    for group in groups:
-        say("", *group_lines(group))

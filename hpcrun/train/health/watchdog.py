@@ -29,13 +29,12 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.launchers import scheduler
 from hpcrun.ranks.signals import kill_helpers
-from hpcrun.ranks.stack_writer import Answering, own_stacks
-from hpcrun.ranks.watchdog_process import Post, WatchdogProcess
+from hpcrun.ranks.watchdog_process import WatchdogProcess
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import make_log_folder
-from hpcrun.run.stacks import Mailbox
+from hpcrun.run.stacks import Answering, Mailbox, own_stacks
 from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.parallel import process_group
@@ -168,21 +167,13 @@ class Watchdog:
         self._alarmed = False
 
     def __enter__(self) -> "Watchdog":
-        post = None
         try:
             make_log_folder(self._folder)
-            # Opened for appending, since the watchdog process truncates the file after answering a request.
-            path = stacks_path(self._folder, self._rank)
-            self._stacks = open(path, "w", opener=_appending)
-            mail = Mailbox(self._folder, self._world_size)
-            post = Post(
-                *(str(mail.request), str(mail.answer(self._rank)), str(path)),
-                *(self._rank, self._host, mail.pause),
-            )
+            self._stacks = stacks_path(self._folder, self._rank).open("w")
         except OSError as error:
             print(f"hpcrun: stacks will go to the log: {error}", file=sys.stderr, flush=True)
         try:
-            self._helper = WatchdogProcess(self._stacks, self._limits.tick, post)
+            self._helper = WatchdogProcess(self._stacks, self._limits.tick)
         except OSError as error:
             print(
                 f"hpcrun: hangs in C code and suspensions will not be detected: {error}",
@@ -376,10 +367,6 @@ def watching(
 
     with answering, watchdog, process_group.waiting_at_least(limits.end(position.doing)):
         yield at
-
-
-def _appending(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_APPEND, 0o600)
 
 
 def _written(path: Path) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import operator
-import os
 import resource
 import statistics
 import time
@@ -17,7 +16,6 @@ from torch import nn
 
 from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
-from hpcrun.devices.devices import GpuUse, amd_gpu_use, gpu_addresses, gpu_use
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import node_name
 from hpcrun.train.data.batching import Batching
@@ -81,7 +79,7 @@ class MetricsLog:
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
         self._window = LossWindow(batching)
         self._hosts: list[str] = ranks.gather(node_name())
-        self._gpu = own_gpu_use(trainer.device)
+        self._gpu = vendor.gpu_use(trainer.device)
         self._stragglers = StragglerWatch(self._hosts)
 
     def step(self, done: int, result: StepResult) -> None:
@@ -197,16 +195,6 @@ def _memory(device: torch.device) -> float:
         return float(accelerator.peak_memory(device))
     # Linux reports kB (getrusage(2)).
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-
-
-def own_gpu_use(device: torch.device) -> GpuUse | None:
-    """Start to sample this rank's GPU; None on a CPU, and where its driver has no answer."""
-    if vendor.is_amd(device):
-        # HIP numbers the GPUs that the process sees.
-        mine = gpu_addresses(os.environ)[device.index or 0 :][:1]
-        return amd_gpu_use(mine[0]) if mine else None
-    uuid = vendor.nvml_uuid(device)
-    return None if uuid is None else gpu_use(uuid)
 
 
 def gpu_facts(busy: Sequence[float], used: Sequence[float]) -> dict[str, float]:
