@@ -104,7 +104,7 @@ def _table(planned: Sequence[Planned]) -> list[str]:
         values = one.element.values
         shown = [text_of(values[key]) if key in values else "" for key in keys]
         rows.append([one.run.path.name, *shown, _state(one)])
-    return [line.rstrip() for line in aligned(rows)]
+    return aligned(rows)
 
 
 def _state(one: Planned) -> str:
