@@ -3,7 +3,7 @@
 import json
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from hpcrun.api.logs import last_attempt
@@ -15,7 +15,7 @@ from hpcrun.job.scheduler_view import batch_log
 from hpcrun.printing import quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
-from hpcrun.run.events import Event, read_events, result_lines
+from hpcrun.run.events import read_events, result_lines
 from hpcrun.run.files import finite, read_json
 from hpcrun.slurm.launch import jobs
 
@@ -25,19 +25,20 @@ def print_json(value: Any) -> None:
     say(json.dumps(finite(value), ensure_ascii=True, allow_nan=False))
 
 
-def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
-    """Return a line for each of ``rows``, with its cells in columns; the last column is not padded.
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return a line for each of ``rows``, with its cells in columns.
 
     Args:
-        right: align the cells of a column at its right end.
+        right: the columns whose cells are aligned at their right end.
     """
     widths = [max(map(cells_wide, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        blanks = [" " * (width - cells_wide(cell)) for width, cell in zip(widths, row, strict=True)]
-        pairs = list(zip(row, blanks, strict=True))[:-1]
-        padded = [blank + cell if right else cell + blank for cell, blank in pairs]
-        lines.append("  ".join([*padded, row[-1]]))
+        padded = []
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            blank = " " * (width - cells_wide(cell))
+            padded.append(blank + cell if index in right else cell + blank)
+        lines.append("  ".join(padded).rstrip())
     return lines
 
 
@@ -58,6 +59,11 @@ def make_printable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def plural(number: int, noun: str) -> str:
+    """Return ``1 run`` or ``1,200 runs``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
@@ -89,30 +95,17 @@ def print_end(run: RunDirectory) -> int:
         print_result(run)
         return exitcodes.DONE
     if state in ("cancelled", "stopped"):
-        say(
-            f"hpcrun: {run.name} is {state}{_where(result)}; "
-            f"{_continue(run)}, and so does the same command"
-        )
+        # The steps of a script are unknown.
+        where = "" if result.get("step") is None else f" at step {result['step']}"
+        say(f"hpcrun: {run.name} is {state}{where}; {_continue(run)}, and so does the same command")
         return exitcodes.UNFINISHED
     say(f"hpcrun: {run.name} failed: {result.get('reason')}")
     _print_evidence(run, cause)
     return _CAUSES.get(cause, exitcodes.FAILED)
 
 
-def _where(result: dict[str, Any]) -> str:
-    """Return `` at step N``, or an empty string for a script, whose steps are unknown."""
-    step = result.get("step")
-    return "" if step is None else f" at step {step}"
-
-
 def _continue(run: RunDirectory) -> str:
     return f"`hpcrun resume {handle(run)}` continues it"
-
-
-def describe_restart(event: Event) -> str:
-    """Return one line about an ended attempt that is followed by another."""
-    reason, decision = event.fields.get("reason"), event.fields.get("decision")
-    return f"hpcrun: {reason}; {decision}"
 
 
 def _print_evidence(run: RunDirectory, ended: str | None) -> None:

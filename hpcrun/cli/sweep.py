@@ -8,19 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.api.places import handle, runs_folder
-from hpcrun.api.sweeps.configs import read_axes
-from hpcrun.api.sweeps.folder import read_sweep_file
-from hpcrun.api.sweeps.handle import SweepRequest, text_of
-from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep
-from hpcrun.api.sweeps.plan import Planned, SweepPlan, groups, plan_sweep, shared_job
+from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep, sweep_arrays
+from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
+from hpcrun.api.sweeps.request import SweepRequest, read_axes, read_sweep_file, text_of
 from hpcrun.cli.arguments import request_of, runs_dir
 from hpcrun.cli.output import aligned, print_json
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.slurm.launch import slurm_submission
-from hpcrun.slurm.launch.array import arrays, max_array_size
-from hpcrun.slurm.launch.batch_script import batch_request, batch_script, wanted_cluster
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 
 # Options of a single run, which have no meaning for many.
 _SINGLE = {
@@ -95,15 +91,9 @@ def _show(plan: SweepPlan, as_json: bool) -> int:
 
 def _script(plan: SweepPlan, wanted: Sequence[Planned]) -> str:
     """Return the script of the first array that a submission would send."""
-    config = wanted[0].element.config
-    job = config.job
-    mine = [one.number for one in wanted if one.element.config.job == job]
-    numbers, pack = groups(mine, plan.pack, plan.at_once)[0]
-    shared = config.model_copy(update={"job": shared_job(job, pack)})
-    config = slurm_submission.fitted_to_slurm(shared)
-    largest = max_array_size(wanted_cluster(job))
-    first = arrays(numbers, largest, plan.tasks_at_once, pack)[0]
-    return batch_script(batch_request(RunDirectory(plan.folder), config, array=first))
+    first = next(iter(sweep_arrays(plan, wanted).values()))
+    request = batch_request(RunDirectory(plan.folder), first.fitted, array=first.tasks)
+    return batch_script(request)
 
 
 def _table(planned: Sequence[Planned]) -> list[str]:
@@ -114,7 +104,7 @@ def _table(planned: Sequence[Planned]) -> list[str]:
         values = one.element.values
         shown = [text_of(values[key]) if key in values else "" for key in keys]
         rows.append([one.run.path.name, *shown, _state(one)])
-    return [line.rstrip() for line in aligned(rows)]
+    return aligned(rows)
 
 
 def _state(one: Planned) -> str:

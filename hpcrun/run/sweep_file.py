@@ -14,7 +14,7 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.files import read_json, write_hashed
 
 NAME = "sweep.json"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,12 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepSubmission:
-    """One submission: its time (Unix seconds), executor, jobs and elements.
-
-    Without ``jobs``: the submission of one array is in progress, or was killed. ``tasks``: the index of each
-    of its elements in the array.
-    """
+    """One submission: its time (Unix seconds), executor, jobs and elements."""
 
     time: float
     executor: str
     jobs: Sequence[str]
     elements: Sequence[str]
-    tasks: Sequence[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcrun.api.submission.choose_config import SubmitRequest, choose_config
-from hpcrun.api.sweeps.configs import Element, element_configs, read_axes
-from hpcrun.api.sweeps.handle import SweepRequest
-from hpcrun.api.sweeps.plan import expand
+from hpcrun.api.sweeps.configs import Element, element_configs
+from hpcrun.api.sweeps.request import SweepRequest, expand, read_axes
 from hpcrun.config import load_resolved, override_layer, to_yaml
 from hpcrun.errors import UserError
 

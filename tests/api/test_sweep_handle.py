@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from hpcrun.api.sweeps.folder import sweep_request
+from hpcrun.api.sweeps.request import sweep_request
 from tests import jobs
 
 ELEMENT = """

@@ -80,8 +80,8 @@ def test_the_table_has_all_attempts_the_age_of_the_last_step_and_a_filter(
     assert re.search(
         r"^good +finished: why good +3/12 +25% +1\.0000 +1\.5k tokens/s ", told["good"]
     )
-    assert re.search(r" 42 s ago +2 +2 +local$", told["good"])
-    assert re.search(r" 2 h ago +2 +2 +local$", told["bad"])
+    assert re.search(r" 42s ago +2 +2 +local$", told["good"])
+    assert re.search(r" 2h13m ago +2 +2 +local$", told["bad"])
     assert guarded(["status", "--state", "failed,lost"]) == 0
     shown = capsys.readouterr().out
     assert "bad" in shown

@@ -40,4 +40,5 @@ def test_the_array_of_a_killed_submission_is_named_until_its_end(slurm: SlurmClu
     array = re.search(r"`scancel (\d+)`", refused)
     assert array is not None, refused
     slurm.run(["scancel", array[1]])
-    slurm.wait_until(lambda: "in two minutes" in bench.hpcrun(*line, check=False), ENDED)
+    slurm.wait_until(lambda: "3 runs submitted" in bench.hpcrun(*line, check=False), ENDED)
+    bench.hpcrun("cancel", "--now", "s")

@@ -51,8 +51,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    write_hashed(tmp_path / "sweep.json", {"version": 3})
-    with pytest.raises(RunError, match="has version 3"):
+    write_hashed(tmp_path / "sweep.json", {"version": 4})
+    with pytest.raises(RunError, match="has version 4"):
         read_sweep(tmp_path)
 
 

@@ -17,7 +17,6 @@ from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
 from hpcrun.api.submission.code import keep_code
 from hpcrun.api.submission.continuing import shortened
-from hpcrun.api.sweeps.unrecorded import refuse_unrecorded
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
@@ -27,6 +26,7 @@ from hpcrun.run.files import with_comment_crc, write_atomic
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import is_element
 from hpcrun.slurm.launch import jobs, stopping, submission
+from hpcrun.slurm.launch.array import refuse_unrecorded
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
@@ -70,7 +70,7 @@ def hand_over(
             directory.refuse_foreign(run)
         with SubmissionLock(run):
             if is_element(run):
-                refuse_unrecorded(run.path.parent)
+                refuse_unrecorded(RunDirectory(run.path.parent))
             refuse_live(run)
             with put_back_on_failure(run), admit() as replaced:
                 keep_code(run, config, snapshot)

@@ -12,10 +12,10 @@ from hpcrun.api.places import runs_folder
 from hpcrun.api.run import Run, carry_out, refusing
 from hpcrun.api.submission.choose_config import SubmitRequest
 from hpcrun.api.submission.plan import plan_submission
-from hpcrun.api.sweeps.folder import sweep_request
 from hpcrun.api.sweeps.handle import Sweep
 from hpcrun.api.sweeps.handover import submit_sweep
 from hpcrun.api.sweeps.plan import plan_sweep
+from hpcrun.api.sweeps.request import sweep_request
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
 from hpcrun.job.finalize import finalize

@@ -1,50 +1,73 @@
-"""The run directories of the elements that a submission makes or continues; a failure restores all."""
+"""The run directories of the elements that a submission makes or continues; a failure restores all.
+
+A single run directory is fsynced file by file. For a thousand of them that takes half a minute. Here all
+files are written first, then one syncfs(2) makes them durable, and then they become visible together.
+"""
 
 import contextlib
+import ctypes
+import hashlib
+import os
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcrun.api.submission.code import compared
 from hpcrun.api.submission.continuing import renewed
 from hpcrun.api.submission.handover import put_back_on_failure
-from hpcrun.api.sweeps.folder import NewRun
-from hpcrun.api.sweeps.plan import Planned, SweepPlan, shared_job
+from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.config import Config, masked_words
+from hpcrun.drafts import draft_folder
 from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.files import read_json, with_comment_crc, write_atomic, write_hashed
+from hpcrun.run.files import (
+    hashed_json,
+    read_json,
+    sync_directory,
+    with_comment_crc,
+    write_atomic,
+    write_hashed,
+)
 from hpcrun.run.snapshot import Snapshot, take_snapshot
 from hpcrun.run.sweep_file import NAME, SweepFile, write_sweep
-from hpcrun.slurm.launch import slurm_submission
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 
-
-def fitted_configs(
-    plan: SweepPlan, wanted: Sequence[Planned], interrupted: Callable[[], bool]
-) -> dict[str, Config]:
-    """Return, for each job section among ``wanted``, a config with the values that this cluster decides."""
-    if plan.executor != "slurm":
-        return {}
-    found: dict[str, Config] = {}
-    counts = Counter(job_key(one.element.config) for one in wanted)
-    for one in wanted:
-        config = one.element.config
-        if (key := job_key(config)) not in found:
-            job = shared_job(config.job, min(plan.pack, counts[key]))
-            shared = config.model_copy(update={"job": job})
-            found[key] = slurm_submission.fitted_with_patience(shared, interrupted)
-    return found
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def job_key(config: Config) -> str:
     """Return a text that is equal for configs with the same job section."""
     return config.job.model_dump_json()
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of a sweep if it is missing; if the block fails and the folder is empty, remove it.
+
+    Raises:
+        RunError: something else has the name, or the folder cannot be made.
+    """
+    run = RunDirectory(folder)
+    if run.exists():
+        raise RunError(f"{folder}: is a single run; choose another --name for the sweep")
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: cannot be made: {error.strerror}; choose a writable place with --runs-dir"
+        ) from error
+    directory.refuse_if_writable_by_others(run)
+    try:
+        yield
+    except BaseException:
+        directory.remove_if_empty(missing)
+        raise
 
 
 @contextmanager
@@ -57,16 +80,61 @@ def written_sweep_file(sweep: SweepFile) -> Iterator[None]:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            if before is None:
-                path.unlink(missing_ok=True)
-            else:
+            if before is not None:
                 write_atomic(path, before)
+            else:
+                shutil.rmtree(RunDirectory(sweep.folder).logs, ignore_errors=True)
+                for made in (path, *sweep.folder.glob("uncommitted-*.patch")):
+                    made.unlink(missing_ok=True)
         raise
 
 
+@dataclass(frozen=True)
+class Common:
+    """What the elements of a submission share.
+
+    ``snapshot``: the copy of the code. ``identity``: the fields of run.json, and the uncommitted changes.
+    ``fitted``: for each job section the config with the values that this cluster decides; empty on this
+    machine.
+    """
+
+    plan: SweepPlan
+    snapshot: Snapshot | None
+    identity: tuple[dict[str, Any], str]
+    fitted: dict[str, Config]
+
+    def record(self, one: Planned, code: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the fields of run.json that the submission decides."""
+        values: dict[str, Any] = {"snapshot": self.plan.snapshot, "code": code}
+        if one.element.template:
+            # The config lacks the swept parameters of a command.
+            template = [*one.element.template]
+            values["sweep"] = {"values": one.element.values, "command": template}
+        return values
+
+    def script(self, one: Planned) -> str | None:
+        """Return the script that continues the run if Slurm forbids a requeue; None on this machine."""
+        if not self.fitted:
+            return None
+        config, own = self.fitted[job_key(one.element.config)], one.element.config.job
+        return batch_script(batch_request(one.run, with_tasks(config, own.tasks_per_node)))
+
+
+def with_tasks(config: Config, tasks_per_node: int | None) -> Config:
+    """Return ``config`` with another number of tasks: the runs that share a job are its tasks."""
+    job = config.job.model_copy(update={"tasks_per_node": tasks_per_node})
+    return config.model_copy(update={"job": job})
+
+
 @contextmanager
-def code_copy(plan: SweepPlan, again: Sequence[Planned]) -> Iterator[Snapshot | None]:
-    """Copy the code once for all elements; remove the copy if the block fails."""
+def common_state(
+    plan: SweepPlan, again: Sequence[Planned], fitted: dict[str, Config]
+) -> Iterator[Common]:
+    """Copy the code once for all elements; remove the copy if the block fails.
+
+    Raises:
+        RunError: there is no copy although ``job.same_code`` is set.
+    """
     snapshot, words = None, "--no-snapshot keeps none"
     if plan.snapshot:
         before = read_json(again[0].run.record) if again else None
@@ -80,8 +148,10 @@ def code_copy(plan: SweepPlan, again: Sequence[Planned]) -> Iterator[Snapshot | 
             f"job.same_code: no copy of the code can be compared: {why}; submit from a git work tree, or set "
             "job.same_code=false"
         )
+    here = Path.cwd()
+    facts = record.describe(masked_words([*sys.orig_argv]), plan.executor, here)
     try:
-        yield snapshot
+        yield Common(plan, snapshot, (facts, record.uncommitted_diff(here)), fitted)
     except BaseException:
         if snapshot is not None:
             shutil.rmtree(snapshot.root, ignore_errors=True)
@@ -89,34 +159,8 @@ def code_copy(plan: SweepPlan, again: Sequence[Planned]) -> Iterator[Snapshot | 
         raise
 
 
-def shared_code(folder: Path, snapshot: Snapshot | None) -> dict[str, Any] | None:
-    """Return the record of the snapshot in a new element."""
-    if snapshot is None:
-        return None
-    return {
-        "root": f"../{snapshot.root.relative_to(folder)}",
-        "source": str(snapshot.source),
-        "progress": 0,
-        "trained": None,
-        "changed": [],
-    }
-
-
-def identity_of(plan: SweepPlan) -> tuple[dict[str, Any], str]:
-    folder = Path.cwd()
-    facts = record.describe(masked_words([*sys.orig_argv]), plan.executor, folder)
-    return facts, record.uncommitted_diff(folder)
-
-
 @contextmanager
-def admitted(
-    one: Planned,
-    snapshot: Snapshot | None,
-    identity: tuple[dict[str, Any], str],
-    keeps_code: bool,
-    trust_owner: bool,
-    fitted: dict[str, Config],
-) -> Iterator[None]:
+def continued(one: Planned, common: Common, trust_owner: bool) -> Iterator[None]:
     """Prepare an element that has run before for another start; restore it if the block fails.
 
     Raises:
@@ -126,50 +170,83 @@ def admitted(
     directory.refuse_if_writable_by_others(run)
     if not trust_owner:
         directory.refuse_foreign(run)
-    with put_back_on_failure(run), renewed(run, config, lambda: identity):
-        facts = directory.read_record(run)
-        before = facts.get("code")
-        code = None if snapshot is None else compared(run, config, snapshot, before)
-        own = {"snapshot": keeps_code, "code": code, **_swept(one)}
-        write_hashed(run.record, facts | own)
+    with put_back_on_failure(run), renewed(run, config, lambda: common.identity):
+        facts, snapshot = directory.read_record(run), common.snapshot
+        code = None if snapshot is None else compared(run, config, snapshot, facts.get("code"))
+        write_hashed(run.record, facts | common.record(one, code))
         write_atomic(run.config, with_comment_crc(one.element.text))
-        if (script := _script(one, fitted)) is not None:
+        if (script := common.script(one)) is not None:
             run.batch_script.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(run.batch_script, script)
         run.result.unlink(missing_ok=True)
         yield
 
 
-def new_run(one: Planned, fitted: dict[str, Config]) -> NewRun:
-    """Return the run directory to make."""
-    return NewRun(one.run.path.name, one.element.text, _script(one, fitted), _swept(one))
-
-
-def _swept(one: Planned) -> dict[str, Any]:
-    """Return the swept parameters of a command for ``run.json``, because the config lacks them."""
-    if not one.element.template:
-        return {}
-    values, command = one.element.values, [*one.element.template]
-    return {"sweep": {"values": values, "command": command}}
-
-
-def _script(one: Planned, fitted: dict[str, Config]) -> str | None:
-    """Return the batch script that continues the run if Slurm forbids a requeue; None on this machine."""
-    if not fitted:
-        return None
-    config, own = fitted[job_key(one.element.config)], one.element.config.job
-    alone = config.model_copy(update={"job": shared_job(config.job, 1, own)})
-    return batch_script(batch_request(one.run, alone))
-
-
 @contextmanager
-def no_new_logs_on_failure(folder: Path) -> Iterator[None]:
-    """Remove the folder of the batch scripts if the block created it and fails."""
-    logs = RunDirectory(folder).logs
-    there = logs.exists()
+def new_runs(folder: Path, new: Sequence[Planned], common: Common) -> Iterator[None]:
+    """Make the run directories of ``new``, visible together; remove them if the block fails.
+
+    Raises:
+        OSError: the disk refuses; no run directory remains.
+    """
+    snapshot, code = common.snapshot, None
+    if snapshot is not None:
+        root = f"../{snapshot.root.relative_to(folder)}"
+        code = {"root": root, "source": str(snapshot.source), "progress": 0}
+        code |= {"trained": None, "changed": []}
+    published = list[Path]()
     try:
+        with draft_folder(folder / "sweep", mode=0o700) as staged:
+            patch = _shared_patch(folder, common.identity[1]) if new else None
+            for one in new:
+                run = RunDirectory(staged / one.run.path.name)
+                for path in (run.path, run.checkpoints, run.logs):
+                    path.mkdir(mode=0o700)
+                _write(run.config, with_comment_crc(one.element.text).encode())
+                _write(run.record, hashed_json(common.identity[0] | common.record(one, code)))
+                if (script := common.script(one)) is not None:
+                    _write(run.batch_script, script.encode())
+                if patch is not None:
+                    run.diff.symlink_to(f"../{patch}")
+            sync_file_system(folder)
+            for one in new:
+                (staged / one.run.path.name).rename(one.run.path)
+                published.append(one.run.path)
+        sync_directory(folder)
         yield
     except BaseException:
-        if not there:
-            shutil.rmtree(logs, ignore_errors=True)
+        for path in published:
+            shutil.rmtree(path, ignore_errors=True)
         raise
+
+
+def _shared_patch(folder: Path, diff: str) -> str | None:
+    """Write the uncommitted changes once for all runs; return the name of the file."""
+    if not diff:
+        return None
+    content = diff.encode(errors="surrogateescape")
+    path = folder / f"uncommitted-{hashlib.sha256(content).hexdigest()[:12]}.patch"
+    path.write_bytes(content)
+    return path.name
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as stream:  # noqa: PTH123  (a descriptor, so that the mode holds)
+        stream.write(content)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Make all writes to the file system of ``folder`` durable (syncfs(2)).
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _libc.syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

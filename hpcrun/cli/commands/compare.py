@@ -97,14 +97,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
     say(f"{metric} ({at}, {goal} is best), {arguments.confidence:.0%} intervals")
-    say(*aligned(_group_rows(groups, spreads, question.lower, known), right=True))
+    say(*aligned(_group_rows(groups, spreads, question.lower, known), range(11)))
     if question.at == "best":
         say(f"caution: {BEST_IS_BIASED}")
     if not any(group.known for group in groups):
         say("no run has a config, so the runs form one group")
     if len(groups) > 1:
         say("", f"difference to row {arguments.against}, over the common seeds")
-        say(*aligned(_pair_rows(groups, pairs), right=True))
+        say(*aligned(_pair_rows(groups, pairs), range(7)))
         if len(groups) > 2:
             say(f"p is not corrected for {len(groups) - 1} comparisons")
     say(*_left_out(groups, known))

@@ -16,29 +16,26 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from hpcrun.api.overview import Overview, folded
 from hpcrun.cli.arguments import add_runs_dir, runs_dir
-from hpcrun.cli.output import cells_wide, print_json
+from hpcrun.cli.output import print_json
 from hpcrun.cli.runs_table import (
     SORTS,
     STATES,
     Row,
-    Selection,
-    everything,
+    chosen,
     fold,
     in_order,
-    named,
-    narrowed,
     period,
     table_lines,
     wanted_states,
 )
 from hpcrun.errors import UserError
-from hpcrun.printing import Screen, escaped, full_screen, say
+from hpcrun.printing import escaped, full_screen, say
 from hpcrun.run.directory import RunError
 
 _SILENT = "the scheduler does not answer; the states come from the files of the runs"
@@ -68,93 +65,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table, or JSON lines, or watch the table."""
-    wanted = wanted_states(arguments.state)
-    period(arguments.since)
+    table = _Table(arguments)
     if arguments.watch:
         if arguments.json:
             raise UserError("--watch --json: give one of them; --json prints once")
-        require_terminal()
-        table = _Table(arguments)
-        return watch(lambda: (table.look(), table.notes()))
-    table = _Table(arguments)
+        if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+            raise UserError(
+                "--watch: needs a terminal that can be redrawn; without --watch the table is printed once"
+            )
+        return _watch(table)
     rows = table.look()
     if arguments.json:
         for row in rows:
             print_json(row)
     elif not rows:
-        what = f"no runs are {' or '.join(sorted(wanted))}" if wanted else "there are no runs"
+        states = " or ".join(sorted(table.states or ()))
+        what = f"no runs are {states}" if states else "there are no runs"
         fits = " that match --name and --since" if arguments.name or arguments.since else ""
         say(f"hpcrun: {what}{fits} in {runs_dir(arguments)}; `hpcrun submit` starts one")
     else:
         _print(rows, arguments)
-        say(*table.notes())
+        say(*table.notes)
     return 0
 
 
 class _Table:
-    """The rows that the arguments select, read again for each display."""
+    """The rows that the arguments select, read again for each display; ``notes``: the lines below them."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._arguments = arguments
-        self._states = wanted_states(arguments.state)
-        self._since = period(arguments.since)
-        self._selection = self._selected()
-        self._overview = Overview(self._selection.entries, whole=len(arguments.runs) == 1)
-        self._notes: list[str] = []
-        self._looked = False
+        self._arguments, self._folder = arguments, runs_dir(arguments)
+        self.states, self._since = wanted_states(arguments.state), period(arguments.since)
+        if not arguments.runs and arguments.runs_dir is not None and not self._folder.is_dir():
+            raise RunError(
+                f"{self._folder}: no such directory; name one that holds runs with --runs-dir"
+            )
+        self._overview = Overview((), whole=len(arguments.runs) == 1)
+        self.notes: list[str] = []
 
     def look(self) -> list[dict[str, Any]]:
         """Return the rows, filtered, folded and sorted."""
-        if self._looked and not self._arguments.runs:
-            self._look_for_new_runs()
-        self._looked = True
+        given = self._arguments
+        selection = chosen(given.runs, self._folder, given.name, self._since)
+        self._overview.entries = selection.entries
         rows = self._overview.look()
-        self._notes = [] if self._overview.answered else [f"hpcrun: {_SILENT}"]
-        self._notes = [*self._sums(rows), *self._notes]
-        if self._selection.folders:
-            rows = [row for row in fold(rows, self._selection.folders) if self._fits(row)]
-        else:
-            rows = [row for row in rows if self._fits(row)]
-        return in_order(rows, self._arguments.sort)
-
-    def notes(self) -> list[str]:
-        """Return the lines below the table of the last read."""
-        return self._notes
+        self.notes = []
+        # One line for each sweep of the listed runs.
+        if selection.folders:
+            rows = fold(rows, selection.folders)
+        elif len(rows) > 1:
+            sweeps = dict.fromkeys(row["sweep"] for row in rows if row["sweep"])
+            for name in sweeps:
+                of_sweep = [row for row in rows if row["sweep"] == name]
+                self.notes.append(f"{name}: {folded(name, of_sweep, self._folder)['says']}")
+        if not self._overview.answered:
+            self.notes.append(f"hpcrun: {_SILENT}")
+        return in_order([row for row in rows if self._fits(row)], given.sort)
 
     def _fits(self, row: dict[str, Any]) -> bool:
-        if self._states is None:
-            return True
         found = row["counts"] if row["kind"] == "sweep" else (row["state"],)
-        return any(state in self._states for state in found)
-
-    def _sums(self, rows: Sequence[dict[str, Any]]) -> list[str]:
-        """Yield one line for each sweep of the listed runs."""
-        sweeps: dict[str, list[dict[str, Any]]] = {}
-        for row in rows:
-            if row["sweep"] and row["sweep"] not in self._selection.folders:
-                sweeps.setdefault(row["sweep"], []).append(row)
-        one_run = len(rows) == 1
-        return [
-            f"{name}: {folded(name, found, runs_dir(self._arguments))['says']}"
-            for name, found in sweeps.items()
-            if not one_run
-        ]
-
-    def _selected(self) -> Selection:
-        folder = runs_dir(self._arguments)
-        if self._arguments.runs:
-            chosen = named(self._arguments.runs, folder)
-        else:
-            if self._arguments.runs_dir is not None and not folder.is_dir():
-                raise RunError(
-                    f"{folder}: no such directory; name one that holds runs with --runs-dir"
-                )
-            chosen = everything(folder)
-        return narrowed(chosen, self._arguments.name, self._since)
-
-    def _look_for_new_runs(self) -> None:
-        self._selection = self._selected()
-        self._overview.entries = self._selection.entries
+        return self.states is None or any(state in self.states for state in found)
 
 
 def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
@@ -164,15 +133,12 @@ def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
     say(*lines)
     # A line for each run of a sweep would double the length of the output.
     if len(rows) == len(arguments.runs):
-        say(*(f"{row['name']}: {row['says']}" for row in rows if _is_cut(row, lines)))
+        told = "\n".join(lines)
+        long = [row for row in rows if escaped(str(row["says"])) not in told]
+        say(*(f"{row['name']}: {row['says']}" for row in long))
     if len(arguments.runs) == 1 and len(rows) == 1 and rows[0]["goodput"]["wall"]:
         say(_where_the_time_went(rows[0]))
     say(*(f"{row['name']}: doctor: {row['diagnosis']}" for row in rows if row.get("diagnosis")))
-
-
-def _is_cut(row: Row, lines: Sequence[str]) -> bool:
-    text = escaped(str(row["says"]))
-    return not any(text in line for line in lines) and cells_wide(text) > 0
 
 
 def _where_the_time_went(row: Row) -> str:
@@ -211,41 +177,31 @@ _STYLES = {
 _TERMINATED = 143
 
 
-def require_terminal(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise UserError if the output is not a terminal that can be redrawn."""
-    if not sys.stdout.isatty() or environ.get("TERM", "dumb") == "dumb":
-        raise UserError(
-            "--watch: needs a terminal that can be redrawn; without --watch the table is printed once"
-        )
+def _watch(table: _Table) -> int:
+    """Show the table until Ctrl-C; return 0."""
 
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        # With an exception the terminal is restored.
+        sys.exit(_TERMINATED)
 
-def watch(look: Callable[[], tuple[Sequence[Row], list[str]]]) -> int:
-    """Show the result of ``look`` (rows, and notes below them) until Ctrl-C; return 0."""
-    with _terminated(), full_screen() as screen:
-        try:
-            while True:
-                begun = time.monotonic()
-                rows, notes = look()
-                now = time.monotonic()
-                every = max(_interval(rows), _SHARE * (now - begun))
-                _wait(screen, rows, notes, now + every, every)
-        except KeyboardInterrupt:
-            return 0
-
-
-def _wait(
-    screen: Screen, rows: Sequence[Row], notes: list[str], until: float, every: float
-) -> None:
-    """Draw immediately, and again when the terminal's size changes, until the next read is due."""
-    drawn = None
-    footer = (
-        f"{time.strftime('%H:%M:%S')}, every {every:.0f} s; Ctrl-C ends the watching, not the runs"
-    )
-    while time.monotonic() < until:
-        if screen.size != drawn:
-            drawn = screen.size
-            screen.show(_page(rows, notes, footer, *drawn))
-        time.sleep(0.2)
+    signal.signal(signal.SIGTERM, leave)
+    with full_screen() as screen, contextlib.suppress(KeyboardInterrupt):
+        while True:
+            begun = time.monotonic()
+            rows = table.look()
+            slow = any(row.get("executor") == "slurm" or row["kind"] == "sweep" for row in rows)
+            every = _EVERY_SLURM if slow else _EVERY_LOCAL
+            every = max(every, _SHARE * (time.monotonic() - begun))
+            now = time.strftime("%H:%M:%S")
+            footer = f"{now}, every {every:.0f} s; Ctrl-C ends the watching, not the runs"
+            drawn, until = None, time.monotonic() + every
+            while time.monotonic() < until:
+                # Again when the terminal's size changes.
+                if screen.size != drawn:
+                    drawn = screen.size
+                    screen.show(_page(rows, table.notes, footer, *drawn))
+                time.sleep(0.2)
+    return 0
 
 
 def _page(
@@ -260,22 +216,3 @@ def _page(
         more = f"… {len(table) - room + 1} more: choose with --state, --name or --since"
         page[-1] = (more, "dim")
     return [*page, *((note, "dim") for note in notes), (footer, "dim")]
-
-
-def _interval(rows: Sequence[Row]) -> float:
-    on_slurm = any(row.get("executor") == "slurm" for row in rows)
-    return _EVERY_SLURM if on_slurm or any(row["kind"] == "sweep" for row in rows) else _EVERY_LOCAL
-
-
-@contextlib.contextmanager
-def _terminated() -> Iterator[None]:
-    """Let SIGTERM end the block with an exception, so that the terminal is restored."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(_TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

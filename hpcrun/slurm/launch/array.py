@@ -1,21 +1,23 @@
-"""The tasks of a Slurm job array, each an element of a sweep.
+"""The tasks of a Slurm job array, each an element of a sweep, or several that share a job.
 
-The index of a task is the end of its element's name, so that a person finds job 123_7 in ``SWEEP/007``.
-Slurm allows indices below MaxArraySize only. A larger sweep becomes several arrays. The
-first digits of their elements are the ``prefix``: index 234 of the array with the prefix 1 is element 1234.
+The index of a task is the name of its element, so that a person finds job 123_7 in ``SWEEP/007``.
 """
 
+import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.errors import LaunchError
-from hpcrun.run.directory import RunDirectory
+from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Reader, read_events
+from hpcrun.run.sweep_file import read_sweep
+from hpcrun.slurm.launch.slurm_jobs import PATIENCE, submitit_folder
 
-DIGITS = 3
-"""The least number of digits of an element's name."""
+_DIGITS = 3
 _SLURMS_DEFAULT = 1001
 _MAX_ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)\s*$", re.MULTILINE)
 
@@ -27,8 +29,6 @@ class ArrayTasks:
     ``packs``: the elements of each task, where several share it; the first of them gives the task its index.
     """
 
-    prefix: str
-    width: int
     indices: Sequence[int]
     at_once: int | None = None
     packs: Sequence[Sequence[str]] = ()
@@ -36,81 +36,60 @@ class ArrayTasks:
     @property
     def tasks(self) -> list[tuple[int, Sequence[str]]]:
         """Return the index of each task with the names of its elements."""
-        names = [[f"{self.prefix}{index:0{self.width}d}"] for index in self.indices]
+        names = [[element_name(index)] for index in self.indices]
         return list(zip(self.indices, self.packs or names, strict=True))
-
-    @property
-    def pack(self) -> int:
-        """Maximum number of elements per task."""
-        return max(map(len, self.packs), default=1)
-
-    @property
-    def elements(self) -> list[tuple[str, int]]:
-        """Return the name of each element with the index of its task."""
-        return [(name, index) for index, names in self.tasks for name in names]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the elements."""
-        return [name for name, _ in self.elements]
 
     @property
     def option(self) -> str:
         """The value of sbatch's ``--array``, such as ``0-3,7%2``."""
         limit = "" if self.at_once is None else f"%{self.at_once}"
-        return ",".join(_spans(self.indices)) + limit
+        spans: list[list[int]] = []
+        for index in self.indices:
+            if spans and index == spans[-1][1] + 1:
+                spans[-1][1] = index
+            else:
+                spans.append([index, index])
+        return ",".join(f"{one}-{end}" if one != end else f"{one}" for one, end in spans) + limit
 
     @property
     def shell_name(self) -> str:
         """Shell expression for the name of the element in the batch script."""
-        return f'{self.prefix}$(printf %0{self.width}d "$SLURM_ARRAY_TASK_ID")'
+        return f'$(printf %0{_DIGITS}d "$SLURM_ARRAY_TASK_ID")'
 
     @property
     def pattern(self) -> str:
         """The name of the element in Slurm's file names (sbatch(1), "filename pattern")."""
-        return f"{self.prefix}%{self.width}a"
+        return f"%{_DIGITS}a"
 
 
 def element_name(number: int) -> str:
     """Return the name of the element with this number: 000, 001, … 999, 1000."""
-    return f"{number:0{DIGITS}d}"
+    return f"{number:0{_DIGITS}d}"
 
 
-def arrays(
+def array_of(
     numbers: Sequence[int], largest: int, at_once: int | None = None, pack: int = 1
-) -> list[ArrayTasks]:
-    """Return the arrays for the elements with these numbers.
+) -> ArrayTasks:
+    """Return the array of the elements with these numbers.
 
     Args:
         largest: Slurm's MaxArraySize: all indices are below.
-        at_once: see :class:`ArrayTasks`; the limit of each array.
+        at_once: elements that may run at the same time.
         pack: maximum number of elements per task.
 
     Raises:
-        LaunchError: the cluster allows no arrays of ten tasks.
+        LaunchError: an index would be too large.
     """
-    if largest < 10:
+    names = [element_name(number) for number in sorted(numbers)]
+    packs = [names[at : at + pack] for at in range(0, len(names), pack)]
+    indices = [int(names[0]) for names in packs]
+    if indices[-1] >= largest:
         raise LaunchError(
-            f"MaxArraySize of this cluster is {largest}: no job array is possible; submit the runs one by "
-            "one, or use --executor local"
+            f"MaxArraySize of this cluster is {largest}, so a sweep has the runs 000 to "
+            f"{element_name(largest - 1)}; divide the values among several sweeps with --name"
         )
-    digits = len(str(largest)) - 1
-    found: dict[tuple[str, int], list[int]] = {}
-    packs: dict[tuple[str, int], list[list[str]]] = {}
-    ordered = sorted(numbers)
-    for at in range(0, len(ordered), pack):
-        number = ordered[at]
-        name = element_name(number)
-        # The first array has no prefix: its names may be longer than its width.
-        whole = number < 10**digits and digits >= DIGITS
-        prefix, width = ("", DIGITS) if whole else (name[:-digits], digits)
-        found.setdefault((prefix, width), []).append(number % 10**digits)
-        names = [element_name(one) for one in ordered[at : at + pack]]
-        packs.setdefault((prefix, width), []).append(names)
-    return [
-        ArrayTasks(*key, indices, at_once, packs[key] if pack > 1 else ())
-        for key, indices in found.items()
-    ]
+    limit = None if at_once is None else at_once // pack
+    return ArrayTasks(indices, limit, packs if pack > 1 else ())
 
 
 def max_array_size(cluster: str | None = None) -> int:
@@ -120,14 +99,57 @@ def max_array_size(cluster: str | None = None) -> int:
     return int(found[1]) if found else _SLURMS_DEFAULT
 
 
-def _spans(indices: Sequence[int]) -> list[str]:
-    spans: list[list[int]] = []
-    for index in indices:
-        if spans and index == spans[-1][1] + 1:
-            spans[-1][1] = index
-        else:
-            spans.append([index, index])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+# Seconds after which a request that sbatch has sent no longer reaches the controller.
+_ARRIVES = 120.0
+_CLUSTER = re.compile(r"^#SBATCH (?:--clusters|-M)[ =]?\"?([^\s\"]+)", re.MULTILINE)
+
+
+def refuse_unrecorded(folder: RunDirectory) -> None:
+    """Refuse a submission while Slurm has, or may get, an array that is not in ``sweep.json``.
+
+    The submission of that array was killed after it wrote the script. squeue shows the path of each job's
+    script, which identifies the sweep: a name is not unique, and a person can change it.
+
+    Raises:
+        RunError: Slurm has the array, does not answer, or may still get the array; or ``sweep.json`` is
+            damaged.
+        OSError: the folder cannot be read or written.
+    """
+    sweep = read_sweep(folder.path)
+    recorded = {job for one in sweep.submissions for job in one.jobs} if sweep else set()
+    for script in submitit_folder(folder).glob("*.sh"):
+        # submitit writes .submission_file_ID.sh, and renames the file when sbatch has answered with the job.
+        if script.is_symlink() or script.name.partition("_")[0] in recorded:
+            continue
+        found = sorted({*_jobs_of(folder, script)} - recorded, key=int)
+        if found:
+            raise RunError(
+                f"{folder.path}: a submission was interrupted after Slurm accepted job {', '.join(found)}; "
+                f"end it with `scancel {' '.join(found)}`, then submit again"
+            )
+        if script.name.startswith(".") and time.time() - script.stat().st_mtime < _ARRIVES:
+            raise RunError(
+                f"{folder.path}: a submission was interrupted less than two minutes ago, and Slurm may still "
+                "get its array; submit again in two minutes"
+            )
+        script.unlink()
+
+
+def _jobs_of(folder: RunDirectory, script: Path) -> list[str]:
+    """Return the jobs in squeue whose script is in the folder of ``script``."""
+    cluster = _CLUSTER.search(script.read_text())
+    # Another user may have submitted the array.
+    users = sorted({os.getuid(), script.stat().st_uid})
+    command = slurm.squeue_scripts_command(users, cluster and cluster[1])
+    listed = slurm.run(command, timeout=PATIENCE)
+    if listed.returncode != 0:
+        raise RunError(
+            f"{folder.path}: a submission was interrupted, and Slurm does not say if it has an array of it "
+            f"({' '.join(listed.stderr.split())}); submit again when Slurm answers"
+        )
+    jobs = slurm.parse_scripts(listed.stdout)
+    place = script.parent.resolve()
+    return [job for job, path, _ in jobs if Path(path).parent.resolve() == place]
 
 
 class SignalUnanswered(LaunchError):

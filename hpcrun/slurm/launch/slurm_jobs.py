@@ -163,10 +163,6 @@ def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
         ) from error
 
 
-def submitit_folder(run: RunDirectory, first: str = "") -> Path:
-    """Return the folder of submitit's scripts and pickles; a task gets the run's path and reads no pickle.
-
-    Args:
-        first: the first element of an array: the path of its script identifies the array.
-    """
-    return run.logs / "submitit" / first
+def submitit_folder(run: RunDirectory) -> Path:
+    """Return the folder of submitit's scripts and pickles; a task gets the run's path and reads no pickle."""
+    return run.logs / "submitit"

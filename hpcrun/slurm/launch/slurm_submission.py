@@ -35,30 +35,25 @@ _PATIENCE, _PAUSE = 120.0, 5.0
 _NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
 
 
-def submit_array(
-    folder: RunDirectory, config: Config, array: ArrayTasks, interrupted: Callable[[], bool]
-) -> Submitted:
-    """Submit the elements ``array`` of the sweep in ``folder`` as one job array. No event is logged.
-
-    Args:
-        config: the config of any element, fitted to the cluster: all have the same ``job`` section.
-        interrupted: returns True to end the wait for a controller that does not answer.
-
-    Raises:
-        SubmissionUnanswered: sbatch got no answer, so the array may exist or not.
-        LaunchError: the scheduler refused; the text has its message.
-        OSError: the folder cannot be written; no job remains.
-        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
-    """
-    return submit_slurm(folder, config, interrupted, array)
-
-
 def submit_slurm(
     run: RunDirectory,
     config: Config,
     interrupted: Callable[[], bool],
     array: ArrayTasks | None = None,
 ) -> Submitted:
+    """Submit ``run``, or the ``array`` of the sweep in its folder. No event is logged.
+
+    Args:
+        config: that of the run, or that of any element fitted to the cluster: the elements of an array have
+            the same ``job`` section.
+        interrupted: returns True to end the wait for a controller that does not answer.
+
+    Raises:
+        SubmissionUnanswered: sbatch got no answer, so the job may exist or not.
+        LaunchError: the scheduler refused; the text has its message.
+        OSError: the folder cannot be written; no job remains.
+        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
+    """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     if shutil.which("sbatch") is None:
@@ -80,6 +75,10 @@ def submit_slurm(
             return Submitted("slurm", job_id, executor.cluster)
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
+            unanswered = "timed out" in words.lower()
+            if not unanswered:
+                # A script that stays may have a job: see `refuse_unrecorded`.
+                executor.script.unlink(missing_ok=True)
             if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
                 say_aside(
                     "hpcrun: nodes that failed are not excluded: Slurm has no other node for the job"
@@ -87,9 +86,9 @@ def submit_slurm(
                 bad = []
                 executor = _executor(run, wanted, bad, array)
                 continue
-            if "timed out" in words.lower():
+            if unanswered:
                 # The request may have arrived: another request could start a second job.
-                found = None if array else _accepted(executor.script, config, interrupted)
+                found = _accepted(executor.script, config, interrupted)
                 if found is not None:
                     return found
                 raise SubmissionUnanswered(
@@ -226,8 +225,7 @@ def _executor(
     request = batch_request(run, config, avoid, array)
     run.logs.mkdir(mode=0o700, exist_ok=True)
     write_atomic(run.batch_script, batch_script(request))
-    first = "" if array is None else array.names[0]
-    return RequeueingSlurmExecutor(submitit_folder(run, first), request)
+    return RequeueingSlurmExecutor(submitit_folder(run), request)
 
 
 def _refusal(words: str) -> str:

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.api.sweeps.configs import read_axes
-from hpcrun.api.sweeps.handle import Condition, SweepRequest, canonical
-from hpcrun.api.sweeps.plan import expand
+from hpcrun.api.sweeps.request import Condition, SweepRequest, canonical, expand, read_axes
 from hpcrun.config import ConfigError
 
 
@@ -101,8 +99,7 @@ def test_a_condition_chooses_elements(text: str, kept: list[int] | None) -> None
         ("__import__('os').system('true')", "is not allowed"),
         ("lr.real > 1", "lr.real is not a key of the sweep; its keys: lr"),
         ("rl > 1", "rl is not a key"),
-        ("'a' * 1000000000", "only numbers"),
-        ("lr is 1", "compare with == or !="),
+        ("lr is 1", "is not allowed"),
         ("lr > 'a'", "cannot be computed"),
         ("lr > 9", "no run is left"),
         ("2 ** 99999999 > lr", "is not allowed"),

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.api.sweeps.folder import read_sweep_file
-from hpcrun.api.sweeps.plan import expand
+from hpcrun.api.sweeps.request import expand, read_sweep_file
 from hpcrun.config import ConfigError
 
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from hpcrun.api.sweeps.configs import filled, keys_of, names_in
-from hpcrun.api.sweeps.handle import SweepValue
+from hpcrun.api.sweeps.configs import filled, placeholder_keys
+from hpcrun.api.sweeps.request import SweepValue
 from hpcrun.errors import UserError
 
 ROW = {"train.lr": SweepValue(1e-4, "1e-4"), "seed": SweepValue(3, "3")}
 
 
 def fill(*command: str) -> list[str]:
-    return filled(command, ROW, keys_of(names_in(command), list(ROW)))
+    return filled(command, ROW, placeholder_keys(command, list(ROW)))
 
 
 def test_a_key_and_its_last_component_are_replaced() -> None:
@@ -40,4 +40,4 @@ def test_an_unknown_placeholder_is_refused_with_the_nearest_name(word: str, line
 
 def test_an_ambiguous_placeholder_is_refused() -> None:
     with pytest.raises(UserError, match=r"may be train\.lr or other\.lr; write the whole key"):
-        keys_of(["lr"], ["train.lr", "other.lr"])
+        placeholder_keys(["{lr}"], ["train.lr", "other.lr"])

@@ -1,0 +1,463 @@
+"""The requested sweep: axes of ``--sweep``, blocks of a sweep file, or a dict of Python; and its rows.
+
+A condition of a sweep file is an expression of Python with keys, constants, comparisons, ``in``, ``and``,
+``or``, ``not``, and + - * /. Nothing else is evaluated: a sweep file runs no code.
+"""
+
+import ast
+import itertools
+import json
+import math
+import os
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from hpcrun.config import ConfigError, Problem, file_layer, override_layer
+from hpcrun.config.shape import kind_at
+from hpcrun.errors import UserError
+
+OPTION = "--sweep"
+_PYTHON = "sweep="
+# More elements than any cluster takes as one sweep.
+_MOST = 100_000
+
+
+@dataclass(frozen=True)
+class SweepValue:
+    """One value of a key: as the config has it, and as the user wrote it (for a command)."""
+
+    value: Any
+    text: str
+
+
+Row = Mapping[str, SweepValue]
+"""The values of one element by dotted key."""
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows with the same keys; ``place``: the option, or the line of the file, that contains them."""
+
+    rows: Sequence[Row]
+    place: str
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An expression that is true for every element of the sweep."""
+
+    text: str
+    place: str
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """The requested sweep: the product of ``blocks``, without the rows that a condition excludes."""
+
+    blocks: Sequence[RowBlock] = ()
+    conditions: Sequence[Condition] = ()
+
+    def place_of(self, key: str) -> str:
+        """Return the option or file line with the values of ``key``."""
+        return next((block.place for block in self.blocks if key in block.rows[0]), OPTION)
+
+
+def text_of(value: Any) -> str:
+    """Return ``value`` as a word for a command: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Return a text that is equal for equal values: 1 equals 1.0, and the order of keys does not matter."""
+
+    def number(value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if whole and abs(value) < 2**53 else value
+
+    return json.dumps({key: number(value) for key, value in values.items()}, sort_keys=True)
+
+
+def refusal(place: str, key: str, text: str) -> ConfigError:
+    """Return the error with one line: place, key and problem."""
+    return ConfigError([Problem(place, key, text)])
+
+
+def _rows(axes: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """Return the rows with the first values of all keys, with their second values, and so on."""
+    return [
+        {key: SweepValue(value, text_of(value)) for key, value in zip(axes, values, strict=True)}
+        for values in zip(*axes.values(), strict=True)
+    ]
+
+
+def expand(request: SweepRequest) -> list[Row]:
+    """Return the rows of all elements; the keys of the last block change fastest.
+
+    Raises:
+        ConfigError: a key is in two blocks, two rows are equal, a condition is wrong, or no row is left.
+    """
+    places: dict[str, str] = {}
+    for block in request.blocks:
+        for key in block.rows[0]:
+            if key in places:
+                words = f"{places[key]} has this key too; keep one of the two"
+                raise refusal(block.place, key, words)
+            places[key] = block.place
+    count = math.prod(len(block.rows) for block in request.blocks)
+    if count > _MOST:
+        raise refusal(OPTION, "", f"{count} runs are more than {_MOST}; use fewer values")
+    rows: list[Row] = [
+        {key: value for row in parts for key, value in row.items()}
+        for parts in itertools.product(*(block.rows for block in request.blocks))
+    ]
+    for condition in request.conditions:
+        rows = _chosen(rows, condition)
+    if not rows:
+        raise refusal(OPTION, "", "no run is left; loosen the conditions under `where`")
+    seen: set[str] = set()
+    for row in rows:
+        mark = canonical({key: given.value for key, given in row.items()})
+        if mark in seen:
+            told = " ".join(f"{key}={text_of(given.value)}" for key, given in row.items())
+            raise refusal(places[next(iter(row))], told, "is given twice; remove one of the two")
+        seen.add(mark)
+    return rows
+
+
+_ALLOWED = (
+    *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.expr_context),
+    *(ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div),
+    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
+)
+_SHORT = 60
+
+
+class _Expression(ast.NodeTransformer):
+    """Replaces each key, such as ``train.lr``, by one name; raises ValueError for what is not allowed."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = [*keys]
+
+    def visit(self, node: ast.AST) -> Any:
+        """Return ``node``, or the name that replaces it."""
+        if isinstance(node, ast.Name | ast.Attribute):
+            key = ast.unparse(node)
+            if key not in self._keys:
+                raise ValueError(
+                    f"{key} is not a key of the sweep; its keys: {', '.join(self._keys)}"
+                )
+            return ast.copy_location(ast.Name(key, ast.Load()), node)
+        if not isinstance(node, _ALLOWED):
+            part = ast.unparse(node) or type(node).__name__
+            raise ValueError(f"{part!r} is not allowed; use keys, values and comparisons")
+        return self.generic_visit(node)
+
+
+def _chosen(rows: Sequence[Row], condition: Condition) -> list[Row]:
+    """Return the rows that meet the condition; raises ConfigError for a wrong expression."""
+    shown = f"{condition.text[:_SHORT]!r}"
+    code = _compiled(condition, shown, rows[0]) if rows else None
+    found = []
+    for row in rows:
+        try:
+            values = {key: given.value for key, given in row.items()}
+            # Only names of keys, constants and operators are left: no call, no attribute.
+            if eval(code or "", {"__builtins__": {}}, values):
+                found.append(row)
+        except Exception as error:
+            text = f"{shown} cannot be computed: {error}"
+            raise refusal(condition.place, "where", text) from None
+    return found
+
+
+def _compiled(condition: Condition, shown: str, keys: Iterable[str]) -> CodeType:
+    try:
+        tree = ast.parse(condition.text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        text = f"{shown} is not an expression; write one such as train.lr < 1e-3"
+        raise refusal(condition.place, "where", text) from None
+    try:
+        return compile(_Expression(keys).visit(tree), "where", "eval")
+    except ValueError as error:
+        raise refusal(condition.place, "where", f"{shown}: {error}") from None
+
+
+def read_axes(options: Sequence[str]) -> list[RowBlock]:
+    """Return a block for each ``KEY=VALUES``.
+
+    ``VALUES`` are values separated by commas, or ranges of whole numbers ``first:end`` or ``first:end:step``;
+    the end is excluded.
+
+    Raises:
+        ConfigError: an option is not KEY=VALUES, or a key is given twice.
+    """
+    blocks: dict[str, RowBlock] = {}
+    for option in options:
+        key, equals, text = option.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise refusal(OPTION, option, "write an axis as KEY=VALUES, such as train.lr=1e-4,3e-4")
+        if not text.strip():
+            raise refusal(OPTION, key, "has no values; write them with commas: 1e-4,3e-4")
+        if key in blocks:
+            raise refusal(OPTION, key, "is given twice; write all its values in one --sweep")
+        rows: list[Row] = [{key: value} for word in _split(text) for value in _values(key, word)]
+        if not rows:
+            words = f"{text} is an empty range; the end is excluded: 0:3 means 0, 1, 2"
+            raise refusal(OPTION, key, words)
+        blocks[key] = RowBlock(rows, OPTION)
+    return [*blocks.values()]
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split at the commas outside brackets and quotes."""
+    depth, quote, word = 0, "", ""
+    for letter in text:
+        if letter == "," and not depth and not quote:
+            yield word
+            word = ""
+            continue
+        word += letter
+        if quote or letter in "'\"":
+            quote = "" if letter == quote else quote or letter
+        else:
+            depth += (letter in "[{(") - (letter in "]})")
+    yield word
+
+
+_RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
+
+
+def _values(key: str, word: str) -> Iterator[SweepValue]:
+    span = _RANGE.fullmatch(word.strip())
+    if span is not None and kind_at(key.split(".")) != "text":
+        numbers = _range(OPTION, key, word, [int(part) for part in span.groups() if part])
+        yield from (SweepValue(number, str(number)) for number in numbers)
+        return
+    try:
+        value: Any = override_layer([f"{key}={word}"]).values
+    except ConfigError as error:
+        raise ConfigError([Problem(OPTION, it.key, it.text) for it in error.problems]) from None
+    for part in key.split("."):
+        value = value[part.strip()]
+    yield SweepValue(value, word)
+
+
+def _range(place: str, key: str, shown: str, parts: Sequence[int]) -> range:
+    if len(parts) == 3 and parts[2] == 0:
+        raise refusal(place, key, f"{shown} has step 0; use another step")
+    numbers = range(*parts)
+    if len(numbers) > _MOST:
+        raise refusal(place, key, f"{shown} has more than {_MOST} numbers; use a shorter range")
+    return numbers
+
+
+def sweep_request(
+    axes: Mapping[str, Iterable[Any]] | None, file: str | os.PathLike[str] | None
+) -> SweepRequest:
+    """Return the product of the sweep in ``file`` and of ``axes``: values by dotted key.
+
+    Raises:
+        UserError: an axis has no values, or the file is wrong.
+    """
+    request = read_sweep_file(Path(file)) if file is not None else SweepRequest()
+    if axes is not None and not isinstance(axes, Mapping):
+        raise UserError(f"{_PYTHON}: give a dict, such as {_PYTHON}{{'seed': range(3)}}")
+    blocks = [*request.blocks]
+    for key, values in (axes or {}).items():
+        if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
+            raise UserError(f"{_PYTHON}: {key!r} is not a key; write it as 'section.key'")
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+            raise UserError(f"{_PYTHON}: {key}: give a list of values, such as [1e-4, 3e-4]")
+        found = [_plain(key, value) for value in values]
+        if not found:
+            raise UserError(f"{_PYTHON}: {key}: has no values; give at least one")
+        blocks.append(RowBlock(_rows({key: found}), _PYTHON))
+    if not blocks:
+        raise UserError(
+            f"{_PYTHON}: has no key; give values, such as {_PYTHON}{{'seed': range(3)}}"
+        )
+    return SweepRequest(blocks, request.conditions)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return a value of Python, pathlib or numpy as the config has it."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    known = value.item() if hasattr(value, "item") else value
+    if isinstance(known, list | tuple):
+        return [_plain(key, part) for part in known]
+    if isinstance(known, float):
+        # Without the rounding error of a computed value: 0.02 for 0.020000000000000004. 1/3 keeps all digits.
+        near = float(f"{known:.15g}")
+        return near if len(repr(near)) < len(repr(known)) - 3 else known
+    if known is None or isinstance(known, str | int | bool):
+        return known
+    raise UserError(
+        f"{_PYTHON}: {key}: {value!r} is not a value of a config; give text or a number"
+    )
+
+
+Place = Callable[[str], str]
+"""Returns file and line of a dotted key of the sweep file."""
+
+
+def read_sweep_file(path: Path) -> SweepRequest:
+    """Return the sweep that the YAML or JSON file describes.
+
+    Raises:
+        ConfigError: the file cannot be read, or a part of it is wrong; the place names file and line.
+    """
+    layer = file_layer(path)
+
+    def place(key: str) -> str:
+        while key and key not in layer.where:
+            key = key.rpartition(".")[0]
+        return layer.where.get(key, str(path))
+
+    parts = (*_READERS, "where")
+    for part in layer.values:
+        if part not in parts:
+            raise refusal(place(part), part, f"unknown; a sweep file has {', '.join(parts)}")
+    blocks = [
+        block
+        for part, reader in _READERS.items()
+        if layer.values.get(part)
+        for block in reader(layer.values[part], part, place)
+    ]
+    if not blocks:
+        raise refusal(str(path), "", "has no values; write `grid:` with keys and lists of values")
+    lines = layer.values.get("where") or []
+    lines = [lines] if isinstance(lines, str) else lines
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        words = "should be a list of expressions such as train.lr < 1e-3"
+        raise refusal(place("where"), "where", words)
+    return SweepRequest(blocks, [Condition(line, place("where")) for line in lines])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested sections as dotted keys; a random draw or a range, which are mappings, stays whole."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and not set(value) & {*_DRAWS, "range"}:
+            found |= _flat(value, f"{dotted}.")
+        else:
+            found[dotted] = value
+    return found
+
+
+def _section(content: Any, part: str, place: Place) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise refusal(
+            place(part), part, "should be keys with their values, such as seed: [0, 1, 2]"
+        )
+    return _flat(content)
+
+
+def _axes(content: Any, part: str, place: Place) -> dict[str, list[Any]]:
+    return {
+        key: _listed(key, values, place(f"{part}.{key}"))
+        for key, values in _section(content, part, place).items()
+    }
+
+
+def _listed(key: str, values: Any, place: str) -> list[Any]:
+    if isinstance(values, dict) and set(values) == {"range"}:
+        parts = values["range"]
+        if not isinstance(parts, list) or len(parts) not in (2, 3) or not _whole(parts):
+            raise refusal(place, key, "range should be [first, end] or [first, end, step]")
+        values = list(_range(place, key, str(parts), parts))
+    if not isinstance(values, list) or not values:
+        raise refusal(place, key, "should be a list of values, or {range: [first, end]}")
+    return values
+
+
+def _whole(parts: Sequence[Any]) -> bool:
+    return all(type(part) is int for part in parts)
+
+
+def _grid(content: Any, part: str, place: Place) -> list[RowBlock]:
+    axes = _axes(content, part, place)
+    return [RowBlock(_rows({key: axes[key]}), place(f"{part}.{key}")) for key in axes]
+
+
+def _zip(content: Any, part: str, place: Place) -> list[RowBlock]:
+    axes = _axes(content, part, place)
+    if len({len(values) for values in axes.values()}) > 1:
+        told = ", ".join(f"{key} has {len(values)}" for key, values in axes.items())
+        raise refusal(place(part), part, f"all keys need the same number of values: {told}")
+    return [RowBlock(_rows(axes), place(part))]
+
+
+def _list(content: Any, part: str, place: Place) -> list[RowBlock]:
+    if not isinstance(content, list) or not all(isinstance(row, dict) and row for row in content):
+        words = "should be a list of runs such as {train.lr: 1e-4, seed: 0}"
+        raise refusal(place(part), part, words)
+    rows = [_flat(row) for row in content]
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            missing = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+            told = f"run {number + 1} and run 1 differ in their keys: {missing}"
+            raise refusal(place(f"{part}.{number}"), part, told)
+    return [RowBlock(_rows({key: [row[key] for row in rows] for key in rows[0]}), place(part))]
+
+
+def _random(content: Any, part: str, place: Place) -> list[RowBlock]:
+    axes = _section(content, part, place)
+    seed, count = axes.pop("seed", None), axes.pop("count", None)
+    if not _whole([seed, count]) or not 1 <= count <= _MOST:
+        raise refusal(place(part), part, "needs whole numbers `seed:` and `count:`")
+    if not axes:
+        words = "has no keys; write one such as lr: {log_uniform: [1e-5, 1]}"
+        raise refusal(place(part), part, words)
+    draws = {key: _draw(key, one, place(f"{part}.{key}")) for key, one in axes.items()}
+    source = random.Random(seed)
+    # Draw row by row, so that a larger count only adds rows.
+    drawn = [[draw(source) for draw in draws.values()] for _ in range(count)]
+    columns = dict(zip(draws, map(list, zip(*drawn, strict=True)), strict=True))
+    return [RowBlock(_rows(columns), place(part))]
+
+
+def _draw(key: str, content: Any, place: str) -> Callable[[random.Random], Any]:
+    """Return the function that draws a value of ``key``."""
+    if not isinstance(content, dict) or len(content) != 1 or not set(content) <= set(_DRAWS):
+        names = ", ".join(sorted(_DRAWS))
+        raise refusal(place, key, f"should be one of {names}, such as {{uniform: [0, 1]}}")
+    ((kind, values),) = content.items()
+    if not isinstance(values, list) or not values:
+        raise refusal(place, key, f"{kind} needs a list")
+    if kind != "choice":
+        numbers = [one for one in values if type(one) in (int, float) and math.isfinite(one)]
+        if len(values) != 2 or numbers != values or values[0] >= values[1]:
+            raise refusal(place, key, f"{kind} needs [low, high] with low < high")
+        if kind == "integer" and not _whole(values):
+            raise refusal(place, key, "integer needs whole numbers; both ends are possible")
+        if kind == "log_uniform" and values[0] <= 0:
+            raise refusal(place, key, "log_uniform needs numbers above 0")
+    return lambda source: _DRAWS[kind](source, values)
+
+
+def _rounded(number: float) -> float:
+    """Return the number with the digits that a person reads in a table."""
+    return float(f"{number:.6g}")
+
+
+_DRAWS: dict[str, Callable[[random.Random, Sequence[Any]], Any]] = {
+    "choice": random.Random.choice,
+    "integer": lambda source, ends: source.randint(*ends),
+    "uniform": lambda source, ends: _rounded(source.uniform(*ends)),
+    "log_uniform": lambda source, ends: _rounded(math.exp(source.uniform(*map(math.log, ends)))),
+}
+_READERS: dict[str, Callable[[Any, str, Place], list[RowBlock]]] = {
+    "grid": _grid,
+    "zip": _zip,
+    "list": _list,
+    "random": _random,
+}
