@@ -11,7 +11,8 @@ from hpcrun.api.interrupts import note_end, time_to_end
 from hpcrun.api.logs import log_files, marked, require_log
 from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.run_status import row_of
-from hpcrun.api.submission.plan import SubmissionPlan, finished_result, plan_resume
+from hpcrun.api.submission.choose_config import SubmitRequest
+from hpcrun.api.submission.plan import SubmissionPlan, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
@@ -248,9 +249,14 @@ class Run:
         Raises:
             UserError: a job has the run already, or the run cannot be submitted.
         """
-        if from_scratch or finished_result(self._directory) is None:
-            plan = plan_resume(self._directory, scratch=from_scratch, snapshot=snapshot)
-            carry_out(plan, None, self.path.parent, trust_owner=trust_owner)
+        request = SubmitRequest(
+            runs=self.path.parent,
+            after=None,
+            scratch=from_scratch,
+            snapshot=snapshot,
+            trust_owner=trust_owner,
+        )
+        carry_out(plan_resume(self._directory, request))
         return self
 
 
@@ -268,23 +274,10 @@ def open_run(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | 
     return Run(find(os.fspath(run), runs_folder(runs_dir)))
 
 
-def carry_out(
-    plan: SubmissionPlan, after: list[str] | None, runs: Path, *, trust_owner: bool = False
-) -> None:
-    """Submit the run of ``plan``, or train it in this process if the executor is ``debug``.
-
-    Args:
-        after: runs that must finish first; None: as before.
-        runs: the folder of the runs.
-        trust_owner: continue a run of another user.
-
-    Raises:
-        UserError: the run cannot be submitted.
-    """
-    plan.require_packages()
-    submitted = plan.carry_out(plan.waits_for(after, runs), trust_owner=trust_owner)
-    if submitted is None:
-        from hpcrun.api.submission.submitting import run_here
+def carry_out(plan: SubmissionPlan) -> None:
+    """Submit the run of ``plan``, unless it is finished; train it here if the executor is ``debug``."""
+    if plan.finished is None and plan.carry_out() is None:
+        from hpcrun.api.submission.handover import run_here
 
         run_here(plan.run)
 

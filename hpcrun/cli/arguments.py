@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import runs_folder
-from hpcrun.api.submission.choose_config import FLAGS, SubmitRequest
+from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.config import override_layer
+from hpcrun.config import override_layer, submit_options
+from hpcrun.config.fields import Section
+from hpcrun.config.layers import merge
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find
 from hpcrun.tasks import BUILTIN
@@ -111,8 +113,19 @@ def require_subcommand(command: str, word: str | None, known: Sequence[str], kin
     )
 
 
-# Only if the schema expects a number; an account may be called 0123.
-_COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
+def add_options(parser: argparse._ActionsContainer, model: type[Section]) -> None:
+    """Add the options of a submission that are keys of ``model``: ``Job``, or the whole config."""
+    for name, (option, description) in submit_options(model).items():
+        switch: dict[str, Any] = {"action": "store_true", "default": None}
+        text = description.rstrip(".").replace("null: ", "default: ")
+        # CPU, GPUs and Slurm keep their capitals.
+        if text[1].islower() and not text.startswith("Slurm"):
+            text = text[0].lower() + text[1:]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            help=text,
+            **({"metavar": option.value} if option.value else switch),
+        )
 
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
@@ -141,16 +154,29 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
 
     Raises:
         UserError: a word is no override.
-        ConfigError: an override cannot be read.
+        ConfigError: an override or an option cannot be read.
     """
-    _refuse_stray_files(arguments.overrides)
+    given = vars(arguments)
+    overrides = given.get("overrides", [])
+    _refuse_stray_files(overrides)
+    no_snapshot = given.get("no_snapshot")
     return SubmitRequest(
-        file=arguments.config,
-        overrides=override_layer(arguments.overrides),
-        flags=_flags(arguments),
+        file=given.get("config"),
+        overrides=override_layer(overrides),
+        options=merge(
+            override_layer([f"{key}={value}"], f"--{name.replace('_', '-')}")
+            for name, key in OPTIONS.items()
+            if (value := given.get(name)) is not None
+        ),
         command=arguments.command,
-        profile=getattr(arguments, "profile", None),
-        runs=runs_dir(arguments) if "runs_dir" in arguments else None,
+        profile=given.get("profile"),
+        runs=runs_folder(given.get("runs_dir")),
+        # `resume` lacks the option, so the runs of the submission stay.
+        after=given.get("after"),
+        scratch=given.get("from_scratch", False),
+        prepare=given.get("prepare", False),
+        snapshot=None if no_snapshot is None else not no_snapshot,
+        trust_owner=given.get("trust_owner", False),
     )
 
 
@@ -164,22 +190,6 @@ def _refuse_stray_files(overrides: list[str]) -> None:
             raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
         if word.endswith((".py", ".sh")):
             raise UserError(f"{word}: a program to run comes after `--`: -- python {word}")
-
-
-def _flags(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
-    given = {flag: getattr(arguments, flag, None) for flag in FLAGS}
-    return {
-        flag: (
-            int(value) if flag in _COUNTS and _is_whole(value) else value,
-            f"--{flag.replace('_', '-')}",
-        )
-        for flag, value in given.items()
-        if value is not None
-    }
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit()
 
 
 _MOST = 64

@@ -34,7 +34,7 @@ from hpcrun.config.resolve import (
     with_task_options,
 )
 from hpcrun.config.schedule import decay_begins
-from hpcrun.config.schema import Checkpoint, Config, Job, Restarts
+from hpcrun.config.schema import Checkpoint, Config, Job, Restarts, submit_options
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -84,6 +84,7 @@ __all__ = [
     "profile_path",
     "recorded",
     "resolve",
+    "submit_options",
     "to_yaml",
     "training_differences",
     "undecided",

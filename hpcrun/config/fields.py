@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -257,6 +258,19 @@ SbatchOption = Annotated[str, AfterValidator(_check_sbatch_option)]
 ShellText = Annotated[str, AfterValidator(_check_text)]
 NotifyTarget = Annotated[str, AfterValidator(_check_notify)]
 EnvName = Annotated[str, AfterValidator(_check_env_name)]
+
+
+@dataclass(frozen=True)
+class SubmitOption:
+    """Makes a key an option of `hpcrun submit`, and an argument of ``hpcrun.submit``.
+
+    ``value``: the value in the help of the command, such as ``NAME``; empty: the option is a switch.
+    ``sbatch``: the option of sbatch that gets the value in an ``#SBATCH`` line; such a key has no effect
+    without Slurm.
+    """
+
+    value: str = ""
+    sbatch: str = ""
 
 
 class Section(BaseModel):

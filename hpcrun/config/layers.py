@@ -62,11 +62,11 @@ def file_layer(path: str | Path, name: str | None = None) -> Layer:
     return Layer(values, where)
 
 
-def override_layer(overrides: Sequence[str]) -> Layer:
+def override_layer(overrides: Sequence[str], place: str = COMMAND_LINE) -> Layer:
     """Read ``overrides`` from a command line: `train.lr=3e-4`, `job.env.DEBUG=1`.
 
     A value is read as YAML. If the schema expects text, the value is taken literally, so that only the
-    shell's quotes count; `null` then means no value.
+    shell's quotes count; `null` then means no value. ``place``: where a message says that they are.
 
     Raises:
         ConfigError: an override has no `=` or no key, or its value is not valid YAML.
@@ -75,7 +75,7 @@ def override_layer(overrides: Sequence[str]) -> Layer:
     problems: list[Problem] = []
     for override in overrides:
         try:
-            layers.append(_override(override))
+            layers.append(_override(override, place))
         except ConfigError as error:
             problems.extend(error.problems)
     if problems:
@@ -190,18 +190,18 @@ def _single(path: tuple[str, ...], value: Any, place: str) -> Layer:
     return Layer(values, {".".join(path): place})
 
 
-def _override(override: str) -> Layer:
+def _override(override: str, place: str) -> Layer:
     key, equals, text = override.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     dotted = ".".join(path)
     if not equals:
-        _refuse(COMMAND_LINE, f"write an override as KEY=VALUE, such as {dotted or 'seed'}=1", key)
+        _refuse(place, f"write an override as KEY=VALUE, such as {dotted or 'seed'}=1", key)
     if not all(path):
-        _refuse(COMMAND_LINE, "has no key before =; write KEY=VALUE, such as seed=1", override)
+        _refuse(place, "has no key before =; write KEY=VALUE, such as seed=1", override)
     if kind_at(path) == "text":
-        return _single(path, None if text == "null" else text, COMMAND_LINE)
+        return _single(path, None if text == "null" else text, place)
     try:
-        value, where = read_yaml(text, lambda _: COMMAND_LINE, path)
+        value, where = read_yaml(text, lambda _: place, path)
     except ConfigError as error:
         raise ConfigError(
             Problem(problem.place, problem.key or dotted, problem.text)
@@ -211,7 +211,7 @@ def _override(override: str) -> Layer:
         value = text.strip()  # on a command line, ` #` is part of a path, not a comment
     if not text.strip():
         value = ""  # an empty value is not null: null must be explicit
-    return Layer(_single(path, value, COMMAND_LINE).values, where | {dotted: COMMAND_LINE})
+    return Layer(_single(path, value, place).values, where | {dotted: place})
 
 
 def _read(path: Path, shown: str) -> str:

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from hpcrun.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcrun.config.schema import Config
+    pass
 
 
 _LONGEST_VALUE = 60  # maximum characters of a refused value in a message
@@ -42,12 +42,10 @@ class ConfigError(UserError):
 
     Attributes:
         problems: the problems.
-        meant: the config if all problems are keys without effect, otherwise None.
     """
 
-    def __init__(self, problems: Iterable[Problem], meant: Config | None = None) -> None:
+    def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        self.meant = meant
         super().__init__("\n".join(self.lines))
 
     @property

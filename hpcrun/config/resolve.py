@@ -27,7 +27,6 @@ def resolve(layers: Iterable[Layer]) -> Config:
             The text has a line for each problem, in the order of the layers and of the lines in a file.
     """
     merged = merge(layers)
-    meant = None
     try:
         config = Config.model_validate(merged.values)
     except ValidationError as error:
@@ -35,7 +34,6 @@ def resolve(layers: Iterable[Layer]) -> Config:
         found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
     else:
         found = list(contradictions(config))
-        meant = None if found else config
         found += [
             ([one.key], one.text)
             for one in idle_keys(config, merged.where)
@@ -50,7 +48,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
         given = next(filter(None, (given_key(key, merged.where) for key in keys)), "")
         place = merged.where.get(given, DEFAULTS)
         problems.append((order.get(given, len(order)), Problem(place, keys[0], text)))
-    raise ConfigError((it for _, it in sorted(problems, key=lambda it: it[0])), meant)
+    raise ConfigError((it for _, it in sorted(problems, key=lambda it: it[0])))
 
 
 def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:

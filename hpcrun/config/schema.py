@@ -4,7 +4,7 @@ The sections are immutable. An unknown key is an error, because an ignored typin
 GPU time. Only `model` and `data` accept further keys, which belong to the task.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from hpcrun.config.fields import (
     Section,
     Seed,
     ShellText,
+    SubmitOption,
     TaskName,
     TimeLimit,
     Word,
@@ -41,16 +42,18 @@ from hpcrun.config.training import (
 class Job(Section):
     """Resources and options of the job, in Slurm's terms: see sbatch(1), srun(1) and slurm.conf(5)."""
 
-    nodes: Count = Field(default=1, description="Number of nodes.")
-    gpus: GpuCount = Field(
+    nodes: Annotated[Count, SubmitOption("N")] = Field(default=1, description="Number of nodes.")
+    gpus: Annotated[GpuCount, SubmitOption("N")] = Field(
         default=1,
         description="GPUs per node (4, a100:4), one rank each; on the CPU: ranks per node.",
     )
-    tasks_per_node: Count | None = Field(
+    tasks_per_node: Annotated[Count | None, SubmitOption("N")] = Field(
         default=None,
         description="Command: tasks per node, each with all GPUs of the node; null: one per GPU.",
     )
-    launcher: Literal["torchrun", "accelerate"] | None = Field(
+    launcher: Annotated[
+        Literal["torchrun", "accelerate"] | None, SubmitOption("torchrun|accelerate")
+    ] = Field(
         default=None, description="Program that starts the command's ranks, with one task per node."
     )
     gpu_type: Word | None = Field(
@@ -60,41 +63,57 @@ class Job(Section):
         default="auto",
         description="GPU request to Slurm; auto: per node, or none if no node has a GRES.",
     )
-    cpu: bool = Field(default=False, description="Train on the CPU even if GPUs are present.")
-    executor: Literal["auto", "slurm", "local", "debug"] = Field(
-        default="auto",
-        description="Executor; auto: Slurm if it answers, else the local cluster.",
+    cpu: Annotated[bool, SubmitOption()] = Field(
+        default=False, description="Train on the CPU even if GPUs are present."
     )
-    time: TimeLimit | None = Field(
+    executor: Annotated[
+        Literal["auto", "slurm", "local", "debug"], SubmitOption("auto|slurm|local|debug")
+    ] = Field(
+        default="auto",
+        description="Executor; auto: Slurm if it answers, else the local cluster; debug: one rank, here.",
+    )
+    time: Annotated[TimeLimit | None, SubmitOption("LIMIT")] = Field(
         default=None,
         description="Time limit: HH:MM:SS, D-HH:MM:SS or minutes; null: the partition's.",
     )
-    cpus_per_task: Count | None = Field(
+    cpus_per_task: Annotated[Count | None, SubmitOption("N")] = Field(
         default=None, description="CPU cores per task; with a launcher: per rank."
     )
     node_share: bool = Field(
         default=True,
         description="Without cpus_per_task and mem, request CPUs and memory in proportion to the GPUs.",
     )
-    mem: Memory | None = Field(default=None, description="Memory per node, such as 64G.")
-    cluster: Word | None = Field(
+    mem: Annotated[Memory | None, SubmitOption("SIZE", sbatch="mem")] = Field(
+        default=None, description="Memory per node, such as 64G."
+    )
+    cluster: Annotated[Word | None, SubmitOption("NAME", sbatch="clusters")] = Field(
         default=None, description="Slurm cluster, as sbatch's --clusters; null: this host's."
     )
-    partition: Word | None = Field(
+    partition: Annotated[Word | None, SubmitOption("NAME", sbatch="partition")] = Field(
         default=None, description="Slurm partition, or several separated by commas."
     )
-    account: Word | None = Field(default=None, description="Slurm account to charge.")
-    qos: Word | None = Field(default=None, description="Slurm quality of service.")
-    constraint: Word | None = Field(
+    account: Annotated[Word | None, SubmitOption("NAME", sbatch="account")] = Field(
+        default=None, description="Slurm account to charge."
+    )
+    qos: Annotated[Word | None, SubmitOption("NAME", sbatch="qos")] = Field(
+        default=None, description="Slurm quality of service."
+    )
+    constraint: Annotated[Word | None, SubmitOption("FEATURES", sbatch="constraint")] = Field(
         default=None, description="Node features that Slurm must match."
     )
-    reservation: Word | None = Field(default=None, description="Slurm reservation to run in.")
+    reservation: Annotated[Word | None, SubmitOption("NAME", sbatch="reservation")] = Field(
+        default=None, description="Slurm reservation to run in."
+    )
     interface: Word | None = Field(
         default=None,
         description="Network interfaces, as in NCCL_SOCKET_IFNAME; auto: detected on the nodes.",
     )
-    exclusive: bool = Field(default=False, description="Do not share the nodes with other jobs.")
-    exclude: Word | None = Field(default=None, description="Nodes to avoid, as a Slurm host list.")
+    exclusive: Annotated[bool, SubmitOption(sbatch="exclusive")] = Field(
+        default=False, description="Do not share the nodes with other jobs."
+    )
+    exclude: Annotated[Word | None, SubmitOption("NODES", sbatch="exclude")] = Field(
+        default=None, description="Nodes to avoid, as a Slurm host list."
+    )
     exclude_after: Count | None = Field(
         default=2, description="Exclude nodes after this many failures; null: never."
     )
@@ -235,7 +254,7 @@ class Config(Section):
     ``pydantic.ValidationError`` for an unknown key or a wrong value.
     """
 
-    name: RunName | None = Field(
+    name: Annotated[RunName | None, SubmitOption("NAME")] = Field(
         default=None, description="Name of the run and its directory; null: the config file's stem."
     )
     task: TaskName = Field(
@@ -275,3 +294,13 @@ class Config(Section):
     def warn_signal(self) -> str:
         """Name of the signal that asks the ranks to stop, such as USR2; a task always gets USR2."""
         return self.job.warn_signal if self.command else "USR2"
+
+
+def submit_options(model: type[Section] = Job) -> dict[str, tuple[SubmitOption, str]]:
+    """Return the keys of ``model`` that are options of a submission, each with its description."""
+    return {
+        name: (mark, field.description or "")
+        for name, field in model.model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, SubmitOption)
+    }

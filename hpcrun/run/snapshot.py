@@ -1,12 +1,13 @@
 """Snapshots of the submitted code, so that a requeue a day later runs the same code.
 
-A snapshot contains all files that git shows: tracked files with uncommitted changes, new files that are not
-ignored, and those of submodules. Data that git ignores is not copied; it is found because the job's working
-folder does not change.
+A snapshot contains the files that git lists: tracked files with uncommitted changes, new files that are not
+ignored, and those of submodules. Ignored data is not copied; it is found because the job's working folder
+does not change.
 
 If git gives no answer, its error is reported: an empty list would look like missing code.
 """
 
+import contextlib
 import fnmatch
 import itertools
 import os
@@ -16,7 +17,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory, RunError
@@ -25,8 +26,6 @@ from hpcrun.run.import_path import copied_path, folders_of
 
 MOST_BYTES = 200 * 2**20
 MOST_FILES = 20_000
-# Larger link targets and ignored files may be data.
-_MOST_LINKED = 2**20
 _NO_PROBLEM = "accept this with --no-snapshot"
 
 
@@ -46,14 +45,6 @@ class Snapshot:
                 if copied.exists():
                     return copied
         return None
-
-
-@dataclass
-class _Plan:
-    """Content of a copy: for files, destination and source; for links, destination and target."""
-
-    files: dict[Path, Path] = field(default_factory=dict)
-    links: dict[Path, Path] = field(default_factory=dict)
 
 
 def recorded_snapshot(run: RunDirectory) -> Snapshot | None:
@@ -106,13 +97,14 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
         RunError: git cannot list the files.
         OSError: the run directory cannot be written.
     """
-    source, why_not = work_tree(folder)
+    source, why_not = _work_tree(folder)
     if source is None:
         return None, why_not and f"no snapshot of the code: {why_not}; {_NO_PROBLEM}"
-    shown = _not_of_runs(shown_files(source), source, folder, run.path)
+    listed = _not_of_runs(_listed(source), source, folder, run.path)
     # A whole home folder may be a work tree.
-    plan = _plan(source, itertools.islice(shown, MOST_FILES + 1))
-    if too_much := _too_much(plan):
+    places = {path.relative_to(source) for path in itertools.islice(listed, MOST_FILES + 1)}
+    places |= set(_ignored_modules(places, source))
+    if too_much := _too_much(places, source):
         return None, (
             f"no snapshot of the code: {source} has {too_much}, more than the limit of a snapshot; "
             f"{_NO_PROBLEM}"
@@ -120,124 +112,46 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
     # A new folder for each submission: the previous folder may belong to a running job.
     root = make_numbered_folder(run.code, 1, digits=3)
     try:
-        unreadable = _copy(plan, root)
+        _copy(places, source, root)
     except BaseException:
         shutil.rmtree(root, ignore_errors=True)
         raise
-    return Snapshot(root, source), _without(unreadable)
+    return Snapshot(root, source), ""
 
 
-def _copy(plan: _Plan, root: Path) -> list[Path]:
-    """Fill ``root``, and return the files that cannot be read."""
-    unreadable = []
-    for place, path in plan.files.items():
-        copy = root / place
+def _copy(places: set[Path], source: Path, root: Path) -> None:
+    """Fill ``root`` with the files at ``places`` of ``source``; a link leads to a copy or to the original."""
+    folders = {folder for place in places for folder in place.parents}
+    # Git still lists the files of a folder that has become a link.
+    for place in places - folders:
+        path, copy = source / place, root / place
         copy.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copy2(path, copy)
-            # An edit in the copy would have no effect on the next submission.
-            copy.chmod(stat.S_IMODE(copy.stat().st_mode) & ~0o222)
-        except PermissionError as error:
-            if error.filename != str(path):
-                raise
-            unreadable.append(path)
-        except FileNotFoundError:
-            # A temporary file of an editor has vanished since the listing.
-            if path.exists():
-                raise
-    for place, target in plan.links.items():
-        copy = root / place
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.symlink_to(target)
-    return unreadable
-
-
-def _without(unreadable: Sequence[Path]) -> str:
-    if not unreadable:
-        return ""
-    more = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
-    return (
-        f"the snapshot of the code does not contain {unreadable[0]}{more}: no permission to read;  "
-        "change the permission, or let git ignore it"
-    )
-
-
-def _plan(source: Path, shown: Iterable[Path]) -> _Plan:
-    plan = _Plan()
-    inner = {}
-    for path in shown:
-        place = path.relative_to(source)
-        if not path.is_symlink():
-            plan.files[place] = path
-            continue
         target = Path(os.path.realpath(path))
-        if target.is_relative_to(source):
-            inner[place] = target
+        inside = target.relative_to(source) if target.is_relative_to(source) else None
+        if path.is_symlink() and inside in places | folders:
+            copy.symlink_to(os.path.relpath(root / inside, copy.parent))
+        elif path.is_symlink() or _is_private(path):
+            # A program still finds its `.env` next to its code.
+            copy.symlink_to(target)
         else:
-            _follow(plan, place, target, source)
-    _take_ignored_modules(plan, source)
-    folders = {folder for place in plan.files for folder in place.parents}
-    for place, target in inner.items():
-        there = target.relative_to(source)
-        if there in plan.files or there in folders:
-            plan.links[place] = Path(os.path.relpath(there, place.parent))
-        else:
-            _follow(plan, place, target, source)
-    # Git still lists files of a folder that has become a link.
-    folders = {folder for place in plan.files for folder in place.parents}
-    for place in [place for place in plan.links if place in plan.files or place in folders]:
-        del plan.links[place]
-    # A program still finds its `.env` next to its code.
-    for place in [place for place, path in plan.files.items() if _is_private(path)]:
-        plan.links[place] = plan.files.pop(place)
-    return plan
+            # A temporary file of an editor may have vanished since the listing.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy2(path, copy)
+                # An edit in the copy would have no effect on the next submission.
+                copy.chmod(stat.S_IMODE(copy.stat().st_mode) & ~0o222)
 
 
 def _is_private(path: Path) -> bool:
     return any(fnmatch.fnmatch(path.name.lower(), pattern) for pattern in PRIVATE)
 
 
-def _follow(plan: _Plan, place: Path, target: Path, source: Path) -> None:
-    """Copy the target of a link at ``place`` if it is code; otherwise link to the target.
-
-    The target may exist only on the nodes, or may not be readable by this user.
-    """
-    if not os.access(target, os.R_OK):
-        plan.links[place] = target
-    elif target.is_dir() and _is_code(target) and not source.is_relative_to(target):
-        for path in itertools.islice(_below(target), MOST_FILES + 1):
-            _take(plan, place / path.relative_to(target), path)
-    else:
-        _take(plan, place, target)
-
-
-def _take(plan: _Plan, place: Path, path: Path) -> None:
-    small = path.is_file() and _size(path) <= _MOST_LINKED
-    (plan.files if small else plan.links)[place] = path
-
-
-def _is_code(folder: Path) -> bool:
-    # A folder of data may have a million files.
-    with os.scandir(folder) as entries:
-        return any(entry.name.endswith(".py") for entry in itertools.islice(entries, 1000))
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in ("__pycache__", ".git")]
-        yield from (path for name in names if (path := Path(parent, name)).is_file())
-
-
-def _take_ignored_modules(plan: _Plan, source: Path) -> None:
-    """Copy ignored modules in the folders of copied modules: built extensions, a generated version file."""
-    for folder in {place.parent for place in plan.files if place.suffix == ".py"}:
-        if not (source / folder).is_dir():
-            continue  # The folder is the target of a link.
-        for path in (source / folder).iterdir():
-            place = folder / path.name
-            known = place in plan.files or place in plan.links
-            if path.suffix in (".py", ".so") and not known and path.is_file():
-                _take(plan, place, path)
+def _ignored_modules(places: set[Path], source: Path) -> Iterator[Path]:
+    """Yield ignored modules in the folders of listed modules: built extensions, a generated version file."""
+    for folder in {place.parent for place in places if place.suffix == ".py"}:
+        if (source / folder).is_dir():
+            for path in (source / folder).iterdir():
+                if path.suffix in (".py", ".so") and path.is_file():
+                    yield folder / path.name
 
 
 def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -> Iterator[Path]:
@@ -251,37 +165,24 @@ def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -
 
     def excluded(folder: Path) -> bool:
         if folder not in known:
-            known[folder] = excluded(folder.parent) or _is_run(folder) or _is_environment(folder)
+            known[folder] = (
+                excluded(folder.parent)
+                or (RunDirectory(folder).exists() and RunDirectory(folder).logs.is_dir())
+                or (folder / "pyvenv.cfg").exists()
+                or (folder / "conda-meta").exists()
+            )
         return known[folder]
 
     return (path for path in paths if not excluded(path.parent))
 
 
-def _is_run(folder: Path) -> bool:
-    run = RunDirectory(folder)
-    return run.exists() and run.logs.is_dir()
-
-
-def _is_environment(folder: Path) -> bool:
-    return (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
-
-
-def _too_much(plan: _Plan) -> str:
-    if len(plan.files) + len(plan.links) > MOST_FILES:
+def _too_much(places: set[Path], source: Path) -> str:
+    if len(places) > MOST_FILES:
         return f"more than {MOST_FILES} files"
-    size = sum(_size(path) for path in plan.files.values())
+    size = sum((source / place).lstat().st_size for place in places if (source / place).exists())
     return f"{size / 2**20:.0f} MiB" if size > MOST_BYTES else ""
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-# Seconds: git asks a cold network file system for every file.
-_PATIENCE = 300.0
 _NOT_TRUSTED = "dubious ownership"
 PRIVATE = (
     *("*.env", ".env.*", ".netrc", "_netrc", ".git-credentials", ".pgpass", ".pypirc", ".npmrc"),
@@ -291,22 +192,15 @@ PRIVATE = (
 """Names of files with passwords and keys, as docs/sites.md lists them: no content is copied to a run."""
 
 
-def work_tree(folder: Path, *, patience: float = _PATIENCE) -> tuple[Path | None, str]:
-    """Return the top folder of the work tree around ``folder``; ``patience``: seconds for git's answer.
-
-    Returns:
-        The folder, or None with the reason (empty: there is no work tree).
-
-    Raises:
-        RunError: git cannot read the work tree.
-    """
+def _work_tree(folder: Path) -> tuple[Path | None, str]:
+    """Return the top folder of the work tree around ``folder``, or None with the reason (empty: no tree)."""
     if shutil.which("git") is None:
         inside = any((parent / ".git").exists() for parent in (folder, *folder.parents))
         return None, "git is not on PATH" if inside else ""
     if not folder.is_dir():
         # Nothing can be copied, and the command itself gives the best error.
         return None, f"{folder} is gone"
-    done = _git(folder, "rev-parse", "--show-toplevel", patience=patience)
+    done = _git(folder, "rev-parse", "--show-toplevel")
     if done.returncode == 0:
         return Path(os.fsdecode(done.stdout.removesuffix(b"\n"))), ""
     words = _words(done)
@@ -317,14 +211,8 @@ def work_tree(folder: Path, *, patience: float = _PATIENCE) -> tuple[Path | None
     raise _refusal(folder, words)
 
 
-def shown_files(top: Path) -> Iterator[Path]:
-    """Yield the files and links of the work tree: tracked files, and new files that are not ignored.
-
-    The files of submodules and of other nested repositories are included.
-
-    Raises:
-        RunError: git cannot list the files.
-    """
+def _listed(top: Path) -> Iterator[Path]:
+    """Yield the tracked files, and the new files that are not ignored, of ``top`` and repositories in it."""
     done = _git(top, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if done.returncode != 0:
         raise _refusal(top, _words(done))
@@ -335,26 +223,17 @@ def shown_files(top: Path) -> Iterator[Path]:
         if os.path.islink(path) or os.path.isfile(path):  # noqa: PTH113, PTH114
             yield path
         elif path != top and os.path.lexists(path / ".git"):
-            yield from shown_files(path)
+            yield from _listed(path)
 
 
-def _git(
-    folder: Path, *arguments: str, patience: float = _PATIENCE
-) -> subprocess.CompletedProcess[bytes]:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=patience,
-            env={**os.environ, "LC_ALL": "C"},
-            check=False,
-        )
-    except OSError as error:
-        raise _refusal(folder, f"{error.filename}: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        words = f"`git {arguments[0]}` has not answered for {patience:.0f} s"
-        raise _refusal(folder, words) from error
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**os.environ, "LC_ALL": "C"},
+        check=False,
+    )
     if done.returncode in (-signal.SIGINT, -signal.SIGTERM):
         # Ctrl-C in a terminal also reaches git.
         raise KeyboardInterrupt("nothing was submitted")

@@ -124,22 +124,6 @@ def test_without_a_config_a_task_of_ones_own_begins_with_the_plain_defaults(fold
     assert (quick["name"], quick["train"]["steps"]) == ("quickstart", 300)
 
 
-def test_a_key_without_effect_does_not_prevent_a_resume(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "old.yaml").write_text("task: probe:Probe\ntrain:\n  min_delta: 0.1\n")
-    line = ["submit", "--prepare", "--no-snapshot", "-c", "old.yaml"]
-    assert guarded(line) == 2
-    # As if it was made before this validation rule existed.
-    assert guarded([*line, "train.patience=null"]) == 0
-    capsys.readouterr()
-    assert guarded(line) == 0
-    assert "old.yaml:3: train.min_delta: has no effect" in capsys.readouterr().err
-    assert guarded([*line, "--name", "new"]) == 2
-    assert guarded(["config", "show", "-c", "old.yaml"]) == 2
-
-
 def test_help_fits_a_terminal(folder: Path) -> None:
     for command in ("", *COMMANDS):
         told = jobs.hpcrun(*command.split(), "--help", cwd=folder, env={"COLUMNS": "80"})

@@ -95,5 +95,3 @@ def test_any_rows_become_columns_of_their_length(rows: list[dict[str, Any]]) -> 
         for row, value in zip(rows, column.tolist(), strict=True):
             if type(row.get(name)) is float and column.dtype.kind == "f":
                 assert value == row[name] or np.isnan(row[name])
-
-

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcrun.tasks
+from hpcrun.api.places import runs_folder
 from hpcrun.config import (
     Config,
     ConfigError,
@@ -25,63 +26,53 @@ from hpcrun.config import (
     profile_layer,
     profile_path,
     resolve,
+    submit_options,
     undecided,
     with_task_options,
 )
 from hpcrun.errors import UserError
 from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
-from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.environment import sbatch_defaults
 from hpcrun.tasks import BUILTIN, options_for
 
 _QUICKSTART_TASK = "language-model"
 
-FLAGS = {
-    "nodes": "job.nodes",
-    "gpus": "job.gpus",
-    "tasks_per_node": "job.tasks_per_node",
-    "launcher": "job.launcher",
-    "cpu": "job.cpu",
-    "time": "job.time",
-    "cluster": "job.cluster",
-    "partition": "job.partition",
-    "account": "job.account",
-    "qos": "job.qos",
-    "constraint": "job.constraint",
-    "reservation": "job.reservation",
-    "exclusive": "job.exclusive",
-    "exclude": "job.exclude",
-    "mem": "job.mem",
-    "cpus_per_task": "job.cpus_per_task",
-    "executor": "job.executor",
-    "name": "name",
+OPTIONS = {
+    **{name: name for name in submit_options(Config)},
+    **{name: f"job.{name}" for name in submit_options()},
 }
-_OF_SLURM = frozenset(
-    f"job.{name}"
-    for name in (
-        *("cluster", "partition", "account", "qos", "constraint", "reservation", "exclusive"),
-        *("exclude", "mem", "gpu_type", "gpu_request", "sbatch_args"),
-    )
-)
+"""The key of each option of a submission that has one."""
+_SLURM_OPTIONS = {f"job.{name}" for name, (option, _) in submit_options().items() if option.sbatch}
+_SLURM_KEYS = _SLURM_OPTIONS | {"job.gpu_type", "job.gpu_request", "job.sbatch_args"}
 
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """The options of a submission, from a command line or from Python.
+    """What a user asks for, on a command line or from Python: a run, a resume or a sweep.
 
-    ``flags``: for each name of ``FLAGS`` the value and the option that gave it, such as ``--nodes``.
+    ``options``: the values of `OPTIONS`; their places are the words that gave them, such as ``--nodes``.
     ``command_place``: the same words for ``command``. ``profile``: a site profile, None for the default.
-    ``runs``: the folder of the runs, None if the command concerns no run.
+    ``runs``: the folder of the runs. ``after``: runs that must finish first; None: as before.
+    ``scratch``: begin at step 0. ``prepare``: make the run directory, and start nothing. ``snapshot``: keep a
+    copy of the code; None: as before. ``trust_owner``: continue a run of another user. ``max_parallel`` and
+    ``pack``: runs of a sweep at the same time, and in one job.
     """
 
     file: Path | None = None
     overrides: Layer = field(default_factory=Layer)
-    flags: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    options: Layer = field(default_factory=Layer)
     command: Sequence[str] = ()
     command_place: str = "after --"
     profile: str | None = None
-    runs: Path | None = None
+    runs: Path = field(default_factory=runs_folder)
+    after: Sequence[str] | None = ()
+    scratch: bool = False
+    prepare: bool = False
+    snapshot: bool | None = True
+    trust_owner: bool = False
+    max_parallel: int | None = None
+    pack: int | None = None
 
 
 def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None) -> Config:
@@ -91,13 +82,7 @@ def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None)
         ConfigError: with a line for each problem.
     """
     layers = config_layers(request) if layers is None else layers
-    try:
-        config = resolve(layers)
-    except ConfigError as error:
-        # A validation rule that is newer than a run must not prevent its resume.
-        if error.meant is None or not _has_run(request, error.meant):
-            raise
-        config = error.meant
+    config = resolve(layers)
     for line in idle_lines(config, layers):
         say_aside(f"hpcrun: {line}")
     return with_task(config, layers)
@@ -114,27 +99,22 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     # The quick start's steps and data fit its task only: another task begins with the plain defaults.
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file, shown = quickstart(), "the quick start"
-    layers = [] if file is None else [file_layer(file, shown)]
+    of_slurm = {
+        f"job.{key}": (os.environ[name], f"${name}")
+        for name, key in sbatch_defaults(os.environ).items()
+    }
     profile = profile_path(os.environ, request.profile)
-    if profile is not None:
-        layers.insert(0, profile_layer(profile))
-    elif line := undecided(os.environ, request.profile):
+    if line := undecided(os.environ, request.profile):
         say_aside(f"hpcrun: {line}")
-    defaults = sbatch_defaults(os.environ)
-    layers.insert(
-        0,
-        flag_layer(
-            {f"job.{key}": (os.environ[name], f"${name}") for name, key in defaults.items()}
-        ),
-    )
-    layers.insert(
-        0, flag_layer({"name": _default_name(file, command, task, request.command_place)})
-    )
-    layers.append(overrides)
-    layers.append(flag_layer({FLAGS[flag]: given for flag, given in request.flags.items()}))
-    if command:
-        layers.append(flag_layer({"command": (command, request.command_place)}))
-    return layers
+    return [
+        flag_layer({"name": _default_name(file, command, task, request.command_place)}),
+        flag_layer(of_slurm),
+        *([] if profile is None else [profile_layer(profile)]),
+        *([] if file is None else [file_layer(file, shown)]),
+        overrides,
+        request.options,
+        *([flag_layer({"command": (command, request.command_place)})] if command else []),
+    ]
 
 
 def with_task(config: Config, layers: Sequence[Layer]) -> Config:
@@ -156,17 +136,14 @@ def with_task(config: Config, layers: Sequence[Layer]) -> Config:
     return config.model_copy(update={"task": path})
 
 
-def _has_run(request: SubmitRequest, config: Config) -> bool:
-    """Return True if a run of that name exists, with this config or another."""
-    if config.name is None or request.runs is None:
-        return False
-    return RunDirectory(request.runs / config.name).exists()
-
-
-def idle_on_this_machine(request: SubmitRequest) -> list[str]:
-    """Return the options and keys of ``request`` that only Slurm uses, as the user wrote them."""
-    given = [place for flag, (_, place) in request.flags.items() if FLAGS[flag] in _OF_SLURM]
-    return given + [key for key in request.overrides.where if key in _OF_SLURM]
+def say_idle(request: SubmitRequest, executor: str) -> None:
+    """Print the options and keys of ``request`` that only Slurm uses, if the run starts on this machine."""
+    given = [place for key, place in request.options.where.items() if key in _SLURM_OPTIONS]
+    given += [key for key in request.overrides.where if key in _SLURM_KEYS]
+    if given and executor in ("local", "debug"):
+        say_aside(
+            f"hpcrun: {', '.join(given)}: no effect on this machine (job.executor is {executor})"
+        )
 
 
 def quickstart() -> Path:

@@ -8,91 +8,61 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
 from hpcrun.api.submission.code import keep_code
 from hpcrun.api.submission.continuing import shortened
+from hpcrun.api.submission.plan import SubmissionPlan
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.run.files import with_comment_crc, write_atomic
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import is_element
+from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch import jobs, stopping, submission
 from hpcrun.slurm.launch.array import refuse_unrecorded
-from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
+from hpcrun.slurm.launch.slurm_jobs import Submitted
+from hpcrun.worker import train_here
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
-def hand_over(
-    run: RunDirectory,
-    config: Config,
-    executor: ExecutorName,
-    *,
-    admit: Callable[[], AbstractContextManager[Sequence[str]]],
-    make: Callable[[], object] | None = None,
-    snapshot: bool | None = None,
-    after: Sequence[RunDirectory] = (),
-    trust_owner: bool = False,
-) -> Submitted | None:
-    """Submit ``run``; return None for ``prepared`` (no job) and ``debug`` (this process trains).
-
-    Args:
-        admit: a context around the submission, when no other submission can begin: raises if ``run`` cannot
-            continue with ``config``, and yields the differences from a config that is replaced.
-        make: creates the run directory, if there is none yet.
-        snapshot: keep a copy of the code; None: as in the previous submission.
-        after: runs that must finish first.
-        trust_owner: continue a run of another user.
+def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submitted | None:
+    """Submit the run of ``plan`` after the runs ``after``; None for ``prepared`` and ``debug``: no job.
 
     Raises:
         UserError: the run belongs to another user, is running already, or cannot be written or submitted;
             nothing has changed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; nothing has changed, or the text names the job that stays.
     """
-    submitted, ours = None, list[str]()
-    changed: list[str] = []
+    run, ours = plan.run, list[str]()
     with (
         noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
-        _made(run, ours, make),
+        _made(plan, ours),
     ):
         directory.refuse_if_writable_by_others(run)
-        if not trust_owner:
+        if not plan.request.trust_owner:
             directory.refuse_foreign(run)
         with SubmissionLock(run):
             if is_element(run):
                 refuse_unrecorded(RunDirectory(run.path.parent))
             refuse_live(run)
-            with put_back_on_failure(run), admit() as replaced:
-                keep_code(run, config, snapshot)
-                if run.config.exists():
-                    changed = all_differences(load_resolved(run.config), config)
-                # A resume may request other nodes: the ranks read the config of the newest submission.
-                write_atomic(run.config, with_comment_crc(to_yaml(config)))
-                run.result.unlink(missing_ok=True)
+            with put_back_on_failure(run), plan.admitted() as replaced:
+                keep_code(run, plan.config, plan.request.snapshot)
+                changed = _written(run, plan.config)
                 stop_if_interrupted(signals)
-                if executor in ("slurm", "local"):
-                    submitted = submission.submit(
-                        run,
-                        config,
-                        executor,
-                        after,
-                        interrupted=lambda: not ENDINGS.isdisjoint(signals),
-                    )
-                    if signal.SIGINT in signals and stopping.withdraw(
-                        run, submitted.executor, submitted.job_id, submitted.cluster
-                    ):
-                        ours.append(submitted.job_id)
-                        stop_if_interrupted(signals)
+                submitted = _submitted(plan, after, signals, ours)
     if replaced:
         say_aside(
             f"hpcrun: {run.name}: no step of its earlier config was saved, so the new config replaces it: "
@@ -109,19 +79,57 @@ def hand_over(
     return submitted
 
 
+def _written(run: RunDirectory, config: Config) -> list[str]:
+    """Write the config of the new submission, and return its differences from the config before.
+
+    A resume may request other nodes: the ranks read the config of the newest submission.
+    """
+    changed = []
+    if run.config.exists():
+        changed = all_differences(load_resolved(run.config), config)
+    write_atomic(run.config, with_comment_crc(to_yaml(config)))
+    run.result.unlink(missing_ok=True)
+    return changed
+
+
+def _submitted(
+    plan: SubmissionPlan,
+    after: Sequence[RunDirectory],
+    signals: list[signal.Signals],
+    ours: list[str],
+) -> Submitted | None:
+    """Submit the job, and withdraw it again after Ctrl-C; ``ours`` gets the withdrawn job."""
+    if plan.executor not in ("slurm", "local"):
+        return None
+    submitted = submission.submit(
+        plan.run,
+        plan.config,
+        plan.executor,
+        after,
+        interrupted=lambda: not ENDINGS.isdisjoint(signals),
+    )
+    if signal.SIGINT in signals and stopping.withdraw(
+        plan.run, submitted.executor, submitted.job_id, submitted.cluster
+    ):
+        ours.append(submitted.job_id)
+        stop_if_interrupted(signals)
+    return submitted
+
+
 @contextmanager
-def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None) -> Iterator[None]:
-    """Create the run directory; remove it if the block fails. ``ours``: jobs that this command withdrew."""
+def _made(plan: SubmissionPlan, ours: list[str]) -> Iterator[None]:
+    """Create the directory of a new run; remove it if the block fails. ``ours``: jobs withdrawn here."""
+    run, new = plan.run, plan.start == "new"
     parents = [folder for folder in run.path.parents if not os.path.lexists(folder)]
-    if make is not None:
-        make()
+    if new:
+        directory.create(run.path, to_yaml(plan.config), *plan.identity())
     try:
         yield
     except BaseException as error:
         # If two submissions began together, the loser must not remove the directory that the winner uses.
         # A job that Slurm has accepted without an answer needs the directory.
         unanswered = isinstance(error, SubmissionUnanswered)
-        if make is not None and not unanswered and not run.submitting.exists():
+        if new and not unanswered and not run.submitting.exists():
             given = jobs.current_job(run)
             if given is None or given[1] in ours:
                 remove(run.path)
@@ -190,3 +198,41 @@ def refuse_live(run: RunDirectory) -> None:
             f"{run.name}: job {now.job} has it already ({now.word}); watch it with `hpcrun logs -f "
             f"{handle(run)}`, end it with `hpcrun cancel {handle(run)}`, or choose another --name"
         )
+
+
+_INTERRUPTED = 130
+
+
+def run_here(run: RunDirectory) -> int:
+    """Train ``run`` in this process and return its exit code.
+
+    Afterwards the environment and the signal handlers are restored.
+    """
+    environment = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        return _train_here(run)
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        # Python sets handlers in the main thread only.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                # None: C code installed the handler, and Python cannot restore it.
+                if handler is not None and signal.getsignal(number) is not handler:
+                    signal.signal(number, handler)
+
+
+def _train_here(run: RunDirectory) -> int:
+    from hpcrun.job.finalize import finalize
+    from hpcrun.job.scheduler_view import Ending
+
+    for name in os.environ.keys() - scrub(os.environ).keys():
+        del os.environ[name]
+    attempt = Attempt(job_of_process(run, os.getpid()), 0)
+    record_event(run, "submitted", executor="debug", job=attempt.job)
+    try:
+        return train_here(run.path)
+    except KeyboardInterrupt:
+        finalize(run, attempt, _INTERRUPTED, None, Ending("cancelled"))
+        raise

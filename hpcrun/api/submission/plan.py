@@ -1,22 +1,21 @@
 """The plan of a submission: the run, the config, the executor, and how the run begins or continues."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from hpcrun.api.places import runs_folder
 from hpcrun.api.submission.choose_config import (
     SubmitRequest,
     choose_config,
     config_layers,
-    idle_on_this_machine,
     require_packages,
+    say_idle,
     warn_of,
 )
-from hpcrun.config import Config, load_resolved, masked_words, to_yaml
+from hpcrun.config import Config, load_resolved, masked_words
 from hpcrun.job.command import check_command
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
@@ -29,37 +28,27 @@ from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
 if TYPE_CHECKING:
     from hpcrun.api.submission.continuing import Standing
 
-Admit = Callable[[], AbstractContextManager[Sequence[str]]]
-
 
 @dataclass(frozen=True)
 class SubmissionPlan:
     """A checked submission that has not begun: nothing is written yet.
 
-    ``finished``: the result of a finished run, for which nothing is submitted. ``replaced``: the differences
-    from the run's config, if this config replaces it. ``admit`` and ``make``: see
-    :func:`hpcrun.api.submission.handover.hand_over`. ``snapshot``: keep a copy of the code; None: as before.
+    ``start``: ``new`` makes the run directory; ``again`` continues a run by a config, or replaces its config;
+    ``resume`` continues it as it was submitted; ``scratch`` begins at step 0. ``finished``: the result of a
+    finished run, for which nothing is submitted. ``replaced``: the differences from the replaced config.
     """
 
+    request: SubmitRequest
     run: RunDirectory
     config: Config
     executor: ExecutorName
-    admit: Admit
-    make: Callable[[], object] | None = None
+    start: Literal["new", "again", "resume", "scratch"]
     finished: dict[str, Any] | None = None
     replaced: Sequence[str] = ()
-    snapshot: bool | None = None
 
-    def waits_for(self, named: Sequence[str] | None, runs: Path) -> list[RunDirectory]:
-        """Return the runs that must finish first.
-
-        Args:
-            named: names or paths of runs; None: those of the previous submission.
-            runs: the folder of the runs.
-
-        Raises:
-            UserError: a run is not there, or will never finish.
-        """
+    def waits_for(self) -> list[RunDirectory]:
+        """Return the runs that must finish first; raises UserError if one of them never will."""
+        named = self.request.after
         if named is not None and not named:
             return []
         from hpcrun.slurm.launch import jobs
@@ -68,34 +57,41 @@ class SubmissionPlan:
         found = (
             jobs.waited_for(self.run)
             if named is None
-            else [directory.find(name, runs) for name in named]
+            else [directory.find(name, self.request.runs) for name in named]
         )
         return unfinished_runs(found, self.executor, wanted_cluster(self.config.job))
 
-    def carry_out(
-        self, after: Sequence[RunDirectory] = (), *, trust_owner: bool = False
-    ) -> Submitted | None:
+    def identity(self) -> tuple[dict[str, Any], str]:
+        """Return the contents of run.json and uncommitted.patch for a run that begins now."""
+        from hpcrun.run import record
+
+        facts = record.describe(masked_words([*sys.orig_argv]), self.executor, Path.cwd())
+        return facts, record.uncommitted_diff(Path.cwd())
+
+    def admitted(self) -> AbstractContextManager[Sequence[str]]:
+        """Return a context around the submission, in which no other submission of the run can begin.
+
+        It yields the differences from a config that is replaced; raises RunError if the run cannot continue.
+        """
+        if self.start == "new":
+            return nullcontext(())
+        from hpcrun.api.submission import continuing
+
+        if self.start == "again":
+            return continuing.renewed(self.run, self.config, self.identity)
+        checked = {"resume": continuing.unchanged, "scratch": continuing.from_scratch}
+        return checked[self.start](self.run, self.config)
+
+    def carry_out(self) -> Submitted | None:
         """Submit the run; None for the executors ``debug`` and ``prepared``.
 
-        Args:
-            after: runs that must finish first.
-            trust_owner: continue a run of another user.
-
         Raises:
-            UserError: see :func:`hpcrun.api.submission.handover.hand_over`.
+            UserError: a package is missing, or see :func:`hpcrun.api.submission.handover.hand_over`.
         """
         from hpcrun.api.submission.handover import hand_over
 
-        return hand_over(
-            self.run,
-            self.config,
-            self.executor,
-            admit=self.admit,
-            make=self.make,
-            snapshot=self.snapshot,
-            after=after,
-            trust_owner=trust_owner,
-        )
+        self.require_packages()
+        return hand_over(self, self.waits_for())
 
     def require_packages(self) -> None:
         """Raise UserError if a package is missing; not for a prepared run, which may get other packages."""
@@ -103,15 +99,8 @@ class SubmissionPlan:
             require_packages(self.config)
 
 
-def plan_submission(
-    request: SubmitRequest, *, scratch: bool = False, prepare: bool = False, snapshot: bool = True
-) -> SubmissionPlan:
+def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     """Return the plan for ``request``.
-
-    Args:
-        scratch: an existing run begins at step 0 again.
-        prepare: make the run directory, and start nothing.
-        snapshot: keep a copy of the code.
 
     Raises:
         UserError: the config is wrong, or the run of the given name trains something else.
@@ -120,52 +109,26 @@ def plan_submission(
     config = choose_config(request, layers)
     assert config.name is not None
     warn_of(config.job.env)
-    run = RunDirectory((request.runs or runs_folder()) / config.name)
+    run = RunDirectory(request.runs / config.name)
     standing: Standing | None = None
     # What only an existing run needs is not imported for a new run.
     if any(run.path.parent.glob(f"{config.name}*")):
         from hpcrun.api.submission.continuing import numbered, standing_of
 
         if any("name" in layer.values for layer in layers[1:]):
-            standing = standing_of(run, config, scratch)
+            standing = standing_of(run, config, request.scratch)
         else:
-            run, standing = numbered(run, config, scratch)
+            run, standing = numbered(run, config, request.scratch)
             config = config.model_copy(update={"name": run.path.name})
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
-    executor: ExecutorName = "prepared" if prepare else submission.choose_executor(config)
-    idle = idle_on_this_machine(request) if executor in ("local", "debug") else []
-    if idle:
-        say_aside(
-            f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"
-        )
-    folder = Path.cwd()
-
-    def identity() -> tuple[dict[str, Any], str]:
-        from hpcrun.run import record
-
-        facts = record.describe(masked_words([*sys.orig_argv]), executor, folder)
-        return facts, record.uncommitted_diff(folder)
-
-    def make() -> None:
-        directory.create(run.path, to_yaml(config), *identity())
-
-    def admit() -> AbstractContextManager[Sequence[str]]:
-        if standing is None:
-            return nullcontext(())
-        from hpcrun.api.submission.continuing import from_scratch, renewed
-
-        return from_scratch(run, config) if scratch else renewed(run, config, identity)
-
+    executor: ExecutorName = "prepared" if request.prepare else submission.choose_executor(config)
+    say_idle(request, executor)
+    if standing is None:
+        return SubmissionPlan(request, run, config, executor, "new")
+    start: Literal["scratch", "again"] = "scratch" if request.scratch else "again"
     return SubmissionPlan(
-        run,
-        config,
-        executor,
-        admit,
-        make if standing is None else None,
-        None if standing is None else standing.finished,
-        () if standing is None else standing.replaced,
-        snapshot,
+        request, run, config, executor, start, standing.finished, standing.replaced
     )
 
 
@@ -175,23 +138,16 @@ def finished_result(run: RunDirectory) -> dict[str, Any] | None:
     return result if result is not None and result.get("state") == "finished" else None
 
 
-def plan_resume(
-    run: RunDirectory, *, scratch: bool = False, snapshot: bool | None = None
-) -> SubmissionPlan:
-    """Return the plan to continue ``run`` as it was submitted.
-
-    Args:
-        scratch: begin at step 0 again.
-        snapshot: keep a copy of the code; None: as in the previous submission.
+def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
+    """Return the plan to continue ``run`` as it was submitted, unless it is finished.
 
     Raises:
         UserError: the config cannot be read, or this machine cannot run it.
     """
-    from hpcrun.api.submission.continuing import from_scratch, unchanged
-
     config = load_resolved(run.config)
     if not without_comment_crc(run.config.read_text())[1]:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
     executor = submission.choose_executor(config)
-    admit = from_scratch if scratch else unchanged
-    return SubmissionPlan(run, config, executor, lambda: admit(run, config), snapshot=snapshot)
+    if request.scratch:
+        return SubmissionPlan(request, run, config, executor, "scratch")
+    return SubmissionPlan(request, run, config, executor, "resume", finished_result(run))

@@ -1,16 +1,14 @@
 """Submission from Python."""
 
+import difflib
 import os
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from hpcrun.api.places import runs_folder
 from hpcrun.api.run import Run, carry_out, refusing
-from hpcrun.api.submission.choose_config import SubmitRequest
+from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
 from hpcrun.api.submission.plan import plan_submission
 from hpcrun.api.sweeps.handle import Sweep
 from hpcrun.api.sweeps.handover import submit_sweep
@@ -18,22 +16,15 @@ from hpcrun.api.sweeps.plan import plan_sweep
 from hpcrun.api.sweeps.request import sweep_request
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
-from hpcrun.job.finalize import finalize
-from hpcrun.job.scheduler_view import Ending
-from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, job_of_process, record_event
-from hpcrun.slurm.environment import scrub
-from hpcrun.worker import train_here
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
 _PLACE = "overrides"
 
 
-class _Options(TypedDict, total=False):
-    """The arguments of :func:`submit` for a run and for a sweep, for type checkers."""
+class SubmitOptions(TypedDict, total=False):
+    """The arguments of :func:`submit`, for editors and type checkers; a new key works without a line here."""
 
     task: str | None
     command: Sequence[str | os.PathLike[str]] | None
@@ -72,7 +63,7 @@ def submit(
     *,
     sweep: None = None,
     sweep_file: None = None,
-    **options: "Unpack[_Options]",
+    **options: "Unpack[SubmitOptions]",
 ) -> Run: ...
 
 
@@ -82,7 +73,7 @@ def submit(
     *,
     sweep: Mapping[str, Iterable[Any]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
-    **options: "Unpack[_Options]",
+    **options: "Unpack[SubmitOptions]",
 ) -> Sweep: ...
 
 
@@ -93,25 +84,7 @@ def submit(
     task: str | None = None,
     command: Sequence[str | os.PathLike[str]] | None = None,
     overrides: Mapping[str, Any] | None = None,
-    name: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
-    nodes: int | None = None,
-    gpus: int | str | None = None,
-    tasks_per_node: int | None = None,
-    launcher: str | None = None,
-    cpu: bool | None = None,
-    time: str | int | None = None,
-    cluster: str | None = None,
-    partition: str | None = None,
-    account: str | None = None,
-    qos: str | None = None,
-    constraint: str | None = None,
-    reservation: str | None = None,
-    exclude: str | None = None,
-    exclusive: bool | None = None,
-    mem: str | None = None,
-    cpus_per_task: int | None = None,
-    executor: str | None = None,
     after: Sequence[str | os.PathLike[str]] = (),
     profile: str | None = None,
     from_scratch: bool = False,
@@ -121,12 +94,13 @@ def submit(
     sweep_file: str | os.PathLike[str] | None = None,
     max_parallel: int | None = None,
     pack: int | None = None,
+    **options: Any,
 ) -> Run | Sweep:
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
 
     The call returns after the submission: :meth:`Run.wait` waits for the end. With
     ``executor="debug"`` one rank trains in this process, and the call returns after the training. A finished
-    run of that name stays as it is. Remarks go to standard error. Most arguments are options of sbatch(1).
+    run of that name stays as it is. Remarks go to standard error.
 
     With ``sweep`` or ``sweep_file`` the call submits a run for each combination of values, and returns a
     :class:`hpcrun.Sweep`. The same call again submits what is missing or failed.
@@ -136,25 +110,7 @@ def submit(
         task: a built-in task or ``module:Class``, instead of the config's task.
         command: the words of a program that each task runs, such as ``["python", "train.py"]``.
         overrides: values of the config by dotted key, such as ``{"train.lr": 3e-4}``.
-        name: the name of the run; None: the config's, or that of the file, task or script, or numbered.
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
-        nodes: number of nodes.
-        gpus: GPUs per node (``4``, ``"a100:4"``), with one rank each; on the CPU, ranks per node.
-        tasks_per_node: tasks on a node, for a command that starts the ranks itself.
-        launcher: ``torchrun`` or ``accelerate`` starts the ranks of the command.
-        cpu: train on the CPU.
-        time: time limit as ``"HH:MM:SS"``, or in minutes.
-        cluster: Slurm cluster, where there are several.
-        partition: Slurm partition.
-        account: Slurm account to charge.
-        qos: Slurm quality of service.
-        constraint: features that each node has.
-        reservation: Slurm reservation.
-        exclude: nodes to exclude, as a host list.
-        exclusive: share the nodes with no other job.
-        mem: memory of a node, such as ``"64G"``.
-        cpus_per_task: CPU cores of a rank.
-        executor: ``auto``, ``slurm``, ``local`` or ``debug``; None: the config's.
         after: runs that must finish first.
         profile: a site profile, by name or path; ``""`` for none, None for the default.
         from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
@@ -165,6 +121,11 @@ def submit(
         sweep_file: a YAML or JSON file with the blocks grid, zip, list, random and where.
         max_parallel: runs of the sweep at the same time, at most.
         pack: small runs of the sweep that share one job and its GPU.
+        options: ``name``, and options of the job, which are keys of the config's section ``job``: ``nodes``,
+            ``gpus``, ``tasks_per_node``, ``launcher``, ``cpu``, ``executor``, ``time``, ``cpus_per_task``,
+            ``mem``, ``cluster``, ``partition``, ``account``, ``qos``, ``constraint``, ``reservation``,
+            ``exclusive`` and ``exclude``. ``gpus`` are per node (``4``, ``"a100:4"``), and ``time`` is
+            ``"HH:MM:SS"`` or minutes.
 
     Returns:
         The run, or the sweep.
@@ -172,60 +133,56 @@ def submit(
     Raises:
         UserError: an argument or the config is wrong, a job has the run already, or the scheduler refuses;
             nothing has changed. The text has one line for each problem.
+        TypeError: there is no such option.
         KeyboardInterrupt: Ctrl-C during the call; nothing has changed, or the text names the job that stays.
     """
-    flags: dict[str, Any] = {
-        "nodes": nodes,
-        "gpus": gpus,
-        "tasks_per_node": tasks_per_node,
-        "launcher": launcher,
-        "cpu": cpu,
-        "time": None if time is None else str(time),
-        "cluster": cluster,
-        "partition": partition,
-        "account": account,
-        "qos": qos,
-        "constraint": constraint,
-        "reservation": reservation,
-        "exclude": exclude,
-        "exclusive": exclusive,
-        "mem": mem,
-        "cpus_per_task": cpus_per_task,
-        "executor": executor,
-        "name": name,
-    }
-    runs = runs_folder(runs_dir)
     request = SubmitRequest(
         file=None if config is None else Path(config),
         overrides=_overrides(overrides, task),
-        flags={flag: (value, f"{flag}=") for flag, value in flags.items() if value is not None},
+        options=_options(options),
         command=_words("command", command),
         command_place="command=",
         profile=profile,
-        runs=runs,
+        runs=runs_folder(runs_dir),
+        after=_words("after", after),
+        scratch=from_scratch,
+        snapshot=snapshot,
+        trust_owner=trust_owner,
+        max_parallel=_whole("max_parallel", max_parallel),
+        pack=_whole("pack", pack),
     )
-    if sweep is not None or sweep_file is not None:
-        if from_scratch:
-            raise UserError(
-                "from_scratch= is for one run; in a sweep use Run.resume(from_scratch=True)"
-            )
-        plan_of_sweep = plan_sweep(
-            request,
-            sweep_request(sweep, sweep_file),
-            at_once=_whole("max_parallel", max_parallel),
-            snapshot=snapshot,
-            pack=_whole("pack", pack) or 1,
+    if sweep is None and sweep_file is None:
+        if request.max_parallel or request.pack:
+            option = "pack" if request.pack else "max_parallel"
+            raise UserError(f"{option}=: is for sweeps only; give sweep= or sweep_file=")
+        plan = plan_submission(request)
+        carry_out(plan)
+        return Run(plan.run)
+    if from_scratch:
+        raise UserError(
+            "from_scratch= is for one run; in a sweep use Run.resume(from_scratch=True)"
         )
-        waits_for = plan_of_sweep.waits_for(_words("after", after), runs)
-        submit_sweep(plan_of_sweep, waits_for, trust_owner=trust_owner)
-        return Sweep(plan_of_sweep.folder)
-    for name_of_option, given in (("max_parallel", max_parallel), ("pack", pack)):
-        if given is not None:
-            raise UserError(f"{name_of_option}=: is for sweeps only; give sweep= or sweep_file=")
-    plan = plan_submission(request, scratch=from_scratch, snapshot=snapshot)
-    if plan.finished is None:
-        carry_out(plan, _words("after", after), runs, trust_owner=trust_owner)
-    return Run(plan.run)
+    plan_of_sweep = plan_sweep(
+        request,
+        sweep_request(sweep, sweep_file),
+        at_once=request.max_parallel,
+        snapshot=snapshot,
+        pack=request.pack or 1,
+    )
+    waits_for = plan_of_sweep.waits_for(request.after or (), request.runs)
+    submit_sweep(plan_of_sweep, waits_for, trust_owner=trust_owner)
+    return Sweep(plan_of_sweep.folder)
+
+
+def _options(given: Mapping[str, Any]) -> Layer:
+    """Return the layer of the options with a key of the config; raises TypeError for another name."""
+    for name in given.keys() - OPTIONS.keys():
+        near = difflib.get_close_matches(name, OPTIONS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TypeError(f"submit() got an unexpected keyword argument {name!r}{hint}")
+    return flag_layer(
+        {OPTIONS[name]: (value, f"{name}=") for name, value in given.items() if value is not None}
+    )
 
 
 def _whole(option: str, given: int | None) -> int | None:
@@ -268,49 +225,3 @@ def _words(option: str, given: Sequence[str | os.PathLike[str]] | None) -> list[
     if given is not None and option == "command" and not words:
         raise UserError("command=: has no words; name a program, or omit command=")
     return words
-
-
-_INTERRUPTED = 130
-
-
-def run_here(run: RunDirectory) -> int:
-    """Train ``run`` in this process and return its exit code.
-
-    Afterwards the environment and the signal handlers are restored.
-    """
-    before = dict(os.environ)
-    try:
-        with _same_handlers():
-            return _run_here(run)
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextmanager
-def _same_handlers() -> Iterator[None]:
-    """Restore the signal handlers that the block has changed.
-
-    Python sets handlers in the main thread only; in other threads this function does nothing.
-    """
-    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                # None: C code installed the handler, and Python cannot restore it.
-                if handler is not None and signal.getsignal(number) is not handler:
-                    signal.signal(number, handler)
-
-
-def _run_here(run: RunDirectory) -> int:
-    for name in os.environ.keys() - scrub(os.environ).keys():
-        del os.environ[name]
-    attempt = Attempt(job_of_process(run, os.getpid()), 0)
-    record_event(run, "submitted", executor="debug", job=attempt.job)
-    try:
-        return train_here(run.path)
-    except KeyboardInterrupt:
-        finalize(run, attempt, _INTERRUPTED, None, Ending("cancelled"))
-        raise

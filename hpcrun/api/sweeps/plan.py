@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.api.places import runs_folder
 from hpcrun.api.submission.choose_config import (
     SubmitRequest,
-    idle_on_this_machine,
     require_packages,
+    say_idle,
     warn_of,
 )
 from hpcrun.api.submission.continuing import compare
@@ -18,7 +17,6 @@ from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.config import Config, Job
 from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
-from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep
@@ -152,7 +150,7 @@ def plan_sweep(
     config = elements[0].config
     assert config.name is not None
     warn_of(config.job.env)
-    folder = (request.runs or runs_folder()) / config.name
+    folder = request.runs / config.name
     if RunDirectory(folder).exists():
         raise RunError(f"{folder}: is a single run; choose another --name for the sweep")
     check_command(config, Path.cwd())
@@ -165,11 +163,7 @@ def plan_sweep(
     require_packages(config)
     if pack > 1:
         require_packable([element.config for element in elements], pack, at_once)
-    idle = idle_on_this_machine(request) if executor == "local" else []
-    if idle:
-        say_aside(
-            f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"
-        )
+    say_idle(request, executor)
     return SweepPlan(folder, executor, elements, at_once, snapshot, pack)
 
 

@@ -18,15 +18,14 @@ torchrun (tools/train_dist_torchrun.sh).
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import handle
 from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
-from hpcrun.cli.arguments import add_runs_dir, add_sweep, request_of, runs_dir
+from hpcrun.cli.arguments import add_options, add_runs_dir, add_sweep, request_of
 from hpcrun.cli.output import print_json
-from hpcrun.config import Config, masked_values, to_yaml
+from hpcrun.config import Config, Job, masked_values, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
@@ -39,46 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hpcrun submit [options] [key.sub=value ...] [-- command ...]"
     what = parser.add_argument_group("what to run")
     what.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
-    what.add_argument("--name", help="the run's name (default: the config's, task's or script's)")
+    add_options(what, Config)
     what.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
     add_runs_dir(what)
     add_sweep(parser)
     where = parser.add_argument_group("where to run it")
-    where.add_argument("--nodes", metavar="N", help="number of nodes")
-    where.add_argument(
-        "--gpus",
-        metavar="N",
-        help="GPUs per node (4, a100:4), one rank each; on CPU, ranks per node",
-    )
-    where.add_argument(
-        "--tasks-per-node",
-        metavar="N",
-        help="tasks per node for a command that starts the ranks; 1: a task with all GPUs of its node",
-    )
-    where.add_argument(
-        "--launcher",
-        metavar="NAME",
-        help="torchrun or accelerate starts the command's ranks: one task per node",
-    )
-    where.add_argument("--cpu", action="store_true", default=None, help="train on the CPU")
-    where.add_argument("--time", metavar="LIMIT", help="time limit: HH:MM:SS or minutes")
-    where.add_argument("--cluster", metavar="NAME", help="Slurm cluster, where there are several")
-    where.add_argument("--partition", metavar="NAME", help="Slurm partition")
-    where.add_argument("--account", metavar="NAME", help="Slurm account to charge")
-    where.add_argument("--qos", metavar="NAME", help="Slurm quality of service")
-    where.add_argument("--constraint", metavar="FEATURES", help="node features")
-    where.add_argument("--reservation", metavar="NAME", help="Slurm reservation")
-    where.add_argument("--exclude", metavar="NODES", help="nodes to avoid")
-    where.add_argument(
-        "--exclusive", action="store_true", default=None, help="share the nodes with no other job"
-    )
-    where.add_argument("--mem", metavar="SIZE", help="memory per node, such as 64G")
-    where.add_argument("--cpus-per-task", metavar="N", help="CPU cores per rank")
-    where.add_argument(
-        "--executor",
-        metavar="NAME",
-        help="auto, slurm, local, or debug (one rank, in this process)",
-    )
+    add_options(where, Job)
     where.add_argument(
         "--after",
         action="append",
@@ -90,14 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
     )
-    add_continuing(what)
-    what.add_argument(
-        "--no-snapshot", action="store_true", help="run the code in the working tree, not a copy"
-    )
+    add_continuing(what, snapshot=False)
     how = parser.add_argument_group("what to show")
-    how.add_argument("--follow", action="store_true", help="watch the run (default for local runs)")
-    how.add_argument("--detach", action="store_true", help="return after the submission")
-    how.add_argument("--json", action="store_true", help="print one JSON object; implies --detach")
+    add_following(how)
     how.add_argument(
         "--dry-run", action="store_true", help="print script and config, submit nothing"
     )
@@ -108,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_continuing(parser: argparse._ActionsContainer) -> None:
-    """Add the options for a run that exists: ``--from-scratch`` and ``--trust-owner``."""
+def add_continuing(parser: argparse._ActionsContainer, *, snapshot: bool | None) -> None:
+    """Add the options for a run that exists; ``snapshot``: the default of ``--no-snapshot``."""
     parser.add_argument(
         "--trust-owner", action="store_true", help="continue a run that belongs to another user"
     )
@@ -117,6 +77,23 @@ def add_continuing(parser: argparse._ActionsContainer) -> None:
         "--from-scratch",
         action="store_true",
         help="start at step 0; checkpoints, metrics and events move to the old job's log folder",
+    )
+    parser.add_argument(
+        "--no-snapshot",
+        action="store_true",
+        default=snapshot,
+        help="run the code in the working tree, not a copy",
+    )
+
+
+def add_following(parser: argparse._ActionsContainer) -> None:
+    """Add the options for what follows a submission."""
+    parser.add_argument(
+        "--follow", action="store_true", help="watch the run (default for local runs)"
+    )
+    parser.add_argument("--detach", action="store_true", help="return after the submission")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object; implies --detach"
     )
 
 
@@ -130,22 +107,14 @@ def run(arguments: argparse.Namespace) -> int:
         return run_sweep(arguments)
     if arguments.prepare and arguments.follow:
         raise UserError("--prepare submits nothing; omit --follow")
-    plan = plan_submission(
-        request_of(arguments),
-        scratch=arguments.from_scratch,
-        prepare=arguments.prepare,
-        snapshot=not arguments.no_snapshot,
-    )
+    plan = plan_submission(request_of(arguments))
     if arguments.dry_run:
         plan.require_packages()
         if plan.replaced:
             from hpcrun.api.submission.handover import refuse_live
 
             refuse_live(plan.run)
-        after = plan.waits_for(arguments.after, runs_dir(arguments))
-        return _show(plan, _waiting(plan.config, after), arguments.json)
-    if plan.finished is not None:
-        return say_finished(plan.run, plan.finished, arguments.json)
+        return _show(plan, _waiting(plan), arguments.json)
     return start(plan, arguments)
 
 
@@ -156,22 +125,21 @@ def require_one_way(arguments: argparse.Namespace) -> None:
 
 
 def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
-    """Carry out ``plan``, and follow the run with --follow or on this machine.
+    """Carry out ``plan`` unless it is finished, and follow the run with --follow or on this machine.
 
     Raises:
         UserError: a job has the run already, or it cannot be submitted.
     """
-    run, config, executor = plan.run, plan.config, plan.executor
+    if plan.finished is not None:
+        return _say_finished(plan.run, plan.finished, arguments.json)
+    run, executor = plan.run, plan.executor
     if executor == "debug" and arguments.json:
         raise UserError("--json shows no training; omit it with --executor debug")
-    plan.require_packages()
-    # `resume` lacks these options, so the values of the submission stay.
-    after = plan.waits_for(getattr(arguments, "after", None), runs_dir(arguments))
-    submitted = plan.carry_out(after, trust_owner=arguments.trust_owner)
+    submitted = plan.carry_out()
     if executor == "prepared":
-        return _say_prepared(run, _waiting(config, after), arguments.json)
+        return _say_prepared(run, _waiting(plan), arguments.json)
     if submitted is None:
-        from hpcrun.api.submission.submitting import run_here
+        from hpcrun.api.submission.handover import run_here
 
         return run_here(run)
     if arguments.json:
@@ -183,16 +151,17 @@ def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
         return 0
     from hpcrun.cli.follow import follow
 
-    return follow(run, config, stop_on_interrupt=local)
+    return follow(run, plan.config, stop_on_interrupt=local)
 
 
-def _waiting(config: Config, after: Sequence[RunDirectory]) -> Config:
-    """Return ``config`` with a job that waits for the runs ``after``."""
+def _waiting(plan: SubmissionPlan) -> Config:
+    """Return the config with a job that waits for the runs of --after."""
+    after = plan.waits_for()
     if not after:
-        return config
+        return plan.config
     from hpcrun.slurm.launch.stopping import with_dependency
 
-    return with_dependency(config, after)
+    return with_dependency(plan.config, after)
 
 
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
@@ -208,7 +177,7 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
     return 0
 
 
-def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
+def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
     """Report that there is nothing to continue, and the run's result."""
     from hpcrun.cli.output import print_result
 

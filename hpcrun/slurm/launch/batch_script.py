@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcrun.config import Config, Job
+from hpcrun.config import Config, Job, submit_options
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.commands import given_option
@@ -149,26 +149,26 @@ def sbatch_lines(folder: Path, job: Job, array: "ArrayTasks | None" = None) -> l
         "ntasks-per-node": job.tasks_on_node,
         **_gpu_options(job),
         "cpus-per-task": job.cpus_of_task,
-        "mem": job.mem,
         "time": job.time,
-        "clusters": job.cluster,
-        "partition": job.partition,
-        "account": job.account,
-        "qos": job.qos,
-        "constraint": job.constraint,
-        "reservation": job.reservation,
-        "exclude": job.exclude,
+        **{
+            option.sbatch: getattr(job, key)
+            for key, (option, _) in submit_options(type(job)).items()
+            if option.sbatch
+        },
         # Slurm sends it to the steps, not to the batch shell, and perhaps a minute early.
         "signal": f"{job.warn_signal}@{job.signal_lead}",
         "output": _output(run, array),
         # A restart must not truncate earlier output.
         "open-mode": "append",
     }
-    lines = [f"#SBATCH --{key}={_quoted(value)}" for key, value in options.items() if value]
+    # A switch has no value.
+    lines = [
+        f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_quoted(value)}"
+        for key, value in options.items()
+        if value
+    ]
     # Sites with JobRequeue=0 refuse a requeue without this option.
     lines.append("#SBATCH --requeue")
-    if job.exclusive:
-        lines.append("#SBATCH --exclusive")
     return lines + [f"#SBATCH {_quoted_option(option)}" for option in job.sbatch_args]
 
 
