@@ -80,7 +80,7 @@ class _Watcher:
         # The report of the end repeats these lines.
         self._last_word: list[str] = []
         self._waiting = ""
-        self._progress = Progress(config.train.steps)
+        self._progress = ProgressDisplay(config.train.steps)
         self.say, self.close = self._progress.say, self._progress.close
 
     def greet(self, stop_on_interrupt: bool) -> None:
@@ -187,7 +187,7 @@ class _Watcher:
 _ECHO = 3
 
 
-class Progress:
+class ProgressDisplay:
     """The steps of a run: a bar if the terminal can move its cursor, else a line every ten seconds."""
 
     def __init__(self, total: int) -> None:
