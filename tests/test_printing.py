@@ -205,9 +205,8 @@ def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixtur
 def test_the_progress_bar_shows_metric_names_as_data(tmp_path: Path) -> None:
     script = (
         "import os\n"
-        "from hpcrun.cli.follow import facts_of\n"
-        "from hpcrun.cli.follow import progress\n"
-        "shown = progress(10)\n"
+        "from hpcrun.cli.follow import ProgressDisplay, facts_of\n"
+        "shown = ProgressDisplay(10)\n"
         "shown.begin(0, 1.0)\n"
         "line = {'loss': 1.0, 'e\\x1b[2J\\x9b\\r\\n_per_second': 3.0}\n"
         "shown.update(5, 2.0, facts_of(line))\n"

@@ -40,8 +40,6 @@ class StatusEntry:
 def sweep_entries(folder: Path) -> list[StatusEntry]:
     """Return the runs of the sweep in ``folder``, in the order of the file.
 
-    Arrays of a killed submission are recorded first.
-
     Raises:
         RunError: the file is damaged.
         OSError: the file exists but cannot be read.

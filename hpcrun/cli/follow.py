@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 from tqdm import tqdm
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
-from hpcrun.cli.output import describe_restart, print_end
+from hpcrun.cli.output import plural, print_end
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, say
@@ -54,20 +54,9 @@ def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int
                 watcher.close()
                 say(f"hpcrun: left running; `hpcrun logs -f {handle(run)}` follows it again")
                 return _INTERRUPTED
-            _interrupt(run, watcher, handled)
+            watcher.interrupt(again=handled > 1)
         watcher.close()
         return print_end(run)
-
-
-def _interrupt(run: RunDirectory, watcher: "_Watcher", times: int) -> None:
-    if times == 1:
-        watcher.say(f"hpcrun: {watcher.stopping}; Ctrl-C again ends it immediately")
-    else:
-        watcher.say("hpcrun: ending it now; it continues from its last checkpoint")
-    try:
-        (stopping.cancel if times == 1 else stopping.kill)(run)
-    except UserError as error:
-        watcher.say(f"hpcrun: {error}")
 
 
 class _Watcher:
@@ -79,7 +68,7 @@ class _Watcher:
         self._metrics = Tail(run.metrics)
         # Skip the lines of an earlier job of this run.
         self._events.skip_to_last(lambda line: b'"submitted"' in line)
-        self._metrics.skip()
+        self._metrics.skip_to_last(lambda _line: True)
         self._asked = time.monotonic()
         self._executor, self._job = jobs.current_job(run) or ("", "")
         on_slurm = self._executor == "slurm"
@@ -91,14 +80,15 @@ class _Watcher:
         # The report of the end repeats these lines.
         self._last_word: list[str] = []
         self._waiting = ""
-        self._progress = progress(config.train.steps)
+        self._progress = ProgressDisplay(config.train.steps)
         self.say, self.close = self._progress.say, self._progress.close
 
     def greet(self, stop_on_interrupt: bool) -> None:
         """Print the watched run, its directory, and the effect of Ctrl-C."""
         job = self._config.job
         place = "on this machine" if self._executor == "local" else f"on {self._executor}"
-        ranks = _ranks(job.nodes, job.gpus)
+        ranks = plural(job.gpus, "rank")
+        ranks = ranks if job.nodes == 1 else f"{job.nodes} nodes x {ranks}"
         self.say(f"hpcrun: {self._run.name}: job {self._job} {place}, {ranks}, is starting")
         self.say(f"  run directory  {self._run.path}")
         if stop_on_interrupt:
@@ -107,12 +97,19 @@ class _Watcher:
         else:
             self.say("  Ctrl-C         leaves it running")
 
-    @property
-    def stopping(self) -> str:
-        """Describe what the run does after a request to stop."""
-        if self._config.command:
-            return "the script gets SIGTERM, and is given time to save"
-        return "saving a checkpoint, then stopping"
+    def interrupt(self, again: bool) -> None:
+        """Stop the run, or kill it if the user interrupts ``again``."""
+        if again:
+            self.say("hpcrun: ending it now; it continues from its last checkpoint")
+        else:
+            does = "saving a checkpoint, then stopping"
+            if self._config.command:
+                does = "the script gets SIGTERM, and is given time to save"
+            self.say(f"hpcrun: {does}; Ctrl-C again ends it immediately")
+        try:
+            (stopping.kill if again else stopping.cancel)(self._run)
+        except UserError as error:
+            self.say(f"hpcrun: {error}")
 
     def step(self) -> bool:
         """Show new lines; return True if the run has ended."""
@@ -151,29 +148,27 @@ class _Watcher:
             if self._log_tail is not None:
                 self._on_lines(self._log_tail.last())
             self._log_tail = Tail(folder / "rank-00000.log")
+        reason = event.fields.get("reason")
         if event.what == "bad-input":
-            self._last_word.append(escaped(str(event.fields.get("reason"))))
+            self._last_word.append(escaped(str(reason)))
         if event.what == "started" and not self._config.command:
             self._progress.begin(event.step or 0, event.time)
         if event.what == "ended" and event.fields.get("restart_allowed"):
-            self.say(describe_restart(event))
+            self.say(f"hpcrun: {reason}; {event.fields.get('decision')}")
         elif event.what == "ended":
             # The job ends now: look often, because a person waits for the prompt.
             self._pace(_ASK_LOCAL)
 
     def _on_lines(self, lines: Iterator[bytes]) -> None:
-        for line in lines:
-            self._on_log(logged(line))
-
-    def _on_log(self, line: str) -> None:
         """Show the package's lines of rank 0; of a script all lines, because only they show its progress.
 
         A task can print such lines too, so each line is shown with the prefix ``rank 0:``.
         """
-        words = line.removeprefix("hpcrun: ")
-        told = words != line and not _NOISE.match(line)
-        if (self._config.command or told) and words not in self._last_word:
-            self.say(f"rank 0: {words}")
+        for line in map(logged, lines):
+            words = line.removeprefix("hpcrun: ")
+            told = words != line and not _NOISE.match(line)
+            if (self._config.command or told) and words not in self._last_word:
+                self.say(f"rank 0: {words}")
 
     def _on_metrics(self, line: dict[str, Any]) -> None:
         step = line.get("step")
@@ -188,65 +183,31 @@ class _Watcher:
         self._progress.update(step, when, facts_of(line))
 
 
-def _ranks(nodes: int, each: int) -> str:
-    ranks = "1 rank" if each == 1 else f"{each} ranks"
-    return ranks if nodes == 1 else f"{nodes} nodes x {ranks}"
-
-
 # The terminal's echo of Ctrl-C would push a full line over the edge and leave half a bar on the screen.
 _ECHO = 3
 
 
-class ProgressDisplay(Protocol):
-    """A display of a run's steps."""
+class ProgressDisplay:
+    """The steps of a run: a bar if the terminal can move its cursor, else a line every ten seconds."""
 
-    def begin(self, step: int, when: float) -> None:
-        """Start an attempt at ``step``; ``when``: Unix seconds by the attempt's clock."""
-
-    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
-        """Show ``step`` steps done at ``when``; ``facts``: loss and speed, in words."""
-
-    def say(self, text: str) -> None:
-        """Print a separate line that the bar does not hide."""
-
-    def close(self) -> None:
-        """Finish; the screen keeps its content."""
-
-
-def progress(total: int, environ: Mapping[str, str] = os.environ) -> ProgressDisplay:
-    """Return a bar for a run of ``total`` steps if the terminal can move its cursor, else lines."""
-    if sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb":
-        return Bar(total, sys.stderr)
-    return PlainLines(total)
-
-
-class Bar:
-    """A tqdm bar: share, step, loss, speed, and remaining time."""
-
-    def __init__(self, total: int, stream: TextIO) -> None:
-        self._total, self._stream = total, stream
-        self._pace = Pace(total)
+    def __init__(self, total: int) -> None:
+        self._total, self._pace, self._lines = total, Pace(total), StepLines(total)
+        self._draws = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._bar: tqdm[Any] | None = None
 
     def begin(self, step: int, when: float) -> None:
-        """Start the clock at ``step``."""
+        """Start an attempt at ``step``; ``when``: Unix seconds by the attempt's clock."""
         self._pace.begin(step, when)
-        self._open(step)
-
-    def _open(self, step: int) -> "tqdm[Any]":
-        self.close(leave=False)
-        self._bar = tqdm(
-            total=self._total,
-            initial=step,
-            file=self._stream,
-            smoothing=0.1,
-            ncols=self._columns(),
-            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}",
-        )
-        return self._bar
+        self._lines.begin(step, when)
+        if self._draws:
+            self._open(step)
 
     def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
-        """Move the bar."""
+        """Show ``step`` steps done at ``when``; ``facts``: loss and speed, in words."""
+        if not self._draws:
+            line = self._lines.line(step, when, facts)
+            say(*([] if line is None else [line]))
+            return
         bar = self._open(0) if self._bar is None else self._bar
         bar.ncols = self._columns()
         if facts:
@@ -254,13 +215,13 @@ class Bar:
         bar.update(step - bar.n)
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a separate line, above the bar."""
         if self._bar is None:
             say(text)
-        else:
-            self._bar.ncols = self._columns()
-            with tqdm.external_write_mode(file=sys.stdout):
-                say(text)
+            return
+        self._bar.ncols = self._columns()
+        with tqdm.external_write_mode(file=sys.stdout):
+            say(text)
 
     def close(self, leave: bool = True) -> None:
         """Close the bar; ``leave``: keep it on the screen."""
@@ -269,35 +230,23 @@ class Bar:
             self._bar.close()
             self._bar = None
 
+    def _open(self, step: int) -> "tqdm[Any]":
+        self.close(leave=False)
+        self._bar = tqdm(
+            total=self._total,
+            initial=step,
+            file=sys.stderr,
+            smoothing=0.1,
+            ncols=self._columns(),
+            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}",
+        )
+        return self._bar
+
     def _columns(self) -> int | None:
         try:
-            return max(os.get_terminal_size(self._stream.fileno()).columns - _ECHO, 20)
+            return max(os.get_terminal_size(sys.stderr.fileno()).columns - _ECHO, 20)
         except OSError:
             return None
-
-
-class PlainLines:
-    """A plain line on standard output, at the start, at the end, and at most every ten seconds."""
-
-    def __init__(self, total: int) -> None:
-        self._lines = StepLines(total)
-
-    def begin(self, step: int, when: float) -> None:
-        """Start the clock at ``step``."""
-        self._lines.begin(step, when)
-
-    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
-        """Print the step, at most every ten seconds."""
-        line = self._lines.line(step, when, facts)
-        if line is not None:
-            say(line)
-
-    def say(self, text: str) -> None:
-        """Print a plain line."""
-        say(text)
-
-    def close(self) -> None:
-        """Do nothing: no bar is open."""
 
 
 class Tail:
@@ -307,14 +256,17 @@ class Tail:
         self._path = path
         self._offset = 0
 
-    def read(self) -> Iterator[bytes]:
-        """Yield the new whole lines without their ends; an unfinished line is kept for the next read."""
+    def _new(self) -> bytes:
         try:
             with open_regular(self._path) as stream:
                 stream.seek(self._offset)
-                new = stream.read()
+                return stream.read()
         except FileNotFoundError:
-            return
+            return b""
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the new whole lines without their ends; an unfinished line is kept for the next read."""
+        new = self._new()
         *lines, rest = new.split(b"\n")
         self._offset += len(new) - len(rest)
         yield from lines
@@ -322,20 +274,10 @@ class Tail:
     def last(self) -> Iterator[bytes]:
         """Yield the new whole lines and an unfinished last line, which no process will complete."""
         yield from self.read()
-        try:
-            with open_regular(self._path) as stream:
-                stream.seek(self._offset)
-                rest = stream.read()
-        except FileNotFoundError:
-            return
+        rest = self._new()
         self._offset += len(rest)
         if rest:
             yield from rest.removesuffix(b"\n").split(b"\n")
-
-    def skip(self) -> None:
-        """Skip the present content."""
-        for _ in self.read():
-            continue
 
     def skip_to_last(self, wanted: Callable[[bytes], bool]) -> None:
         """Skip everything up to and including the last line that is ``wanted``."""

@@ -162,7 +162,8 @@ def chosen(
     Raises:
         RunError: there is no such run.
     """
-    entries, folders = [], {}
+    entries: list[StatusEntry] = []
+    folders: dict[str, Path] = {}
     if names:
         for name in names:
             places = [place.absolute() for place in (runs_dir / name, Path(name))]

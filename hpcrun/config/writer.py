@@ -63,13 +63,6 @@ def _number(value: float) -> str:
     return text.replace("e", ".0e", 1) if "e" in text and "." not in text else text
 
 
-def section_text(name: str, parts: Mapping[str, str]) -> str:
-    """Return the text of a section from those of its keys (see `yaml_parts`)."""
-    lines = (line for text in parts.values() for line in text.splitlines(keepends=True))
-    # An indented empty line would be another text inside a block of literal text.
-    return f"{name}:\n" + "".join(f"  {line}" if line.strip() else line for line in lines)
-
-
 def _dumped(content: dict[str, Any]) -> str:
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 

@@ -1,7 +1,6 @@
 """`hpcrun nccl`: command lines and their output."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -59,18 +58,6 @@ def test_a_config_and_a_run_are_checked_with_their_lines(finished_copy: Path) ->
     assert lint(finished_copy, "done")[0] == 1
 
 
-def test_json_is_one_object(tmp_path: Path) -> None:
-    code, out, _ = lint(tmp_path, "--json", "--nccl", "2.20.5", NCCL_RAS_ENABLE="0")
-    told = json.loads(out)
-    assert (code, told["nccl"]) == (0, "2.20.5")
-    (finding,) = told["findings"]
-    assert (finding["name"], finding["level"], finding["value"]) == (
-        "NCCL_RAS_ENABLE",
-        "warning",
-        "0",
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -82,12 +69,6 @@ def test_json_is_one_object(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
     require_one_line(jobs.hpcrun(*words, cwd=tmp_path), expected)
-
-
-def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("job: [\n")
-    require_one_line(jobs.hpcrun("nccl", "lint", "bad.yaml", cwd=tmp_path), "bad.yaml")
-    assert os.listdir(tmp_path) == ["bad.yaml"]  # noqa: PTH208
 
 
 def test_the_advice_of_recorded_facts_is_that_of_the_node(tmp_path: Path) -> None:

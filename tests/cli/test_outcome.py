@@ -13,7 +13,7 @@ from hpcrun.errors import PeerFailed, PlannedStop
 from hpcrun.job import policy as exitcodes
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, record_exit, record_failure
-from hpcrun.run.events import Attempt, facts_of, record_event
+from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import write_json
 from hpcrun.slurm.local.job_files import JobStatus, write_status
 
@@ -38,20 +38,6 @@ def test_numbers_come_first_then_texts_and_tables(
         "    | 10  0",
         "    |  2  8",
         f"  result           {run.result}",
-    ]
-
-
-def test_a_missing_report_has_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, error = RunDirectory(tmp_path), "MyTask.report() raised KeyError: 'accuracy'"
-    write_json(
-        run.result, {"steps": 5, "validation_loss": 0.5, "report": {}, "report_error": error}
-    )
-    print_result(run)
-    assert capsys.readouterr().out.splitlines()[:-1] == [
-        "  validation loss  0.5000",
-        f"  report           {error}",
     ]
 
 
@@ -198,8 +184,3 @@ def test_a_disk_too_full_for_a_last_word_ends_with_74(
             data.write(bytes(4096))
     assert print_end(run) == exitcodes.SAVE_FAILED
     assert "full ended without a result: the disk of " in capsys.readouterr().out
-
-
-def test_a_non_finite_loss_is_reported_as_such() -> None:
-    line = {"step": 3, "loss": None, "tokens_per_second": 1234.5, "gradient_norm": None}
-    assert facts_of(line) == {"loss": "nan", "tokens/s": "1,234"}

@@ -92,15 +92,6 @@ def test_a_script_has_its_stacks_read_by_py_spy_or_there_is_a_sentence(tmp_path:
         jobs.wait_for_end(run)
 
 
-def test_the_words_of_py_spy_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "py-spy"
-    program.write_text("#!/bin/sh\necho 'Error: Permission Denied: try sudo' >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(StackError, match="Permission Denied"):
-        py_spy.script_stacks(os.getpid())
-
-
 LOADING = """
 import os, time
 def waits():

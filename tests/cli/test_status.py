@@ -327,9 +327,3 @@ def test_watch_redraws_in_place_and_ctrl_c_leaves_the_terminal_clean(tmp_path: P
     assert _MAIN in rest
     assert "\x1b[?25h" in rest
     assert "Traceback" not in rest
-
-
-def test_a_terminal_that_cannot_move_its_cursor_is_not_watched(tmp_path: Path) -> None:
-    screen = Terminal(tmp_path, "status", "--watch", term="dumb")
-    assert screen.end() == 2
-    assert "--watch: needs a terminal" in screen.text

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcrun.cli.arguments import add_runs_dir, runs_dir
-from hpcrun.cli.output import print_json
+from hpcrun.cli.output import plural, print_json
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 
@@ -163,25 +163,21 @@ def _export(arguments: argparse.Namespace) -> list[str]:
 
 def _print(summary: "Summary", output: Path) -> None:
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(summary.states.items()))
-    runs = _count(sum(summary.states.values()), "run")
-    say(f"{output}: {runs} ({states}), {_count(summary.rows, 'row')} of metrics")
+    runs = plural(sum(summary.states.values()), "run")
+    say(f"{output}: {runs} ({states}), {plural(summary.rows, 'row')} of metrics")
     written = "" if summary.written else "; the file is unchanged"
     say(f"  read {summary.read:,}, unchanged {summary.unchanged:,}{written}")
     if summary.kept:
         away = sum(not Path(path).is_dir() for path in summary.kept)
         lost = f", {away:,} of them without a directory (--prune removes these)" if away else ""
-        say(f"  kept {_count(len(summary.kept), 'run')} of earlier calls{lost}")
+        say(f"  kept {plural(len(summary.kept), 'run')} of earlier calls{lost}")
     if summary.pruned:
-        say(f"  removed {_count(summary.pruned, 'run')} without a directory")
+        say(f"  removed {plural(summary.pruned, 'run')} without a directory")
     if summary.problems:
-        problems = _count(len(summary.problems), "problem")
+        problems = plural(len(summary.problems), "problem")
         say(f"  {problems}; the rest of these runs is in the file:")
     for path, name, what in summary.problems[:_MOST_PROBLEMS]:
         say(f"    {path}/{name}: {what}")
     if len(summary.problems) > _MOST_PROBLEMS:
         more = len(summary.problems) - _MOST_PROBLEMS
         say(f"    … {more:,} more in the table `problems`, or with --json")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -16,7 +16,7 @@ import argparse
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcrun.api.logs import (
@@ -36,7 +36,7 @@ from hpcrun.api.logs import (
 from hpcrun.cli.arguments import add_run, find_run
 from hpcrun.cli.follow import Tail
 from hpcrun.config import load_resolved
-from hpcrun.diagnose.finding import FailureFinding, find_cause
+from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
@@ -98,8 +98,8 @@ class _Reader:
         self._run, self._rank, self._pattern = run, rank, pattern
         self.per_file = _ranks_of_a_file(run)
         self._steps = StepTimes(run.metrics)
-        self._logs: dict[Path, tuple[RankLog | BatchLog, Tail]] = {}
-        self._told = 0
+        # Of the attempt that is followed.
+        self._logs: dict[tuple[Attempt, Path], tuple[RankLog | BatchLog, Tail]] = {}
         self._width = 0
 
     def tell(self, follow: bool, tail: int | None) -> None:
@@ -108,84 +108,72 @@ class _Reader:
         events = read_events(self._run)
         attempts = attempts_of(events)
         # The logs of the newest attempt may grow: they are read from where the last read ended.
-        newest = list(attempts)[-1:] if live else []
+        followed = [*attempts][-1:] if live else []
         lines = (
             line
-            for attempt in attempts
-            if attempt not in newest
-            for line in self._history(events, attempt, attempts[attempt])
+            for attempt, began in attempts.items()
+            for line in (
+                self._new_lines(of_attempt(events, attempt), {attempt: began}, attempt)
+                if attempt in followed
+                else self._history(of_attempt(events, attempt), attempt, began)
+            )
         )
-        chosen = self._chosen(lines)
-        first = self._chosen(self._new_lines(events, Tail.read)) if live else iter(())
-        if tail is None:
-            self._say(chosen)
-            self._say(first)
-        else:
-            last = deque(chosen, tail)
-            last.extend(first)
-            self._say(last)
+        self._say(self._chosen(lines) if tail is None else deque(self._chosen(lines), tail))
         asked = time.monotonic()
         while live:
             time.sleep(_POLL)
             if time.monotonic() - asked > _ASK:
                 asked, live = time.monotonic(), jobs.state(self._run).live
-            read = Tail.read if live else Tail.last
-            now = time.time()
-            self._say(self._chosen(self._new_lines(read_events(self._run), read, now)))
+            now, shown, events = time.time(), len(events), read_events(self._run)
+            attempts = attempts_of(events)
+            newest = [*attempts][-1:]
+            mine = {attempt: attempts[attempt] for attempt in dict.fromkeys([*followed, *newest])}
+            grows, followed = newest[0] if live and newest else None, newest
+            self._say(self._chosen(self._new_lines(events[shown:], mine, grows, now)))
 
     def _history(
         self, events: Sequence[Event], attempt: Attempt, began: float
     ) -> Iterator[MergedLine]:
-        """Yield the lines of an attempt that has ended."""
-        mine = of_attempt(events, attempt)
-        over = max(event.time for event in mine)
+        """Return the lines of an attempt that has ended; a log may be too large for the memory."""
         # The batch script's lines have no time: they are merged right before the event of the end.
-        streams = [
-            BatchLog(self._run, path, attempt, over).keyed(file_lines(path))
-            for path in self._batch_files(attempt)
-        ]
-        streams.append(event_lines(mine))
-        streams += [
-            self._log(path, attempt, began).keyed(file_lines(path)) for path in self._files(attempt)
-        ]
-        return merged(streams)
+        sources = self._sources(attempt, began, max(event.time for event in events))
+        streams = [log.keyed(file_lines(path)) for path, log in sources.items()]
+        batch = sum(isinstance(log, BatchLog) for log in sources.values())
+        return merged([*streams[:batch], event_lines(events), *streams[batch:]])
 
     def _new_lines(
         self,
         events: Sequence[Event],
-        read: Callable[[Tail], Iterator[bytes]],
+        attempts: Mapping[Attempt, float],
+        grows: Attempt | None,
         now: float | None = None,
     ) -> Iterator[MergedLine]:
-        """Return the lines since the last call, of the attempts that were followed and of newer attempts.
+        """Return ``events`` and the lines of ``attempts`` since the last call.
 
         Args:
+            grows: the attempt whose last lines may be unfinished.
             now: the time for lines without a time in their text; None: no time.
         """
-        attempts = attempts_of(events)
-        newest = list(attempts)[-1:]
-        over = [path for path, (log, _) in self._logs.items() if log.attempt not in newest]
-        for attempt in newest:
-            for path in self._files(attempt):
-                if path not in self._logs:
-                    log = self._log(path, attempt, attempts[attempt])
-                    self._logs[path] = log, Tail(path)
-            for path in self._batch_files(attempt):
-                if path not in self._logs:
-                    batch = BatchLog(self._run, path, attempt, attempts[attempt])
-                    self._logs[path] = batch, Tail(path)
-        # The first call yields the newest attempt only: earlier attempts were printed as history.
-        since = events[self._told :] if self._told else _from_opening(events, newest)
-        self._told = len(events)
-        streams: list[Iterator[tuple[float, MergedLine]]] = [event_lines(since)]
-        for path, (source, tail) in self._logs.items():
-            # No process ends the last line of an attempt that is over.
-            streams.append(source.keyed((Tail.last if path in over else read)(tail), now))
-        for path in over:
-            del self._logs[path]
+        streams: list[Iterator[tuple[float, MergedLine]]] = [event_lines(events)]
+        for attempt, began in attempts.items():
+            for path, source in self._sources(attempt, began, began).items():
+                log, tail = self._logs.setdefault((attempt, path), (source, Tail(path)))
+                streams.append(log.keyed(tail.read() if attempt == grows else tail.last(), now))
         return merged(streams)
 
-    def _log(self, path: Path, attempt: Attempt, began: float) -> RankLog:
-        return RankLog(path, attempt, began, self._steps, launched=self.per_file > 1)
+    def _sources(
+        self, attempt: Attempt, began: float, batch_time: float
+    ) -> dict[Path, RankLog | BatchLog]:
+        """Return the logs of ``attempt``; ``batch_time``: the time of the batch script's lines."""
+        launched = self.per_file > 1
+        found: dict[Path, RankLog | BatchLog] = {}
+        if self._rank is None:
+            for path in self._run.batch_logs(attempt.job):
+                if path.is_file():
+                    found[path] = BatchLog(self._run, path, attempt, batch_time)
+        for path in self._files(attempt):
+            found[path] = RankLog(path, attempt, began, self._steps, launched=launched)
+        return found
 
     def _files(self, attempt: Attempt) -> list[Path]:
         files = rank_files(self._run, attempt)
@@ -196,11 +184,6 @@ class _Reader:
             return files
         wanted = f"rank-{self._rank // self.per_file:05d}.log"
         return [path for path in files if path.name == wanted]
-
-    def _batch_files(self, attempt: Attempt) -> list[Path]:
-        if self._rank is not None:
-            return []
-        return [path for path in self._run.batch_logs(attempt.job) if path.is_file()]
 
     def _chosen(self, lines: Iterable[MergedLine]) -> Iterator[MergedLine]:
         for line in lines:
@@ -226,25 +209,13 @@ def _print_errors(run: RunDirectory) -> int:
         lines = lines_of_attempt(run, attempt, events)
         finding = find_cause(lines, nodes_of(events, attempt))
         if finding is not None:
-            say(*_error_lines(finding, attempt))
+            for line in finding.evidence:
+                text = f"{line.place}: {line.text}"
+                say(MergedLine(line.time, attempt.restart, line.rank, None, text).shown())
             say(f"hpcrun: doctor: {finding.line}", f"hpcrun: remedy: {finding.remedy}")
             return 0
     say(f"hpcrun: {run.name}: no known failure")
     return 0
-
-
-def _error_lines(finding: FailureFinding, attempt: Attempt) -> Iterator[str]:
-    for line in finding.evidence:
-        told = MergedLine(line.time, attempt.restart, line.rank, None, f"{line.place}: {line.text}")
-        yield told.shown()
-
-
-def _from_opening(events: Sequence[Event], newest: Sequence[Attempt]) -> Sequence[Event]:
-    """Return the events from the opening of the ``newest`` attempt on; none before the first attempt."""
-    for index in range(len(events) - 1, -1, -1):
-        if events[index].what == "opened" and events[index].attempt in newest:
-            return events[index:]
-    return ()
 
 
 def _ranks_of_a_file(run: RunDirectory) -> int:

@@ -9,12 +9,12 @@ object per line.
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from hpcrun.cli.output import print_json
+from hpcrun.cli.output import aligned, print_json
 from hpcrun.config import Job
 from hpcrun.errors import UserError
-from hpcrun.printing import say
+from hpcrun.printing import escaped, say
 from hpcrun.slurm.avoided_nodes import (
     NodeFailure,
     bad_nodes_path,
@@ -47,7 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.forgive is not None:
         node = arguments.forgive
         if all(entry.node != node for entry in known):
-            raise UserError(f"--forgive {node}: {_unknown(known)}")
+            names = ", ".join(sorted({entry.node for entry in known}))
+            listed = f"known are {names}" if names else "no node is recorded"
+            raise UserError(
+                f"--forgive {node}: no failure is recorded for this node; {listed} (see `hpcrun nodes`)"
+            )
         forgive(path, node)
         say(f"hpcrun: {node}: forgiven; new jobs may use it again")
         return 0
@@ -55,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     records = node_records(known, rule.exclude_after, rule.exclude_hours, time.time())
     if arguments.json:
         for record in records:
-            print_json(_as_json(record))
+            print_json(asdict(record))
         return 0
     if not records:
         say("hpcrun: no node has failed one of your runs")
@@ -86,32 +90,13 @@ def node_records(
     return sorted(records, key=lambda record: -record.failures[-1].time)
 
 
-def _unknown(known: Sequence[NodeFailure]) -> str:
-    names = sorted({entry.node for entry in known})
-    listed = f"known are {', '.join(names)}" if names else "no node is recorded"
-    return f"no failure is recorded for this node; {listed} (see `hpcrun nodes`)"
-
-
-def _as_json(record: NodeRecord) -> dict[str, object]:
-    failures = [
-        {"time": failure.time, "why": failure.why, "run": failure.run}
-        for failure in record.failures
-    ]
-    return {
-        "node": record.node,
-        "excluded": record.excluded,
-        "recent": record.recent,
-        "failures": failures,
-    }
-
-
 def print_table(records: Sequence[NodeRecord]) -> None:
     """Print the nodes with their failures, the newest failure first."""
-    width = max(4, *(len(record.node) for record in records))
-    say(f"{'node':<{width}}  {'excluded':<8}  failures")
+    rows = [["node", "excluded", "failures"]]
     for record in records:
-        mark = "yes" if record.excluded else "no"
-        for number, failure in enumerate(reversed(record.failures)):
-            lead = f"{record.node:<{width}}  {mark:<8}" if number == 0 else " " * (width + 10)
+        lead = [escaped(record.node), "yes" if record.excluded else "no"]
+        for failure in reversed(record.failures):
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(failure.time))
-            say(f"{lead}  {when}  {failure.why} ({failure.run})")
+            rows.append([*lead, escaped(f"{when}  {failure.why} ({failure.run})")])
+            lead = ["", ""]
+    say(*aligned(rows))

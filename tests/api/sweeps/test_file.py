@@ -37,11 +37,6 @@ def test_a_list_and_nested_sections(tmp_path: Path) -> None:
     assert rows(tmp_path, text) == [{"train.lr": 1.0, "seed": 1}, {"train.lr": 2.0, "seed": 2}]
 
 
-def test_a_condition_of_the_file(tmp_path: Path) -> None:
-    text = "grid: {train.lr: [1, 2, 3], seed: [0, 1]}\nwhere:\n  - train.lr < 3 or seed == 0\n"
-    assert len(rows(tmp_path, text)) == 5
-
-
 RANDOM = """
 random:
   seed: 7
@@ -97,8 +92,3 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(ConfigError, match=line) as refused:
         rows(tmp_path, text)
     assert len(refused.value.lines) == 1
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
-        read_sweep_file(tmp_path / "none.yaml")

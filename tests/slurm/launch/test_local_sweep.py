@@ -132,16 +132,6 @@ def test_two_submissions_of_one_sweep_exclude_each_other(tmp_path: Path) -> None
     assert "is a sweep; name one of its runs, such as s/000" in named.stderr
 
 
-def test_a_single_run_and_a_sweep_do_not_share_a_name(tmp_path: Path) -> None:
-    single = jobs.hpcrun("submit", *SHAPE, "--name", "s", "--detach", "--", "true", cwd=tmp_path)
-    assert single.returncode == 0, single.stderr
-    done = jobs.hpcrun(
-        "submit", *SHAPE, "--name", "s", "--sweep", "seed=0:2", "--", "echo", "{seed}", cwd=tmp_path
-    )
-    assert done.returncode == 2
-    assert "is a single run; choose another --name" in done.stderr
-
-
 def test_a_cancelled_sweep_ends_its_running_and_its_waiting_runs(tmp_path: Path) -> None:
     submit(
         tmp_path, "--sweep", "kind=wait", "--sweep", "seed=0:3", "--max-parallel", "1", "--detach"
