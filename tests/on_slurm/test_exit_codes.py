@@ -59,26 +59,13 @@ def test_a_failure_before_the_ranks_ends_a_new_run(bench, key, value, words):
     assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     job = bench.job(run)
     assert bench.slurm.scontrol_show_job(job)["ExitCode"] == "2:0"
-    # A wrong srun option fails on every node; a missing program may exist on other nodes.
-    again = [] if key == "job.srun_args" else ["crash"]
-    assert bench.slurm.restarts(job) == len(again)
-    assert bench.causes(run) == [*again, "bad-input"]
+    assert bench.slurm.restarts(job) == 0
+    assert bench.causes(run) == ["bad-input"]
     assert words in bench.result(run)["reason"]
     assert words in bench.hpcrun("status", "first-day").stdout
 
 
-@pytest.mark.slow
-def test_a_first_start_that_fails_restarts_on_another_node(bench, calm):
-    setup = ['[ "$SLURMD_NODENAME" != node1 ] || cd /nonexistent/scratch']
-    run = bench.submit("one-bad", job__nodes=1, job__gpus=4, **{"job.setup": setup})
-    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert bench.causes(run) == ["crash", "finished"]
-    (excluded,) = jobs.events(run, "excluded")
-    assert excluded.fields["hosts"] == ["node1"]
-    assert not list(bench.folder.glob("hpcrun/nodes.jsonl"))
-
-
-def test_a_missing_folder_causes_a_start_on_another_node(bench):
+def test_a_folder_that_a_node_lacks_ends_a_new_run(bench):
     """The rank on that node ends before its attempt has started."""
     folder = bench.folder / "of-some" / "place"
     bench.slurm.run(["mkdir", "-p", str(folder)])
@@ -90,28 +77,13 @@ def test_a_missing_folder_causes_a_start_on_another_node(bench):
         words[words.index("empty.yaml")] = str(bench.folder / "empty.yaml")
         bench.slurm.run(bench.command(*words), cwd=folder, env=bench.environ())
         run = bench.run("lacks")
-        assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+        assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     finally:
         bench.slurm.run(["umount", hidden], host="node2", user="root")
-    assert bench.causes(run) == ["crash", "finished"]
-    first = jobs.events(run, "ended")[0].fields
-    assert "cannot be entered: No such file or directory" in first["reason"]
-    assert first["host"] == "node2"
-    (excluded,) = jobs.events(run, "excluded")
-    assert excluded.fields["hosts"][0] == "node2"
-
-
-@pytest.mark.slow
-def test_a_missing_module_causes_a_start_on_another_node(bench):
-    probe = (bench.folder / "probe.py").read_text()
-    lacking = 'import os\nif os.environ["SLURMD_NODENAME"] == "node2":\n    import not_on_node2\n'
-    (bench.folder / "lacking.py").write_text(lacking + probe)
-    run = bench.submit("module", task="lacking:Probe")
-    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert bench.causes(run) == ["crash", "finished"]
-    assert "No module named 'not_on_node2'" in jobs.events(run, "ended")[0].fields["reason"]
-    (excluded,) = jobs.events(run, "excluded")
-    assert excluded.fields["hosts"][0] == "node2"
+    assert bench.causes(run) == ["bad-input"]
+    reason = jobs.events(run, "ended")[0].fields["reason"]
+    assert reason.startswith("rank 1 on node2: ")
+    assert "cannot be entered: No such file or directory" in reason
 
 
 def batch_scripts(site: cluster.SlurmCluster) -> list[int]:
