@@ -21,9 +21,6 @@ from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_lines
 from hpcrun.slurm.answers import is_over
 
-# slurm.conf(5), MaxJobId: ids from here up belong to a federation and are equal on all of its clusters.
-_FEDERATED = 1 << 26
-
 
 class Occupied(UserError):
     """Another job has the run."""
@@ -59,23 +56,10 @@ def require_own_number(run: RunDirectory, attempt: Attempt) -> None:
         if here and event.what == "opened" and event.attempt and event.attempt.job == attempt.job:
             there = event.fields.get("cluster", here)
             if there != here:
-                raise Occupied(_same_number(run, attempt.job, str(there)))
-
-
-def _same_number(run: RunDirectory, job: str, cluster: str) -> str:
-    """Return the message for a job with the number of another job of the run, on another cluster.
-
-    A federation moves a job to a sibling cluster under the same number.
-    """
-    if job.isdecimal() and int(job) >= _FEDERATED:
-        return (
-            f"{run.name}: job {job} of a federation started on cluster {cluster}, and a run cannot move to "
-            f"another cluster; continue with `hpcrun resume {run.name} job.cluster={cluster}`"
-        )
-    return (
-        f"{run.name}: job {job} of cluster {cluster} already used this number, which names the log files; "
-        "submit this job again to get another number"
-    )
+                raise Occupied(
+                    f"{run.name}: job {attempt.job} of cluster {there} already used this number, which names "
+                    "the log files; submit this job again to get another number"
+                )
 
 
 def refusal(run: RunDirectory, attempt: Attempt) -> str | None:

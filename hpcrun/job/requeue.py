@@ -6,19 +6,16 @@ that has ended, and kills one that has been started again. It succeeds for a job
 the job then waits for its next start. Only slurmstepd's message about the first of the two requests shows the
 cancellation.
 
-A job that ends by itself in the grace time of its preemption counts as failed up to Slurm 23.11; from 24.05
-on Slurm requeues it (see ``preempting``).
-
-Since Slurm 24.05 the controller requeues such a job by itself where its PreemptMode is REQUEUE, whatever its
-exit code. ``scontrol requeue`` does not cancel this automatic requeue: a job that also requeues itself starts
-once more after its next end, although it has finished. For older versions such an end is a failure.
+Since Slurm 24.05 the controller requeues a job that ends by itself in the grace time of its preemption, if
+its PreemptMode is REQUEUE, whatever its exit code. ``scontrol requeue`` does not cancel this automatic
+requeue: a job that also requeues itself starts once more after its next end, although it has finished. For
+older versions such an end is a failure.
 """
 
 import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from hpcrun import slurm
@@ -185,12 +182,15 @@ def slurm_requeues(job: str) -> bool:
     fields = slurm.parse_show_job(slurm.run(slurm.scontrol_show_job_command(job)).stdout)
     if fields.get("Requeue") != "1":
         return False
-    return preempt_mode(config, _description(config, fields)) == "REQUEUE"
+    of_partition = ["scontrol", "show", "partition", fields.get("Partition", "")]
+    of_qos = ["scontrol", "show", "assoc_mgr", "flags=qos", f"qos={fields.get('QOS', '')}"]
+    described = slurm.run(of_qos if _by_qos(config) else of_partition).stdout
+    return preempt_mode(config, described) == "REQUEUE"
 
 
 def requeues_in_grace_time(config: str) -> bool:
     """Return True if this version of Slurm requeues such jobs, from ``scontrol show config``."""
-    version = re.match(r"(\d+)\.(\d+)", _settings(config).get("SLURM_VERSION", ""))
+    version = re.match(r"(\d+)\.(\d+)", dict(_SETTING.findall(config)).get("SLURM_VERSION", ""))
     return version is not None and (int(version[1]), int(version[2])) >= _SINCE
 
 
@@ -201,44 +201,24 @@ def preempt_mode(config: str, description: str) -> str | None:
         config: what ``scontrol show config`` prints.
         description: what ``scontrol`` prints about the job's partition or QOS.
     """
-    default = _settings(config).get("PreemptMode", "")
     found = _MODE.search(description)
-    if found is None:
-        return None
-    mode = found[1].upper()
+    mode = found[1].upper() if found else ""
     # The QOS has no mode, so the mode of the cluster applies.
     if _by_qos(config) and mode == "OFF":
-        mode = default.upper()
-    return next((word for word in mode.split(",") if word != "GANG"), None)
-
-
-def _description(config: str, job: dict[str, str]) -> str:
-    if _by_qos(config):
-        qos = job.get("QOS", "")
-        return slurm.run(["scontrol", "show", "assoc_mgr", "flags=qos", f"qos={qos}"]).stdout
-    return slurm.run(["scontrol", "show", "partition", job.get("Partition", "")]).stdout
+        mode = dict(_SETTING.findall(config)).get("PreemptMode", "").upper()
+    return next((word for word in mode.split(",") if word not in ("", "GANG")), None)
 
 
 def _by_qos(config: str) -> bool:
-    return _settings(config).get("PreemptType", "") == "preempt/qos"
-
-
-def _settings(config: str) -> dict[str, str]:
-    return {found[1]: found[2] for found in _SETTING.finditer(config)}
+    return bool(dict(_SETTING.findall(config)).get("PreemptType") == "preempt/qos")
 
 
 # Seconds; sbatch retries a controller that does not answer for longer than other commands.
 _TIMEOUT = 60.0
 
 
-@dataclass(frozen=True)
 class ContinuationError(Exception):
     """No new job continues the run; the text has the reason."""
-
-    words: str
-
-    def __str__(self) -> str:
-        return self.words
 
 
 def submit_successor(
@@ -273,8 +253,8 @@ def submit_successor(
             job, cluster = _submit(run, attempt)
             break
         except ContinuationError as refusal:
-            kind = slurm.classify_requeue_error(refusal.words)
-            if not retries.again("transient" if kind == "transient" else "unknown", refusal.words):
+            kind = slurm.classify_requeue_error(str(refusal))
+            if not retries.again("transient" if kind == "transient" else "unknown", str(refusal)):
                 raise
     try:
         _record(run, attempt, job)
@@ -314,7 +294,7 @@ def _submit(run: RunDirectory, attempt: Attempt) -> tuple[str, str | None]:
         "sbatch",
         "--parsable",
         # afterany, because this job ends with any exit code; --dependency here overrides that of the script.
-        f"--dependency={_condition(attempt)}",
+        f"--dependency=afterany:{attempt.job}",
         str(run.batch_script),
     ]
     answer = slurm.run(command, timeout=_TIMEOUT, environ=scrub(os.environ))
@@ -324,10 +304,6 @@ def _submit(run: RunDirectory, attempt: Attempt) -> tuple[str, str | None]:
         return slurm.parse_sbatch(answer.stdout)
     except ClusterError as error:
         raise ContinuationError(str(error)) from error
-
-
-def _condition(attempt: Attempt) -> str:
-    return f"afterany:{attempt.job}"
 
 
 def _record(run: RunDirectory, attempt: Attempt, job: str) -> None:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpcrun.diagnose.run_lines import script_exception
 from hpcrun.errors import ClusterError, UserError
@@ -31,9 +30,9 @@ from hpcrun.ranks.addresses import bound_address, is_free, listen, port_candidat
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
 from hpcrun.ranks.launchers import LOOPBACK, step_hosts
-from hpcrun.ranks.signals import StopFlag, StopReason
+from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.endings import HeardStop, record_heard_stop, record_unfinished
+from hpcrun.run.endings import record_unfinished
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
@@ -141,12 +140,11 @@ def run_script(
                 file=sys.stderr,
                 flush=True,
             )
-            finishes = code == 0 and terms.zero_finishes
+            done = code == 0 and terms.zero_finishes
+            saved = progress.saved_since_stop
             if config.rank == 0:
-                done = progress.done or finishes
-                note_stop(run, attempt, flag.reason, code, progress.saved_since_stop, done=done)
-            else:
-                _record_heard(folder, config.rank, flag.reason, code, done=finishes)
+                done = done or progress.done
+            note_stop(run, attempt, flag.reason, code, saved, done=done, rank=config.rank)
             return exitcodes.DONE
     if code == exitcodes.UNFINISHED:
         try:
@@ -159,16 +157,6 @@ def run_script(
         said = script_exception(folder / f"rank-{config.rank:05d}.log")
         record_end(folder, config.rank, ScriptEnd(command, code, *said), progress.step)
     return rank_code(code if code >= 0 else 128 - code)
-
-
-def _record_heard(
-    folder: Path, rank: int, reason: StopReason, code: int | None, *, done: bool = False
-) -> None:
-    """Write a record: rank 0 may not receive the signal in time, and knows only the end of its own script."""
-    try:
-        record_heard_stop(folder, rank, HeardStop(reason.name.lower(), code, done))
-    except OSError as error:
-        print(f"hpcrun: the signal to stop is not recorded: {error}", file=sys.stderr, flush=True)
 
 
 def _unstarted(
@@ -184,11 +172,7 @@ def _unstarted(
         why = flag.reason.name.lower()
         line = f"asked to stop before the script started here ({why})"
         print(f"hpcrun: {line}", file=sys.stderr, flush=True)
-        if config.rank == 0:
-            note_stop(run, attempt, flag.reason, None, None)
-        else:
-            folder = run.attempt_logs(attempt.job, attempt.restart)
-            _record_heard(folder, config.rank, flag.reason, None)
+        note_stop(run, attempt, flag.reason, None, None, rank=config.rank)
     return exitcodes.DONE
 
 

@@ -16,7 +16,7 @@ from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import histories
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import record_failure
+from hpcrun.run.endings import HeardStop, record_failure, record_heard_stop
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import memory_folder
 from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, publish, published
@@ -66,8 +66,11 @@ def note_stop(
     saved: int | None,
     *,
     done: bool = False,
+    rank: int = 0,
 ) -> None:
     """Write the event ``stopped`` of a script that received a stop signal.
+
+    Another rank than rank 0 writes a file: rank 0 may not receive the signal in time.
 
     ``committed`` is true only if the script reported a save: by exit code 75, or by
     ``hpcrun.report`` after the signal.
@@ -77,6 +80,13 @@ def note_stop(
         saved: the step that the script reported as saved after the signal.
         done: the script has finished its work.
     """
+    if rank:
+        logs = run.attempt_logs(attempt.job, attempt.restart)
+        try:
+            record_heard_stop(logs, rank, HeardStop(reason.name.lower(), code, done))
+        except OSError as error:
+            print(f"hpcrun: the signal to stop is not recorded: {error}", file=sys.stderr)
+        return
     step = {} if saved is None else {"step": saved}
     known = {"done": True} if done else {}
     facts = {**stop_facts(code, committed=saved is not None), **step, **known}

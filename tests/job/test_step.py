@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import Config, to_yaml
-from hpcrun.diagnose.launching import launch_failure
 from hpcrun.job.ending import conclude
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets, Clock
 from hpcrun.job.srun import BatchJob, RanksEnd, Way, surviving
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.files import read_json, write_json
+from hpcrun.run.files import write_json
 from hpcrun.slurm.avoided_nodes import add_failure, node_failures
 
 from .step_substitutes import FIRST, ROOT, SHOWN, Desk
@@ -87,25 +86,6 @@ def test_a_signal_to_all_processes_lets_the_step_finalize(desk: Desk) -> None:
     assert step.wait(timeout=300) == 143, desk.told()
     assert desk.ends() == ["cancelled"]
     assert not any("requeue" in call for call in desk.called("scontrol"))
-
-
-def test_a_start_too_many_of_a_finished_run_ends_well_and_starts_nothing(desk: Desk) -> None:
-    open_attempt(desk.run, FIRST, Budgets())
-    record_event(desk.run, "finished", attempt=FIRST, step=10)
-    write_json(desk.run.result, {"state": "finished"})
-    desk.answer(
-        "scontrol", f"[ $1 = show ] && printf '{SHOWN.replace('Restarts=0', 'Restarts=1')}'; true"
-    )
-    assert desk.step(SLURM_RESTART_COUNT="1") == 0
-    assert desk.called("srun") == []
-    assert desk.ends() == []
-
-
-def test_the_step_signals_its_batch_script_that_it_has_begun(desk: Desk) -> None:
-    marker = desk.run.unstarted("7")
-    marker.write_text("n1\n")
-    desk.step()
-    assert not marker.exists()
 
 
 def test_an_array_element_goes_by_the_name_by_which_it_is_requeued(desk: Desk) -> None:
@@ -232,19 +212,6 @@ def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) ->
     assert [event.what for event in read_events(desk.run)].count("notified") == 1
 
 
-def test_a_run_canceled_during_its_requeue_notifies_that_it_is_cancelled(tmp_path: Path) -> None:
-    sent = tmp_path / "sent"
-    desk = Desk(tmp_path, watch={"notify": f"cat >> {sent}"})
-    person = json.dumps({"time": 1.0, "event": "cancelled", "job": "7", "restart": 0})
-    cancel = f"echo '{person}' >> {shlex.quote(str(desk.run.events))}"
-    desk.answer("scontrol", f"if [ $1 = show ]; then printf '{SHOWN}'; else {cancel}; fi")
-    open_attempt(desk.run, FIRST, Budgets())
-    desk.answer("srun", "exit 1")
-    assert desk.step() == 143, desk.told()
-    assert (read_json(desk.run.result) or {})["state"] == "cancelled"
-    assert json.loads(sent.read_text())["event"] == "cancelled"
-
-
 @pytest.mark.parametrize(
     ("number", "survives"),
     [(signal.SIGTERM, False), (signal.SIGUSR2, True), (signal.SIGHUP, False)],
@@ -260,15 +227,6 @@ def test_a_container_that_waits_for_its_rank_outlives_the_warning_at_which_it_sa
         box.stdout.readline()
         box.send_signal(number)
         assert box.wait() == (5 if survives else -number)
-
-
-def test_a_missing_container_is_reported_in_slurms_words() -> None:
-    words = [*surviving(["no-such-box"]), "no-such-box", "run"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    found = launch_failure("", done.stderr, worked=False)
-    assert found is not None
-    assert "cannot be started: no-such-box: No such file or directory" in found.line
 
 
 def test_a_folder_that_is_no_run_is_no_interpreter_that_does_not_start(desk: Desk) -> None:
@@ -339,14 +297,3 @@ def test_a_deleted_and_recreated_run_is_not_finalized_by_its_old_job(desk: Desk)
     assert desk.step() == 1
     assert desk.ends() == []
     assert desk.called("scontrol")[-1] != "scontrol requeue 7"
-
-
-def test_a_run_on_a_remounted_file_system_is_finalized(desk: Desk) -> None:
-    """A remount gives the folder another inode, but run.json is the same."""
-    open_attempt(desk.run, FIRST, Budgets())
-    place = shlex.quote(str(desk.run.path))
-    desk.answer(
-        "srun", f"cp -r {place} {place}2; rm -r {place}; sleep 1; mv {place}2 {place}; exit 1"
-    )
-    desk.step()
-    assert len(desk.ends()) == 1

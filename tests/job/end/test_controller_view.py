@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from hpcrun.job.scheduler_view import (
     word_of,
 )
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.events import Attempt
 
 RECORDED = Path(__file__).parents[2] / "slurm" / "recorded"
 FIRST = Attempt("7", 0)
@@ -105,12 +104,6 @@ def test_a_reason_that_only_the_log_knows_is_waited_for(site: Site) -> None:
     assert (found.view and found.view.state, found.word) == ("COMPLETING", "cancelled")
 
 
-def test_it_is_waited_for_also_where_the_controller_does_not_answer(site: Site) -> None:
-    site.answers("exit 1", late=site.log)
-    found = ending_of(site.run, FIRST)
-    assert (found.view, found.word) == (None, "cancelled")
-
-
 def test_the_words_are_found_where_the_errors_go_elsewhere(site: Site) -> None:
     errors = site.folder / "errors"
     before = CANCELLED.replace(
@@ -128,37 +121,6 @@ def test_the_words_are_found_where_the_errors_go_elsewhere(site: Site) -> None:
     assert "PREEMPTION" not in found.log
     assert found.word == "cancelled"
     assert reason_given(site.run, FIRST, found.view) == "cancelled"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        '[ "$4" = --json ] && echo \'{"jobs": [{"job_state": ["CANCELLED", "COMPLETING"]}]}\' || '
-        + ENDING,
-        "echo 'JobId=7 JobState=COMPLETING PreemptTime=1795315752 Restarts=0'",
-        "echo 'JobId=7 JobState=RUNNING Restarts=0'",
-    ],
-)
-def test_nothing_is_waited_for_where_the_controller_has_answered(site: Site, answer: str) -> None:
-    site.answers(answer)
-    began = time.monotonic()
-    ending_of(site.run, FIRST, patience=900.0)
-    assert time.monotonic() - began < 300.0
-
-
-def test_nothing_is_waited_for_where_there_is_no_log(site: Site) -> None:
-    site.log.unlink()
-    site.answers(ENDING)
-    began = time.monotonic()
-    assert ending_of(site.run, FIRST, patience=900.0).word == "cancelled"
-    assert time.monotonic() - began < 300.0
-
-
-def test_a_person_who_cancels_gives_the_reason(site: Site) -> None:
-    assert reason_given(site.run, FIRST) is None
-    record_event(site.run, "opened", attempt=FIRST)
-    record_event(site.run, "cancelled", attempt=FIRST)
-    assert reason_given(site.run, FIRST) == "cancelled"
 
 
 def test_the_state_at_the_verdict_gives_no_reason_later(site: Site) -> None:

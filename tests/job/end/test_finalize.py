@@ -78,21 +78,6 @@ def test_an_attempt_killed_before_its_end_was_recorded_is_classified_by_slurms_w
 
 
 @pytest.mark.parametrize(
-    ("log", "word"),
-    [
-        ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", "cancelled"),
-        ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", None),
-        ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO JOB REQUEUE ***", "preemption"),
-        ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG",
-         "node-failure"),
-        ("srun: error: node2: task 5: Killed", None),
-    ],
-)  # fmt: skip
-def test_slurms_words_for_a_job_differ_from_those_for_a_step(log: str, word: str | None) -> None:
-    assert scheduler_word(f"slurmstepd-n1: error: {log}\n") == word
-
-
-@pytest.mark.parametrize(
     ("view", "log", "word"),
     [
         (JobView("RUNNING", 0, True, None), "", "preemption"),
@@ -108,20 +93,6 @@ def test_a_restart_that_slurm_has_counted_is_its_own_and_needs_a_reason(
     view: JobView | None, log: str, word: str | None
 ) -> None:
     assert word_of(view, FIRST, log) == word
-
-
-def test_a_person_who_ends_the_run_is_believed_before_the_crash_that_it_makes(
-    run: RunDirectory,
-) -> None:
-    record_event(run, "cancelled", attempt=FIRST)
-    assert classified(run, 137).cause is Cause.CANCELLED
-
-
-def test_a_warning_near_the_limit_is_the_limits(run: RunDirectory) -> None:
-    record_event(run, "saved", attempt=FIRST, step=10)
-    record_event(run, "stopped", attempt=FIRST, cause="warning", step=10, committed=True)
-    end = finalize(run, FIRST, 75, Budgets(), Ending(limit_near=True))
-    assert end.cause is Cause.TIME_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -246,23 +217,6 @@ def test_the_first_cause_is_the_killed_rank_and_the_cascade_is_counted(run: RunD
     assert end.decision.restart
 
 
-def test_an_exception_outranks_the_cascade_that_came_before_it_was_written(
-    run: RunDirectory,
-) -> None:
-    folder = run.attempt_logs("7", 0)
-    record_failure(folder, 0, raised("[Rank 0] Watchdog caught collective operation timeout"), 5)
-    record_failure(folder, 2, raised("index 9 is out of bounds", IndexError), 5)
-    end = classified(run, 1)
-    assert end.line.startswith("rank 2 on ")
-    assert "IndexError: index 9 is out of bounds at " in end.line
-
-
-def test_sruns_line_names_the_task_without_any_record(run: RunDirectory) -> None:
-    log = "srun: error: node2: task 5: Killed\nsrun: launch/slurm: _step_signal: Terminating\n"
-    end = classified(run, 137, log=log)
-    assert end.line == "rank 5 on node2 was killed by SIGKILL"
-
-
 def test_a_script_that_ends_well_while_slurm_ends_it_is_not_taken_for_done(
     tmp_path: Path,
 ) -> None:
@@ -287,26 +241,6 @@ def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
     told = finalize(run, new, 127, Budgets(), told_by(log), setup="module load x")
     assert (told.cause, told.decision.restart) == (Cause.BAD_INPUT, False)
     assert told.line == "setup failed at `module load x`: module: command not found"
-
-
-def test_a_failed_launch_is_reported_in_sruns_words_despite_code_0(
-    run: RunDirectory,
-) -> None:
-    end = classified(run, 0, log="srun: error: task 0 launch failed: Slurmd could not connect IO\n")
-    assert end.cause is Cause.CRASH
-    assert end.line == "task 0 launch failed: Slurmd could not connect IO"
-
-
-def test_slurms_own_word_for_the_end_is_believed(run: RunDirectory) -> None:
-    log = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
-    end = classified(run, 143, log=log)
-    assert (end.cause, end.decision.restart) == (Cause.PREEMPTION, True)
-
-
-def test_an_attempt_without_an_end_was_lost_with_its_node(run: RunDirectory) -> None:
-    open_attempt(run, Attempt("7", 1), Budgets())
-    ended = [event for event in read_events(run) if event.what == "ended"]
-    assert [(event.attempt, event.cause) for event in ended] == [(FIRST, "node-failure")]
 
 
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
@@ -386,21 +320,3 @@ def test_a_start_of_a_finished_job_keeps_the_result(run: RunDirectory) -> None:
     end = finalize(run, again, 0, Budgets())
     assert (end.cause, end.decision.restart) == (Cause.FINISHED, False)
     assert (read_json(run.result), len(read_events(run))) == (done, before)
-
-
-def test_a_run_that_finished_and_lost_its_result_is_opened_again(run: RunDirectory) -> None:
-    record_event(run, "finished", attempt=FIRST, step=10)
-    assert not already_finished(run, Attempt("7", 1))
-    open_attempt(run, Attempt("7", 1), Budgets())
-    (ended,) = [event for event in read_events(run) if event.what == "ended"]
-    assert ended.cause == "finished"
-
-
-def test_a_setup_that_is_cancelled_on_a_second_start_does_not_come_back(run: RunDirectory) -> None:
-    """Recorded with Slurm 26.05; its message about a cancellation names the signal."""
-    log = (
-        "on n1\n[2026-11-22T00:47:19.950] error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T00:47:19 DUE to"
-        " SIGNAL Terminated ***\n"
-    )
-    told = finalize(run, Attempt("7", 1), 143, Budgets(), told_by(log), setup="sleep 100")
-    assert (told.cause, told.decision.restart) == (Cause.CANCELLED, False)

@@ -36,7 +36,7 @@ def test_a_repeated_classification_gives_the_same_result(run: RunDirectory) -> N
 
 def test_an_option_that_srun_does_not_know_fails_on_every_node(run: RunDirectory) -> None:
     log = "7-0 on n1\nsrun: unrecognized option '--nix'\n"
-    classification = finalize(run, FIRST, 1, Budgets(), batch_log=log)
+    classification = finalize(run, FIRST, 1, Budgets(), Ending(log=log))
     assert classification.cause is Cause.BAD_INPUT
 
 
@@ -80,7 +80,7 @@ def test_a_file_that_all_nodes_lack_ends_the_run(run: RunDirectory) -> None:
 def test_in_a_chain_that_has_trained_a_missing_file_is_a_crash(run: RunDirectory) -> None:
     opened(run, FIRST)
     record_event(run, "started", attempt=FIRST, step=0)
-    finalize(run, FIRST, 143, Budgets(), scheduler="preemption")
+    finalize(run, FIRST, 143, Budgets(), Ending("preemption"))
     for restart in (1, 2):
         again = Attempt("7", restart)
         opened(run, again)
@@ -98,7 +98,7 @@ def test_what_every_node_refuses_after_a_saved_step_is_a_crash_unless_it_is_cert
     opened(run, FIRST, nodes=nodes)
     record_event(run, "started", attempt=FIRST, step=0)
     record_event(run, "saved", attempt=FIRST, step=500)
-    finalize(run, FIRST, 143, Budgets(), scheduler="preemption")
+    finalize(run, FIRST, 143, Budgets(), Ending("preemption"))
     opened(run, SECOND, nodes=nodes)
     record_event(
         run,
@@ -127,7 +127,7 @@ def test_the_words_of_a_script_in_a_successor_of_a_job_that_worked_are_no_bad_in
     record_event(run, "started", attempt=FIRST)
     ends = time.time() + 90.0
     monkeypatch.setattr(time, "time", lambda: ends)
-    finalize(run, FIRST, 143, of_script(Budgets()), scheduler="preemption")
+    finalize(run, FIRST, 143, of_script(Budgets()), Ending("preemption"))
     record_event(run, "submitted", job="8", executor="slurm", continues="7")
     later = Attempt("8", 0)
     opened(run, later, nodes=1, script=True)

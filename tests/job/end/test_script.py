@@ -22,7 +22,7 @@ from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run import record as owner
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
-from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.record import OwnerPolling, claim
 from tests import jobs
 
@@ -51,17 +51,6 @@ def test_a_script_that_ends_well_on_a_late_signal_was_stopped(
     assert flag.reason is StopReason.WARNING
 
 
-def test_a_script_outlives_an_owner_file_that_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(OwnerPolling, "SHORTEST", 0.0)
-    run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
-    run.owner.mkdir()
-    with subprocess.Popen(["sleep", "1"]) as child:
-        assert watch(child, run, flag).wait(0.0) == 0
-    assert capfd.readouterr().err.count("owner.json cannot be read now") == 1
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_script_ends_when_another_process_of_the_same_number_has_the_run(
     tmp_path: Path,
@@ -84,83 +73,6 @@ def test_a_script_ends_when_another_process_of_the_same_number_has_the_run(
         assert watched.wait(0.0) == -signal.SIGKILL
         timer.join()
     assert "hpcrun: 7-0 (rank 0 on " in capfd.readouterr().err
-
-
-def test_a_script_whose_run_another_attempt_has_taken_over_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(OwnerPolling, "SHORTEST", 0.1)
-    run, first = create(tmp_path / "a", "{}\n", {}), Attempt("7", 0)
-    claim(run, first)
-    with subprocess.Popen(["sleep", "60"]) as child:
-        threading.Timer(1.0, claim, (run, Attempt("7", 1))).start()
-        assert watch(child, run, StopFlag()).wait(0.0) == -signal.SIGKILL
-    assert "hpcrun: 7-1 (rank 0 on " in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("ranks", "pause"), [(1, 5.0), (8, 5.0), (500, 5.0), (8192, 81.92)])
-def test_many_ranks_together_look_for_a_new_owner_a_hundred_times_a_second_at_most(
-    ranks: int, pause: float
-) -> None:
-    looks = [OwnerPolling(rank, ranks) for rank in range(ranks)]
-    assert all(one.pause == pause for one in looks)
-    # Every rank checks at its start: from then on a script may be stale.
-    assert all(one.due(0.0) for one in looks)
-    counts = [sum(one.due(float(second)) for one in looks) for second in range(1, 200)]
-    assert max(counts) <= 101
-    assert abs(sum(counts) - ranks * 199 / pause) <= ranks
-
-
-def test_a_suspended_script_is_recorded_in_the_event_log(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "{}\n", {})
-    code = WATCHED.format(path=str(run.path))
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as rank:
-        assert rank.stdin is not None
-        assert rank.stdout is not None
-        assert rank.stdout.readline() == b"waits\n"
-
-        def noticed() -> bool:
-            return any(suspended_for(event) > 4.5 for event in read_events(run))
-
-        # The first stop may come before the rank reads its clock, and the script waits for this test.
-        for _ in range(20):
-            if noticed():
-                break
-            time.sleep(1.0)
-            rank.send_signal(signal.SIGSTOP)
-            time.sleep(5.0)
-            rank.send_signal(signal.SIGCONT)
-            time.sleep(1.0)
-        jobs.wait_for(noticed)
-        rank.stdin.close()
-        assert rank.wait(jobs.PATIENCE) == 0
-    assert all(event.attempt == Attempt("7", 0) for event in read_events(run))
-
-
-def suspended_for(event: Event) -> float:
-    """Return the seconds of a suspension; on an overloaded machine a rank also notices short ones."""
-    return float(event.fields["seconds"]) if event.what == "suspended" else 0.0
-
-
-WATCHED = """
-import signal, subprocess
-from pathlib import Path
-from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.job.script_end import ProgressWatch
-from hpcrun.job.script_watch import ScriptWatch
-from hpcrun.ranks.signals import StopFlag
-from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
-child = subprocess.Popen(["cat"])
-run = RunDirectory(Path("{path}"))
-attempt, config = Attempt("7", 0), DistributedConfig()
-progress = ProgressWatch(run, attempt, 0)
-watch = ScriptWatch(child, run, attempt, StopFlag(), config, signal.SIGUSR2, progress)
-print("waits", flush=True)
-watch.wait(0.0)
-"""
 
 
 @pytest.mark.parametrize(("code", "ours"), [(0, 0), (1, 1), (2, 1), (74, 1), (143, 143)])

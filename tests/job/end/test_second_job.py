@@ -115,17 +115,10 @@ def test_a_second_srun_of_an_allocation_is_refused_with_the_way_to_a_new_attempt
     open_attempt(run, Attempt("8", 1), Budgets(), executor="slurm")
 
 
-@pytest.mark.parametrize(
-    ("job", "line"),
-    [
-        ("9", "job 9 of cluster one already used this number.* submit this job"),
-        (str((1 << 26) + 9), r"started on cluster one, .* resume a job\.cluster=one`"),
-    ],
-)
 def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, job: str, line: str
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt = Attempt(job, 0)
+    attempt = Attempt("9", 0)
     record_event(run, "opened", attempt=attempt, executor="slurm", cluster="one")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "one")
     require_own_number(run, attempt)
@@ -135,6 +128,8 @@ def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
         lambda: require_own_number(run, attempt),
         lambda: open_attempt(run, attempt, Budgets(), executor="slurm"),
     ):
-        with pytest.raises(Occupied, match=line):
+        with pytest.raises(
+            Occupied, match=r"job 9 of cluster one already used this number.* submit this job"
+        ):
             refuse()
     assert read_events(run) == before
