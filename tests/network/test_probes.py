@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from hpcrun.network.gpu_probes import product, read_gpus, xid_errors
-from hpcrun.network.node_probes import room
 from hpcrun.network.probes import (
     Answer,
     Needs,
@@ -24,6 +23,7 @@ from hpcrun.network.probes import (
     lines,
     probes,
     record_from,
+    room,
 )
 
 GIB = 1 << 30
@@ -242,9 +242,8 @@ def test_records_come_back_from_json(record: Record) -> None:
 UNWRITABLE = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-from hpcrun.network import node_probes as node
-from hpcrun.network.probes import Needs
-spaces = [one.words for one in node.space(Needs(run=sys.argv[1]))]
+from hpcrun.network import probes as node
+spaces = [one.words for one in node.space(node.Needs(run=sys.argv[1]))]
 print(json.dumps([spaces, node.write(sys.argv[1], "n1")]))
 """
 
