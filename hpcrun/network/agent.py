@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from hpcrun.network.links import Links
+from hpcrun.network.nccl.machine import inspect_node
 from hpcrun.network.probes import Needs, probes, read, write
 from hpcrun.network.torch_child import NodeRanks
 
@@ -31,6 +32,7 @@ class Agent:
             "clock": time.time,
             "write": partial(write, name=name),
             "read": read,
+            "inspect": lambda peers: inspect_node(os.environ, peers).as_record(),
             "listen": self._links.listen,
             "peers": self._links.meet,
             "names": self._links.names,
