@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, TextIO
 
 from hpcrun.network.links import Links
-from hpcrun.network.nccl.machine import inspect_node
 from hpcrun.network.probes import Needs, probes, read, write
 from hpcrun.network.torch_child import NodeRanks
 
@@ -32,7 +31,7 @@ class Agent:
             "clock": time.time,
             "write": partial(write, name=name),
             "read": read,
-            "inspect": lambda peers: inspect_node(os.environ, peers).as_record(),
+            "inspect": _inspect,
             "listen": self._links.listen,
             "peers": self._links.meet,
             "names": self._links.names,
@@ -78,6 +77,13 @@ class Agent:
         group = next(one for one in groups if self.name in one["members"])
         rank, count = group["members"][self.name]
         return self._ranks.run({**group, "members": {}}, rank, count)
+
+
+def _inspect(peers: list[str]) -> dict[str, Any]:
+    # The checks start faster without these imports.
+    from hpcrun.network.nccl.machine import inspect_node
+
+    return inspect_node(os.environ, peers).as_record()
 
 
 def main() -> None:
