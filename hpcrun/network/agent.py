@@ -15,9 +15,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TextIO
 
-from hpcrun.network import node_probes
 from hpcrun.network.links import Links
-from hpcrun.network.probes import Needs, probes
+from hpcrun.network.probes import Needs, probes, read, write
 from hpcrun.network.torch_child import NodeRanks
 
 
@@ -30,8 +29,9 @@ class Agent:
         self._orders: dict[str, Callable[..., Any]] = {
             **{name: partial(self._probe, name) for name in probes()},
             "clock": time.time,
-            "write": partial(node_probes.write, name=name),
-            "read": node_probes.read,
+            "write": partial(write, name=name),
+            "read": read,
+            "inspect": _inspect,
             "listen": self._links.listen,
             "peers": self._links.meet,
             "names": self._links.names,
@@ -77,6 +77,13 @@ class Agent:
         group = next(one for one in groups if self.name in one["members"])
         rank, count = group["members"][self.name]
         return self._ranks.run({**group, "members": {}}, rank, count)
+
+
+def _inspect(peers: list[str]) -> dict[str, Any]:
+    # The checks start faster without these imports.
+    from hpcrun.network.nccl.machine import inspect_node
+
+    return inspect_node(os.environ, peers).as_record()
 
 
 def main() -> None:

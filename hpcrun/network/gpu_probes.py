@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.devices.devices import visible_gpus
-from hpcrun.network.node_probes import library_versions
-from hpcrun.network.probes import Answer, Needs, Records, Same, Status, Timed, probe
+from hpcrun.network.probes import (
+    Answer,
+    Needs,
+    Records,
+    Same,
+    Status,
+    Timed,
+    library_versions,
+    probe,
+)
 from hpcrun.network.torch_child import TorchChild
 
 # Seconds: all nodes may import torch at the same time from one slow file system; then come the products.

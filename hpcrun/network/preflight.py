@@ -12,8 +12,9 @@ from typing import Any
 
 from hpcrun.network.agents import LOST, Begin, Nodes, on_slurm, start
 from hpcrun.network.agents import here as agents_here
-from hpcrun.network.node_probes import RUN_DIRECTORY, SLOW_WRITE
 from hpcrun.network.probes import (
+    RUN_DIRECTORY,
+    SLOW_WRITE,
     Answer,
     Finding,
     Needs,

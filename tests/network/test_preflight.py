@@ -25,12 +25,12 @@ LOST = "srun: error: Task launch for StepId=7.0 failed on node n3: Communication
 ECC = Answer("fail", "GPU 0: 5 uncorrected ECC errors", "report the node")
 
 
-def facts(**told: tuple[str, Record]) -> PreflightFacts:
-    """Return the facts of three nodes, of which some have told something bad."""
+def facts(**records: tuple[str, Record]) -> PreflightFacts:
+    """Return the facts of three nodes, of which some have yielded something bad."""
     nodes = ["n1", "n2", "n3"]
     measured = PreflightFacts(nodes, Needs(hosts=nodes))
     measured.found = {node: [("limits", Answer("pass", "enough"))] for node in nodes}
-    for node, (check, record) in told.items():
+    for node, (check, record) in records.items():
         measured.tell(node, check, record)
     measured.offsets = dict.fromkeys(nodes, (0.001, 0.0005))
     return measured

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from hpcrun.network.gpu_probes import product, read_gpus, xid_errors
-from hpcrun.network.node_probes import room
 from hpcrun.network.probes import (
     Answer,
     Needs,
@@ -24,6 +23,7 @@ from hpcrun.network.probes import (
     lines,
     probes,
     record_from,
+    room,
 )
 
 GIB = 1 << 30
@@ -74,7 +74,7 @@ class Driver:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def answers_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a function that runs a probe of GPUs with a driver, and returns its answers."""
 
     def run(driver: Any, name: str, needs: Needs | None = None, visible: str = "0,1") -> list[Any]:
@@ -96,8 +96,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("pcie", "x16"),
     ],
 )
-def test_good_gpus_pass(told: Any, name: str, words: str) -> None:
-    found = [one for one in told(Driver(), name) if isinstance(one, Answer)]
+def test_good_gpus_pass(answers_of: Any, name: str, words: str) -> None:
+    found = [one for one in answers_of(Driver(), name) if isinstance(one, Answer)]
     assert {(one.status, one.words) for one in found} == {("pass", words)}
 
 
@@ -118,27 +118,27 @@ def test_good_gpus_pass(told: Any, name: str, words: str) -> None:
     ],
 )
 def test_a_bad_gpu_is_reported(
-    told: Any, name: str, answers: dict[str, Any], status: str, words: str
+    answers_of: Any, name: str, answers: dict[str, Any], status: str, words: str
 ) -> None:
-    first = told(Driver(**answers), name)[0]
+    first = answers_of(Driver(**answers), name)[0]
     assert first.status == status
     assert words in first.words
 
 
-def test_missing_gpus_and_a_missing_library_are_reported(told: Any) -> None:
-    assert "1 of 2 GPUs are visible" in told(Driver(), "gpus", visible="0")[0].words
-    assert told(None, "ecc")[0] == Answer(
+def test_missing_gpus_and_a_missing_library_are_reported(answers_of: Any) -> None:
+    assert "1 of 2 GPUs are visible" in answers_of(Driver(), "gpus", visible="0")[0].words
+    assert answers_of(None, "ecc")[0] == Answer(
         "unknown", "nvidia-ml-py is not installed", "pip install 'hpcrun[gpu]'"
     )
-    assert told(None, "ecc", Needs(gpus=0)) == []
+    assert answers_of(None, "ecc", Needs(gpus=0)) == []
 
 
 @pytest.mark.parametrize(
     ("listed", "indices"),
     [("1", [1]), ("GPU-11", [1]), ("1,0", [1, 0]), ("0,-1,1", [0]), ("MIG-a", [0, 1]), ("", [])],
 )
-def test_only_the_visible_gpus_count(told: Any, listed: str, indices: list[int]) -> None:
-    told(Driver(), "gpus", visible=listed)
+def test_only_the_visible_gpus_count(answers_of: Any, listed: str, indices: list[int]) -> None:
+    answers_of(Driver(), "gpus", visible=listed)
     assert [device["index"] for device in read_gpus()["devices"]] == indices
 
 
@@ -196,9 +196,9 @@ def test_a_wrong_product_is_reported() -> None:
     assert statuses == ["fail", "fail"]
 
 
-def found(**told: Record) -> list[tuple[str, tuple[str, ...], str]]:
+def found(**answers_of: Record) -> list[tuple[str, tuple[str, ...], str]]:
     """Return nodes, status and words of the findings of one check."""
-    listed = findings_of({node: [("x", record)] for node, record in told.items()})
+    listed = findings_of({node: [("x", record)] for node, record in answers_of.items()})
     return [(one.status, one.nodes, one.words) for one in listed]
 
 
@@ -224,8 +224,11 @@ def test_what_is_true_everywhere_has_its_own_status() -> None:
 
 def test_the_report_has_a_line_per_passed_check_and_per_bad_node() -> None:
     good, bad = Answer("pass", "enough"), Answer("warn", "few", "raise it")
-    told = {"n1": [("limits", good), ("space", good)], "n2": [("limits", bad), ("space", good)]}
-    assert lines(findings_of(told)) == [
+    answers_of = {
+        "n1": [("limits", good), ("space", good)],
+        "n2": [("limits", bad), ("space", good)],
+    }
+    assert lines(findings_of(answers_of)) == [
         "warn     limits  n2: few; raise it",
         "pass     space   enough",
     ]
@@ -242,9 +245,8 @@ def test_records_come_back_from_json(record: Record) -> None:
 UNWRITABLE = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-from hpcrun.network import node_probes as node
-from hpcrun.network.probes import Needs
-spaces = [one.words for one in node.space(Needs(run=sys.argv[1]))]
+from hpcrun.network import probes as node
+spaces = [one.words for one in node.space(node.Needs(run=sys.argv[1]))]
 print(json.dumps([spaces, node.write(sys.argv[1], "n1")]))
 """
 

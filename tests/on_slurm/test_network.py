@@ -123,7 +123,7 @@ def test_a_wrong_entry_in_a_hosts_file_is_named(whole: SlurmCluster) -> None:
     with planted_faults.wrong_entry(whole, "node4", "node1"):
         report = check(whole)
     assert named(report) == [("name", ["node4"])]
-    assert "node1" in report["findings"][0]["text"]
+    assert "node1" in report["findings"][0]["words"]
 
 
 def test_a_node_that_refuses_connections_is_named(whole: SlurmCluster) -> None:
@@ -153,7 +153,7 @@ def test_a_node_with_closed_ports_is_named_with_the_range(
     with planted_faults.rules(whole, "node1", "input", rule):
         report = check(whole)
     assert named(report) == [("ports", ["node1"])], report["findings"]
-    assert range_text in report["findings"][0]["text"]
+    assert range_text in report["findings"][0]["words"]
 
 
 @pytest.mark.slow

@@ -3,14 +3,13 @@
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrun import slurm
 from hpcrun.cli.output import print_json
 from hpcrun.errors import NetworkError, UserError
+from hpcrun.network.agents import on_slurm, start
 from hpcrun.network.nccl.advise import (
     Advice,
     Difference,
@@ -74,26 +73,18 @@ def _recorded(path: Path) -> NodeFacts:
 
 
 def _on_every_node(hosts: Sequence[str]) -> list[NodeFacts]:
-    """Inspect every node of the allocation in a step with one task per node."""
-    command = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
-    command += ["--overlap", "--kill-on-bad-exit=0", "--wait=60"]
-    ours = [sys.executable, "-m", "hpcrun", "nccl", "advise", "--record"]
-    done = slurm.run([*command, *ours], timeout=_PATIENCE, environ=os.environ)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    nodes = [facts_from(json.loads(line)) for line in lines]
-    if not nodes:
-        words = " ".join(done.stderr.split())[:300] or "no node answered"
+    """Inspect every node of the allocation."""
+    nodes = start(on_slurm(), hosts, _PATIENCE)
+    try:
+        found = nodes.ask("inspect", _PATIENCE, peers=list(hosts))
+    finally:
+        nodes.close()
+    if not found:
+        words = " ".join(nodes.words().split())[:300] or "no node answered"
         raise UserError(f"srun on {len(hosts)} nodes: {words}")
-    missing = len(hosts) - len(nodes)
-    if missing:
-        say_aside(f"hpcrun: {missing} of {len(hosts)} nodes did not answer")
-    return sorted(nodes, key=lambda node: _place(node.host, hosts))
-
-
-def _place(host: str, hosts: Sequence[str]) -> int:
-    names = [name.partition(".")[0] for name in hosts]
-    short = host.partition(".")[0]
-    return names.index(short) if short in names else len(names)
+    if len(found) < len(hosts):
+        say_aside(f"hpcrun: {len(hosts) - len(found)} of {len(hosts)} nodes did not answer")
+    return [facts_from(record) for record in found.values()]
 
 
 def _data(advice: dict[str, list[Advice]], found: list[Difference]) -> dict[str, Any]:

@@ -10,9 +10,14 @@ from hpcrun.cli.arguments import find_run_instead, runs_dir
 from hpcrun.cli.output import print_json
 from hpcrun.config.layers import file_layer
 from hpcrun.errors import UserError
-from hpcrun.network.nccl.lint import NcclFinding, by_severity, lint
+from hpcrun.network.nccl.lint import (
+    NcclFinding,
+    by_severity,
+    export_findings,
+    lint,
+    settings_of_script,
+)
 from hpcrun.network.nccl.rules import Setting, installed_nccl, is_version, rules, settings_of
-from hpcrun.network.nccl.scripts import export_findings, settings_of_script
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 

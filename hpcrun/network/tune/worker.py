@@ -146,47 +146,32 @@ class TrialGroup:
 
     def prepare(
         self, collective: str, size: int
-    ) -> tuple[int, Callable[[], None], Callable[[], int]]:
+    ) -> tuple[int, Callable[[], object], Callable[[], int]]:
         """Return the real size in bytes, a call of the collective, and a count of its wrong elements."""
-        n, rank = self.world, self.rank
+        n = self.world
         # As nccl-tests has it: each rank's share has the same number of elements.
         share = max(1, size // 4 // n)
-        count = (
-            share * n if collective in ("all_gather", "reduce_scatter", "alltoall") else size // 4
-        )
-        whole = torch.full((count,), _VALUE, device=self.device)
+        split = collective in ("all_gather", "reduce_scatter", "alltoall")
+        whole = torch.full((share * n if split else size // 4,), _VALUE, device=self.device)
         part = torch.full((share,), _VALUE, device=self.device)
-        if collective == "all_reduce":
-            return count * 4, lambda: _reduced(whole), lambda: _wrong(whole, _VALUE * n)
-        if collective == "all_gather":
-            return (
-                count * 4,
-                lambda: dist.all_gather_into_tensor(whole, part),
-                lambda: _wrong(whole, _VALUE),
-            )
-        if collective == "reduce_scatter":
-            return (
-                count * 4,
-                lambda: dist.reduce_scatter_tensor(part, whole),
-                lambda: _wrong(part, _VALUE * n),
-            )
-        if collective == "broadcast":
-            return count * 4, lambda: dist.broadcast(whole, 0), lambda: _wrong(whole, _VALUE)
-        came = torch.zeros_like(whole)
-        if collective == "alltoall":
-            return (
-                count * 4,
-                lambda: dist.all_to_all_single(came, whole),
-                lambda: _wrong(came, _VALUE),
-            )
+        came = torch.zeros_like(whole) if collective in ("alltoall", "sendrecv") else whole
+        # In place, as a training does; the values grow, and only those of the first call are compared.
+        calls: dict[str, tuple[Callable[[], object], torch.Tensor, int]] = {
+            "all_reduce": (lambda: dist.all_reduce(whole), whole, n),
+            "all_gather": (lambda: dist.all_gather_into_tensor(whole, part), whole, 1),
+            "reduce_scatter": (lambda: dist.reduce_scatter_tensor(part, whole), part, n),
+            "broadcast": (lambda: dist.broadcast(whole, 0), whole, 1),
+            "alltoall": (lambda: dist.all_to_all_single(came, whole), came, 1),
+            "sendrecv": (lambda: self._to_next(whole, came), came, 1),
+        }
+        call, result, factor = calls[collective]
+        return whole.numel() * 4, call, lambda: int((result != _VALUE * factor).sum().item())
 
-        def to_next() -> None:
-            sends = dist.P2POp(dist.isend, whole, (rank + 1) % n)
-            receives = dist.P2POp(dist.irecv, came, (rank - 1) % n)
-            for work in dist.batch_isend_irecv([sends, receives]):
-                work.wait()
-
-        return count * 4, to_next, lambda: _wrong(came, _VALUE)
+    def _to_next(self, whole: torch.Tensor, came: torch.Tensor) -> None:
+        sends = dist.P2POp(dist.isend, whole, (self.rank + 1) % self.world)
+        receives = dist.P2POp(dist.irecv, came, (self.rank - 1) % self.world)
+        for work in dist.batch_isend_irecv([sends, receives]):
+            work.wait()
 
     def agreed(self, value: float) -> float:
         """Return the largest of all ranks' values."""
@@ -197,15 +182,6 @@ class TrialGroup:
     def finish(self) -> None:
         """Wait for the work of the device."""
         accelerator.synchronize(self.device)
-
-
-def _reduced(tensor: torch.Tensor) -> None:
-    # In place, as a training does; the values grow, and only those of the first call are compared.
-    dist.all_reduce(tensor)
-
-
-def _wrong(tensor: torch.Tensor, expected: float) -> int:
-    return int((tensor != expected).sum().item())
 
 
 def measure(group: TrialGroup, collective: str, size: int, seconds: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.network.nccl.scripts import export_findings, settings_of_script
+from hpcrun.network.nccl.lint import export_findings, settings_of_script
 
 
 def values(text: str) -> list[tuple[str, str | None]]:
