@@ -36,7 +36,7 @@ from hpcrun.slurm.launch import stopping
 from hpcrun.slurm.launch.array import ArrayTasks, arrays, max_array_size
 from hpcrun.slurm.launch.batch_script import job_name, wanted_cluster
 from hpcrun.slurm.launch.slurm_jobs import Submitted
-from hpcrun.slurm.launch.slurm_submission import submit_array
+from hpcrun.slurm.launch.slurm_submission import submit_slurm
 from hpcrun.slurm.launch.stopping import with_dependency
 from hpcrun.slurm.local.submission import submit_local_sweep
 
@@ -238,7 +238,7 @@ def _to_slurm(
             # after the other.
             asked = _after_array(config, before)
         try:
-            job = submit_array(folder, asked, array, interrupted)
+            job = submit_slurm(folder, asked, interrupted, array)
         except SubmissionUnanswered:
             return _unrecorded((config, array))
         before = job.job_id

@@ -4,7 +4,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcrun import slurm
@@ -35,30 +34,24 @@ _PATIENCE, _PAUSE = 120.0, 5.0
 _NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
 
 
-def submit_array(
-    folder: RunDirectory, config: Config, array: ArrayTasks, interrupted: Callable[[], bool]
-) -> Submitted:
-    """Submit the elements ``array`` of the sweep in ``folder`` as one job array. No event is logged.
-
-    Args:
-        config: the config of any element, fitted to the cluster: all have the same ``job`` section.
-        interrupted: returns True to end the wait for a controller that does not answer.
-
-    Raises:
-        SubmissionUnanswered: sbatch got no answer, so the array may exist or not.
-        LaunchError: the scheduler refused; the text has its message.
-        OSError: the folder cannot be written; no job remains.
-        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
-    """
-    return submit_slurm(folder, config, interrupted, array)
-
-
 def submit_slurm(
     run: RunDirectory,
     config: Config,
     interrupted: Callable[[], bool],
     array: ArrayTasks | None = None,
 ) -> Submitted:
+    """Submit a run, or the elements ``array`` of the sweep in ``run``, as one job; log no event.
+
+    Args:
+        config: for an array that of any element, fitted to the cluster: all have the same ``job`` section.
+        interrupted: returns True to end the wait for a controller that does not answer.
+
+    Raises:
+        SubmissionUnanswered: sbatch got no answer, so the job may exist or not.
+        LaunchError: the scheduler refused; the text has its message.
+        OSError: the folder cannot be written; no job remains.
+        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
+    """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     if shutil.which("sbatch") is None:
@@ -89,9 +82,6 @@ def submit_slurm(
                 continue
             if "timed out" in words.lower():
                 # The request may have arrived: another request could start a second job.
-                found = None if array else _accepted(executor.script, config, interrupted)
-                if found is not None:
-                    return found
                 raise SubmissionUnanswered(
                     f"sbatch got no answer ({words}), so the job may exist or not; check with "
                     f"`squeue --me` before you submit again; the job would use {run.path}"
@@ -104,25 +94,6 @@ def submit_slurm(
                 take_back(run, handed, error)
             raise
         _wait_for_controller(interrupted)
-
-
-def _accepted(script: Path, config: Config, interrupted: Callable[[], bool]) -> Submitted | None:
-    """Return the job of ``script`` that the controller has accepted without an answer to sbatch.
-
-    A controller that answers squeue, which connects later, has the request of sbatch too, but perhaps has not
-    carried it out yet.
-    """
-    say_aside(
-        f"hpcrun: sbatch got no answer; looking for its job in squeue for up to {_PATIENCE:.0f} s"
-    )
-    give_up = time.monotonic() + _PATIENCE
-    listed = slurm.squeue_scripts_command([os.getuid()], wanted_cluster(config.job))
-    while time.monotonic() < give_up and not interrupted():
-        for job, path, cluster in slurm.parse_scripts(slurm.run(listed).stdout):
-            if path == str(script):
-                return Submitted("slurm", job, cluster)
-        time.sleep(1.0)
-    return None
 
 
 def fitted_to_slurm(config: Config) -> Config:
