@@ -1,7 +1,7 @@
 """The dumps of torch's flight recorder: the collectives that each rank began before the job hung.
 
-torch's own analyzer compares them if torch is installed. It unpickles the dumps, and a pickle can run any
-program; so the dumps are read here first, by a reader that accepts plain values only.
+torch's own analyzer (``torchfrtrace``) shows more. It unpickles the dumps, and a pickle can run any program;
+the reader here accepts plain values only.
 
 Positions (sequence numbers) count within a process group, so only ranks of one group are compared. A watchdog
 prints the rank within its group; the label before the message has the global rank.
@@ -10,9 +10,6 @@ prints the rank within its group; the label before the message has the global ra
 import io
 import pickle
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +18,8 @@ from typing import Any
 from hpcrun.diagnose.stacks import ranges
 
 _NAME = re.compile(r"^(?P<prefix>.*?)(?P<rank>\d+)$")
-_PATIENCE = 120.0
 _LARGEST = 256 << 20
 """Maximum bytes of a dump; a dump of the default size has about 2 MB."""
-_MOST_LINES = 14
-_ANALYSER = "from torch.distributed.flight_recorder.fr_trace import main; main()"
 
 Dumps = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
@@ -93,53 +87,6 @@ def _behind(group: str, at: Mapping[int, tuple[int, str]]) -> str | None:
         f"flight recorder: {len(behind)} of {len(at)} ranks ({ranks}) had begun collective {least} of group "
         f"{group or 'default'}, and others {most} ({name})"
     )
-
-
-def analyzed(dumps: Dumps) -> list[str]:
-    """Return what torch's analyzer prints about the dumps, at most a dozen lines; empty without torch."""
-    told: list[str] = []
-    for prefix, ranks in dumps.items():
-        with tempfile.TemporaryDirectory(prefix="hpcrun-doctor-") as folder:
-            groups = _groups(ranks)
-            for rank, dump in ranks.items():
-                whole = {**dump, "pg_config": {**groups, **dump["pg_config"]}}
-                (Path(folder) / f"{prefix}{rank}").write_bytes(pickle.dumps(whole))
-            told += _analyse(folder, prefix)
-    return told[:_MOST_LINES]
-
-
-def _groups(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return the process groups in the analyzer's form: gloo's recorder names only the default group."""
-    found: dict[str, tuple[str, set[int]]] = {}
-    for rank, dump in ranks.items():
-        for entry in dump["entries"]:
-            name, text = (*(entry.get("process_group") or ("", "")), "")[:2]
-            found.setdefault(str(name), (str(text), set()))[1].add(rank)
-    return {
-        name: {"name": name, "desc": text, "ranks": str(sorted(members))}
-        for name, (text, members) in found.items()
-    }
-
-
-def _analyse(folder: str, prefix: str) -> list[str]:
-    argv = [sys.executable, "-c", _ANALYSER, folder, "--prefix", prefix, "--allow-incomplete-ranks"]
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if done.returncode != 0:
-        return []
-    # The analyzer reports through the logger, on standard error.
-    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
-    return [line for line in lines if line and "tabulate" not in line]
 
 
 _MEMBER = re.compile(r"\[(?:PG (?:ID \S+ PG GUID )?(?P<group>[^\][]*?) )?Rank (?P<rank>\d+)\]")

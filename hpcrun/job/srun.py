@@ -12,7 +12,7 @@ from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.slurm.commands import given_option
-from hpcrun.slurm.node_setup import components, node_setup_command
+from hpcrun.slurm.node_setup import node_setup_command
 from hpcrun.slurm.notation import expand
 
 # The same message as slurmstepd writes for a program that it starts itself.
@@ -157,14 +157,13 @@ def node_setup_steps(
     """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
 
     Raises:
-        ClusterError: the groups or nodes in ``srun_args`` cannot be read.
+        ClusterError: the job is heterogeneous, or the nodes in ``srun_args`` cannot be read.
     """
     if not options.node_setup:
         return []
-    parts = components(environ, options.srun_args)
     folder = run.attempt_logs(attempt.job, attempt.restart)
     # The shell has exported job.env before this srun.
-    return [node_setup_command(parts, options.node_setup, folder)]
+    return [node_setup_command(environ, options.srun_args, options.node_setup, folder)]
 
 
 def preflight_steps(run: RunDirectory, options: LaunchOptions) -> list[list[str]]:

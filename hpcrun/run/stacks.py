@@ -221,8 +221,11 @@ class Answering:
             stacks = self._look()
         except StackError as error:
             return Reply(asked, self._task, node_name(), problem=str(error))
-        known = {"step": step, "doing": doing, "idle": None if step is None else idle}
-        placed = (one if one.rank is None else replace(one, **known) for one in stacks)
+        moved = None if step is None else idle
+        placed = (
+            one if one.rank is None else replace(one, step=step, doing=doing, idle=moved)
+            for one in stacks
+        )
         return Reply(asked, self._task, node_name(), tuple(placed))
 
 

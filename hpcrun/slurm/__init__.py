@@ -5,10 +5,8 @@ No module of the package imports torch.
 """
 
 from hpcrun.slurm.answers import (
-    Dependent,
     JobInfo,
     JobRecord,
-    RequeueError,
     classify_requeue_error,
     is_unknown_job,
     parse_dependents,
@@ -20,7 +18,6 @@ from hpcrun.slurm.answers import (
     parse_sinfo,
     parse_squeue,
     parse_steps,
-    reason_in_words,
 )
 from hpcrun.slurm.commands import (
     NOT_FOUND,
@@ -54,10 +51,8 @@ __all__ = [
     "TIMED_OUT",
     "AttemptUsage",
     "Completed",
-    "Dependent",
     "JobInfo",
     "JobRecord",
-    "RequeueError",
     "classify_requeue_error",
     "cluster_name",
     "configured",
@@ -73,7 +68,6 @@ __all__ = [
     "parse_sinfo",
     "parse_squeue",
     "parse_steps",
-    "reason_in_words",
     "run",
     "sacct_command",
     "sacct_usage_command",

@@ -230,29 +230,20 @@ def is_unknown_job(answer: Completed) -> bool:
 _WAITING = {
     "BeginTime": "Slurm delays a requeued job by about two minutes "
     "(or the job requested a later start)",
-    "BurstBufferResources": "for space in the burst buffer",
-    "BurstBufferStageIn": "the burst buffer is being filled",
     "Constraints": "no free node fits the request (its constraint, gpus or mem)",
-    "MaxPoweredUpNodes": "the site's limit of powered-up nodes is reached",
-    "MpiPortsBusy": "for free ports for MPI on the nodes",
-    "NvidiaImexChannels": "for a free NVIDIA IMEX channel",
-    "Cleaning": "the last attempt is still being cleaned up before the requeue",
     "Dependency": "for another job to end first",
     "JobArrayTaskLimit": "the array runs its allowed number of tasks",
     "Licenses": "for a license",
     "Priority": "higher-priority jobs",
     "Prolog": "the nodes are being prepared",
-    "SchedDefer": "Slurm considers new jobs at intervals here, and not yet this job",
     "Reservation": "for the reservation to begin",
     "Resources": "for enough free nodes; it is next in line",
-    "WaitingForScheduling": "Slurm has not considered it yet",
     "None": "Slurm has not considered it yet",
 }
 _STUCK = {
     "AccountNotAllowed": "the partition does not take this account; correct job.account or "
     "job.partition and resubmit",
     "BadConstraints": "no node fits the request; correct constraint, gpus or mem and resubmit",
-    "DeadLine": "it can no longer end before its deadline; cancel it and resubmit",
     "DependencyNeverSatisfied": "the job it depends on failed; cancel it and resubmit",
     "InvalidAccount": "the account is not valid; correct job.account and resubmit",
     "InvalidQOS": "the QOS is not valid; correct job.qos and resubmit",
@@ -262,20 +253,15 @@ _STUCK = {
     "scontrol release JOB",
     "MaxRequeue": "it was requeued too often at launch; check the nodes, then: "
     "scontrol release JOB",
-    "NodeDown": "a node that it requests by name is down; resubmit without that name",
     "PartitionConfig": "the partition does not allow such a job (its size, time, account or group); see "
     "scontrol show partition, and choose another partition or request less",
     "PartitionDown": "the partition takes no new jobs now; wait, or choose another partition",
-    "PartitionInactive": "the partition starts no jobs now; wait, or choose another partition",
     "PartitionNodeLimit": "the partition does not allow that many nodes; request fewer",
     "PartitionTimeLimit": "the partition does not allow that much time; request less",
-    "QOSMinCpuNotSatisfied": "the QOS needs more CPUs per job; request more, or correct job.qos",
     "QOSNotAllowed": "the partition does not take this QOS; correct job.qos or job.partition and resubmit",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved "
     "(often a maintenance that a shorter job.time would fit before)",
-    "RaisedSignal": "a signal ended it; see its log",
     "ReservationInvalid": "the requested reservation is not valid; correct job.reservation and resubmit",
-    "ReservationDeleted": "its reservation is gone; correct job.reservation and resubmit",
     "launch failed requeued held": "its launch failed and Slurm holds it; check the nodes, then: "
     "scontrol release JOB",
     "job requeued in held state": "it was requeued and is held; release it with: "

@@ -5,7 +5,6 @@ nodes certainly remain, and the exclusion is withdrawn if Slurm then reports tha
 
 A bad node attracts jobs, because each job on it ends soon and leaves it free.
 
-
 Each user has one small append-only file. A failure expires, because nodes are repaired.
 """
 
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcrun import slurm
+from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.nodes import parse_sinfo_gres, sinfo_gres_command
 from hpcrun.slurm.notation import expand
 
@@ -26,8 +26,7 @@ _DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
 _LIVING = ("idle", "mixed", "allocated", "completing", "planned")
 _NOT_NOW = ("*", "$")
 # With one of these options, only Slurm knows how many nodes fit.
-_FIXING = ("--nodelist", "-w", "--nodefile", "-F", "--reservation", "--constraint", "-C")
-_PARTITION = ("--partition", "-p")
+_FIXING = {"nodelist": "w", "nodefile": "F", "reservation": None, "constraint": "C"}
 _STUCK = ("BadConstraints", "ReqNodeNotAvail")
 # A GPU type may begin with a digit (2080ti), or be a number (4090) before the count.
 _GPU = re.compile(
@@ -53,17 +52,14 @@ class NodeRequest:
 
 def with_options(request: NodeRequest, options: Sequence[str]) -> NodeRequest:
     """Return ``request`` as changed by further options of sbatch (``--reservation=x``, ``-w n1``)."""
-    names = [option.partition("=")[0] for option in options]
-    short = [option[:2] for option in options if option[:1] == "-" and option[:2] != "--"]
-    fixed = request.fixed or any(name in _FIXING for name in (*names, *short))
-    partition = request.partition
-    for option, following in zip(options, [*options, ""][1:], strict=True):
-        name, assigned, value = option.partition("=")
-        if name in _PARTITION:
-            partition = value if assigned else following
-        elif option.startswith("-p") and len(option) > 2:
-            partition = option[2:]
-    return replace(request, partition=partition, fixed=fixed)
+    fixed = any(given_option(options, long, short) is not None for long, short in _FIXING.items())
+    partition = given_option(options, "partition", "p")
+    # A value in a word of its own is not read.
+    return replace(
+        request,
+        partition=partition or request.partition,
+        fixed=request.fixed or fixed or partition == "",
+    )
 
 
 def request_of(facts: Mapping[str, str], nodes: int = 1) -> NodeRequest:

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpcrun.errors import ClusterError
 from hpcrun.slurm.notation import JOB_ID
@@ -240,23 +239,8 @@ def configured(timeout: float = 3.0) -> bool:
 
 
 def cluster_name(timeout: float = 6.0) -> str | None:
-    """Return the name of this host's cluster; None if no controller answers.
-
-    Slurm's programs use the file that $SLURM_CONF names (slurm.conf(5)): then no query is necessary.
-    """
-    named = os.environ.get("SLURM_CONF")
-    return (named and _name_in(Path(named))) or parse_cluster_name(
-        run(["scontrol", "show", "config"], timeout=timeout).stdout
-    )
-
-
-def _name_in(path: Path) -> str | None:
-    """Return the ``ClusterName`` of a slurm.conf; None if the file does not have it, or cannot be read."""
-    try:
-        found = re.search(r"(?im)^\s*ClusterName\s*=\s*([^\s#]+)", path.read_text(errors="replace"))
-    except OSError:
-        return None
-    return found and found[1].lower()
+    """Return the name of this host's cluster; None if no controller answers."""
+    return parse_cluster_name(run(["scontrol", "show", "config"], timeout=timeout).stdout)
 
 
 def parse_cluster_name(text: str) -> str | None:

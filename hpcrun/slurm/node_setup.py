@@ -4,7 +4,6 @@ import ctypes
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.errors import ClusterError
@@ -27,106 +26,57 @@ def node_setup_script(lines: Sequence[str]) -> str:
     return "\n".join([_NAMES_ITSELF, ignore, "set -e", *lines])
 
 
-@dataclass(frozen=True)
-class Component:
-    """Nodes that one part of an srun command covers; ``options`` selects them."""
-
-    nodes: int
-    options: tuple[str, ...] = ()
-
-
-def components(environ: Mapping[str, str], srun_args: Sequence[str]) -> list[Component]:
-    """Return the nodes on which the ranks will run, by the components of a heterogeneous job.
-
-    Args:
-        environ: the environment of the batch script.
-        srun_args: ``job.srun_args``. ``--het-group`` counts in a heterogeneous job; ``--nodes``,
-            ``--nodelist``, ``--exclude`` and ``--relative`` count in any other job.
-
-    Raises:
-        ClusterError: the value of an option cannot be read, or names a component that the job lacks.
-    """
-    size = environ.get("SLURM_HET_SIZE")
-    if size is None:
-        return [_plain(environ, srun_args)]
-    wanted = given_option(srun_args, "het-group")
-    groups = _numbers(wanted) if wanted else list(range(int(size)))
-    if not set(groups) <= set(range(int(size))):
-        raise ClusterError(
-            f"job.srun_args: --het-group={wanted}: the job has the components 0 to {int(size) - 1}"
-        )
-    return [
-        Component(
-            len(expand(environ[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"])), (f"--het-group={group}",)
-        )
-        for group in groups
-    ]
-
-
-def node_setup_command(parts: Sequence[Component], lines: Sequence[str], folder: Path) -> list[str]:
-    """Build the srun that runs ``lines`` once on each node of ``parts``.
+def node_setup_command(
+    environ: Mapping[str, str], srun_args: Sequence[str], lines: Sequence[str], folder: Path
+) -> list[str]:
+    """Build the srun that runs ``lines`` once on each node of the ranks.
 
     srun returns when all nodes are done, so the ranks start after a barrier. If one node fails,
     srun ends the other nodes and names the node, as srun does for a rank.
 
     Args:
+        environ: the environment of the batch script.
+        srun_args: ``job.srun_args``; its ``--nodes``, ``--nodelist``, ``--exclude`` and ``--relative`` count.
         folder: the attempt's logs. Each node writes to ``node-setup-NODE.log`` there.
+
+    Raises:
+        ClusterError: the job is heterogeneous.
     """
-    logs = str(folder).replace("%", "%%")
-    words = ["srun"]
-    for number, part in enumerate(parts):
-        words += [
-            # srun starts all components as one step.
-            *([":"] if number else []),
-            f"--nodes={part.nodes}",
-            f"--ntasks={part.nodes}",
-            "--ntasks-per-node=1",
-            *part.options,
-            "--kill-on-bad-exit=1",
-            # All cores of the node may unpack, not only those of a single rank.
-            "--cpu-bind=none",
-            "--export=ALL",
-            f"--output={logs}/node-setup-%N.log",
-            "bash",
-            "-c",
-            node_setup_script(lines),
-        ]
-    return words
-
-
-def _plain(environ: Mapping[str, str], srun_args: Sequence[str]) -> Component:
-    """Return the nodes of a job with one component."""
-    found = {
+    if "SLURM_HET_SIZE" in environ:
+        raise ClusterError(
+            "job.node_setup: a heterogeneous job has no node_setup; prepare its nodes in job.setup"
+        )
+    placing = {
         long: value
         for long, short in _PLACING.items()
         if (value := given_option(srun_args, long, short)) is not None
     }
-    options = tuple(f"--{long}={value}" for long, value in found.items())
     count = re.match(r"\d+", given_option(srun_args, "nodes", "N") or "")
-    if count is not None:
-        return Component(int(count[0]), options)
-    if "nodelist" in found:
-        return Component(len(expand(found["nodelist"])), options)
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
-    if "exclude" in found:
-        nodes -= len({*expand(found["exclude"])} & {*expand(environ["SLURM_JOB_NODELIST"])})
-    first = found.get("relative", "0")
-    return Component(nodes - (int(first) if first.isdecimal() else 0), options)
-
-
-def _numbers(groups: str) -> list[int]:
-    """Read the value of ``--het-group``, such as ``0,2-3``.
-
-    Raises:
-        ClusterError: srun would not read ``groups`` either.
-    """
-    found: list[int] = []
-    for part in groups.split(","):
-        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if bounds is None:
-            raise ClusterError(f"job.srun_args: --het-group={groups}: write numbers such as 0,2-3")
-        found += range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
-    return found
+    if count is not None:
+        nodes = int(count[0])
+    elif "nodelist" in placing:
+        nodes = len(expand(placing["nodelist"]))
+    else:
+        if "exclude" in placing:
+            nodes -= len({*expand(placing["exclude"])} & {*expand(environ["SLURM_JOB_NODELIST"])})
+        first = placing.get("relative", "0")
+        nodes -= int(first) if first.isdecimal() else 0
+    return [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        *(f"--{long}={value}" for long, value in placing.items()),
+        "--kill-on-bad-exit=1",
+        # All cores of the node may unpack, not only those of a single rank.
+        "--cpu-bind=none",
+        "--export=ALL",
+        f"--output={str(folder).replace('%', '%%')}/node-setup-%N.log",
+        "bash",
+        "-c",
+        node_setup_script(lines),
+    ]
 
 
 _PR_SET_PDEATHSIG = 1

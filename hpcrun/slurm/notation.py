@@ -15,7 +15,8 @@ from hpcrun.errors import ClusterError
 MAX_RANGE = 65536
 """Most hosts in one range (Slurm's MAX_RANGE, 64 Ki)."""
 
-_SEPARATORS = frozenset(", \t\n")
+_NAME = re.compile(r"(?:[^][, \t\n]|\[[^][]*\])+")
+_BALANCED = re.compile(r"(?:[^][]|\[[^][]*\])*")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
@@ -49,23 +50,9 @@ def _refuse(expression: str, problem: str) -> ClusterError:
 
 def _split(expression: str) -> list[str]:
     """Split at separators outside brackets."""
-    names, start, inside = [], 0, False
-    for position, character in enumerate(expression):
-        if character == "[":
-            if inside:
-                raise _refuse(expression, f"a '[' within brackets at column {position + 1}")
-            inside = True
-        elif character == "]":
-            if not inside:
-                raise _refuse(expression, f"a ']' without '[' at column {position + 1}")
-            inside = False
-        elif character in _SEPARATORS and not inside:
-            names.append(expression[start:position])
-            start = position + 1
-    if inside:
-        raise _refuse(expression, "a '[' is never closed")
-    names.append(expression[start:])
-    return [name for name in names if name]
+    if not _BALANCED.fullmatch(expression):
+        raise _refuse(expression, "its brackets do not match")
+    return _NAME.findall(expression)
 
 
 def _expand_name(name: str, expression: str) -> list[str]:
@@ -121,7 +108,7 @@ def unix_time(text: str) -> float | None:
         return None
 
 
-_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 
 
 def seconds(text: str) -> int | None:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcrun.slurm.commands import SACCT_USAGE_FIELDS
-from hpcrun.slurm.notation import JOB_ID
+from hpcrun.slurm.notation import JOB_ID, seconds
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
-_CPU_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _usage(job: Sequence[str], steps: Sequence[Sequence[str]]) -> AttemptUsage:
         time_limit=None if (minutes := _whole(limit)) is None else minutes * 60,
         cpus=_whole(cpus),
         # A job without steps, or one that still runs, has no CPU time: not zero seconds of it.
-        cpu_seconds=_seconds(cpu_time) or None,
+        cpu_seconds=seconds(cpu_time) or None,
         nodes=_whole(nodes),
         gpus=None if gpus is None else _whole(gpus),
         memory_asked=_bytes(allocated.get("mem", "")),
@@ -99,11 +98,3 @@ def _bytes(text: str) -> int | None:
 
 def _whole(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() else None
-
-
-def _seconds(text: str) -> float | None:
-    found = _CPU_TIME.fullmatch(text.strip())
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(found[at] or 0) for at in range(1, 5))
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds + float(f"0.{found[5] or 0}")

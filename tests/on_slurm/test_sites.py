@@ -13,7 +13,7 @@ import pytest
 
 from hpcrun import slurm as commands
 from hpcrun.run.directory import RunDirectory
-from hpcrun.slurm.node_setup import Component, node_setup_command
+from hpcrun.slurm.node_setup import node_setup_command
 from tests import jobs
 
 from .cluster import SlurmCluster
@@ -138,7 +138,7 @@ def test_node_setup_runs_one_task_per_node(typed: SlurmCluster) -> None:
     typed.run(["mkdir", str(folder)])
 
     def step(*lines: str) -> str:
-        script = f"#!/bin/bash\n{shlex.join(node_setup_command([Component(2)], lines, folder))}\n"
+        script = f"#!/bin/bash\n{shlex.join(node_setup_command({'SLURM_NNODES': '2'}, [], lines, folder))}\n"
         options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=2")
         return typed.sbatch(*options, f"--output={folder}/batch-%j.log", script=script)
 
@@ -153,31 +153,6 @@ def test_node_setup_runs_one_task_per_node(typed: SlurmCluster) -> None:
     told = (folder / f"batch-{job}.log").read_text()
     assert "srun: error: node2: task 1: Exited with exit code 1" in told
     assert "node_setup failed on node2" in (folder / "node-setup-node2.log").read_text()
-
-
-_PREPARE = """\
-import os, sys
-from pathlib import Path
-from hpcrun.slurm.node_setup import components, node_setup_command
-parts = components(os.environ, sys.argv[2:])
-command = node_setup_command(parts, ["hostname"], Path(sys.argv[1]))
-os.execvp(command[0], command)
-"""
-
-
-def test_node_setup_prepares_the_components_of_a_heterogeneous_job(typed: SlurmCluster) -> None:
-    def prepared(name: str, *srun_args: str) -> set[str]:
-        folder = typed.shared / name
-        typed.run(["mkdir", str(folder)])
-        command = shlex.join([typed.python, "-c", _PREPARE, str(folder), *srun_args])
-        script = f"#!/bin/bash\nexport PYTHONPATH={shlex.quote(str(ROOT))}\n{command}\n"
-        shape = ("--nodes=1", "--ntasks=2", ":", "--nodes=1", "--ntasks=1")
-        job = typed.sbatch(f"--output={folder}/batch.log", *shape, script=script)
-        assert typed.wait_state(job) == "COMPLETED", (folder / "batch.log").read_text()
-        return {path.read_text() for path in folder.glob("node-setup-*.log")}
-
-    assert prepared("both") == {"node1\n", "node2\n"}
-    assert prepared("second", "--het-group=1") == {"node2\n"}
 
 
 def test_a_run_prepares_both_nodes_before_its_ranks(typed: SlurmCluster) -> None:

@@ -127,7 +127,7 @@ def test_what_a_job_asks_for_is_read_from_the_controller() -> None:
         (["--reservation=x"], True, "batch"),
         (["-C", "a100"], True, "batch"),
         (["--partition=a,b"], False, "a,b"),
-        (["-p", "a"], False, "a"),
+        (["-p", "a"], True, "batch"),
         (["-pa"], False, "a"),
     ],
 )

@@ -31,8 +31,6 @@ from hpcrun.slurm.answers import reason_in_words
         ("JobHeldAdmin", "stuck: an administrator"),
         # Slurm 26.05.
         ("Constraints", "waiting: no free node fits the request"),
-        ("MaxPoweredUpNodes", "waiting: the site's limit of powered-up nodes"),
-        ("MpiPortsBusy", "waiting: for free ports for MPI"),
         ("ReservationInvalid", "stuck: the requested reservation is not valid"),
         ("AssocGrpJobsLimit", "waiting: a limit of the account or QOS is reached"),
         ("MaxCpuRunMinsPerUser", "waiting: a limit of the account or QOS is reached"),

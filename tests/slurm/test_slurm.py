@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
+from hpcrun.slurm.answers import reason_in_words
 
 Recorded = Callable[[str], str]
 
@@ -38,7 +39,7 @@ def test_squeue_lists_the_tasks_of_an_array_each(recorded: Recorded) -> None:
 def test_a_requeued_job_waits_for_its_begin_time(recorded: Recorded) -> None:
     requeued = slurm.parse_squeue(recorded("22.05/squeue.txt"))["38"]
     assert (requeued.state, requeued.reason) == ("PENDING", "BeginTime")
-    assert "two minutes" in slurm.reason_in_words(requeued.reason)
+    assert "two minutes" in reason_in_words(requeued.reason)
 
 
 def test_a_preemption_brings_the_end_time_down(recorded: Recorded) -> None:

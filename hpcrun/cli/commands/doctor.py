@@ -15,7 +15,7 @@ from hpcrun.cli.arguments import add_runs_dir, find_run_instead, runs_dir
 from hpcrun.cli.output import print_json
 from hpcrun.diagnose.catalog import RETRY_WORDS
 from hpcrun.diagnose.finding import UNKNOWN, FailureFinding, find_cause
-from hpcrun.diagnose.flight_recorder import Dumps, analyzed, laggards, read_dumps
+from hpcrun.diagnose.flight_recorder import Dumps, laggards, read_dumps
 from hpcrun.diagnose.read_log import LogLine, read_log, read_stream
 from hpcrun.diagnose.run_lines import (
     LOGS,
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     dumps = _dumps(folders, arguments.flight_recorder)
     notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
     if notes:
-        notes += [f"torch's analyzer: {line}" for line in analyzed(dumps)]
+        notes.append("`torchfrtrace DIR --prefix NAME` shows the collectives of all ranks")
     if arguments.json:
         print_json(as_data(finding, notes))
     elif finding is None:

@@ -9,12 +9,10 @@ import contextlib
 import io
 import os
 import signal
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from submitit import Job
 from submitit.core.utils import FailedSubmissionError
@@ -22,12 +20,8 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
-from hpcrun.printing import say
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch.batch_script import BatchRequest, batch_script
-
-# Seconds without an answer after which a line informs the user.
-_SILENCE = 5.0
 
 
 class RequeueingSlurmExecutor(SlurmExecutor):
@@ -55,7 +49,7 @@ class RequeueingSlurmExecutor(SlurmExecutor):
 
     def _submit_command(self, command: str) -> Job[Any]:
         # submitit prints sbatch's message in addition to raising it.
-        with _unheard(), _reported_if_slow(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
+        with _unheard(), contextlib.redirect_stderr(io.StringIO()):
             return super()._submit_command(command)
 
     def _get_job_id_from_submission_command(  # type: ignore[override]
@@ -83,25 +77,6 @@ def _unheard() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _reported_if_slow(stream: TextIO) -> Iterator[None]:
-    """Print the reason for a long wait, and how to end it: SIGQUIT is never blocked.
-
-    Enter this context under the mask: without the mask, the printing thread would take the signals.
-    """
-    line = (
-        "hpcrun: sbatch has not answered yet; Ctrl-C waits for its answer. Ctrl-\\ does not wait: then check "
-        "with `squeue --me` whether the job exists"
-    )
-    report = threading.Timer(_SILENCE, say, [line], {"stream": stream})
-    report.daemon = True
-    report.start()
-    try:
-        yield
-    finally:
-        report.cancel()
 
 
 def sbatch_command(script: Path, environ: dict[str, str]) -> list[str]:

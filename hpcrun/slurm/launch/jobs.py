@@ -95,10 +95,10 @@ def states(
     local = [
         pair for name, pairs in on.items() if here in (None, name) or name is None for pair in pairs
     ]
-    answers: dict[str | None, SlurmAnswer] = {None: slurm_states(local, read=read)}
+    answers: dict[str | None, SlurmAnswer] = {None: slurm_states(local)}
     if here is not None:
         for name in on.keys() - {None, here}:
-            answers[name] = slurm_states(on[name], name, read)
+            answers[name] = slurm_states(on[name], name)
     return [_state_of(run, job, here, answers, read) for run, job in jobs]
 
 
@@ -194,7 +194,10 @@ def _state(
     if ended is not None:
         return ended
     if word == "CANCELLED" or (not word and was_cancelled(read(run), job_id)):
-        return RunState("cancelled", _why_cancelled(run, job_id, read), False, executor, job_id)
+        detail = "cancelled; `hpcrun resume` continues it"
+        if waited_for(run, read) and _by_events(read(run)) == "pending":
+            detail = "cancelled while it waited for another run; `hpcrun resume` continues it"
+        return RunState("cancelled", detail, False, executor, job_id)
     if word == "COMPLETED":
         detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
         return RunState("lost", detail, False, executor, job_id)
@@ -208,24 +211,6 @@ def _state(
         return RunState("cancelled", gone, False, executor, job_id)
     detail = detail or "ended without an exit record; `hpcrun resume` continues it"
     return RunState("lost", detail, False, executor, job_id)
-
-
-def _why_cancelled(run: RunDirectory, job: str, read: Reader) -> str:
-    opened = any(
-        event.what == "opened" and event.attempt is not None and event.attempt.job == job
-        for event in read(run)
-    )
-    missing = [
-        other.name
-        for other in ([] if opened else waited_for(run, read))
-        # A run without a result may still be running, so it is not the reason.
-        if (read_json(other.result) or {}).get("state", "finished") != "finished"
-    ]
-    if missing:
-        names = ", ".join(missing)
-        told = ", ".join(f"`hpcrun resume {name}`" for name in missing)
-        return f"cancelled: it was to wait for {names}; {told}, then this run"
-    return "cancelled; `hpcrun resume` continues it"
 
 
 def _is_process(job: str) -> bool:

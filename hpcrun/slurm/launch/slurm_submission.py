@@ -4,7 +4,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcrun import slurm
@@ -88,9 +87,6 @@ def submit_slurm(
                 continue
             if unanswered:
                 # The request may have arrived: another request could start a second job.
-                found = _accepted(executor.script, config, interrupted)
-                if found is not None:
-                    return found
                 raise SubmissionUnanswered(
                     f"sbatch got no answer ({words}), so the job may exist or not; check with "
                     f"`squeue --me` before you submit again; the job would use {run.path}"
@@ -103,25 +99,6 @@ def submit_slurm(
                 take_back(run, handed, error)
             raise
         _wait_for_controller(interrupted)
-
-
-def _accepted(script: Path, config: Config, interrupted: Callable[[], bool]) -> Submitted | None:
-    """Return the job of ``script`` that the controller has accepted without an answer to sbatch.
-
-    A controller that answers squeue, which connects later, has the request of sbatch too, but perhaps has not
-    carried it out yet.
-    """
-    say_aside(
-        f"hpcrun: sbatch got no answer; looking for its job in squeue for up to {_PATIENCE:.0f} s"
-    )
-    give_up = time.monotonic() + _PATIENCE
-    listed = slurm.squeue_scripts_command([os.getuid()], wanted_cluster(config.job))
-    while time.monotonic() < give_up and not interrupted():
-        for job, path, cluster in slurm.parse_scripts(slurm.run(listed).stdout):
-            if path == str(script):
-                return Submitted("slurm", job, cluster)
-        time.sleep(1.0)
-    return None
 
 
 def fitted_to_slurm(config: Config) -> Config:

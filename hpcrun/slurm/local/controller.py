@@ -5,7 +5,7 @@ limit, and restarts the job. It runs as ``python -m hpcrun.slurm.local.controlle
 session, so that the job outlives the terminal.
 
 torchrun starts each rank in a new session. slurmstepd finds such processes in the container of
-the step; here they are found by their parents, and by their environment once a parent has ended.
+the step; here they are found by their environment.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,6 @@ from hpcrun.slurm.local.job_files import (
     step_environment,
     write_status,
 )
-from hpcrun.slurm.local.survivors import end_survivors_of
 from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent, node_setup_script
 
 
@@ -91,12 +90,13 @@ class _Task:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the task and every process that it has started, as slurmstepd does."""
-        apart = started_apart(self.process.pid, str(self.rank))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        for process in apart:
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(number)
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                mine = process.environ().get("SLURM_PROCID") == str(self.rank)
+                if mine and os.getpgid(process.pid) != self.process.pid:
+                    process.send_signal(number)
 
 
 class LocalAttempt:
@@ -118,43 +118,33 @@ class LocalAttempt:
         self.warned = self._setting_up = False
         self.tasks: list[_Task] = []
 
-    def start_node_setup(self) -> bool:
-        """Start the set-up of each node; return False without one. Raises OSError like :meth:`start`."""
-        request = self._request
-        if not request.node_setup:
-            return False
+    def stages(self) -> Iterator[str]:
+        """Start the tasks of each stage in turn and yield its name; raises OSError if one cannot start."""
+        request, per_node = self._request, self._request.tasks_per_node
         self._setting_up = True
-        lines = [*request.setup, *request.node_setup]
-        command = ["bash", "-c", node_setup_script(lines)]
-        self.tasks = [
-            self._started(node * request.tasks_per_node, command, self._node_log(host_name(node)))
-            for node in range(request.nodes)
-        ]
-        return True
-
-    def start_preflight(self) -> bool:
-        """Start the preflight; return False if the job has none. Raises OSError like :meth:`start`."""
-        if not self._request.preflight:
-            return False
-        self._setting_up = True
-        command = _with_setup(self._request, self._request.preflight)
-        self.tasks = [self._started(0, command, self.folder / "preflight.log")]
-        return True
-
-    def start(self) -> None:
-        """Start every task; raises OSError if a task cannot be started."""
-        command = _with_setup(self._request, self._request.command)
+        if request.node_setup:
+            script = node_setup_script([*request.setup, *request.node_setup])
+            self.tasks = [
+                self._started(node * per_node, ["bash", "-c", script], self._node_log(node))
+                for node in range(request.nodes)
+            ]
+            yield "node_setup"
+        if request.preflight:
+            command = _with_setup(request, request.preflight)
+            self.tasks = [self._started(0, command, self.folder / "preflight.log")]
+            yield "preflight"
         self._setting_up = False
+        command = _with_setup(request, request.command)
         self.tasks = []
-        for rank in range(self._request.nodes * self._request.tasks_per_node):
+        for rank in range(request.nodes * per_node):
             self.tasks.append(self._started(rank, command, self.folder / f"rank-{rank:05d}.log"))
+        yield "tasks"
 
-    def _node_log(self, host: str) -> Path:
-        return self.folder / f"node-setup-{host}.log"
+    def _node_log(self, node: int) -> Path:
+        return self.folder / f"node-setup-{host_name(node)}.log"
 
     def _started(self, rank: int, command: Sequence[str], path: Path) -> _Task:
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
+        with open(path, "ab", opener=_private) as log:
             process = subprocess.Popen(
                 command,
                 env=self.environ | step_environment(self._request, rank),
@@ -164,8 +154,6 @@ class LocalAttempt:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        finally:
-            os.close(log)
         return _Task(rank, host_name(rank // self._request.tasks_per_node), process)
 
     def record_node_failure(self) -> None:
@@ -175,7 +163,8 @@ class LocalAttempt:
             return
         told: list[str] = []
         with contextlib.suppress(OSError):
-            told = self._node_log(failed.host).read_text(errors="replace").strip().splitlines()
+            log = self._node_log(failed.rank // self._request.tasks_per_node)
+            told = log.read_text(errors="replace").strip().splitlines()
         # hpcrun writes the last line; the line above it comes from the command.
         words = " ".join(told[-2:-1]) or f"exit code {failed.code}"
         with _full_disk_tolerated(f"the failure of {failed.host}"):
@@ -199,9 +188,13 @@ class LocalAttempt:
         return max(task.code or 0 for task in self.tasks), self._ending
 
     def kill(self) -> None:
-        """End every task immediately."""
+        """End every task immediately, and take the exit codes of adopted processes that have ended."""
         self._signal_all(signal.SIGKILL)
-        collect_orphans({task.process.pid for task in self.tasks})
+        tasks = {task.process.pid for task in self.tasks}
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, ChildProcessError):
+                if process.pid not in tasks and process.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(process.pid, os.WNOHANG)
 
     def _obey(self) -> None:
         if self._orders.cancel and self._ending != "cancelled":
@@ -306,23 +299,16 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
 
 def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int, str | None]:
     """Set up the nodes, check them, and run the tasks; return the result of :meth:`LocalAttempt.wait`."""
-    if attempt.start_node_setup():
+    code, word = 0, None
+    for stage in attempt.stages():
         tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
-        say(f"restart {restart}: node_setup on {request.nodes} nodes")
+        say(f"restart {restart}: {stage}: {len(attempt.tasks)} processes started")
         code, word = attempt.wait()
-        if code or word is not None:
+        if code and stage == "node_setup":
             attempt.record_node_failure()
-            return code, word
-    if attempt.start_preflight():
-        tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
-        code, word = attempt.wait()
         if code or word is not None:
-            return code, word
-    attempt.start()
-    pids = [task.process.pid for task in attempt.tasks]
-    tell(request, "RUNNING", restart, pids)
-    say(f"restart {restart}: {len(pids)} tasks started")
-    return attempt.wait()
+            break
+    return code, word
 
 
 def _after(request: JobRequest, attempt: LocalAttempt, code: int, word: str | None) -> bool:
@@ -385,58 +371,19 @@ def main(arguments: Sequence[str]) -> None:
     orders = Orders()
     orders.install()
     adopt_orphans()
-    with end_survivors_of(request.folder):
-        # The submitter waits for this first state: without it there is no job.
-        write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
-        final: State = "FAILED"
-        restart = 0
-        try:
-            final, restart = run_job(request, orders)
-        finally:
-            tell(request, final, restart)
-            say(f"job {request.job_id}: {final}")
-
-
-def started_apart(task: int, rank: str) -> list[psutil.Process]:
-    """Return the processes that the task with pid ``task`` has started outside of its process group.
-
-    Args:
-        rank: the task's SLURM_PROCID.
-    """
-    with contextlib.suppress(psutil.Error):
-        below = psutil.Process().children(recursive=True)
-        own = {task}
-        found = []
-        # Parents come before their children.
-        for process in below:
-            if process.pid != task and (process.ppid() in own or _has_rank(process, rank)):
-                own.add(process.pid)
-                if _group(process.pid) not in (task, None):
-                    found.append(process)
-        return found
-    return []
-
-
-def collect_orphans(tasks: Collection[int]) -> None:
-    """Take the exit codes of adopted processes that have ended; those of ``tasks`` are read elsewhere."""
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error, ChildProcessError):
-            if process.pid not in tasks and process.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(process.pid, os.WNOHANG)
-
-
-def _has_rank(process: psutil.Process, rank: str) -> bool:
+    # The submitter waits for this first state: without it there is no job.
+    write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
+    final: State = "FAILED"
+    restart = 0
     try:
-        return process.environ().get("SLURM_PROCID") == rank
-    except psutil.Error:
-        return False
+        final, restart = run_job(request, orders)
+    finally:
+        tell(request, final, restart)
+        say(f"job {request.job_id}: {final}")
 
 
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """A job of the local cluster as files in the run's logs: request, state, and the controller's pid."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -12,7 +11,6 @@ from typing import Any, Literal
 
 from hpcrun.errors import LaunchError
 from hpcrun.run.files import read_json, write_json
-from hpcrun.slurm.local.survivors import MARK
 
 State = Literal["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED"]
 
@@ -23,14 +21,8 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 CANCEL, KILL = signal.SIGTERM, signal.SIGQUIT
 PREEMPT, WARN = signal.SIGUSR1, signal.SIGUSR2
 
-BEGIN = b"begin\n"
-"""Word that a submission writes to its queue after it has recorded the jobs."""
-
 WITHDRAWN = "withdrawn"
 """File that cancels a job that waits in a queue."""
-
-LOOK = signal.SIGHUP
-"""Signal after which a queue looks for this file."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +144,6 @@ def send(folder: Path, number: signal.Signals) -> None:
         # The process of a waiting job is the queue, which runs other jobs too. If the job's controller starts
         # just now, the controller looks for the file again.
         (folder / WITHDRAWN).touch()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(status.pid, LOOK)
         status = read_status(folder)
         if status is None or status.queued or status.state in ENDED:
             return
@@ -196,7 +186,6 @@ def job_environment(request: JobRequest, restart: int) -> dict[str, str]:
         layout += f"(x{request.nodes})"
     environ = {
         "HPCRUN_LOCAL_CLUSTER": "1",
-        MARK: request.folder,
         "SLURM_JOB_ID": request.job_id,
         "SLURM_JOBID": request.job_id,
         "SLURM_CLUSTER_NAME": "local",

@@ -2,13 +2,11 @@
 
 Each job gets a separate controller when its turn comes, so that it can be cancelled, preempted and started
 again like every job. Until then its state is PENDING, under the pid of the queue. Run as ``python -m
-hpcrun.slurm.local.queue FILE``, in a new session. The first job begins after a word on standard input. If
-the input ends without the word, the submission died before it recorded the jobs, and all jobs are cancelled.
+hpcrun.slurm.local.queue FILE``, in a new session.
 """
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -24,8 +22,6 @@ from hpcrun.run.files import read_json
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.local.controller import tell
 from hpcrun.slurm.local.job_files import (
-    BEGIN,
-    LOOK,
     JobRequest,
     QueueLimits,
     is_withdrawn,
@@ -34,22 +30,20 @@ from hpcrun.slurm.local.job_files import (
     write_status,
 )
 
-_TICK = 0.1
+_TICK = 0.2
 
 
 class Queue:
     """The jobs that wait and those that run, each with GPUs.
 
-    ``begun``: the submission is recorded. ``stopping``: no further job begins. ``withdrawing``: a person has
-    cancelled a waiting job.
+    ``stopping``: no further job begins.
     """
 
     def __init__(self, waiting: Sequence[JobRequest], limits: QueueLimits) -> None:
         self._waiting = deque(waiting)
         self._limits = limits
         self._running: list[tuple[JobRequest, subprocess.Popen[bytes]]] = []
-        self.begun = self.stopping = False
-        self.withdrawing = True
+        self.stopping = False
 
     def run(self) -> None:
         """Run until no job is left."""
@@ -58,20 +52,12 @@ class Queue:
         while self._waiting or self._running:
             # A full disk or a full process table may be temporary: the next round tries again.
             with contextlib.suppress(OSError):
-                if not self.begun:
-                    self._listen()
                 self._reap()
                 self._drop_withdrawn()
-                while self.begun and self._waiting and self._has_room(self._waiting[0]):
+                while self._waiting and self._has_room(self._waiting[0]):
                     self._start(self._waiting[0])
                     self._waiting.popleft()
             time.sleep(_TICK)
-
-    def _listen(self) -> None:
-        """Read the word of the submission, if it is there; if the input ends without it, cancel all jobs."""
-        if select.select([sys.stdin], [], [], 0)[0]:
-            self.begun = os.read(sys.stdin.fileno(), len(BEGIN)) == BEGIN
-            self.stopping = self.stopping or not self.begun
 
     def _reap(self) -> None:
         running, self._running = self._running, []
@@ -85,14 +71,7 @@ class Queue:
                 tell(request, "FAILED", 0)
 
     def _drop_withdrawn(self) -> None:
-        """Cancel the waiting jobs that a person has cancelled.
-
-        A search of a thousand folders takes time, so it happens only after a signal.
-        """
-        if not self.stopping and not self.withdrawing:
-            return
-        # Reset before the search: a later signal leads to another search.
-        self.withdrawing = False
+        """Cancel the waiting jobs that a person has cancelled."""
         waiting, self._waiting = self._waiting, deque[JobRequest]()
         for request in waiting:
             if self.stopping or is_withdrawn(Path(request.folder)):
@@ -150,11 +129,7 @@ def main(arguments: Sequence[str]) -> None:
     def stop(_number: int, _frame: object) -> None:
         queue.stopping = True
 
-    def look(_number: int, _frame: object) -> None:
-        queue.withdrawing = True
-
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(LOOK, look)
     signal.signal(signal.SIGINT, lambda *_: None)
     queue.run()
 

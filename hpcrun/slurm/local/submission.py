@@ -1,14 +1,13 @@
 """The submission of a run, or of the elements of a sweep, to this machine."""
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcrun.config import Config, Job
 from hpcrun.devices.devices import visible_gpus
@@ -20,11 +19,7 @@ from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.local import job_files
-from hpcrun.slurm.local.job_files import BEGIN, JobRequest, QueueLimits
-
-if TYPE_CHECKING:
-    from hpcrun.slurm.local.job_files import JobRequest
-
+from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
 
 # Options of srun and sbatch that set the number of tasks, long and short.
 _TASK_COUNTS = (
@@ -84,7 +79,7 @@ def submit_local(
     run: RunDirectory,
     config: Config,
     after: Sequence[RunDirectory],
-    start: "Callable[[JobRequest], None] | None" = None,
+    start: Callable[[JobRequest], None] | None = None,
 ) -> Submitted:
     """Start the job of ``run`` on this machine, after the runs ``after``.
 
@@ -95,9 +90,7 @@ def submit_local(
         LaunchError: the machine has fewer GPUs than the job asks for, or the controller does not begin.
         OSError: the disk refuses.
     """
-    from hpcrun.slurm.local.job_files import JobRequest
-
-    job = config.job
+    job, own = config.job, [sys.executable, "-m", "hpcrun"]
     devices = local_devices(config)
     folder = new_job_folder(run.logs)
     request = JobRequest(
@@ -115,9 +108,9 @@ def submit_local(
         requeue_delay=job.requeue_delay,
         setup=job.setup,
         node_setup=job.node_setup,
-        preflight=_preflight(run, job),
+        preflight=[*own, "preflight", str(run.path), "--before-ranks"] if job.preflight else [],
         env=job.env,
-        after=[sys.executable, "-m", "hpcrun", "finalize", str(run.path)],
+        after=[*own, "finalize", str(run.path)],
         wait_for=[str(other.path) for other in after],
     )
     (start or start_job)(request)
@@ -130,12 +123,6 @@ def worker(run: RunDirectory, job: Job) -> list[str]:
     return [*job.container, python, "-u", "-m", "hpcrun.worker", str(run.path)]
 
 
-def _preflight(run: RunDirectory, job: Job) -> list[str]:
-    """Return the command that checks this machine before the ranks, if job.preflight is set."""
-    command = [sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]
-    return command if job.preflight else []
-
-
 def submit_local_sweep(
     folder: Path,
     runs: Sequence[tuple[RunDirectory, Config]],
@@ -146,25 +133,21 @@ def submit_local_sweep(
     """Give the elements of a sweep to this machine, ``at_once`` at a time, ``pack`` of them on one GPU.
 
     Returns:
-        The id of each job, and the function that starts the first jobs. Without its call, no job begins, and
-        all are cancelled at the end of this process.
+        The id of each job, and the function that starts the queue.
 
     Raises:
-        LaunchError: the process of the queue does not start.
+        LaunchError: the process of the queue does not start; the function raises it.
         OSError: the disk refuses.
     """
-    from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
-
     requests: list[JobRequest] = []
     for run, config in runs:
         submit_local(run, config, after, start=requests.append)
     devices = visible_devices() if any(request.devices for request in requests) else []
     limits = QueueLimits(at_once or _sane_limit(requests) * pack, devices, pack)
-    begin = start_queue(folder, requests, limits)
-    return [request.job_id for request in requests], begin
+    return [request.job_id for request in requests], partial(start_queue, folder, requests, limits)
 
 
-def _sane_limit(requests: "Sequence[JobRequest]") -> int:
+def _sane_limit(requests: Sequence[JobRequest]) -> int:
     """Return how many elements may run at a time: on the CPU, one task per core; GPUs have another limit."""
     if all(request.devices for request in requests):
         return len(requests)
@@ -197,13 +180,8 @@ def start_job(request: JobRequest) -> None:
     _start(words, log, [request])
 
 
-def start_queue(
-    folder: Path, requests: Sequence[JobRequest], limits: QueueLimits
-) -> Callable[[], None]:
+def start_queue(folder: Path, requests: Sequence[JobRequest], limits: QueueLimits) -> None:
     """Start the process that runs the jobs one after the other, as many at a time as ``limits`` allow.
-
-    The process waits for the call of the returned function before its first job. If the calling process
-    ends without the call, no job begins, and all jobs are cancelled: no file may name them.
 
     Args:
         folder: where the process keeps its list and its log.
@@ -218,29 +196,16 @@ def start_queue(
     jobs = [asdict(request) for request in requests]
     write_json(path, {"limits": asdict(limits), "jobs": jobs})
     words = [sys.executable, "-m", "hpcrun.slurm.local.queue", str(path)]
-    queue = _start(words, folder / f"{name}.log", requests, stdin=subprocess.PIPE)
-
-    def begin() -> None:
-        assert queue.stdin is not None
-        # A queue that has ended has cancelled its jobs.
-        with contextlib.suppress(BrokenPipeError), queue.stdin as pipe:
-            pipe.write(BEGIN)
-
-    return begin
+    _start(words, folder / f"{name}.log", requests)
 
 
-def _start(
-    words: Sequence[str],
-    log_file: Path,
-    requests: Sequence[JobRequest],
-    stdin: int = subprocess.DEVNULL,
-) -> "subprocess.Popen[bytes]":
+def _start(words: Sequence[str], log_file: Path, requests: Sequence[JobRequest]) -> None:
     """Start a process that outlives this one, and wait until each job has a first state."""
     with log_file.open("ab") as log:
         process = subprocess.Popen(
             words,
             env=scrub(os.environ),
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -257,4 +222,3 @@ def _start(
                     "free space and the processes of this machine"
                 )
             time.sleep(0.02)
-    return process

@@ -46,7 +46,7 @@ def test_a_run_whose_forerunner_fails_never_starts_and_says_so(tmp_path: Path) -
     jobs.wait_for_end(second)
     assert not jobs.events(second, "opened")
     told = jobs.hpcrun("status", "second", cwd=tmp_path).stdout
-    assert "cancelled: it was to wait for first; `hpcrun resume first`, then this run" in told
+    assert "cancelled while it waited for another run" in told
     again = jobs.hpcrun("resume", "second", cwd=tmp_path)
     assert again.returncode == 2
     assert "--after first: has not finished and does not run (failed)" in again.stderr

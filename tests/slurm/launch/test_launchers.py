@@ -170,14 +170,6 @@ def test_nothing_that_a_task_has_started_outlives_it(tmp_path: Path) -> None:
     assert all(jobs.has_ended(pid) for pair in pids for pid in pair)
 
 
-def test_nothing_that_a_task_has_started_outlives_a_controller_that_is_killed(
-    tmp_path: Path,
-) -> None:
-    run, pids = start_in_sessions(tmp_path, "orphaned")
-    os.kill(jobs.job_status(run).pid, signal.SIGKILL)
-    jobs.wait_for(lambda: all(jobs.has_ended(pid) for pair in pids for pid in pair))
-
-
 @pytest.mark.parametrize("key", ["srun_args", "sbatch_args"])
 def test_a_number_of_tasks_for_srun_is_refused_on_the_local_cluster(
     tmp_path: Path, key: str
