@@ -4,7 +4,6 @@ All communication between ranks starts from a DistributedConfig, so mistakes of 
 and batch scripts are reported here in one line, and not as a hang in the first all-reduce.
 """
 
-import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -332,40 +331,7 @@ class DistributedConfig(BaseModel):
             ClusterError: the text is not JSON, or not such a set of fields.
         """
         try:
-            return cls._checked(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise ClusterError(
-                f"distributed config: not JSON ({error}); write it with to_json()"
-            ) from error
-
-    def to_yaml(self) -> str:
-        """Return the fields as YAML text, for :meth:`from_yaml`."""
-        import yaml
-
-        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
-        return text
-
-    @classmethod
-    def from_yaml(cls, text: str) -> "DistributedConfig":
-        """Read ``text``, which :meth:`to_yaml` has written.
-
-        Raises:
-            ClusterError: the text is not YAML, or not such a set of fields.
-        """
-        import yaml
-
-        try:
-            return cls._checked(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            line = " ".join(str(error).split())
-            raise ClusterError(
-                f"distributed config: not YAML ({line}); write it with to_yaml()"
-            ) from error
-
-    @classmethod
-    def _checked(cls, values: Any) -> "DistributedConfig":
-        try:
-            return cls.model_validate(values)
+            return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the whole"

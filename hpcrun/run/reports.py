@@ -41,8 +41,7 @@ class ScriptProgress:
 
     def covers(self, other: "ScriptProgress") -> bool:
         """Return True if ``other`` has no newer value."""
-        newest = _at_least(self.step, other.step) and _at_least(self.saved, other.saved)
-        return newest and (self.done or not other.done)
+        return self.with_news(other) == self
 
     def with_news(self, other: "ScriptProgress") -> "ScriptProgress":
         """Return the newer of both values, for each field."""

@@ -95,20 +95,12 @@ def test_the_variables_written_are_read_back_by_us() -> None:
     assert (again.local_rank, again.local_world_size, again.tasks_per_node) == (1, 4, (4, 4))
 
 
-def test_yaml_and_json_keep_every_field() -> None:
+def test_json_keeps_every_field() -> None:
     config = gpu_config(job_id="3_1", restart_count=2, own_devices=True)
-    assert DistributedConfig.from_yaml(config.to_yaml()) == config
     assert DistributedConfig.from_json(config.to_json()) == config
 
 
-@pytest.mark.parametrize("text", ["world_size: 0", "wurld_size: 1", "- 1", "a: [", "rank: x"])
-def test_foreign_yaml_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(ClusterError) as refusal:
-        DistributedConfig.from_yaml(text)
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"rank": -1}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"rank": -1}', '{"rnk": 1}'])
 def test_foreign_json_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ClusterError, match="distributed config"):
         DistributedConfig.from_json(text)
