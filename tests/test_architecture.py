@@ -208,7 +208,6 @@ PRIVATE = {
         "tests/devices/late_device.py: _to_copy",
         "tests/train/nccl_rules.py: _destroy",
         "tests/train/test_precision.py: _values",
-        "tests/train/test_preparation.py: _checkpoint_wrapped_module",
     },
     "torch's sharded parameters": {
         "tests/train/test_sharded_memory.py: _fsdp_param_group",

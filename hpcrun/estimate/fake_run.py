@@ -32,7 +32,6 @@ from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.model.checks import require_model, unshardable
-from hpcrun.train.model.prepare import why_not_recomputed
 from hpcrun.train.parallel.choose import decide, need
 from hpcrun.train.step.gate import StepDecision, trained_by
 from hpcrun.train.step.precision import LossFunction
@@ -69,7 +68,6 @@ def trace(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = _build(task, mode, tell)
     require_model(model, task, config, ranks=ranks, gpu=False)
-    _require_recomputable(model, config)
     parallel = _parallel(config, model, memory)
     count = sum(parameter.numel() for parameter in model.parameters())
     sharded = parallel == "fsdp" and ranks > 1
@@ -279,14 +277,3 @@ def _forget_data(model: nn.Module, mode: FakeTensorMode) -> None:
             for name, value in kept.items():
                 if value is not None and not isinstance(value, FakeTensor | DTensor):
                     kept[name] = of(value)
-
-
-def _require_recomputable(model: nn.Module, config: Config) -> None:
-    """Raise UserError if ``model`` refuses activation checkpointing; a fake run itself compiles nothing."""
-    train = config.train
-    if train.activation_checkpointing == "none":
-        return
-    every = train.checkpoint_blocks if train.activation_checkpointing == "every" else 1
-    refusal = why_not_recomputed(model, every=every)
-    if refusal is not None:
-        raise UserError(refusal)

@@ -19,7 +19,6 @@ from hpcrun.checkpoint.state.tree import named_parameters
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
 from hpcrun.train.determinism import seed_for_optimizer
-from hpcrun.train.model.checks import sparse_weights
 from hpcrun.train.step.weighting import require_plain_step
 from hpcrun.train.task import Task
 
@@ -166,7 +165,7 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
     else:
         kind = AdamW if wanted.name == "adamw" else Adam
         options |= {"betas": wanted.betas, "eps": wanted.eps}
-    if wanted.fused and not sparse_weights(model) and has_fused(kind, trained):
+    if wanted.fused and has_fused(kind, trained):
         options["fused"] = True
     optimizer = kind(groups, **options)
     if kind is SGD and "fused" in options and wanted.momentum:

@@ -60,17 +60,10 @@ def require_model(model: Any, task: Task, config: Config, *, ranks: int, gpu: bo
             f"{where}: torch supports SyncBatchNorm on GPUs only ({shortened(waits)}); use BatchNorm on the "
             "CPU, or a single rank"
         )
-    sparse = sparse_weights(model)
-    if sparse and ranks > 1 and gpu:
+    if sparse := sparse_weights(model):
         raise UserError(
-            f"{where}: the gradients of {shortened(sparse)} are sparse, which several GPUs cannot sum; build "
-            "the embedding with sparse=False, or use a single rank"
-        )
-    needed = _for_sparse(config, own=type(task).build_optimizer is not Task.build_optimizer)
-    if sparse and needed:
-        raise UserError(
-            f"{needed[0].partition('=')[0]}: the gradients of {shortened(sparse)} are sparse, which needs "
-            f"{' '.join(needed)}; set that, or build the embedding with sparse=False"
+            f"{where}: the gradients of {shortened(sparse)} are sparse, which most optimizers and "
+            "several GPUs refuse; build the embedding with sparse=False"
         )
 
 
@@ -151,18 +144,6 @@ def _kind(value: Any) -> str:
 def _values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-def _for_sparse(config: Config, *, own: bool) -> list[str]:
-    """Return the settings that sparse gradients need and the config lacks; ``own``: the task's optimizer."""
-    optim = config.optim
-    wanted = [
-        ("optim.name=sgd", own or optim.name == "sgd"),
-        ("optim.momentum=0", own or optim.momentum == 0),
-        ("optim.weight_decay=0", own or optim.weight_decay == 0),
-        ("train.clip_norm=null", config.train.clip_norm is None),
-    ]
-    return [setting for setting, is_set in wanted if not is_set]
 
 
 # Node of torch.utils.checkpoint(use_reentrant=True); the graph behind it exists only in the backward pass.
