@@ -1,22 +1,27 @@
-"""Tidy pandas frames from results.h5."""
+"""results.h5 as tidy pandas frames, and as CSV or Parquet."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.errors import ResultsError
-from hpcrun.results.collect.summary import counted
-from hpcrun.results.config_text import flat
+from hpcrun.results import require
+from hpcrun.results.collect.columns import counted, fields
 from hpcrun.results.store import ResultsFile
+from hpcrun.run.files import sync_directory
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Rows of a row group of Parquet.
+_ROWS = 200_000
 
 
 def load_results(path: str | Path) -> Results:
@@ -25,12 +30,7 @@ def load_results(path: str | Path) -> Results:
     Raises:
         ResultsError: pandas is not installed, or the file is missing, damaged or of another layout.
     """
-    try:
-        import pandas  # noqa: F401
-    except ImportError as error:
-        raise ResultsError(
-            "pandas is not installed: `pip install pandas`; h5py reads the file without it"
-        ) from error
+    require("tables", "pandas")
     return Results(Path(path))
 
 
@@ -70,10 +70,13 @@ class Results:
             if not config:
                 return frame
             values = [
-                {key: _cell(value) for key, value in flat(config_of(store, key)).items()}
+                {
+                    name: json.dumps(value) if isinstance(value, list | dict) else value
+                    for name, value in store.config(key).items()
+                }
                 for key in frame["run"]
             ]
-        return frame.join(pd.DataFrame(values, index=frame.index), rsuffix=".config")
+            return frame.join(pd.DataFrame(values, index=frame.index), rsuffix=".config")
 
     def metrics(
         self,
@@ -94,26 +97,9 @@ class Results:
             KeyError: the file has no such run.
             ResultsError: the file cannot be read.
         """
-        import pandas as pd
-
-        wanted = None if columns is None else {"step", *columns}
-        parts = []
         with ResultsFile(self._path) as store:
-            for key in store.keys() if runs is None else runs:
-                records = store.metrics(key)
-                if records is None:
-                    continue
-                names = [
-                    name for name in records.dtype.names or () if wanted is None or name in wanted
-                ]
-                keep = None if overwritten else counted(fields(records), len(records))
-                kept = records if keep is None else records[keep]
-                part = pd.DataFrame({beside_run(name): _plain(kept[name]) for name in names})
-                part.insert(0, "run", key)
-                parts.append(part)
-        if not parts:
-            return pd.DataFrame({"run": []})
-        return pd.concat(parts, ignore_index=True)
+            wanted = None if columns is None else {"step", *columns}
+            return _joined(_parts(store, "metrics", runs, wanted, overwritten=overwritten))
 
     def events(self, runs: Iterable[str] | None = None) -> pd.DataFrame:
         """Return a row for each event, such as a start, a commit or an end.
@@ -125,17 +111,8 @@ class Results:
             KeyError: the file has no such run.
             ResultsError: the file cannot be read.
         """
-        import pandas as pd
-
-        parts = []
         with ResultsFile(self._path) as store:
-            for key in store.keys() if runs is None else runs:
-                records = store.events(key)
-                if records is not None:
-                    part = _frame(records)
-                    part.insert(0, "run", key)
-                    parts.append(part)
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"run": []})
+            return _joined(_parts(store, "events", runs))
 
     def summary(self) -> pd.DataFrame:
         """Return last, lowest and highest value of each metric of each run, with their steps.
@@ -163,60 +140,137 @@ class Results:
             ResultsError: the file cannot be read.
         """
         with ResultsFile(self._path) as store:
-            raw = store.document(run, "result")
-        return json.loads(raw) if raw else {}
+            return store.document(run, "result")
 
 
-def config_of(store: ResultsFile, key: str) -> dict[str, Any]:
-    """Return the config of a run as nested values.
-
-    A run of a sweep of a command also has the values of the placeholders, and its command has the
-    placeholders: the runs of the sweep have one command.
-    """
-    return with_parameters(store, key, own_config(store, key))
-
-
-def own_config(store: ResultsFile, key: str) -> dict[str, Any]:
-    """Return the config of a run as nested values, with the command as it ran."""
-    raw = store.document(key, "config")
-    values: dict[str, Any] = json.loads(raw) if raw else {}
-    return values
-
-
-def with_parameters(store: ResultsFile, key: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the config ``values`` of a run as :func:`config_of` does."""
-    if not values.get("command"):
-        return values
-    identity = store.document(key, "identity")
-    swept = json.loads(identity).get("sweep") if identity else None
-    if not isinstance(swept, dict) or not isinstance(swept.get("values"), dict):
-        return values
-    known = flat(values)
-    own = {name: value for name, value in swept["values"].items() if name not in known}
-    return values | own | {"command": swept.get("command", values["command"])}
+def _parts(
+    store: ResultsFile,
+    name: Literal["metrics", "events"],
+    runs: Iterable[str] | None = None,
+    wanted: set[str] | None = None,
+    *,
+    overwritten: bool = True,
+) -> Iterator[pd.DataFrame]:
+    """Yield the frame of each run that has ``name``."""
+    for key in store.keys() if runs is None else runs:
+        if key not in store.file["run"]:
+            raise KeyError(key)
+        records = store.metrics(key) if name == "metrics" else store.events(key)
+        if records is None:
+            continue
+        keep = None if overwritten else counted(fields(records), len(records))
+        frame = _frame(records if keep is None else records[keep], wanted)
+        frame = frame.rename(columns={"run": "metrics.run"})
+        frame.insert(0, "run", key)
+        yield frame
 
 
-def fields(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Return the columns of records by name."""
-    return {name: records[name] for name in records.dtype.names or ()}
-
-
-def beside_run(metric: str) -> str:
-    """Return the column of a metric in a table whose column ``run`` is the key of the run."""
-    return "metrics.run" if metric == "run" else metric
-
-
-def _frame(records: NDArray[Any]) -> pd.DataFrame:
+def _joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame({name: _plain(column) for name, column in fields(records).items()})
+    return pd.concat([pd.DataFrame({"run": []}, dtype=object), *parts], ignore_index=True)
 
 
-def _plain(column: NDArray[Any]) -> Any:
-    if column.dtype.kind == "S":
-        return [text.decode() for text in column.tolist()]
-    return np.ascontiguousarray(column)
+def _frame(records: NDArray[Any], wanted: set[str] | None = None) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = {
+        name: [text.decode() for text in column.tolist()]
+        if column.dtype.kind == "S"
+        else np.ascontiguousarray(column)
+        for name, column in fields(records).items()
+        if wanted is None or name in wanted
+    }
+    return pd.DataFrame(columns)
 
 
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
+def write_tables(path: Path, folder: Path, suffix: Literal["csv", "parquet"]) -> list[Path]:
+    """Write the runs, metrics and events of ``path``, each as one file below ``folder``.
+
+    Raises:
+        ResultsError: pandas or pyarrow is not installed.
+        OSError: the disk refused.
+    """
+    results = load_results(path)
+    write = _write_csv if suffix == "csv" else _write_parquet
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with ResultsFile(path) as store:
+        tables: dict[str, Callable[[], Iterator[pd.DataFrame]]] = {
+            "runs": lambda: iter([_plain(results.runs())]),
+            "metrics": lambda: _parts(store, "metrics"),
+            "events": lambda: _parts(store, "events"),
+        }
+        for name, parts in tables.items():
+            target = folder / f"{name}.{suffix}"
+            temporary = folder / f".{target.name}.{os.urandom(6).hex()}.tmp"
+            try:
+                write(temporary, parts, results.units)
+                with temporary.open("rb") as stream:
+                    os.fsync(stream.fileno())
+                temporary.replace(target)
+            finally:
+                with suppress(FileNotFoundError):
+                    temporary.unlink()
+            written.append(target)
+    sync_directory(folder)
+    return written
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame in which a column of values of several types has JSON texts."""
+    for name, column in frame.items():
+        if column.dtype == object and len(set(map(type, column))) > 1:
+            frame[name] = [
+                value if value is None or isinstance(value, str) else json.dumps(value)
+                for value in column.where(column.notna(), None)
+            ]
+    return frame
+
+
+def _types(parts: Iterator[pd.DataFrame]) -> dict[str, Any]:
+    """Return the columns of all parts, each with a type that holds the values of all."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        for name, kind in part.dtypes.items():
+            before = found.setdefault(name, kind)
+            if before != kind:
+                found[name] = np.dtype(object if object in (before, kind) else float)
+    return found
+
+
+def _write_csv(path: Path, parts: Callable[[], Iterator[pd.DataFrame]], _: dict[str, str]) -> None:
+    names = list(_types(parts()))
+    with path.open("x", encoding="utf-8", newline="") as stream:
+        for number, part in enumerate(parts()):
+            # Of a run alone: whole numbers stay whole where another run lacks the column.
+            part.reindex(columns=names).to_csv(stream, index=False, header=not number)
+
+
+def _write_parquet(
+    path: Path, parts: Callable[[], Iterator[pd.DataFrame]], units: dict[str, str]
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = _types(parts())
+    columns = [
+        pa.field(
+            name,
+            pa.string() if kind.kind == "O" else pa.from_numpy_dtype(kind),
+            metadata={"unit": units[name]} if name in units else None,
+        )
+        for name, kind in kinds.items()
+    ]
+    schema = pa.schema(columns)
+    with pq.ParquetWriter(path, schema) as writer:
+        held: list[Any] = []
+        for part in parts():
+            texts = [name for name in part if kinds[name].kind == "O" != part[name].dtype.kind]
+            part = part.astype(dict.fromkeys(texts, str)).reindex(columns=list(kinds))
+            held.append(pa.Table.from_pandas(part, schema, preserve_index=False))
+            if sum(map(len, held)) >= _ROWS:
+                writer.write_table(pa.concat_tables(held))
+                held = []
+        if held:
+            writer.write_table(pa.concat_tables(held))

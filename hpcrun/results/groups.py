@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrun.errors import ResultsError
-from hpcrun.results.collect.summary import NO_STEP, counted
-from hpcrun.results.config_text import SAME_TRAINING, flat
-from hpcrun.results.frames import fields, own_config, with_parameters
+from hpcrun.results.collect.columns import NO_STEP, counted, fields, flat
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.sweep_file import is_sweep
 
+SAME_TRAINING = ("job.", "restarts.", "checkpoint.", "watch.")
+"""Sections that change where a run works and how often it saves, not what it computes."""
 _MORE_IS_BETTER = re.compile(
     r"acc|auc|bleu|rouge|reward|return|score|precision|recall|_per_second|mfu|reached"
     r"|top[-_]?\d|psnr|ssim|success|win_?rate"
@@ -128,12 +128,12 @@ def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
     order = np.argsort(runs["created"], kind="stable")[::-1]
     for row in runs[order]:
         key = row["run"].decode()
-        config = own_config(store, key)
-        values = flat(with_parameters(store, key, config))
+        config, values = store.document(key, "config"), store.config(key)
         # The command with placeholders does not contain the seed.
-        seed = _seed(values, config.get("command"), question.seed_key)
+        seed = _given(config.get("command"), _option(question.seed_key))
+        seed = values.get(question.seed_key) if seed is None else seed
         group_keys = _group_keys(values, question)
-        has_keys = question.by is not None or store.document(key, "config") is not None
+        has_keys = question.by is not None or bool(config)
         identity = json.dumps([has_keys, group_keys], sort_keys=True, default=str)
         group = groups.setdefault(identity, RunGroup("", group_keys, has_keys))
         _add_run(group, key, seed, row["state"].decode(), found, question)
@@ -218,8 +218,7 @@ class _Values:
         return float(finite[-1] if len(finite) else values[-1]), step
 
     def _in_result(self, key: str) -> tuple[float, int, float, int] | str:
-        raw = self._store.document(key, "result")
-        values = flat(json.loads(raw)) if raw else {}
+        values = flat(self._store.document(key, "result"))
         value = values.get(self._question.metric.removeprefix("result."))
         if not isinstance(value, int | float) or not math.isfinite(value):
             return f"has no {self._question.metric}"
@@ -227,12 +226,6 @@ class _Values:
         step = values.get("steps")
         at = step if isinstance(step, int) else NO_STEP
         return float(value), at, float(value), at
-
-
-def _seed(values: dict[str, Any], command: Any, key: str) -> Any:
-    """Return the seed of a run; of a script also the one on its command line, ``command``."""
-    written = _given(command, _option(key))
-    return values.get(key) if written is None else written
 
 
 def _option(key: str) -> str:

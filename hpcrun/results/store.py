@@ -1,4 +1,4 @@
-"""results.h5: a reader, and a writer that replaces the whole file.
+"""results.h5: its tables, a reader, and a writer that replaces the whole file.
 
 The file begins with a user block, which HDF5 does not read: it has the SHA-256 of all other bytes. A reader
 checks it before HDF5 sees the file. For other programs, each dataset has a checksum of its own (Fletcher-32).
@@ -7,15 +7,14 @@ checks it before HDF5 sees the file. For other programs, each dataset has a chec
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
+import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Event, Thread
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -23,10 +22,41 @@ from h5py import h5d, h5g, h5o, h5p, h5s, h5t
 from numpy.typing import NDArray
 
 from hpcrun.errors import ResultsError
-from hpcrun.results.collect.run_reader import RunData
-from hpcrun.results.collect.summary import DOCUMENTS, EVENTS, FORMAT, METRICS, VERSION, unit_of
+from hpcrun.results.collect.columns import flat, structured
 from hpcrun.run.files import sync_directory
 
+if TYPE_CHECKING:
+    from hpcrun.results.collect.run_reader import RunData
+
+FORMAT = "hpcrun results"
+VERSION = 2
+TABLES = ("runs", "summary", "files", "problems")
+# A width of None: as wide as the longest text.
+_TABLE_FIELDS: dict[str, tuple[tuple[str, str | None], ...]] = {
+    "runs": (
+        *(("run", None), ("name", None), ("path", None), ("state", None), ("cause", None)),
+        *(("reason", None), ("executor", None), ("created", "f8"), ("ended", "f8")),
+        *(("attempts", "i8"), ("step", "i8"), ("rows", "i8"), ("seed", "i8")),
+        *(("problems", "i8"), ("bytes", "i8")),
+    ),
+    "summary": (
+        *(("run", None), ("metric", None), ("rows", "i8"), ("nonfinite", "i8")),
+        *(("last", "f8"), ("last_step", "i8"), ("min", "f8"), ("min_step", "i8")),
+        *(("max", "f8"), ("max_step", "i8")),
+    ),
+    "files": (
+        *(("run", None), ("file", None), ("size", "i8"), ("mtime_ns", "i8"), ("inode", "u8")),
+    ),
+    "problems": (("run", None), ("file", None), ("problem", None)),
+}
+_LONGEST = 2000
+_UNITS = {
+    **dict.fromkeys(("time", "created", "ended", "step_time", "data_wait"), "s"),
+    **dict.fromkeys(("slowest_own_time", "fastest_own_time"), "s"),
+    **dict.fromkeys(("memory_gb", "gpu_memory_gb"), "GB"),
+    **dict.fromkeys(("bytes", "size"), "B"),
+    **{"gpu_utilization": "%", "mtime_ns": "ns", "step": "step"},
+}
 # h5dump 1.10 and later read it.
 _LIBVER = ("v110", "v110")
 # The smallest user block of HDF5.
@@ -41,12 +71,11 @@ _OVERHEAD = 4000
 class ResultsFile:
     """A results.h5 opened for reading. The file is never changed in place, so it needs no lock."""
 
-    def __init__(self, path: Path, *, any_layout: bool = False, check: bool = True) -> None:
+    def __init__(self, path: Path, *, any_layout: bool = False) -> None:
         """Open ``path``.
 
         Args:
             any_layout: also accept the layout of another version, to replace the file.
-            check: False: the caller has opened the file before, under the lock of its writer.
 
         Raises:
             ResultsError: the file is missing, damaged, or not a results file of this version.
@@ -55,7 +84,7 @@ class ResultsFile:
         try:
             with path.open("rb") as stream:
                 head = stream.read(_BLOCK)
-                intact = not check or head == _user_block(stream)
+                intact = head == _user_block(stream)
             if head.startswith(FORMAT.encode()) and not intact:
                 raise self._damaged()
             self.file: Any = h5py.File(path, "r", locking=False)
@@ -113,37 +142,39 @@ class ResultsFile:
 
     def metrics(self, key: str) -> NDArray[Any] | None:
         """Return a run's metrics, or None if the run has none."""
-        return self._part(key, METRICS)
+        return self._part(key, "metrics")
 
     def events(self, key: str) -> NDArray[Any] | None:
         """Return a run's events, or None if the run has none."""
-        return self._part(key, EVENTS)
+        return self._part(key, "events")
 
     def _part(self, key: str, name: str) -> NDArray[Any] | None:
-        group = self.file["run"][key]
-        if name not in group:
-            return None
-        found: NDArray[Any] = group[name][:]
+        path = f"run/{key}/{name}"
+        found: NDArray[Any] | None = self.file[path][:] if path in self.file else None
         return found
 
-    def document(self, key: str, name: str) -> bytes | None:
-        """Return the JSON of a run's ``config``, ``identity`` or ``result``, or None.
+    def document(self, key: str, name: str) -> dict[str, Any]:
+        """Return a run's ``config``, ``identity`` or ``result``; empty if the run has none.
 
         Raises:
             KeyError: the file has no such run.
         """
-        # The low-level calls take a tenth of the time of h5py's own.
-        try:
-            group = h5g.open(self.file.id, f"run/{key}".encode())
-        except ValueError:
-            raise KeyError(key) from None
-        if name.encode() not in group:
-            return None
-        dataset = h5d.open(group, name.encode())
-        kind = dataset.get_type()
-        raw = np.empty(1, f"S{kind.get_size()}")
-        dataset.read(h5s.ALL, h5s.ALL, raw, kind)
-        return bytes(raw[0])
+        group = self.file["run"][key]
+        value = json.loads(group[name][0]) if name in group else {}
+        return value if isinstance(value, dict) else {}
+
+    def config(self, key: str) -> dict[str, Any]:
+        """Return the config of a run with dotted keys.
+
+        A run of a sweep of a command also has the values of the placeholders, and its command has the
+        placeholders: the runs of the sweep have one command.
+        """
+        values = flat(self.document(key, "config"))
+        swept = self.document(key, "identity").get("sweep") if values.get("command") else None
+        if not isinstance(swept, dict) or not isinstance(swept.get("values"), dict):
+            return values
+        own = {name: value for name, value in swept["values"].items() if name not in values}
+        return values | own | {"command": swept.get("command", values["command"])}
 
     def units(self) -> dict[str, str]:
         """Return the unit of each column that has one."""
@@ -156,78 +187,46 @@ class Draft:
     The file under the final name is always whole, old or new, also if the process is killed.
     """
 
-    def __init__(self, path: Path, base: Path | None) -> None:
-        """Prepare an empty draft, or a copy of ``base``; write nothing yet."""
-        self._path, self._base = path, base
-        self._copy: FileCopy | None = None
-        self._file: Any = None
+    def __init__(self, path: Path, units: Mapping[str, str]) -> None:
+        """Make an empty draft of ``path``; ``units`` are those of the columns that hpcrun does not know."""
+        self._path, self._known = path, units
         self._temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
         self._types: dict[Any, Any] = {}
         self._units: dict[str, str] = {}
-
-    def begin(self) -> None:
-        """Begin to copy the base, in a thread; a second call does nothing."""
-        if self._base is not None and self._copy is None:
-            self._copy = FileCopy(self._base, self._temporary)
-
-    @property
-    def copying(self) -> bool:
-        """True if :meth:`open` would wait for the copy."""
-        return self._copy is not None and self._copy.running
-
-    def open(self) -> None:
-        """Open the draft for writing, after the copy is complete; raises OSError."""
-        self.begin()
-        if self._copy is not None:
-            self._copy.wait()
-        mode = "w" if self._copy is None else "r+"
-        block = _BLOCK if self._copy is None else None
         self._file = h5py.File(
-            self._temporary, mode, libver=_LIBVER, locking=False, userblock_size=block
+            self._temporary, "w", libver=_LIBVER, locking=False, userblock_size=_BLOCK
         )
-        if self._copy is None:
-            # In the order of the run's names, which is not the order in which they are written.
-            self._file.create_group("run")
-            self._file.create_group("units")
-        self._runs = self._file["run"].id
+        # In the order of the run's names, which is not the order in which they are written.
+        self._runs = self._file.create_group("run").id
 
-    def drop(self, key: str) -> None:
-        """Remove a run; later runs reuse its space in the file."""
-        if key.encode() in self._runs:
-            self._runs.unlink(key.encode())
-
-    def put(self, key: str, data: RunData, units: Mapping[str, str]) -> int:
-        """Write a run and return the bytes that it takes."""
+    def put(self, key: str, data: RunData) -> int:
+        """Write a run and return the bytes that it takes; raises ValueError if HDF5 refuses a name."""
         group = h5g.create(self._runs, key.encode())
         size = _OVERHEAD
-        for name, records in ((METRICS, data.metrics), (EVENTS, data.events)):
+        for name, records in (("metrics", data.metrics), ("events", data.events)):
             if records is not None:
                 self._write(group, name, records)
                 size += records.nbytes
-        for name in DOCUMENTS:
-            raw = data.documents.get(name)
-            if raw is not None:
-                self._write(group, name, np.array([raw], f"S{-(-len(raw) // 64) * 64}"))
-                size += len(raw)
-        if data.metrics is not None:
-            self._note_units(data.metrics.dtype.names or (), units)
+        for name, raw in data.documents.items():
+            self._write(group, name, np.array([raw], f"S{-(-len(raw) // 64) * 64}"))
+            size += len(raw)
         return size
 
-    def keep_units(self, units: Mapping[str, str]) -> None:
-        """Add the units of a file from which runs are copied."""
-        self._units |= units
+    def drop(self, key: str) -> None:
+        """Remove a run that was written in part."""
+        self._runs.unlink(key.encode())
 
-    def copy(self, source: ResultsFile, key: str) -> None:
-        """Copy a run from another file unchanged."""
-        h5o.copy(source.file["run"].id, key.encode(), self._runs, key.encode())
+    def copy(self, source: ResultsFile, keys: Iterable[str]) -> None:
+        """Copy runs from another file unchanged, with the units of its columns."""
+        self._units |= source.units()
+        for key in keys:
+            h5o.copy(source.file["run"].id, key.encode(), self._runs, key.encode())
 
-    def tables(self, tables: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the tables of all runs."""
+    def publish(self, tables: Mapping[str, NDArray[Any]]) -> None:
+        """Write the tables of all runs, make the file durable and rename it; raises OSError."""
         for name, records in tables.items():
-            if name in self._file:
-                del self._file[name]
             self._write(self._file.id, name, records)
-            self._note_units(records.dtype.names or (), {})
+        self._file.create_group("units").attrs.update(self._units)
         self._file.attrs.update(
             {
                 "format": FORMAT,
@@ -239,13 +238,6 @@ class Draft:
                 "written": time.time(),
             }
         )
-        attributes = self._file["units"].attrs
-        for name, unit in self._units.items():
-            if attributes.get(name) != unit:
-                attributes[name] = unit
-
-    def publish(self) -> None:
-        """Make the draft durable and give it the final name; raises OSError."""
         self._file.close()
         with self._temporary.open("r+b") as stream:
             stream.seek(_BLOCK)
@@ -259,26 +251,20 @@ class Draft:
 
     def discard(self) -> None:
         """Remove the draft."""
-        if self._copy is not None:
-            self._copy.stop()
         # A full disk fails the last write of HDF5 as well.
         with contextlib.suppress(OSError, RuntimeError):
-            if self._file is not None:
-                self._file.close()
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
-
-    def _note_units(self, columns: tuple[str, ...], units: Mapping[str, str]) -> None:
-        for column in columns:
-            if column not in self._units:
-                unit = units.get(column) or unit_of(column)
-                if unit is not None:
-                    self._units[column] = unit
 
     def _write(self, group: Any, name: str, records: NDArray[Any]) -> None:
         """Write one dataset. The low-level calls take a quarter of the time of h5py's own."""
         kind = self._types.get(records.dtype)
         if kind is None:
             kind = self._types[records.dtype] = h5t.py_create(_utf8(records.dtype), logical=True)
+            for column in records.dtype.names or ():
+                unit = self._known.get(column) or _unit_of(column)
+                if unit is not None:
+                    self._units[column] = unit
         plist = h5p.create(h5p.DATASET_CREATE)
         if records.size:
             plist.set_fill_time(h5d.FILL_TIME_NEVER)
@@ -304,7 +290,7 @@ def _utf8(kind: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype([(name, _utf8(kind[name])) for name in kind.names])
 
 
-def sweep(path: Path) -> None:
+def remove_drafts(path: Path) -> None:
     """Remove the drafts of processes that were killed. Only the holder of the lock may call it."""
     for entry in path.parent.iterdir():
         if entry.name.startswith(f".{path.name}.") and entry.name.endswith(".tmp"):
@@ -318,62 +304,22 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-# Older kernels and some file systems cannot copy a range.
-_NOT_BETWEEN_THESE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
-# Bytes that are copied and written to the disk before the next ones.
-_PART = 1 << 26
-_COPYING_READ = 1 << 22
+def _unit_of(column: str) -> str | None:
+    return "1/s" if column.endswith("_per_second") else _UNITS.get(column)
 
 
-class FileCopy:
-    """The copy of a file. If the file system supports it, the copy shares the blocks, which takes no time.
+def table(name: str, rows: Sequence[Sequence[Any]]) -> NDArray[Any]:
+    """Return the table ``name`` of ``rows``; their cells are in the order of the fields."""
+    columns: list[Any] = list(zip(*rows, strict=True)) or [() for _ in _TABLE_FIELDS[name]]
+    arrays = {
+        field: texts(column) if kind is None else np.array(column, kind)
+        for (field, kind), column in zip(_TABLE_FIELDS[name], columns, strict=True)
+    }
+    return structured(arrays, len(rows))
 
-    The thread also writes the bytes to the disk, so that a later fsync has less to do.
-    """
 
-    def __init__(self, source: Path, target: Path) -> None:
-        """Begin to copy ``source`` to the new file ``target``."""
-        self._source, self._target = source, target
-        self._stop = Event()
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name=f"copy of {source.name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """True while the copy is incomplete."""
-        return self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Wait until the copy is complete; raises OSError if the disk refused."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        """Stop the copy, incomplete or not, and wait for the end of the thread."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._copy()
-        except BaseException as error:
-            self._error = error
-
-    def _copy(self) -> None:
-        with self._source.open("rb") as old, self._target.open("wb") as new:
-            left = os.fstat(old.fileno()).st_size
-            try:
-                while left and not self._stop.is_set():
-                    done = os.copy_file_range(old.fileno(), new.fileno(), min(left, _PART))
-                    if not done:
-                        break
-                    left -= done
-                    os.fdatasync(new.fileno())
-            except OSError as error:
-                if error.errno not in _NOT_BETWEEN_THESE:
-                    raise
-            # A file system may report the end too early.
-            while not self._stop.is_set() and (block := old.read(_COPYING_READ)):
-                new.write(block)
+def texts(values: Iterable[str | None]) -> NDArray[Any]:
+    """Return UTF-8 texts of one width, cut if they are long; other bytes are escaped, None is empty."""
+    whole = [(value or "").encode(errors="backslashreplace") for value in values]
+    raw = [text[:_LONGEST].decode(errors="ignore").encode() for text in whole]
+    return np.array(raw, f"S{max(map(len, raw), default=1) or 1}")

@@ -1,10 +1,8 @@
 """Run directories become one results.h5."""
 
-import errno
 import json
 import os
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import h5py
@@ -15,7 +13,6 @@ from hpcrun.cli.main import guarded
 from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource, aggregate, each
 from hpcrun.results.collect.run_reader import find_runs
-from hpcrun.results.config_text import parse_config
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.directory import RunError
 from hpcrun.run.events import Attempt, record_event
@@ -74,84 +71,9 @@ def test_only_what_changed_is_read_again(tmp_path: Path, make_run: MakeRun) -> N
         metrics = store.metrics("r2")
         assert metrics is not None
         assert metrics["new"].tolist() == [b"", b"", b"x"]
-        assert store.document("r3", "result") is None
+        assert store.document("r3", "result") == {}
         assert len(store.table("runs")) == 5
         assert len(store.table("files")) == 25
-
-
-def test_a_config_is_parsed_again_only_if_it_changed(
-    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run("a", [1.0], seed=7)
-    parsed: list[str] = []
-
-    def parse(text: str) -> dict[str, Any]:
-        parsed.append(text)
-        return parse_config(text)
-
-    monkeypatch.setattr("hpcrun.results.collect.run_reader.parse_config", parse)
-    collect(tmp_path)
-    append_line(run.metrics, {"step": 20, "loss": 0.5})
-    collect(tmp_path)
-    assert len(parsed) == 1
-    with ResultsFile(tmp_path / "results.h5") as store:
-        assert json.loads(store.document("a", "config") or b"")["seed"] == 7
-        assert store.table("runs")["seed"].tolist() == [7]
-        assert store.table("runs")["rows"].tolist() == [2]
-    run.config.write_text(run.config.read_text().replace("seed: 7", "seed: 8"))
-    collect(tmp_path)
-    with ResultsFile(tmp_path / "results.h5") as store:
-        assert store.table("runs")["seed"].tolist() == [8]
-    assert collect(tmp_path).read == 0
-
-
-def test_runs_read_during_the_copy_are_written_after_it(
-    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [make_run(f"r{number}", [float(number)]) for number in range(5)]
-    collect(tmp_path)
-    for run in runs:
-        append_line(run.metrics, {"step": 20, "loss": 0.5})
-    third = Event()
-    copied = os.copy_file_range
-
-    def slow(*given: int) -> int:
-        assert third.wait(30)
-        return copied(*given)
-
-    def count(done: int, _: int) -> None:
-        if done == 3:
-            third.set()
-
-    monkeypatch.setattr(os, "copy_file_range", slow)
-    assert collect(tmp_path, progress=count).rows == 10
-    with ResultsFile(tmp_path / "results.h5") as store:
-        found = [store.metrics(f"r{number}") for number in range(5)]
-    assert [one is not None and one["loss"].tolist() for one in found] == [
-        [number, 0.5] for number in range(5)
-    ]
-
-
-@pytest.mark.parametrize(("error", "works"), [(errno.EXDEV, True), (errno.ENOSPC, False)])
-def test_a_kernel_that_refuses_to_copy(
-    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, error: int, works: bool
-) -> None:
-    run = make_run("a", [1.0])
-    collect(tmp_path)
-    before = (tmp_path / "results.h5").read_bytes()
-    append_line(run.metrics, {"step": 20, "loss": 0.5})
-
-    def refuse(*_: object) -> int:
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-    if works:
-        assert collect(tmp_path).rows == 2
-    else:
-        with pytest.raises(OSError, match="No space"):
-            collect(tmp_path)
-        assert (tmp_path / "results.h5").read_bytes() == before
-        assert {path.name for path in tmp_path.iterdir()} == {"runs", "results.h5"}
 
 
 def test_a_file_replaced_by_one_of_equal_size_and_time_is_read(
@@ -212,20 +134,6 @@ def test_runs_that_are_gone_are_kept_until_they_are_pruned(
     assert (found.kept, found.written) == ([str(gone.path)], False)
     found = collect(tmp_path, prune=True)
     assert (found.pruned, found.states) == (1, {"finished": 1})
-
-
-def test_holes_are_removed_when_they_are_many(tmp_path: Path, make_run: MakeRun) -> None:
-    runs = [make_run(f"r{n}", [1.0] * 500) for n in range(3)]
-    append_line(runs[1].metrics, {"step": 6000, "memory_gb": 2.0})
-    collect(tmp_path)
-    largest = (tmp_path / "results.h5").stat().st_size
-    for number in range(6):
-        append_line(runs[0].metrics, {"step": 6000 + number, "loss": 1.0})
-        assert collect(tmp_path, spare=0).rows == 1502 + number
-    assert (tmp_path / "results.h5").stat().st_size < 1.5 * largest
-    with ResultsFile(tmp_path / "results.h5") as store:
-        # Of a column that only a run has which was not read again.
-        assert store.units()["memory_gb"] == "GB"
 
 
 def test_one_writer_at_a_time(tmp_path: Path, make_run: MakeRun) -> None:

@@ -95,20 +95,3 @@ def test_any_rows_become_columns_of_their_length(rows: list[dict[str, Any]]) -> 
         for row, value in zip(rows, column.tolist(), strict=True):
             if type(row.get(name)) is float and column.dtype.kind == "f":
                 assert value == row[name] or np.isnan(row[name])
-
-
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), scalars | st.just({"d": 1})), max_size=8))
-def test_rows_read_by_their_keys_are_the_same_as_rows_read_one_by_one(
-    rows: list[dict[str, Any]],
-) -> None:
-    whole = columns_of(rows)
-    single = columns_of(rows, most_sets=0)
-    assert whole.columns.keys() == single.columns.keys()
-    for name, column in whole.columns.items():
-        if {str} == {type(row[name]) for row in rows if name in row}:
-            assert column.tolist() == single.columns[name].tolist()
-        elif column.dtype.kind != "S":
-            assert column.dtype == single.columns[name].dtype
-            np.testing.assert_array_equal(column, single.columns[name])
-        here = whole.present.get(name, np.ones(len(rows), bool))
-        np.testing.assert_array_equal(here, single.present.get(name, np.ones(len(rows), bool)))

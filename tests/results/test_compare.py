@@ -9,9 +9,9 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.results.collect.aggregate import RunSource, aggregate
+from hpcrun.results.collect.columns import counted
 from hpcrun.results.collect.mapping import RunMapping, mapped_source
 from hpcrun.results.collect.run_reader import find_runs
-from hpcrun.results.collect.summary import counted
 from hpcrun.results.groups import Question, RunGroup, grouped, lower_is_better
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.files import append_line, write_json

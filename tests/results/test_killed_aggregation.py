@@ -69,7 +69,7 @@ class Killed(BaseException):
     """The end of the process."""
 
 
-@pytest.mark.parametrize("where", ["drop", "put", "tables", "publish"])
+@pytest.mark.parametrize("where", ["copy", "put", "publish"])
 def test_killed_at_each_step(
     tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -49,10 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read another program's runs; FILE maps their files",
     )
     parser.add_argument(
-        "--csv", type=Path, metavar="FOLDER", help="also write runs.csv, metrics.csv and events.csv"
+        "--csv",
+        type=Path,
+        metavar="FOLDER",
+        help="also write runs.csv, metrics.csv and events.csv (needs pandas)",
     )
     parser.add_argument(
-        "--parquet", type=Path, metavar="FOLDER", help="the same as Parquet (needs pyarrow)"
+        "--parquet", type=Path, metavar="FOLDER", help="the same as Parquet (needs pandas, pyarrow)"
     )
     parser.add_argument(
         "--fresh", action="store_true", help="read everything, and write a new file"
@@ -70,14 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and print a summary."""
+    from hpcrun.results import require
     from hpcrun.results.collect.aggregate import aggregate
 
     if arguments.processes is not None and not 0 <= arguments.processes <= 64:
         raise UserError(f"--processes {arguments.processes}: should be 0 to 64")
-    if arguments.parquet is not None:
-        from hpcrun.results.export import require_pyarrow
-
-        require_pyarrow()
+    if arguments.csv is not None or arguments.parquet is not None:
+        require("tables", "pandas", *(["pyarrow"] if arguments.parquet else []))
     source = _source(arguments)
     with _bar() as progress:
         summary = aggregate(
@@ -149,15 +151,13 @@ def _export(arguments: argparse.Namespace) -> list[str]:
     """Write the requested tables; return their paths."""
     if arguments.csv is None and arguments.parquet is None:
         return []
-    from hpcrun.results.export import write_csv, write_parquet
-    from hpcrun.results.store import ResultsFile
+    from hpcrun.results.frames import write_tables
 
     written = []
-    with ResultsFile(arguments.output) as store:
-        if arguments.csv is not None:
-            written += write_csv(store, arguments.csv)
-        if arguments.parquet is not None:
-            written += write_parquet(store, arguments.parquet)
+    if arguments.csv is not None:
+        written += write_tables(arguments.output, arguments.csv, "csv")
+    if arguments.parquet is not None:
+        written += write_tables(arguments.output, arguments.parquet, "parquet")
     return [str(path) for path in written]
 
 

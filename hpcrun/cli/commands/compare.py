@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables."""
+    from hpcrun.results import require
     from hpcrun.results.groups import (
         BEST_IS_BIASED,
         Question,
@@ -62,10 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
         labels,
         lower_is_better,
     )
+
+    _require_sense(arguments)
+    require("report", "scipy")
     from hpcrun.results.statistics import describe
     from hpcrun.results.store import ResultsFile
 
-    _require_sense(arguments)
     with ResultsFile(arguments.file) as store:
         metric = arguments.metric or default_metric(store)
         goal = arguments.goal or ("min" if lower_is_better(metric) else "max")

@@ -1,11 +1,12 @@
-"""Typed columns from JSON lines."""
+"""Typed columns from JSON lines, the rows that count, and the summary of each metric."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from types import NoneType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,20 +15,13 @@ from numpy.typing import NDArray
 
 from hpcrun.run.files import intact_lines, parse_line
 
+NO_STEP = -1
 # Bytes to read at a time: the parsed objects of a block take five times its size.
 _BLOCK = 8 << 20
+# HDF5 describes all columns in one message of 64 KiB.
 _MOST_COLUMNS = 600
-# HDF5 describes all columns in one message of 64 KiB: for each column the name, and up to 36 bytes for
-# the type (measured with libver v108).
-_MOST_HEADER = 56 << 10
-_HEADER_OF_COLUMN = 48
 _LONGEST_TEXT = 1000
-_MISSING = object()
-# Sets of keys in a block: with more different rows, the rows are read one by one.
-_MOST_SETS = 16
-_INT64 = np.dtype(np.int64)
-_Part = tuple[NDArray[np.int64], NDArray[Any], "NDArray[np.bool_] | None"]
-"""The rows of some values of a column, the values, and the rows among them that have one."""
+_NO_METRICS = ("step", "time", "restart")
 
 
 @dataclass
@@ -35,7 +29,9 @@ class ParsedLines:
     """The content of a file of JSON lines.
 
     Args:
+        present: the rows with a value, of each column that has gaps.
         torn: bytes of a last line that its writer has not finished.
+        cut: what the columns do not hold.
     """
 
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -51,208 +47,113 @@ def parse_rows(data: bytes) -> tuple[list[dict[str, Any]], int]:
     lines = data.rstrip(b"\n").split(b"\n")
     intact = intact_lines(lines)
     damaged = len(lines) - len(intact)
-    try:
+    with suppress(orjson.JSONDecodeError):
         # A call for each line takes a third more time.
         rows = orjson.loads(b"[" + b",".join(intact) + b"]")
         if len(rows) == len(intact) and set(map(type, rows)) <= {dict}:
             return rows, damaged
-    except orjson.JSONDecodeError:
-        pass
-    found = []
-    for line in intact:
-        if not line.strip():
-            continue
-        row = _parse(line)
-        if row is None:
-            damaged += 1
-        else:
-            found.append(row)
-    return found, damaged
+    # orjson refuses NaN, and escapes of bytes that are not UTF-8.
+    found = [parse_line(line) for line in intact if line.strip()]
+    rows = [row for row in found if row is not None]
+    return rows, damaged + len(found) - len(rows)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        # NaN, and escapes of bytes that are not UTF-8.
-        return parse_line(line)
-    return value if isinstance(value, dict) else None
+def parse_lines(data: bytes) -> tuple[list[dict[str, Any]], int, int]:
+    """Return the objects, the number of damaged lines, and the bytes of an unfinished last line."""
+    end = data.rfind(b"\n") + 1
+    rows, damaged = parse_rows(data[:end])
+    # A complete object ends in a brace; the file may lack the last line break.
+    last, torn = parse_rows(data[end:])
+    return rows + last, damaged, len(data) - end if torn else 0
 
 
-def read_lines(stream: BinaryIO, size: int = _BLOCK, *, block_size: int = _BLOCK) -> ParsedLines:
+def read_lines(stream: BinaryIO, *, block_size: int = _BLOCK) -> ParsedLines:
     """Return all whole lines of ``stream`` as columns, in bounded memory; raises OSError.
 
     Args:
-        size: bytes to expect; a file may be longer.
         block_size: bytes to read at a time.
     """
-    blocks = _Blocks()
-    rest = b""
-    # The allocation of a block larger than the file would take time.
-    while block := stream.read(min(max(size, 1), block_size)):
-        end = block.rfind(b"\n") + 1
-        if not end:
-            rest += block
-            continue
-        rows, damaged = parse_rows(rest + block[:end] if rest or end < len(block) else block)
-        rest = block[end:]
-        blocks.damaged += damaged
-        blocks.add(rows)
-    if rest:
-        # A complete object ends in a brace; the file may lack the last line break.
-        rows, torn = parse_rows(rest)
-        blocks.torn = len(rest) if torn else 0
-        blocks.add(rows)
-    return blocks.joined()
+    columns, damaged, torn = _Columns(), 0, 0
+    while not torn and (block := stream.read(block_size) + stream.readline()):
+        rows, more, torn = parse_lines(block)
+        columns.add(rows)
+        damaged += more
+    found = columns.joined()
+    found.damaged, found.torn = damaged, torn
+    return found
 
 
-def columns_of(rows: Sequence[dict[str, Any]], *, most_sets: int = _MOST_SETS) -> ParsedLines:
-    """Return ``rows`` as columns; ``most_sets``: with more sets of keys, the rows are read one by one."""
-    blocks = _Blocks(most_sets)
-    blocks.add(rows)
-    return blocks.joined()
+def columns_of(rows: Sequence[dict[str, Any]]) -> ParsedLines:
+    """Return ``rows`` as columns."""
+    columns = _Columns()
+    columns.add(rows)
+    return columns.joined()
 
 
-class _Blocks:
-    """Collects the columns of a file from blocks of lines."""
+class _Columns:
+    """Collects the columns of a file from blocks of rows."""
 
-    def __init__(self, most_sets: int = _MOST_SETS) -> None:
-        self._most_sets = most_sets
-        self._parts: dict[str, list[_Part]] = {}
-        self._rows = self.damaged = self.torn = 0
-        self._header = 0
-        self._full = False
+    def __init__(self) -> None:
+        # For each column the numbers of some rows, and their values.
+        self._parts: dict[str, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
+        self._rows = 0
         self._cut: set[str] = set()
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Append ``rows``."""
-        if rows:
-            self._add(rows, np.arange(self._rows, self._rows + len(rows)))
-            self._rows += len(rows)
+        self._add(rows, np.arange(self._rows, self._rows + len(rows)))
+        self._rows += len(rows)
 
-    def _add(self, rows: Sequence[dict[str, Any]], at: NDArray[np.int64]) -> None:
-        """Add the values of ``rows``, whose numbers in the file are ``at``.
+    def _add(
+        self, rows: Sequence[dict[str, Any]], at: NDArray[np.int64], *, nested: bool = True
+    ) -> None:
+        """Add ``rows``, whose numbers in the file are ``at``; the rows with equal keys together.
 
-        A log has few sets of keys, such as those of training and of validation. The rows of a set are read
-        together.
+        A log has few sets of keys, such as those of training and of validation.
         """
-        keys_of_rows = list(map(tuple, rows))
-        if keys_of_rows.count(keys_of_rows[0]) == len(rows):
-            keys, columns = _transposed(rows)
-        else:
-            sets: dict[tuple[str, ...], list[int]] = {}
-            for number, found in enumerate(keys_of_rows):
-                sets.setdefault(found, []).append(number)
-            if len(sets) <= self._most_sets:
-                for numbers in sets.values():
-                    self._add([rows[number] for number in numbers], at[numbers])
-                return
-            keys, columns = _with_gaps(rows)
-        self._note(rows, at, keys, columns)
+        sets: dict[tuple[str, ...], list[int]] = {}
+        for number, keys in enumerate(map(tuple, rows)):
+            sets.setdefault(keys, []).append(number)
+        for keys, numbers in sets.items():
+            same = rows if len(sets) == 1 else [rows[number] for number in numbers]
+            cells = list(chain.from_iterable(map(dict.values, same)))
+            columns = [cells[number :: len(keys)] for number in range(len(keys))]
+            kinds = [set(map(type, column)) for column in columns]
+            if nested and any(dict in found for found in kinds):
+                self._add([flat(row) for row in same], at[numbers], nested=False)
+                continue
+            for key, values, found in zip(keys, columns, kinds, strict=True):
+                self._note(key, at[numbers], values, found)
 
     def _note(
-        self,
-        rows: Sequence[dict[str, Any]],
-        at: NDArray[np.int64],
-        keys: Sequence[str],
-        columns: Sequence[Sequence[Any]],
+        self, key: str, at: NDArray[np.int64], values: Sequence[Any], kinds: set[type]
     ) -> None:
-        numbers = [_alike(column) for column in columns]
-        kinds = [
-            set(map(type, column)) if found is None else set[type]()
-            for column, found in zip(columns, numbers, strict=True)
-        ]
-        if any(dict in found for found in kinds):
-            self._add([_flat(row) for row in rows], at)
+        if key not in self._parts and len(self._parts) == _MOST_COLUMNS:
+            self._cut.add(f"columns beyond {_MOST_COLUMNS} are dropped")
             return
-        for key, values, part, found in zip(keys, columns, numbers, kinds, strict=True):
-            if key not in self._parts and not self._has_room(key):
-                continue
-            typed = self._typed(key, values, found) if part is None else (part, None)
-            self._parts.setdefault(key, []).append((at, *typed))
-
-    def _has_room(self, key: str) -> bool:
-        """Count a new column; return False if the file cannot hold another column."""
-        header = self._header + len(key.encode(errors="backslashreplace")) + _HEADER_OF_COLUMN
-        # After a dropped column, drop all others too: the run keeps its first columns.
-        if self._full or len(self._parts) >= _MOST_COLUMNS or header > _MOST_HEADER:
-            self._full = True
-            self._cut.add(f"columns beyond {len(self._parts)} are dropped")
-            return False
-        self._header = header
-        return True
-
-    def _typed(
-        self, key: str, values: Sequence[Any], kinds: set[type]
-    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        present = None
-        if object in kinds:
-            present = np.fromiter((value is not _MISSING for value in values), bool, len(values))
-            kinds.discard(object)
-            # An empty text marks a missing text.
-            absent = "" if kinds == {str} else None
-            values = [absent if value is _MISSING else value for value in values]
-            kinds |= {type(absent)}
         typed = _numbers(values, kinds)
         if typed is None:
             typed, cut = _texts(values)
             if cut:
                 self._cut.add(f"texts of {key} are cut to {_LONGEST_TEXT} bytes")
-        return typed, present
+        self._parts.setdefault(key, []).append((at, typed))
 
     def joined(self) -> ParsedLines:
         """Return the columns, each joined from its blocks."""
-        lines = ParsedLines(
-            rows=self._rows, damaged=self.damaged, torn=self.torn, cut=sorted(self._cut)
-        )
+        lines = ParsedLines(rows=self._rows, cut=sorted(self._cut))
         for key, parts in self._parts.items():
-            if len(parts) == 1 and len(parts[0][1]) == self._rows:
-                lines.columns[key] = parts[0][1]
-                if parts[0][2] is not None:
-                    lines.present[key] = parts[0][2]
-            else:
-                lines.columns[key], present = _joined(parts, self._rows)
-                if not present.all():
-                    lines.present[key] = present
+            at = np.concatenate([numbers for numbers, _ in parts])
+            lines.columns[key] = _joined([values for _, values in parts], at, self._rows)
+            if len(at) < self._rows:
+                lines.present[key] = np.isin(np.arange(self._rows), at)
         return lines
 
 
-def _transposed(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[Sequence[Any]]]:
-    """Return the keys and columns of rows with equal keys in equal order."""
-    keys = list(rows[0])
-    values = list(chain.from_iterable(map(dict.values, rows)))
-    return keys, [values[at :: len(keys)] for at in range(len(keys))]
-
-
-def _with_gaps(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[Sequence[Any]]]:
-    """Return the keys and columns of any rows."""
-    keys = list(dict.fromkeys(chain.from_iterable(rows)))
-    return keys, [[row.get(key, _MISSING) for row in rows] for key in keys]
-
-
-def _alike(values: Sequence[Any]) -> NDArray[Any] | None:
-    """Return an array of numbers, or None if the type of each value must be checked."""
-    kind = type(values[0])
-    try:
-        if kind is float:
-            # Whole numbers and booleans among floats become floats.
-            return np.frombuffer(array("d", values))
-        if kind is int:
-            found = np.frombuffer(array("q", values), _INT64)
-            # numpy converts true to 1.
-            if not (found >> 1 == 0).any() or set(map(type, values)) == {int}:
-                return found
-    except (TypeError, OverflowError):
-        pass
-    return None
-
-
-def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested objects as keys with dots."""
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values as one level of keys with dots, as in ``train.lr``."""
     found: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
@@ -262,81 +163,120 @@ def _numbers(values: Sequence[Any], kinds: set[type]) -> NDArray[Any] | None:
     """Return an array of numbers, or None if ``values`` contains anything else."""
     if kinds == {bool}:
         return np.array(values, bool)
-    if kinds <= {int, float, bool, type(None)}:
-        return _floats(values)
-    return None
-
-
-def _floats(values: Iterable[Any]) -> NDArray[Any]:
-    """Return floats; null, which marks a non-finite value, becomes NaN."""
-    known = [np.nan if value is None else value for value in values]
-    try:
-        return np.frombuffer(array("d", known))
-    except OverflowError:
-        return np.array([_float(value) for value in known], np.float64)
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
+    if kinds == {int}:
+        with suppress(OverflowError):
+            return np.array(values, np.int64)
+    # null, which marks a value that is not finite, becomes NaN.
+    return np.array(values, np.float64) if kinds <= {int, float, bool, NoneType} else None
 
 
 def _texts(values: Iterable[Any]) -> tuple[NDArray[Any], bool]:
     """Return UTF-8 texts, and whether one was cut; other values become JSON."""
-    texts = [_text(value) for value in values]
-    longest = max(map(len, texts), default=1)
-    if longest > _LONGEST_TEXT:
-        # Do not cut within a character.
-        texts = [
-            text[:_LONGEST_TEXT].decode(errors="ignore").encode()
-            if len(text) > _LONGEST_TEXT
-            else text
-            for text in texts
-        ]
+    whole = list(map(_text, values))
+    # Do not cut within a character.
+    found = [text[:_LONGEST_TEXT].decode(errors="ignore").encode() for text in whole]
     # Few widths, so that most runs share their type.
-    width = -(-max(min(longest, _LONGEST_TEXT), 1) // 8) * 8
-    return np.array(texts, f"S{width}"), longest > _LONGEST_TEXT
+    width = -(-max(*map(len, found), 1) // 8) * 8
+    return np.array(found, f"S{width}"), max(map(len, whole)) > _LONGEST_TEXT
 
 
 def _text(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace")
-    if value is None:
-        return b""
-    try:
-        return orjson.dumps(value)
-    except (TypeError, ValueError):
-        return repr(value).encode(errors="backslashreplace")
+    # A gap among numbers is NaN.
+    return b"" if value is None or value != value else orjson.dumps(value)
 
 
-def _joined(parts: Sequence[_Part], rows: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return one array of length ``rows`` from the parts, and a mask of the rows with a value."""
-    kinds = {part.dtype.kind for _, part, _ in parts}
-    whole = sum(len(part) for _, part, _ in parts) == rows
-    present = np.zeros(rows, bool)
-    joined: NDArray[Any]
+def _joined(parts: Sequence[NDArray[Any]], at: NDArray[np.int64], rows: int) -> NDArray[Any]:
+    """Return one array of length ``rows`` from the parts, whose values are those of the rows ``at``."""
+    kinds = {part.dtype.kind for part in parts}
     if "S" in kinds:
-        if kinds != {"S"}:
-            parts = [
-                (
-                    at,
-                    part if part.dtype.kind == "S" else _texts(map(_or_none, part.tolist()))[0],
-                    here,
-                )
-                for at, part, here in parts
-            ]
-        joined = np.zeros(rows, max(part.dtype for _, part, _ in parts))
-    elif len(kinds) == 1 and whole:
-        joined = np.zeros(rows, parts[0][1].dtype)
+        parts = [part if part.dtype.kind == "S" else _texts(part.tolist())[0] for part in parts]
+        found = np.zeros(rows, max(part.dtype for part in parts))
+    elif len(kinds) == 1 and len(at) == rows:
+        found = np.empty(rows, parts[0].dtype)
     else:
-        joined = np.full(rows, np.nan)
-    for at, part, here in parts:
-        joined[at] = part
-        present[at] = True if here is None else here
-    return joined, present
+        found = np.full(rows, np.nan)
+    found[at] = np.concatenate(parts)
+    return found
 
 
-def _or_none(value: Any) -> Any:
-    return None if value != value else value
+def counted(columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
+    """Return the rows that count, or None if all rows count.
+
+    A restart repeats steps that the previous attempt lost. For a repeated step, only the rows of the later
+    attempt count.
+    """
+    steps = columns.get("step")
+    if steps is None or rows < 2 or steps.dtype.kind not in "iuf":
+        return None
+    before, after = steps[:-1], steps[1:]
+    back = after < before
+    restart = columns.get("restart")
+    if restart is not None and restart.dtype.kind in "iuf":
+        known = _without_gaps(restart)
+        back |= (after == before) & (known[1:] != known[:-1])
+    rewinds = np.flatnonzero(back)
+    if not len(rewinds):
+        return None
+    keep = np.ones(rows, bool)
+    for at in rewinds + 1:
+        keep[:at] &= steps[:at] < steps[at]
+    return keep
+
+
+def _without_gaps(restart: NDArray[Any]) -> NDArray[Any]:
+    """Return the restart of each row; a line without a restart has that of the previous line."""
+    rows = np.where(np.isfinite(restart), np.arange(len(restart)), 0)
+    filled: NDArray[Any] = np.nan_to_num(restart[np.maximum.accumulate(rows)])
+    return filled
+
+
+def summary_of(lines: ParsedLines) -> list[tuple[Any, ...]]:
+    """Return a row of the table ``summary`` for each metric, without the run."""
+    keep = counted(lines.columns, lines.rows)
+    steps = _steps(lines)
+    found = []
+    for name, column in lines.columns.items():
+        if name in _NO_METRICS or column.dtype.kind not in "iufb":
+            continue
+        mask = np.ones(lines.rows, bool) if keep is None else keep
+        mask = mask & lines.present.get(name, True)
+        values, at = column[mask].astype(np.float64), steps[mask]
+        if len(values):
+            found.append((name, *_summary(values, at)))
+    return found
+
+
+def _summary(values: NDArray[np.float64], at: NDArray[Any]) -> tuple[Any, ...]:
+    """Return the cells from ``rows`` to ``max_step``."""
+    finite = np.isfinite(values)
+    ends: list[Any] = [np.nan, NO_STEP] * 2
+    if finite.any():
+        low = np.where(finite, values, np.inf).argmin()
+        high = np.where(finite, values, -np.inf).argmax()
+        ends = [values[low], at[low], values[high], at[high]]
+    return (len(values), int((~finite).sum()), values[-1], at[-1], *ends)
+
+
+def _steps(lines: ParsedLines) -> NDArray[Any]:
+    """Return the step of each row, or the number of the row if it has none."""
+    steps = lines.columns.get("step")
+    if steps is None or steps.dtype.kind not in "iuf":
+        return np.arange(lines.rows)
+    if steps.dtype.kind == "f":
+        return np.where(np.isfinite(steps), steps, NO_STEP).astype(np.int64)
+    return steps
+
+
+def structured(columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[Any]:
+    """Return ``columns`` as one array of records."""
+    whole = np.empty(rows, np.dtype([(name, column.dtype) for name, column in columns.items()]))
+    for name, column in columns.items():
+        whole[name] = column
+    return whole
+
+
+def fields(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return the columns of records by name."""
+    return {name: records[name] for name in records.dtype.names or ()}

@@ -23,18 +23,21 @@ from hpcrun.config import ConfigError
 from hpcrun.config.reader import read_yaml
 from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource
-from hpcrun.results.collect.columns import columns_of, parse_rows
+from hpcrun.results.collect.columns import (
+    columns_of,
+    counted,
+    flat,
+    parse_lines,
+    structured,
+    summary_of,
+)
 from hpcrun.results.collect.run_reader import (
     STATES,
-    TORN,
     RunData,
-    RunToRead,
-    damaged_lines,
     facts_of,
+    line_problems,
     signature,
 )
-from hpcrun.results.collect.summary import counted, structured, summary_of
-from hpcrun.results.config_text import flat
 
 _TENSORBOARD = "tfevents"
 _RANKS = (
@@ -145,8 +148,7 @@ def _files(mapping: RunMapping, path: str) -> list[tuple[str, str]]:
     return [(name, os.path.join(path, name)) for name in names]  # noqa: PTH118
 
 
-def _read(mapping: RunMapping, job: RunToRead) -> RunData:
-    path = job.path
+def _read(mapping: RunMapping, path: str) -> RunData:
     data = RunData(path, os.path.basename(path))  # noqa: PTH119
     data.signatures = [signature(*file) for file in _files(mapping, path)]
     names = mapping.names
@@ -183,10 +185,8 @@ def joined_rows(
     """Return the rows of all files of a run, and problems, each with the name of a file.
 
     Files with the same columns are parts of one log: their rows are joined in order, and a smaller step is a
-    restart. Files with other columns are separate logs (training and validation), which begin at the first
-    step
-    again: in each log, rows that a restart computed again are removed; then all rows are sorted by step. The
-    column ``restart`` is removed, because two logs may have different restarts at one step.
+    restart. Files with other columns are separate logs (training and validation): in each, rows that a
+    restart computed again are removed; then all rows are sorted by step, without the column ``restart``.
 
     Rows of ``samples`` have no order: all are kept, and a sample that a log has twice is a problem.
     """
@@ -273,14 +273,8 @@ def _rows_of(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
             f"{path}: has a format that hpcrun does not read; `metrics` takes .csv, .tsv, .json, .jsonl, .h5 "
             "and TensorBoard files"
         )
-    end = raw.rfind(b"\n") + 1
-    rows, damaged = parse_rows(raw[:end]) if end else ([], 0)
-    problems = [damaged_lines(damaged)] if damaged else []
-    if raw[end:].strip():
-        last, torn = parse_rows(raw[end:])
-        rows += last
-        problems += [f"{TORN} ({len(raw) - end} bytes)"] if torn else []
-    return rows, problems
+    rows, damaged, torn = parse_lines(raw)
+    return rows, line_problems(damaged, torn)
 
 
 def _values(column: NDArray[Any]) -> list[Any]:
@@ -291,7 +285,6 @@ def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     raw = path.read_bytes()
     # The writer may be in the middle of a number.
     end = raw.rfind(b"\n") + 1
-    problems = [f"{TORN} ({len(raw) - end} bytes)"] if raw[end:].strip() else []
     text = raw[:end].decode("utf-8-sig")
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ","
@@ -305,7 +298,7 @@ def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
             )
         elif cells:
             damaged += 1
-    return rows, problems + ([damaged_lines(damaged)] if damaged else [])
+    return rows, line_problems(damaged, len(raw) - end if raw[end:].strip() else 0)
 
 
 def _cell(text: str) -> Any:

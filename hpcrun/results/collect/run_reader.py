@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,19 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from hpcrun.config import masked_values
+from hpcrun.config import ConfigError, masked_values
+from hpcrun.config.reader import read_yaml
 from hpcrun.errors import ResultsError
-from hpcrun.results.collect.columns import ParsedLines, parse_rows, read_lines
-from hpcrun.results.collect.summary import NO_STEP, structured, summary_of, texts
-from hpcrun.results.config_text import parse_config
+from hpcrun.results.collect.columns import (
+    NO_STEP,
+    ParsedLines,
+    parse_lines,
+    parse_rows,
+    read_lines,
+    structured,
+    summary_of,
+)
+from hpcrun.results.store import texts
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
 from hpcrun.run.files import open_regular, without_comment_crc, without_hash
@@ -29,13 +39,14 @@ STATES = ("finished", "cancelled", "stopped", "failed")
 _NO_FILE = (-1, 0, 0)
 # Names, because a Path for each of fifty thousand files costs time in a call that finds nothing changed.
 _RUN = RunDirectory(Path())
-CONFIG = _RUN.config.name
 _FILES = tuple(
     file.name for file in (_RUN.config, _RUN.record, _RUN.events, _RUN.metrics, _RUN.result)
 )
-TORN = "torn last line"
 # A table has one width for all its rows.
 _LONGEST_FIELDS, _LONGEST_FIELD = 480, 60
+_SECTION = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)
+# Aliases, tags and documents join sections.
+_JOINING = ("&", "*", "%", "---", "...")
 
 
 @dataclass
@@ -52,12 +63,6 @@ class RunData:
     summary: list[tuple[Any, ...]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        """The memory of the arrays."""
-        arrays = (self.metrics, self.events)
-        return sum(array.nbytes for array in arrays if array is not None)
-
 
 def files_of(path: str) -> list[tuple[str, str]]:
     """Return the files of the run directory ``path`` that the results hold: name and path."""
@@ -73,20 +78,17 @@ def signature(name: str, path: str) -> Signature:
     return (name, found.st_size, found.st_mtime_ns, found.st_ino)
 
 
-@dataclass(frozen=True)
-class RunToRead:
-    """A run directory to read. ``config``: the config as results.h5 has it, and the signature of its file."""
-
-    path: str
-    config: tuple[Signature, bytes] | None = None
-
-
-def read_run(job: RunToRead) -> RunData:
+def read_run(path: str) -> RunData:
     """Return the content of a run directory; unreadable parts are recorded as problems."""
-    path = job.path
     reader = _Reader(path)
+    run = RunDirectory(Path(path))
     try:
-        _read_all(reader, job)
+        config = reader.config(run.config)
+        identity = reader.document("identity", run.record)
+        events = reader.events(run.events)
+        lines = reader.metrics(run.metrics)
+        result = reader.document("result", run.result, needed=False)
+        reader.data.facts = facts_of(config, identity, events, lines, result)
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
         # One strange file must not prevent the results of all other runs.
         what = f"cannot be understood: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -95,16 +97,6 @@ def read_run(job: RunToRead) -> RunData:
         empty.facts = facts_of({}, {}, (), ParsedLines(), {})
         return empty
     return reader.data
-
-
-def _read_all(reader: _Reader, job: RunToRead) -> None:
-    run = RunDirectory(Path(job.path))
-    config = reader.config(run.config, job.config)
-    identity = reader.document("identity", run.record)
-    events = reader.events(run.events)
-    lines = reader.metrics(run.metrics)
-    result = reader.document("result", run.result, needed=False)
-    reader.data.facts = facts_of(config, identity, events, lines, result)
 
 
 class _Reader:
@@ -135,20 +127,15 @@ class _Reader:
     def _problem(self, path: Path, what: str) -> None:
         self.data.problems.append((path.name, what))
 
-    def config(self, path: Path, known: tuple[Signature, bytes] | None) -> dict[str, Any]:
-        if known is not None and signature(path.name, str(path)) == known[0]:
-            # Parsing the YAML takes as long as the metrics, and in a running run only the metrics change.
-            self.data.signatures.append(known[0])
-            self.data.documents["config"] = known[1]
-            return dict(orjson.loads(known[1]))
+    def config(self, path: Path) -> dict[str, Any]:
         raw = self._bytes(path, needed=True)
         if raw is None:
             return {}
         try:
-            # The results are shared, and the URL of a webhook is a secret.
             text, intact = without_comment_crc(raw.decode())
             if not intact:
                 self._problem(path, "was changed after hpcrun wrote it")
+            # The results are shared, and the URL of a webhook is a secret.
             values = masked_values(parse_config(text))
             self.data.documents["config"] = orjson.dumps(values)
         except (ValueError, TypeError, RecursionError) as error:
@@ -171,15 +158,12 @@ class _Reader:
     def metrics(self, path: Path) -> ParsedLines:
         try:
             with open_regular(path) as stream:
-                found = os.fstat(stream.fileno())
-                self._sign(path, found)
-                lines = read_lines(stream, found.st_size)
+                self._sign(path, os.fstat(stream.fileno()))
+                lines = read_lines(stream)
         except OSError as error:
             self._unreadable(path, error, needed=False)
             return ParsedLines()
-        self._line_problems(path, lines.damaged, lines.torn)
-        for what in lines.cut:
-            self._problem(path, what)
+        self._problems(path, line_problems(lines.damaged, lines.torn) + lines.cut)
         self.data.summary = summary_of(lines)
         if lines.columns:
             self.data.metrics = structured(lines.columns, lines.rows)
@@ -189,42 +173,65 @@ class _Reader:
         raw = self._bytes(path, needed=False)
         if not raw:
             return ()
-        end = raw.rfind(b"\n") + 1
-        rows, damaged = parse_rows(raw[:end]) if end else ([], 0)
-        torn = len(raw) - end
-        if torn and (last := parse_rows(raw[end:])[0]):
-            rows, torn = rows + last, 0
+        rows, damaged, torn = parse_lines(raw)
         events = [event for event in map(to_event, rows) if event is not None]
-        self._line_problems(path, damaged + len(rows) - len(events), torn)
+        self._problems(path, line_problems(damaged + len(rows) - len(events), torn))
         if events:
             self.data.events = _event_table(events)
         return events
 
-    def _line_problems(self, path: Path, damaged: int, torn: int) -> None:
-        if damaged:
-            self._problem(path, damaged_lines(damaged))
-        if torn:
-            self._problem(path, f"{TORN} ({torn} bytes)")
+    def _problems(self, path: Path, found: Iterable[str]) -> None:
+        for what in found:
+            self._problem(path, what)
 
 
-def damaged_lines(count: int) -> str:
-    """Return the words for so many damaged lines."""
-    return "1 damaged line" if count == 1 else f"{count} damaged lines"
+def line_problems(damaged: int, torn: int) -> list[str]:
+    """Return what is wrong with so many damaged lines, and a last line of ``torn`` bytes."""
+    found = [f"{damaged} damaged line{'s' * (damaged > 1)}"] if damaged else []
+    return found + ([f"torn last line ({torn} bytes)"] if torn else [])
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """Return the values of a run's config.yaml.
+
+    The runs of a sweep share most of their sections: each different section is parsed once.
+
+    Raises:
+        ValueError: the text is not the YAML of a config.
+    """
+    if any(mark in text for mark in _JOINING):
+        return dict(_parse(text))
+    values: dict[str, Any] = {}
+    for section in _SECTION.split(text):
+        found = _parse(section)
+        if values.keys() & found.keys():
+            raise ValueError(f"has the key {', '.join(values.keys() & found.keys())} twice")
+        values |= found
+    return values
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Mapping[str, Any]:
+    try:
+        value, _ = read_yaml(text, lambda line: f"line {line}")
+    except ConfigError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    if not isinstance(value, dict | None):
+        raise ValueError("is not keys and values")
+    return value or {}
 
 
 def _event_table(events: Sequence[Event]) -> NDArray[Any]:
     attempts = [event.attempt for event in events]
+    restarts = [NO_STEP if one is None else one.restart for one in attempts]
+    steps = [NO_STEP if event.step is None else event.step for event in events]
     columns = {
         "time": np.array([event.time for event in events], np.float64),
         "event": _padded(event.what for event in events),
         "job": _padded(None if one is None else one.job for one in attempts),
-        "restart": np.array(
-            [NO_STEP if one is None else one.restart for one in attempts], np.int64
-        ),
+        "restart": np.array(restarts, np.int64),
         "cause": _padded(event.cause for event in events),
-        "step": np.array(
-            [NO_STEP if event.step is None else event.step for event in events], np.int64
-        ),
+        "step": np.array(steps, np.int64),
         "fields": _padded(map(_fields, events)),
     }
     return structured(columns, len(events))
@@ -234,19 +241,15 @@ def _fields(event: Event) -> str | None:
     """Return the other fields of an event as JSON. In a long event, texts are cut and lists omitted."""
     if not event.fields:
         return None
-    whole = json.dumps(event.fields, ensure_ascii=False, separators=(",", ":"))
-    if len(whole) <= _LONGEST_FIELDS:
-        return whole
-    short: dict[str, Any] = {}
-    for key, value in event.fields.items():
-        if isinstance(value, str):
-            short[key] = value[:_LONGEST_FIELD]
-        elif not isinstance(value, list | dict):
-            short[key] = value
+    short = {
+        key: value[:_LONGEST_FIELD] if isinstance(value, str) else value
+        for key, value in event.fields.items()
+        if not isinstance(value, list | dict)
+    }
     # Numbers and decisions matter more than texts.
     plain = {key: value for key, value in short.items() if not isinstance(value, str)}
-    for fewer in (short | {"cut": True}, plain | {"cut": True}):
-        whole = json.dumps(fewer, ensure_ascii=False)
+    for fields in (event.fields, short | {"cut": True}, plain | {"cut": True}):
+        whole = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         if len(whole) <= _LONGEST_FIELDS:
             return whole
     return '{"cut":true}'
@@ -255,10 +258,7 @@ def _fields(event: Event) -> str | None:
 def _padded(values: Iterable[str | None]) -> NDArray[Any]:
     """Return texts in one of few widths, so that most runs share their type."""
     found = texts(values)
-    width = 8
-    while width < found.dtype.itemsize:
-        width *= 2
-    return found.astype(f"S{width}")
+    return found.astype(f"S{max(8, 1 << (found.dtype.itemsize - 1).bit_length())}")
 
 
 def facts_of(
@@ -308,7 +308,6 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) and 0 <= value < 2**63 else NO_STEP
 
 
-_MARKS = ("run.json", "config.yaml", "events.jsonl", "metrics.jsonl")
 # A sweep may have subfolders; a folder of data may have a million of them.
 _DEEPEST = 3
 
@@ -324,7 +323,12 @@ def find_runs(named: Iterable[str], runs_dir: Path) -> list[str]:
     """
     found: dict[str, None] = {}
     for name in named:
-        folder = _folder(name, runs_dir)
+        folder = next((path for path in (Path(name), runs_dir / name) if path.is_dir()), None)
+        if not name or folder is None:
+            raise ResultsError(
+                f"{name}: no such directory, neither here nor in {runs_dir}; name a run directory or a "
+                "folder of them"
+            )
         # A link to a run is not a second run.
         here = _below(os.path.realpath(folder), 0)
         if not here:
@@ -335,29 +339,17 @@ def find_runs(named: Iterable[str], runs_dir: Path) -> list[str]:
     return sorted(found)
 
 
-def _folder(name: str, runs_dir: Path) -> Path:
-    for path in (Path(name), runs_dir / name):
-        if name and path.is_dir():
-            return path
-    raise ResultsError(
-        f"{name}: no such directory, neither here nor in {runs_dir}; name a run directory or a folder "
-        "of them"
-    )
-
-
 def _below(folder: str, depth: int) -> list[str]:
     """Return the real paths of the runs in ``folder``, a real path."""
     if _is_run(folder):
         return [folder]
-    if depth == _DEEPEST:
-        return []
     try:
         with os.scandir(folder) as entries:
             # Path.resolve() asks for each part of the path; among ten thousand runs only links need it.
             inner = sorted(
                 os.path.realpath(entry.path) if entry.is_symlink() else entry.path
                 for entry in entries
-                if not entry.name.startswith(".") and entry.is_dir()
+                if depth < _DEEPEST and not entry.name.startswith(".") and entry.is_dir()
             )
     except OSError as error:
         if depth:
@@ -370,7 +362,8 @@ def _below(folder: str, depth: int) -> list[str]:
 
 def _is_run(folder: str) -> bool:
     # If a run lost a file, the other files are still read.
-    there = [os.path.isfile(f"{folder}/{mark}") for mark in _MARKS[:2]]  # noqa: PTH113
-    if all(there):
-        return True
-    return any(there) and any(os.path.isfile(f"{folder}/{mark}") for mark in _MARKS[2:])  # noqa: PTH113
+    config, record, events, metrics, _ = (
+        os.path.isfile(f"{folder}/{name}")  # noqa: PTH113
+        for name in _FILES
+    )
+    return (config and record) or ((config or record) and (events or metrics))
