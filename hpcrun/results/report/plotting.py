@@ -185,8 +185,10 @@ def _cells(across: NDArray[np.float64], down: NDArray[np.float64]) -> list[tuple
     """Return the cells, column and row, that a curve with straight lines between its points crosses."""
     found = [(round(float(across[0])), round(float(down[0])))]
     for at in range(1, len(across)):
-        x, y = across[at - 1 : at + 1], down[at - 1 : at + 1]
+        x, y = across[at - 1 : at + 1].tolist(), down[at - 1 : at + 1].tolist()
         steps = math.ceil(max(abs(x[1] - x[0]), abs(y[1] - y[0]), 1)) + 1
-        for one, other in zip(np.linspace(*x, steps), np.linspace(*y, steps), strict=True):
+        for one, other in zip(
+            np.linspace(x[0], x[1], steps), np.linspace(y[0], y[1], steps), strict=True
+        ):
             found.append((round(float(one)), round(float(other))))
     return found
