@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plots, and write the file."""
+    from hpcrun.results import require
+
+    if not 3 <= arguments.height <= 100:
+        raise UserError(f"--height {arguments.height}: should be 3 to 100")
+    require("report", "matplotlib", "pandas", "scipy")
     from hpcrun.results.groups import known_metrics
     from hpcrun.results.report.plotting import (
         default_metrics,
@@ -48,13 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         save_plot,
         terminal_lines,
     )
-    from hpcrun.results.report.runs import open_results, read_runs, require_matplotlib
-    from hpcrun.results.report.sweep import several
+    from hpcrun.results.report.runs import open_results, read_runs
 
-    if not 3 <= arguments.height <= 100:
-        raise UserError(f"--height {arguments.height}: should be 3 to 100")
     if arguments.output is not None:
-        require_matplotlib()
         require_place(arguments.output)
     with open_results(arguments.runs, runs_dir(arguments)) as store:
         known = known_metrics(store)
@@ -73,5 +74,5 @@ def run(arguments: argparse.Namespace) -> int:
     say(*terminal_lines(runs[:_MOST_RUNS], metrics, width, arguments.height))
     if arguments.output is not None:
         save_plot(runs, metrics, arguments.output)
-        say(f"{arguments.output}: {several(len(runs), 'run')}")
+        say(f"{arguments.output}: {len(runs)} run{'s' * (len(runs) > 1)}")
     return 0

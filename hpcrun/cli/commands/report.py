@@ -44,12 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report."""
-    from hpcrun.results.report.report_content import ReportRequest
-    from hpcrun.results.report.runs import open_results, require_matplotlib
-    from hpcrun.results.report.writing import require_place, write_figures, write_report
+    from hpcrun.results import require
 
     require_moment(arguments.at)
-    require_matplotlib()
+    require("report", "jinja2", "matplotlib", "pandas", "scipy")
+    from hpcrun.results.report.content import ReportRequest
+    from hpcrun.results.report.page import require_place, write_figures, write_report
+    from hpcrun.results.report.runs import open_results
+
     require_place(arguments.output, arguments.figures)
     request = ReportRequest(
         title=arguments.title,

@@ -115,7 +115,7 @@ class _Update:
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
         self._tables = {name: old.table(name) for name in TABLES} if old else {}
         # The key of each run by its path.
-        self._keys = dict(self._pairs("runs", "path", "run"))
+        self._keys: dict[str, str] = dict(self._pairs("runs", "path", "run"))
         self._taken = set(self._keys.values())
 
     def _pairs(self, name: str, *columns: str) -> Iterator[Any]:

@@ -184,7 +184,13 @@ def _text(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace")
     # A gap among numbers is NaN.
-    return b"" if value is None or value != value else orjson.dumps(value)
+    if value is None or value != value:
+        return b""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # A whole number beyond 64 bits, or half of a surrogate pair.
+        return repr(value).encode(errors="backslashreplace")
 
 
 def _joined(parts: Sequence[NDArray[Any]], at: NDArray[np.int64], rows: int) -> NDArray[Any]:

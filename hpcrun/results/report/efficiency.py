@@ -9,18 +9,11 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, field, replace
 
 from hpcrun import slurm
 from hpcrun.config.fields import time_seconds
-from hpcrun.results.groups import RunGroup
-from hpcrun.results.report.runs import ReportedRun
-from hpcrun.results.report.sweep import number
-from hpcrun.results.statistics import CONFIDENCE, t_quantile
+from hpcrun.results.report.runs import ReportedRun, number
 from hpcrun.slurm import AttemptUsage
 
 GIB = 1 << 30
@@ -75,19 +68,12 @@ class Efficiency:
     sources: Sequence[str] = field(default_factory=tuple)
 
 
-def efficiencies(
-    runs: Sequence[ReportedRun], usage: Mapping[str, Sequence[AttemptUsage]]
-) -> list[Efficiency]:
-    """Return the efficiency of each run that began.
+def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) -> Efficiency:
+    """Return the request, the use and the advice of one run.
 
     Args:
         usage: sacct's records by job id.
     """
-    return [efficiency(run, usage) for run in runs if run.attempts]
-
-
-def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) -> Efficiency:
-    """Return the request, the use and the advice of one run."""
     records = [one for job in jobs_of(run) for one in usage.get(job, ()) if _is_of(one, run)]
     gpus = _gpus(run, records)
     on_cpu = gpus == 0
@@ -112,7 +98,7 @@ def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) ->
         data_share=_data_share(run),
         sources=_sources(run, records),
     )
-    return Efficiency(**{**found.__dict__, "advice": tuple(_advice(found))})
+    return replace(found, advice=tuple(_advice(found)))
 
 
 def jobs_of(run: ReportedRun) -> list[str]:
@@ -234,16 +220,12 @@ def _data_share(run: ReportedRun) -> float | None:
 
 
 def _highest(run: ReportedRun, metric: str) -> float | None:
-    _, values = run.series(metric)
-    return float(values.max()) if len(values) else None
+    return max(run.series(metric)[1].tolist(), default=None)
 
 
 def _mean(run: ReportedRun, *metrics: str) -> float | None:
-    for metric in metrics:
-        _, values = run.series(metric)
-        if len(values):
-            return float(values.mean())
-    return None
+    known = [values for values in (run.series(metric)[1] for metric in metrics) if len(values)]
+    return float(known[0].mean()) if known else None
 
 
 def _sources(run: ReportedRun, records: Sequence[AttemptUsage]) -> tuple[str, ...]:
@@ -255,36 +237,26 @@ def _sources(run: ReportedRun, records: Sequence[AttemptUsage]) -> tuple[str, ..
 
 def _advice(found: Efficiency) -> Iterable[str]:
     """Yield the changes of the next request that the run's use supports."""
-    yield from _time_advice(found)
     if found.run.state != "finished":
         # A run that ended early may not have met its largest batch, validation or save.
         return
-    yield from _memory_advice(found)
-    yield from _cpu_advice(found)
-    yield from _gpu_advice(found)
-
-
-def _time_advice(found: Efficiency) -> Iterable[str]:
-    limit, longest = found.time_limit, found.longest
-    if limit is None or longest is None or found.run.state != "finished":
-        return
     ended = [event.cause for event in found.run.events if event.what == "ended"]
-    if "time-limit" in ended or "continued" in ended:
-        return
-    if longest < _WASTE * limit and len(ended) == 1 and longest >= _SHORT_RUN:
+    limit, longest = found.time_limit, found.longest
+    if limit and longest and len(ended) == 1 and _SHORT_RUN <= longest < _WASTE * limit:
         minutes = max(1, math.ceil(longest * _MARGIN / 60))
         yield f"job.time={minutes // 60:02d}:{minutes % 60:02d}:00 (took {longest / 60:.0f} min)"
-
-
-def _memory_advice(found: Efficiency) -> Iterable[str]:
     asked, used = found.memory, found.memory_used
-    if asked is None or used is None:
-        return
-    request = max(1, math.ceil(used * _MARGIN / GIB))
-    if used > _TIGHT * asked or (
-        used < _WASTE * asked and request * GIB < asked and "sacct" in found.sources
-    ):
-        yield f"job.mem={request}G (used {used / asked:.0%} of the request)"
+    if asked and used:
+        request = max(1, math.ceil(used * _MARGIN / GIB))
+        wasted = used < _WASTE * asked and request * GIB < asked and "sacct" in found.sources
+        if used > _TIGHT * asked or wasted:
+            yield f"job.mem={request}G (used {used / asked:.0%} of the request)"
+    yield from _cpu_advice(found)
+    share = found.data_share
+    if share is not None and share > _WAITING:
+        yield f"more data.workers (steps wait {share:.0%} of their time for data)"
+    if found.gpu_busy is not None and found.gpu_busy < _IDLE_GPU and found.gpus and found.gpus > 1:
+        yield f"fewer GPUs, or larger batches (GPUs busy {found.gpu_busy:.0f} %)"
 
 
 def _cpu_advice(found: Efficiency) -> Iterable[str]:
@@ -297,98 +269,3 @@ def _cpu_advice(found: Efficiency) -> Iterable[str]:
     request = max(1, math.ceil(used * _MARGIN / tasks))
     if request * tasks < asked:
         yield f"job.cpus_per_task={request} (used {used:.1f} of {asked} CPUs)"
-
-
-def _gpu_advice(found: Efficiency) -> Iterable[str]:
-    share = found.data_share
-    if share is not None and share > _WAITING:
-        yield f"more data.workers (steps wait {share:.0%} of their time for data)"
-    if found.gpu_busy is not None and found.gpu_busy < _IDLE_GPU and found.gpus and found.gpus > 1:
-        yield f"fewer GPUs, or larger batches (GPUs busy {found.gpu_busy:.0f} %)"
-
-
-Item = TypeVar("Item")
-Line = NDArray[np.float64]
-# A figure is some 400 pixels wide.
-_MOST_POINTS = 400
-
-
-@dataclass(frozen=True)
-class Band:
-    """The mean over ``n`` runs and its t-interval; ``low`` and ``high`` are None for n = 1."""
-
-    x: Line
-    mean: Line
-    low: Line | None
-    high: Line | None
-    n: int
-
-
-def band(series: Sequence[tuple[Line, Line]]) -> Band | None:
-    """Return the band of curves over the range that all curves share; None without a curve.
-
-    A curve has a value between two of its points by linear interpolation. Outside the shared range
-    the mean would be of other runs than inside.
-    """
-    curves = [_unique(x, y) for x, y in series if len(x)]
-    if not curves:
-        return None
-    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    grid = np.unique(np.concatenate([x for x, _ in curves]))
-    grid = _sampled(grid[(grid >= first) & (grid <= last)])
-    if not len(grid):
-        return None
-    rows = np.array([np.interp(grid, x, y) for x, y in curves])
-    mean, n = rows.mean(axis=0), len(rows)
-    if n < 2:
-        return Band(grid, mean, None, None, n)
-    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * rows.std(axis=0, ddof=1) / np.sqrt(n)
-    return Band(grid, mean, mean - half, mean + half, n)
-
-
-def sampled(items: Sequence[Item], most: int) -> list[Item]:
-    """Return at most ``most`` of ``items``, evenly over their order."""
-    if len(items) <= most:
-        return list(items)
-    return [items[at * len(items) // most] for at in range(most)]
-
-
-def thinned(x: Line, y: Line) -> tuple[Line, Line]:
-    """Return a curve with few points: the lowest and the highest value of each part stay."""
-    if len(x) <= _MOST_POINTS:
-        return x, y
-    parts = np.array_split(np.arange(len(x)), _MOST_POINTS // 2)
-    kept = {0, len(x) - 1}
-    for part in parts:
-        kept |= {int(part[y[part].argmin()]), int(part[y[part].argmax()])}
-    index = np.array(sorted(kept))
-    return x[index], y[index]
-
-
-def wants_log(values: Sequence[Line]) -> bool:
-    """Return True if all values are positive and span more than a factor of 30."""
-    whole = np.concatenate([one for one in values if len(one)] or [np.empty(0)])
-    # A quotient of floats may overflow; a product of Python's floats becomes infinite without a warning.
-    return bool(len(whole) and whole.min() > 0 and float(whole.max()) > 30 * float(whole.min()))
-
-
-def members(
-    group: RunGroup, runs: Sequence[ReportedRun]
-) -> tuple[list[ReportedRun], list[ReportedRun]]:
-    """Return the runs of ``group`` that count, and those that do not."""
-    counting = {value.run for value in group.values}
-    others = {key for key, _, _ in group.left_out}
-    return [run for run in runs if run.key in counting], [run for run in runs if run.key in others]
-
-
-def _unique(x: Line, y: Line) -> tuple[Line, Line]:
-    """Return the last value of each x."""
-    last = np.append(np.diff(x) > 0, True)
-    return x[last], y[last]
-
-
-def _sampled(grid: Line) -> Line:
-    if len(grid) <= _MOST_POINTS:
-        return grid
-    sampled: Line = grid[np.unique(np.linspace(0, len(grid) - 1, _MOST_POINTS).astype(int))]
-    return sampled

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,8 @@ from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nod
 from hpcrun.errors import UserError
 from hpcrun.job.history import Goodput, goodput
 from hpcrun.results.collect.aggregate import RunSource, aggregate
+from hpcrun.results.collect.columns import counted, fields
 from hpcrun.results.collect.run_reader import find_runs
-from hpcrun.results.collect.summary import counted
-from hpcrun.results.config_text import flat
-from hpcrun.results.frames import config_of, fields
 from hpcrun.results.groups import labels
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.directory import RunDirectory
@@ -54,7 +53,6 @@ class ReportedRun:
 
     key: str
     label: str
-    name: str
     path: str
     state: str
     cause: str
@@ -68,19 +66,13 @@ class ReportedRun:
     attempts: int
     config: Mapping[str, Any]
     identity: Mapping[str, Any]
-    result: Mapping[str, Any]
     events: Sequence[Event]
     columns: Mapping[str, NDArray[Any]] = field(repr=False)
 
-    @property
+    @cached_property
     def goodput(self) -> Goodput:
         """The parts of the time from the first event to the end, or to the last sign of life."""
         return goodput(self.events, self.ended or self.seen or 0.0)
-
-    @property
-    def wall(self) -> float:
-        """Seconds from the first event to the last."""
-        return self.goodput.wall
 
     def series(self, metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the steps and the finite values of ``metric``, in the order of the steps.
@@ -120,11 +112,10 @@ def _run(store: ResultsFile, row: Any, label: str, metrics: Sequence[str]) -> Re
     key = row["run"].decode()
     columns = _columns(store, key, metrics)
     events = _events(store, key)
-    config = _with_options(flat(config_of(store, key)))
+    config = _with_options(store.config(key))
     return ReportedRun(
         key=key,
         label=label,
-        name=row["name"].decode(),
         path=row["path"].decode(),
         state=row["state"].decode(),
         cause=row["cause"].decode(),
@@ -137,8 +128,7 @@ def _run(store: ResultsFile, row: Any, label: str, metrics: Sequence[str]) -> Re
         step=int(row["step"]) if row["step"] >= 0 else None,
         attempts=int(row["attempts"]),
         config=config,
-        identity=_document(store, key, "identity"),
-        result=_document(store, key, "result"),
+        identity=store.document(key, "identity"),
         events=events,
         columns=columns,
     )
@@ -181,12 +171,6 @@ def _typed(word: str) -> Any:
     if re.fullmatch(r"-?\d+(\.\d+)?(e[-+]?\d+)?", word):
         return float(word) if "." in word or "e" in word else int(word)
     return word
-
-
-def _document(store: ResultsFile, key: str, name: str) -> dict[str, Any]:
-    raw = store.document(key, name)
-    found = json.loads(raw) if raw else {}
-    return found if isinstance(found, dict) else {}
 
 
 def _known(value: Any) -> float | None:
@@ -247,14 +231,6 @@ def run_failures(runs: Iterable[ReportedRun]) -> list[RunFailure]:
     return [_run_failure(run) for run in runs if run.state in ("failed", "unfinished")]
 
 
-def interruptions(runs: Iterable[ReportedRun]) -> Mapping[str, int]:
-    """Return how many attempts ended by each cause, the most frequent first."""
-    found = Counter(
-        event.cause or "unknown" for run in runs for event in run.events if event.what == "ended"
-    )
-    return dict(found.most_common())
-
-
 def _run_failure(run: ReportedRun) -> RunFailure:
     attempt = attempt_to_diagnose(run.events)
     directory = RunDirectory(Path(run.path))
@@ -263,23 +239,16 @@ def _run_failure(run: ReportedRun) -> RunFailure:
     if not directory.logs.is_dir():
         return RunFailure(run, None, "the logs are not on this machine")
     try:
-        finding = _find(directory, attempt, run)
+        lines = lines_of_attempt(
+            directory, attempt, run.events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
+        )
+        finding = find_cause(lines, nodes_of(run.events, attempt))
     except OSError as error:
         return RunFailure(run, None, f"the logs cannot be read: {error.strerror}")
-    return RunFailure(run, finding, "" if finding else _without_finding(run))
-
-
-def _find(directory: RunDirectory, attempt: Attempt, run: ReportedRun) -> FailureFinding | None:
-    lines = lines_of_attempt(
-        directory, attempt, run.events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
-    )
-    return find_cause(lines, nodes_of(run.events, attempt))
-
-
-def _without_finding(run: ReportedRun) -> str:
+    note = "the logs show no failure"
     if run.state == "unfinished":
-        return "no result yet: the run trains or waits, or it was ended without a trace"
-    return "the logs show no failure"
+        note = "no result yet: the run trains or waits, or it was ended without a trace"
+    return RunFailure(run, finding, "" if finding else note)
 
 
 def counts(runs: Sequence[ReportedRun]) -> Mapping[str, int]:
@@ -329,15 +298,8 @@ class ReportError(UserError):
     """A figure or report cannot be made; the text has the reason and the remedy."""
 
 
-def require_matplotlib() -> None:
-    """Raise ReportError if matplotlib is missing.
-
-    Raises:
-        ReportError: with the command that installs matplotlib.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ReportError(
-            "matplotlib is not installed, and figures need it: `pip install matplotlib`"
-        ) from error
+def number(value: Any) -> float | None:
+    """Return a finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

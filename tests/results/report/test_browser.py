@@ -49,8 +49,8 @@ def page(make_run: MakeRun, tmp_path: Path) -> Path:
 def test_a_browser_shows_all_figures_without_errors(page: Path, tmp_path: Path) -> None:
     tree, log = browse(tmp_path / "profile", page, "--dump-dom")
     assert "CONSOLE" not in log
-    # Loss, rate, one parameter, throughput, goodput, timeline.
-    assert len(re.findall(r"<svg[^>]* class=\"figure\"|<svg class=\"figure\"", tree)) == 6
+    # Loss, one parameter, throughput, goodput, timeline.
+    assert len(re.findall(r"<svg[^>]* class=\"figure\"|<svg class=\"figure\"", tree)) == 5
     assert "<img" not in tree
 
 

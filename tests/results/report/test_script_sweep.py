@@ -1,13 +1,12 @@
 """A sweep of a command with placeholders: its values are parameters of the results and of the report."""
 
-import json
 import sys
 from pathlib import Path
 
 from hpcrun.results.frames import load_results
 from hpcrun.results.groups import Question, grouped
+from hpcrun.results.report.content import swept_keys
 from hpcrun.results.report.runs import open_results, read_runs
-from hpcrun.results.report.sweep import swept_keys
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs
@@ -33,7 +32,7 @@ def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
     with open_results([str(tmp_path / "all.h5")], tmp_path) as store:
         groups = grouped(store, Question("loss"))
         swept = swept_keys(read_runs(store))
-        kept = json.loads(store.document("001", "config") or b"")["command"]
+        kept = store.document("001", "config")["command"]
     assert [group.label for group in groups] == ["lr=0.1", "lr=0.2"]
     assert [group.numbers() for group in groups] == [[0.1, 0.1], [0.2, 0.2]]
     assert [sorted(one.seed for one in group.values) for group in groups] == [["3", "4"]] * 2

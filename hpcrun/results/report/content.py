@@ -1,0 +1,268 @@
+"""The data of a report, read and computed once, before any figure is drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from hpcrun.errors import ResultsError
+from hpcrun.results.groups import (
+    SAME_TRAINING,
+    Question,
+    RunGroup,
+    default_metric,
+    grouped,
+    known_metrics,
+    lower_is_better,
+    seed_keys,
+)
+from hpcrun.results.report.efficiency import Efficiency, ask_sacct, efficiency
+from hpcrun.results.report.runs import (
+    ReportedRun,
+    ReportError,
+    RunFailure,
+    number,
+    read_runs,
+    run_failures,
+)
+from hpcrun.results.statistics import ConfidenceInterval, Spread, describe, mean_interval
+from hpcrun.results.store import ResultsFile
+
+# Metrics about the progress of a run, not about its result.
+_OF_THE_MACHINE = re.compile(
+    r"lr|learning_rate|mfu|memory_gb|step_time|data_wait|loss_scale|gradient_norm|skipped"
+    r"|gpu_.*|slowest_.*|fastest_.*|.*_per_second"
+)
+# A mean at each value needs runs that share the value.
+_MOST_MEANS = 12
+
+
+@dataclass(frozen=True)
+class RankedGroup:
+    """The runs of one config, with the statistics of those that count; None: no run counts."""
+
+    group: RunGroup
+    spread: Spread | None
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """A metric against one swept parameter.
+
+    Args:
+        labels: the values that ``x`` counts; empty if the parameter is a number in each run.
+        rho: Spearman's rank correlation, of numbers only; None if it is undefined.
+        eta: share of the metric's variance between the values of the parameter (eta squared, 0 to 1);
+            None if each run has another value.
+        means: x and the mean over the runs with this value, with its t-interval.
+    """
+
+    key: str
+    labels: Sequence[str]
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    rho: float | None
+    eta: float | None
+    means: Sequence[tuple[float, ConfidenceInterval]]
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a report.
+
+    Args:
+        metric: None if no run has a metric.
+        groups: by config, the best first; empty without a metric.
+        values: the metric of each run that counts.
+        swept: keys of the config in which runs differ, the strongest relation first.
+        sacct_note: the reason for missing data of sacct; empty: nothing is missing, or sacct was not needed.
+        problems: run, file and problem.
+        read: Unix seconds at which the run directories were read.
+    """
+
+    title: str
+    runs: Sequence[ReportedRun]
+    metric: str | None
+    lower: bool
+    at: str
+    groups: Sequence[RankedGroup]
+    values: Mapping[str, float]
+    swept: Sequence[str]
+    relations: Sequence[Sensitivity]
+    failures: Sequence[RunFailure]
+    efficiency: Sequence[Efficiency]
+    sacct_note: str
+    problems: Sequence[tuple[str, str, str]]
+    read: float
+    written: float
+
+    def value(self, run: ReportedRun) -> float | None:
+        """Return the metric of a run, whether or not the run counts."""
+        if run.key in self.values:
+            return self.values[run.key]
+        steps, values = run.series(self.metric or "")
+        if self.at.isdigit():
+            values = values[steps == int(self.at)]
+        if not len(values):
+            return None
+        if self.at == "best":
+            return float(values.min() if self.lower else values.max())
+        return float(values[-1])
+
+    @property
+    def shared_config(self) -> dict[str, str]:
+        """The config that all runs with a config share."""
+        known = [run.config for run in self.runs if run.config]
+        return {
+            key: shown(value)
+            for key, value in (known[0].items() if known else ())
+            if key != "name" and len({shown(config.get(key)) for config in known}) == 1
+        }
+
+    @property
+    def ends(self) -> Sequence[tuple[str, int]]:
+        """The number of attempts that ended by each cause, the most frequent first."""
+        events = [event for run in self.runs for event in run.events if event.what == "ended"]
+        return Counter(event.cause or "unknown" for event in events).most_common()
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """The options of a report; None: chosen from the data."""
+
+    title: str | None = None
+    metric: str | None = None
+    goal: str | None = None
+    at: str = "last"
+    by: Sequence[str] | None = None
+    seed_key: str = "seed"
+    sacct: bool = True
+
+
+def collect(store: ResultsFile, request: ReportRequest) -> Content:
+    """Return the content of a report.
+
+    Raises:
+        ReportError: there are no runs.
+        ResultsError: no run has the requested metric.
+    """
+    metric = request.metric or _metric(store)
+    runs = read_runs(store, *([metric] if metric else []))
+    if not runs:
+        raise ReportError(f"{store.path}: contains no runs; collect some with `hpcrun aggregate`")
+    lower = request.goal == "min" if request.goal else metric is None or lower_is_better(metric)
+    groups = []
+    if metric is not None:
+        question = Question(metric, request.at, lower, request.seed_key, (), request.by)
+        groups = _ranked(grouped(store, question), lower=lower)
+    values = {value.run: value.value for one in groups for value in one.group.values}
+    keys = list(request.by) if request.by else swept_keys(runs, request.seed_key)
+    relations = sensitivities(runs, values, keys)
+    strongest = [one.key for one in relations]
+    usage, note = ask_sacct(runs) if request.sacct else ({}, "sacct was not called (--no-sacct)")
+    return Content(
+        title=request.title or f"Report of {len(runs):,} run{'s' * (len(runs) > 1)}",
+        runs=runs,
+        metric=metric,
+        lower=lower,
+        at=request.at,
+        groups=groups,
+        values=values,
+        swept=[*strongest, *(key for key in keys if key not in strongest)],
+        relations=relations,
+        failures=run_failures(runs),
+        efficiency=[efficiency(run, usage) for run in runs if run.attempts],
+        sacct_note=note,
+        problems=[
+            (run.decode(), file.decode(), problem.decode())
+            for run, file, problem in store.table("problems").tolist()
+        ],
+        read=float(store.file.attrs.get("written", 0.0)),
+        written=time.time(),
+    )
+
+
+def _metric(store: ResultsFile) -> str | None:
+    """Return the metric to compare by; None if no run has logged a number."""
+    try:
+        return default_metric(store)
+    except ResultsError:
+        known = known_metrics(store)
+        results = [name for name in known if not _OF_THE_MACHINE.fullmatch(name)]
+        return next(iter(results or known), None)
+
+
+def _ranked(groups: Sequence[RunGroup], *, lower: bool) -> list[RankedGroup]:
+    """Return the groups with their statistics, the best mean first; groups without a value come last."""
+    found = [RankedGroup(one, describe(one.numbers()) if one.values else None) for one in groups]
+    sign = 1 if lower else -1
+    return sorted(
+        found, key=lambda one: math.inf if one.spread is None else sign * one.spread.mean.value
+    )
+
+
+def swept_keys(runs: Sequence[ReportedRun], seed_key: str = "seed") -> list[str]:
+    """Return the keys of the config in which runs with a config differ, without the seed."""
+    known = [run for run in runs if run.config]
+    left_out = {"name", "command", seed_key, f"--{seed_key.rpartition('.')[2]}"}
+    left_out.update(*(seed_keys(run.config, seed_key) for run in known))
+    return [
+        key
+        for key in dict.fromkeys(key for run in known for key in run.config)
+        if key not in left_out
+        and not key.startswith(SAME_TRAINING)
+        and len({shown(run.config.get(key)) for run in known}) > 1
+    ]
+
+
+def shown(value: Any) -> str:
+    """Return a value of the config in a few words."""
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str)
+
+
+def sensitivities(
+    runs: Sequence[ReportedRun], values: Mapping[str, float], keys: Sequence[str]
+) -> list[Sensitivity]:
+    """Return the sensitivity to each of ``keys``, the strongest first.
+
+    Args:
+        values: the metric of each run that counts, by the key of the run.
+    """
+    counting = [run for run in runs if run.key in values]
+    y = np.array([values[run.key] for run in counting])
+    found = [_sensitivity(key, [run.config.get(key) for run in counting], y) for key in keys]
+    return sorted(
+        (one for one in found if one is not None),
+        key=lambda one: -max(one.eta or 0.0, (one.rho or 0.0) ** 2),
+    )
+
+
+def _sensitivity(key: str, cells: Sequence[Any], y: NDArray[np.float64]) -> Sensitivity | None:
+    texts, numbers = list(map(shown, cells)), list(map(number, cells))
+    if len(set(texts)) < 2:
+        return None
+    labels = sorted(set(texts)) if None in numbers else []
+    x = np.array([labels.index(text) for text in texts] if labels else numbers, np.float64)
+    groups = pd.Series(y).groupby(x)
+    rho = eta = None
+    if not labels and len(y) > 2 and y.std():
+        rho = float(stats.spearmanr(x, y).statistic)
+    if groups.ngroups < len(y) and y.var():
+        eta = float(groups.transform("mean").to_numpy().var() / y.var())
+    means = [(float(at), mean_interval(one.to_numpy())) for at, one in groups]
+    if len(means) == len(y) or len(means) > _MOST_MEANS:
+        means = []
+    return Sensitivity(key, labels, x, y, rho, eta, means)

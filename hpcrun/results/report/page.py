@@ -1,0 +1,324 @@
+"""The HTML page of the report, and its files, each written atomically."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment
+from markupsafe import Markup
+
+from hpcrun.diagnose.catalog import RETRY_WORDS
+from hpcrun.printing import escaped
+from hpcrun.results.groups import BEST_IS_BIASED
+from hpcrun.results.report import figures, times
+from hpcrun.results.report.content import Content, ReportRequest, collect, shown
+from hpcrun.results.report.efficiency import Efficiency
+from hpcrun.results.report.figures import Drawing
+from hpcrun.results.report.runs import ReportedRun, ReportError, RunFailure, counts
+from hpcrun.results.statistics import ConfidenceInterval
+from hpcrun.results.store import ResultsFile
+from hpcrun.run.files import write_atomic
+
+# Mark of a report of hpcrun, so that no other file is replaced by mistake.
+_HEAD = "<!DOCTYPE html>"
+_SECTIONS = {
+    "runs": "What ran",
+    "curves": "Curves",
+    "sensitivity": "Sensitivity",
+    "time": "Goodput and timeline",
+    "failures": "Failures",
+    "efficiency": "Efficiency",
+    "methods": "Methods and data",
+}
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """A written report; ``words`` describe its content."""
+
+    figures: Sequence[Drawing]
+    words: str
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The figures by section."""
+
+    curves: Sequence[Drawing]
+    sensitivity: Sequence[Drawing]
+    time: Sequence[Drawing]
+
+
+def write_report(store: ResultsFile, request: ReportRequest, output: Path) -> WrittenReport:
+    """Write the report of ``store`` to ``output``, atomically.
+
+    Raises:
+        ReportError: there are no runs.
+        ResultsError: no run has the metric.
+        OSError: the disk refused; ``output`` is unchanged.
+    """
+    # A diverged loss of 1e308 has an infinite mean, which the page shows.
+    with np.errstate(all="ignore"):
+        content = collect(store, request)
+        drawn = _draw(content)
+        page = _render(content, drawn)
+    # A symbolic link stays: its target is replaced. The umask decides who may read.
+    write_atomic(Path(os.path.realpath(output)), page, mode=0o666)
+    states = ", ".join(f"{count:,} {state}" for state, count in counts(content.runs).items())
+    whole = [*drawn.curves, *drawn.sensitivity, *drawn.time]
+    runs, words = several(len(content.runs), "run"), several(len(whole), "figure")
+    return WrittenReport(whole, f"{runs} ({states}), {words}")
+
+
+def write_figures(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
+    """Write each figure as PNG and PDF below ``folder``, which is made; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        figures.save_as(one.figure, folder / f"{one.name}.{kind}")
+        for one in drawings
+        for kind in ("png", "pdf")
+    ]
+
+
+def require_place(output: Path, folder: Path | None) -> None:
+    """Raise ReportError before any work if the report cannot be written to its place.
+
+    Raises:
+        ReportError: a folder is missing, or a file of another kind is in the way.
+    """
+    if output.is_dir():
+        raise ReportError(
+            f"{output}: is a directory; name a file, such as {output / 'report.html'}"
+        )
+    if not output.absolute().parent.is_dir():
+        raise ReportError(
+            f"{output.absolute().parent}: no such directory; make it, or choose another -o"
+        )
+    if output.is_file():
+        with output.open("rb") as stream:
+            head = stream.read(len(_HEAD)).decode(errors="replace")
+        if head and head.lower() != _HEAD.lower():
+            raise ReportError(
+                f"{output}: is not an HTML report, and would be replaced; choose another -o"
+            )
+    if folder is not None and os.path.lexists(folder) and not folder.is_dir():
+        raise ReportError(f"--figures {folder}: is a file; name a folder")
+
+
+def _draw(content: Content) -> _Drawn:
+    """Draw all figures that the runs have data for."""
+    series = figures.series_of(content)
+    rates = sorted({run.throughput for run in content.runs if run.throughput})
+    names = [content.metric, "validation_loss", "loss", "lr", "mfu", *rates]
+    # The figure of a swept learning rate repeats the legend.
+    swept = {key.rpartition(".")[2].strip("-") for key in content.swept}
+    metrics = [name for name in dict.fromkeys(names) if name and name not in swept]
+    curves = [figures.curve_figure(at, name, series) for at, name in enumerate(metrics, 1)]
+    relations = enumerate(content.relations[: figures.MOST_PANELS], 1)
+    rows = times.chosen_rows(content.runs)
+    bars = [times.goodput_figure(rows), times.timeline_figure(rows)]
+    return _Drawn(
+        [one for one in curves if one is not None],
+        [figures.sensitivity_figure(at, content.metric or "", one) for at, one in relations],
+        [one for one in bars if one is not None],
+    )
+
+
+def _render(content: Content, drawn: _Drawn) -> str:
+    folder = files("hpcrun.results.report")
+    page = Environment(autoescape=True, finalize=_text, trim_blocks=True, lstrip_blocks=True)
+    page.filters |= {
+        "duration": duration,
+        "interval": _interval,
+        "moment": moment,
+        "number": number,
+        "several": several,
+        "share": share,
+        "shown": shown,
+        "words": lambda metric: figures.metric_label(metric),
+    }
+    template = page.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
+    text = template.render(
+        caution=BEST_IS_BIASED,
+        content=content,
+        drawn=drawn,
+        efficiency=efficiency_table(content.efficiency),
+        facts=_facts(content),
+        failures=_equal_failures(content.failures),
+        most_panels=figures.MOST_PANELS,
+        most_rows=times.MOST_ROWS,
+        origin=_origin(content.runs),
+        retry_words=RETRY_WORDS,
+        sections=_SECTIONS.items(),
+        style=folder.joinpath("page.css").read_text(encoding="utf-8"),
+        version=_version(),
+    )
+    return f"{text.strip()}\n"
+
+
+def _text(value: Any) -> Any:
+    """Return a value for the page: None is unknown, control characters become visible escapes.
+
+    A log line may hold a sequence that a terminal obeys after it is copied from the page.
+    """
+    if value is None:
+        return Markup('<span class="unknown">unknown</span>')
+    return value if isinstance(value, Markup) else escaped(str(value))
+
+
+def _version() -> str:
+    """Return the version of this package; the package itself would import more than a report needs."""
+    try:
+        return version("hpcrun")
+    except PackageNotFoundError:
+        return "of a checkout"
+
+
+def _facts(content: Content) -> list[tuple[str, Any]]:
+    runs = content.runs
+    timed = [run.goodput for run in runs if run.events]
+    wall = sum(one.wall for one in timed)
+    wanted = wall - sum(one.idle for one in timed)
+    found = [("runs", len(runs)), *counts(runs).items(), ("configs", len(content.groups))]
+    found += [("attempts", sum(run.attempts for run in runs))]
+    return [
+        *found,
+        ("time of all runs", duration(wall) if timed else None),
+        ("productive", share(sum(one.productive for one in timed) / wanted if wanted else None)),
+        ("executor", ", ".join(sorted({run.executor or "unknown" for run in runs}))),
+    ]
+
+
+def _origin(runs: Sequence[ReportedRun]) -> list[tuple[str, Counter[str]]]:
+    def values(name: str) -> Counter[str]:
+        return Counter(str(run.identity.get(name) or "unknown") for run in runs)
+
+    return [
+        ("command", values("command")),
+        ("commit", Counter(_commit(run.identity.get("git")) for run in runs)),
+        ("user", values("user")),
+        ("Python", values("python")),
+        ("versions", Counter(_versions(run.identity.get("versions")) for run in runs)),
+        ("folder", Counter(run.path.rpartition("/")[0] or "unknown" for run in runs)),
+    ]
+
+
+def _commit(git: object) -> str:
+    if not isinstance(git, dict) or not git.get("commit"):
+        return "unknown"
+    dirty = " with uncommitted changes" if git.get("dirty") else ""
+    return f"{str(git['commit'])[:12]}{dirty}"
+
+
+def _versions(found: object) -> str:
+    if not isinstance(found, dict):
+        return "unknown"
+    return ", ".join(f"{name} {version}" for name, version in found.items()) or "unknown"
+
+
+def _equal_failures(failures: Sequence[RunFailure]) -> list[list[RunFailure]]:
+    """Return the failures, those together that have equal words apart from numbers."""
+    groups: dict[object, list[RunFailure]] = {}
+    for one in failures:
+        found = one.finding
+        words = f"{one.note} {one.run.reason}"
+        if found:
+            words = f"{found.cause} {found.evidence[0].text}"
+        kind = one.run.state, re.sub(r"\d[\d.]*(e[-+]?\d+)?", "#", words)
+        groups.setdefault(kind, []).append(one)
+    return list(groups.values())
+
+
+def efficiency_table(
+    rows: Iterable[Efficiency],
+) -> tuple[list[str], list[tuple[Efficiency, list[str | None]]]]:
+    """Return the columns in which a run has a value, and the cells of each run; None is unknown."""
+    cells = [(one, [_cell(read, one) for read in _COLUMNS.values()]) for one in rows]
+    known = [any(found[at] is not None for _, found in cells) for at in range(len(_COLUMNS))]
+    kept = [at for at, has_value in enumerate(known) if has_value]
+    names = list(_COLUMNS)
+    return [names[at] for at in kept], [(one, [found[at] for at in kept]) for one, found in cells]
+
+
+def _cell(read: Callable[[Efficiency], Any], one: Efficiency) -> str | None:
+    value = read(one)
+    return None if value is None else str(value)
+
+
+def _memory(one: Efficiency) -> str | None:
+    return ("≤ " if one.bound else "") + (size(one.memory_used) or "") or None
+
+
+_COLUMNS: Mapping[str, Callable[[Efficiency], Any]] = {
+    "GPUs asked": lambda one: one.gpus,
+    "GPUs busy": lambda one: share(one.gpu_busy and one.gpu_busy / 100),
+    "MFU": lambda one: share(one.mfu),
+    "GPU memory used": lambda one: size(one.gpu_memory),
+    "CPUs asked": lambda one: one.cpus,
+    "CPUs used": lambda one: one.cpus_used and round(one.cpus_used, 1),
+    "memory per node requested": lambda one: size(one.memory),
+    "memory per node used": _memory,
+    "time limit": lambda one: duration(one.time_limit),
+    "longest attempt": lambda one: duration(one.longest),
+    "data wait": lambda one: share(one.data_share),
+    "measured by": lambda one: ", ".join(one.sources) or None,
+}
+
+
+def several(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _interval(interval: ConfidenceInterval) -> str:
+    if interval.low is None or interval.high is None:
+        return "–"
+    return f"{number(interval.low)} … {number(interval.high)}"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number with ``digits`` significant digits."""
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def duration(seconds: float | None) -> str | None:
+    """Return seconds as 2 d 03:04, 3:04:05 or 41 s."""
+    if seconds is None or seconds < 90:
+        return None if seconds is None else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02d}:{minutes:02d}" if days else f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def size(count: float | None) -> str | None:
+    """Return bytes in GiB or MiB."""
+    if count is None:
+        return None
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def share(value: float | None) -> str | None:
+    """Return a share as percent."""
+    return None if value is None else f"{value:.0%}"
+
+
+def moment(seconds: float | None) -> str | None:
+    """Return Unix seconds as date and time in UTC; None for a damaged record, such as the year 10,000."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else None
+    except (OverflowError, OSError, ValueError):
+        return None
