@@ -8,6 +8,7 @@ from hpcrun.config.compare import (
     all_differences,
     changed_ways,
     changes_since,
+    decay_begins,
     differing,
     lengths_left,
     recorded,
@@ -23,17 +24,14 @@ from hpcrun.config.layers import (
     override_layer,
     profile_layer,
     profile_path,
-    undecided,
 )
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.resolve import (
-    check_options,
     idle_lines,
     load_resolved,
     resolve,
     with_task_options,
 )
-from hpcrun.config.schedule import decay_begins
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts, submit_options
 from hpcrun.config.training import (
     FSDP,
@@ -66,7 +64,6 @@ __all__ = [
     "changed_ways",
     "changes_since",
     "check_name",
-    "check_options",
     "decay_begins",
     "differing",
     "file_layer",
@@ -87,7 +84,6 @@ __all__ = [
     "submit_options",
     "to_yaml",
     "training_differences",
-    "undecided",
     "ways",
     "with_task_options",
 ]

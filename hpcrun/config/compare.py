@@ -1,12 +1,12 @@
 """Comparison of two configs: the keys that a resume may change, and the keys that it may not."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic_core import ValidationError
 
-from hpcrun.config.schedule import decay_begins, least_steps
 from hpcrun.config.schema import Config
 
 # Sections about the place of the run, its saves and its logs; they do not change the computation.
@@ -220,3 +220,27 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def decay_begins(config: Config) -> float:
+    """Return the first step of ``config`` whose learning rate depends on ``train.steps``, or infinity."""
+    optim, steps = config.optim, config.train.steps
+    if optim.schedule == "constant":
+        return math.inf
+    if optim.schedule != "wsd":
+        return optim.warmup_steps
+    return max(optim.warmup_steps, steps - (optim.decay_steps or max(1, steps // 10)))
+
+
+def least_steps(config: Config, steps_done: int) -> int | None:
+    """Return the smallest ``train.steps`` with a decay after ``steps_done`` steps; None if impossible."""
+    optim = config.optim
+    decay = (optim.decay_steps or 0) if optim.schedule == "wsd" else 0
+    if optim.schedule == "constant" or steps_done < optim.warmup_steps:
+        return max(steps_done + 1, optim.warmup_steps + decay)
+    if optim.schedule != "wsd":
+        return None
+    if optim.decay_steps is not None:
+        return steps_done + optim.decay_steps + 1
+    # The default decay is a tenth of the steps, rounded down, and at least one step.
+    return max(steps_done + 2, steps_done * 10 // 9 + 1)

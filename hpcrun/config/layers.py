@@ -18,6 +18,7 @@ from hpcrun.config.fields import TYPED_GPUS
 from hpcrun.config.problems import ConfigError, Problem, printable
 from hpcrun.config.reader import read_json, read_yaml
 from hpcrun.config.shape import kind_at
+from hpcrun.printing import say_aside
 
 COMMAND_LINE = "command line"
 DEFAULTS = "defaults"
@@ -259,7 +260,7 @@ def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path 
     """Return the path of the site profile that applies, or None.
 
     Without a choice, ``default.yaml`` in ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) applies, or the
-    only profile in this folder.
+    only profile in this folder. Of several other profiles none applies, and a line says so.
 
     Args:
         environ: the environment, with ``HPCRUN_PROFILE``.
@@ -274,28 +275,16 @@ def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path 
     if asked is not None:
         return _named(asked, folder, "--profile" if wanted is not None else f"${VARIABLE}")
     profiles = _profiles(folder)
-    default = folder / "default.yaml"
-    if default in profiles:
-        return default
+    if (folder / "default.yaml") in profiles:
+        return folder / "default.yaml"
+    if len(profiles) > 1:
+        # A second profile ends the automatic choice of the first.
+        say_aside(
+            f"hpcrun: none of the profiles in {folder} applies "
+            f"({', '.join(profile.stem for profile in profiles)}): choose with --profile or ${VARIABLE}, "
+            "or rename one to default.yaml; --profile '' chooses none"
+        )
     return profiles[0] if len(profiles) == 1 else None
-
-
-def undecided(environ: Mapping[str, str], wanted: str | None = None) -> str | None:
-    """Return a hint if there are several profiles and no choice, otherwise None.
-
-    A second profile ends the automatic choice of the first profile, so the user must know. The arguments
-    ``environ`` and ``wanted`` are those of :func:`profile_path`.
-    """
-    profiles = _profiles(_folder(environ))
-    if wanted is not None or VARIABLE in environ or len(profiles) < 2:
-        return None
-    if any(profile.stem == "default" for profile in profiles):
-        return None
-    return (
-        f"none of the profiles in {profiles[0].parent} applies ("
-        f"{', '.join(profile.stem for profile in profiles)}): choose with --profile or ${VARIABLE}, "
-        "or rename one to default.yaml; --profile '' chooses none"
-    )
 
 
 def profile_layer(path: Path) -> Layer:

@@ -66,29 +66,6 @@ def load_resolved(path: str | Path) -> Config:
     return resolve([file_layer(path)])
 
 
-def check_options(
-    model: type[BaseModel],
-    values: Mapping[str, Any],
-    prefix: str,
-    where: Callable[[str], str],
-) -> dict[str, Any]:
-    """Check a task's keys of a section, and return them with defaults, as plain data.
-
-    Args:
-        model: the task's model of the section: a pydantic model.
-        values: the given keys and values.
-        prefix: the section, ``model`` or ``data``.
-        where: the function of :func:`locate`.
-
-    Raises:
-        ConfigError: a value is wrong, or a key is not in ``model``, unless ``model`` allows extra keys.
-    """
-    problems, checked = _check(model, values, prefix, where)
-    if problems:
-        raise ConfigError(problems)
-    return checked
-
-
 def with_task_options(
     config: Config,
     options: tuple[type[BaseModel], type[BaseModel]],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -175,70 +175,47 @@ class Idle:
     text: str
 
 
-_Rule = tuple[tuple[str, ...], str, Callable[[Any], bool], str]
-
-_LIMIT: _Rule = (("train.nonfinite_limit",), "train.nonfinite", lambda it: it == "stop", "skip")
-
-_RULES: tuple[_Rule, ...] = (
-    (("train.lr_base_batch",), "train.lr_scaling", lambda it: it == "none", "sqrt or linear"),
-    (("train.min_delta",), "train.patience", lambda it: it is None, "a number of validations"),
-    (("train.compile_mode", "train.compile_cache"), "train.compile", lambda it: not it, "true"),
+# Keys, the other key, the values of the other key without effect, and those with an effect.
+_RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
+    ("train.lr_base_batch", "train.lr_scaling", ("none",), "sqrt or linear"),
+    ("train.min_delta", "train.patience", (None,), "a number of validations"),
+    ("train.compile_mode", "train.compile", (False,), "true"),
+    ("train.compile_cache", "train.compile", (False,), "true"),
     (
-        ("train.checkpoint_blocks",),
+        "train.checkpoint_blocks",
         "train.activation_checkpointing",
-        lambda it: it != "every",
+        ("none", "full", "selective"),
         "every",
     ),
-    (("train.hang_start",), "train.hang_after", lambda it: it is None, "a number of seconds"),
-    (
-        ("train.broadcast_buffers", "train.gradient_as_bucket_view"),
-        "train.parallel",
-        lambda it: it not in ("auto", "ddp"),
-        "ddp",
+    ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
+    ("train.broadcast_buffers", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
+    ("train.gradient_as_bucket_view", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
+    ("train.find_unused_parameters", "train.parallel", ("single", "dp"), "ddp or fsdp"),
+    ("train.sync_batchnorm", "train.parallel", ("single", "dp"), "ddp or fsdp"),
+    *(
+        (f"fsdp.{name}", "train.parallel", ("single", "dp", "ddp"), "fsdp")
+        for name in FSDP.model_fields
     ),
-    (
-        ("train.find_unused_parameters", "train.sync_batchnorm"),
-        "train.parallel",
-        lambda it: it in ("single", "dp"),
-        "ddp or fsdp",
+    ("fsdp.min_parameters", "fsdp.wrap", ("blocks", "classes"), "size"),
+    ("optim.betas", "optim.name", ("sgd",), "adamw, adam or muon"),
+    ("optim.eps", "optim.name", ("sgd",), "adamw, adam or muon"),
+    ("optim.momentum", "optim.name", ("adamw", "adam", "muon"), "sgd"),
+    ("optim.muon_momentum", "optim.name", ("adamw", "adam", "sgd"), "muon"),
+    ("optim.decay_steps", "optim.schedule", ("cosine", "linear", "constant"), "wsd"),
+    ("optim.final_lr_fraction", "optim.schedule", ("constant",), "a schedule with a decay"),
+    ("amp.init_scale", "amp.dtype", ("fp32", "tf32", "bf16"), "fp16"),
+    ("amp.dynamic", "amp.dtype", ("fp32", "tf32", "bf16"), "fp16"),
+    *(
+        (f"amp.{name}", other, values, remedy)
+        for other, values, remedy in (
+            ("amp.dtype", ("fp32", "tf32", "bf16"), "fp16"),
+            ("amp.dynamic", (False,), "true"),
+        )
+        for name in ("growth_factor", "backoff_factor", "growth_interval")
     ),
-    (
-        tuple(f"fsdp.{name}" for name in FSDP.model_fields),
-        "train.parallel",
-        lambda it: it not in ("auto", "fsdp"),
-        "fsdp",
-    ),
-    (("fsdp.min_parameters",), "fsdp.wrap", lambda it: it != "size", "size"),
-    (("optim.betas", "optim.eps"), "optim.name", lambda it: it == "sgd", "adamw, adam or muon"),
-    (("optim.momentum",), "optim.name", lambda it: it != "sgd", "sgd"),
-    (("optim.muon_momentum",), "optim.name", lambda it: it != "muon", "muon"),
-    (("optim.decay_steps",), "optim.schedule", lambda it: it != "wsd", "wsd"),
-    (
-        ("optim.final_lr_fraction",),
-        "optim.schedule",
-        lambda it: it == "constant",
-        "a schedule with a decay",
-    ),
-    (
-        (
-            "amp.init_scale",
-            "amp.growth_factor",
-            "amp.backoff_factor",
-            "amp.growth_interval",
-            "amp.dynamic",
-        ),
-        "amp.dtype",
-        lambda it: it != "fp16",
-        "fp16",
-    ),
-    (
-        ("amp.growth_factor", "amp.backoff_factor", "amp.growth_interval"),
-        "amp.dynamic",
-        lambda it: not it,
-        "true",
-    ),
-    (("data.prefetch",), "data.workers", lambda it: it == 0, "a number of processes"),
-    (("checkpoint.minutes",), "checkpoint.auto", lambda it: it, "false"),
+    ("data.prefetch", "data.workers", (0,), "a number of processes"),
+    ("checkpoint.minutes", "checkpoint.auto", (True,), "false"),
+    ("train.nonfinite_limit", "train.nonfinite", ("stop",), "skip"),
 )
 
 
@@ -249,14 +226,15 @@ def idle_keys(config: Config, given: Collection[str]) -> Iterator[Idle]:
     seen = set()
     # A dynamic loss scale overflows regularly; these overflows do not count against the limit.
     scaled = config.amp.dtype == "fp16" and config.amp.dynamic
-    for keys, other, idles, remedy in _RULES if scaled else (*_RULES, _LIMIT):
+    for key, other, values, remedy in _RULES:
         value = _value(config, other)
-        for key in keys if idles(value) else ():
-            if key in given and key not in seen and _value(config, key) != _default(key):
-                seen.add(key)
-                shown = value if isinstance(value, str) else json.dumps(value)
-                text = f"has no effect with {other}={shown}; omit it, or set {other} to {remedy}"
-                yield Idle(key, other, text)
+        if value not in values or (scaled and other == "train.nonfinite"):
+            continue
+        if key in given and key not in seen and _value(config, key) != _default(key):
+            seen.add(key)
+            shown = value if isinstance(value, str) else json.dumps(value)
+            text = f"has no effect with {other}={shown}; omit it, or set {other} to {remedy}"
+            yield Idle(key, other, text)
     window = config.train.profile
     if window is not None and int(window.partition("-")[0]) > config.train.steps:
         text = f"{value_text(window)} is after the last step, with train.steps={config.train.steps}"

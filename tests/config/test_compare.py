@@ -17,7 +17,7 @@ from hpcrun.config import (
     training_differences,
     ways,
 )
-from hpcrun.config.schedule import least_steps
+from hpcrun.config.compare import least_steps
 from hpcrun.config.shape import known_keys
 
 BEGUN = ["job.gpus=2", "train.batch_size=32"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.main import guarded
 from hpcrun.config import (
     Config,
     ConfigError,
@@ -120,22 +118,6 @@ def test_a_later_layer_may_leave_a_key_without_effect(tmp_path: Path) -> None:
     assert idle_lines(resolve(layers), layers) == [
         f"{file}:3: amp.init_scale: has no effect with amp.dtype=bf16; omit it, or set amp.dtype to fp16"
     ]
-
-
-def test_the_commands_print_it_on_standard_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HPCRUN_PROFILE", "")
-    show = ["config", "show", "--json", "task=language-model", "amp.init_scale=64"]
-    assert guarded([*show, "amp.dtype=bf16"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["amp"]["init_scale"] == 64
-    assert said.err.startswith(
-        "hpcrun: command line: amp.init_scale: has no effect with amp.dtype=bf16; "
-    )
-    assert guarded(show) == 2
-    assert "has no effect with amp.dtype=fp32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)

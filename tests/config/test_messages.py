@@ -187,29 +187,6 @@ def test_every_problem_is_reported_in_the_order_of_the_lines(lines: Lines) -> No
     ]
 
 
-def test_files_come_before_overrides_and_flags_in_the_report(write: Write) -> None:
-    first = write("seed: x\namp: {dtype: y}\njob: {nodes: 0}\n", "z.yaml")
-    second = write("\n\n\n\n\n\n\n\n\ntrain: {lr: x}\nsed: 1\n", "a.yaml")
-    layers = [
-        file_layer(first),
-        file_layer(second),
-        override_layer(["train.steps=x", "amp.dtype=z"]),
-        flag_layer({"job.gpus": (0, "--gpus")}),
-    ]
-    with pytest.raises(ConfigError) as caught:
-        resolve(layers)
-    assert [problem.place for problem in caught.value.problems] == [
-        "z.yaml:1",
-        "z.yaml:3",
-        "a.yaml:10",
-        "a.yaml:11",
-        "command line",
-        "command line",
-        "--gpus",
-    ]
-    assert [problem.key for problem in caught.value.problems][-3:-1] == ["train.steps", "amp.dtype"]
-
-
 def test_a_batch_too_small_for_the_ranks_is_answered_with_the_minimum(
     lines: Lines,
 ) -> None:
@@ -248,11 +225,6 @@ def test_contradicting_keys_of_training_are_refused(lines: Lines, content: str, 
     assert only.startswith(f"run.yaml:1: {text}")
 
 
-def test_a_contradiction_has_the_place_of_a_given_key() -> None:
-    with pytest.raises(ConfigError, match=r"^--gpus: train\.batch_size: 32 samples are too few"):
-        resolve([flag_layer({"job.gpus": (33, "--gpus")})])
-
-
 def test_contradictions_are_all_reported(lines: Lines) -> None:
     content = (
         "job:\n  executor: debug\n  gpus: 2\n  time: 0:30\n"
@@ -276,11 +248,6 @@ def test_the_place_of_a_key_is_that_of_its_final_value(write: Write) -> None:
     assert where("job.setup.1") == "command line"
     assert where("job.missing") == "run.yaml:4"
     assert where("amp.dtype") == "defaults"
-
-
-def test_a_long_value_is_cut_so_that_the_line_stays_readable(lines: Lines) -> None:
-    (only,) = lines(f"train: {{lr: '{'x' * 5000}\\n'}}")
-    assert len(only) < 140
 
 
 @given(st.text() | st.lists(st.text() | st.none() | st.floats(), max_size=4))

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpcrun.config import (
     Config,
     ConfigError,
-    check_options,
     file_layer,
     load_resolved,
     locate,
@@ -40,12 +39,6 @@ class DataKeys(BaseModel):
     workers: int = 7
 
 
-class AnyKeys(BaseModel):
-    """Options that accept any key."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 def refused(write: Write, content: str) -> list[str]:
     layers = [file_layer(write(content))]
     config = resolve(layers)
@@ -70,15 +63,6 @@ def test_a_missing_key_is_reported_at_its_section_or_else_as_a_default(write: Wr
         "run.yaml:2: model.depth: is missing"
     ]
     assert refused(write, "seed: 1\n") == ["defaults: model.depth: is missing"]
-
-
-def test_checked_options_come_back_complete_and_plain() -> None:
-    checked = check_options(ModelKeys, {"depth": "2", "rates": [1]}, "model", lambda _: "here")
-    assert checked == {"width": 64, "depth": 2, "rates": [1.0]}
-
-
-def test_a_task_may_take_any_key() -> None:
-    assert check_options(AnyKeys, {"x": [1]}, "model", lambda _: "here") == {"x": [1]}
 
 
 def test_a_run_directory_stores_the_completed_config(write: Write, tmp_path: Path) -> None:

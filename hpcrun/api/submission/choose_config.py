@@ -27,7 +27,6 @@ from hpcrun.config import (
     profile_path,
     resolve,
     submit_options,
-    undecided,
     with_task_options,
 )
 from hpcrun.errors import UserError
@@ -104,8 +103,6 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
         for name, key in sbatch_defaults(os.environ).items()
     }
     profile = profile_path(os.environ, request.profile)
-    if line := undecided(os.environ, request.profile):
-        say_aside(f"hpcrun: {line}")
     return [
         flag_layer({"name": _default_name(file, command, task, request.command_place)}),
         flag_layer(of_slurm),
