@@ -95,10 +95,10 @@ def states(
     local = [
         pair for name, pairs in on.items() if here in (None, name) or name is None for pair in pairs
     ]
-    answers: dict[str | None, SlurmAnswer] = {None: slurm_states(local)}
+    answers: dict[str | None, SlurmAnswer] = {None: slurm_states(local, read=read)}
     if here is not None:
         for name in on.keys() - {None, here}:
-            answers[name] = slurm_states(on[name], name)
+            answers[name] = slurm_states(on[name], name, read)
     return [_state_of(run, job, here, answers, read) for run, job in jobs]
 
 

@@ -8,7 +8,8 @@ from typing import Literal
 from hpcrun import slurm
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Event, Reader, read_events
+from hpcrun.run.sweep_file import is_element
 from hpcrun.slurm.answers import WAITING, reason_in_words
 
 # squeue itself would try for 18 s; a person is waiting.
@@ -34,13 +35,19 @@ class SlurmAnswer:
 def slurm_states(
     asked: Sequence[tuple[RunDirectory, str]],
     cluster: str | None = None,
+    read: Reader = read_events,
 ) -> SlurmAnswer:
-    """Ask this host's cluster, or ``cluster``, for the jobs of these runs."""
+    """Ask this host's cluster, or ``cluster``, for the jobs of these runs.
+
+    Args:
+        read: returns the events of a run.
+    """
     if not asked:
         return SlurmAnswer({}, True)
     runs = {job: run for run, job in asked}
     found: dict[str, tuple[str, str]] = {}
     starts: dict[str, float] = {}
+    others: set[str] = set()
     answered = True
     for jobs in _in_calls(runs):
         listed = slurm.run(slurm.squeue_command(jobs, cluster), timeout=PATIENCE)
@@ -53,10 +60,13 @@ def slurm_states(
             leader = job.removesuffix("+0")
             if leader not in runs:
                 continue
+            if _is_of_another(read(runs[leader]), runs[leader], leader, info.name, cluster):
+                others.add(leader)
+                continue
             found[leader] = (info.state, reason_in_words(info.reason) if waits else "")
             if waits and info.start_time is not None:
                 starts[leader] = info.start_time
-    missing = [job for job in runs if job not in found]
+    missing = [job for job in runs if job not in found and job not in others]
     for jobs in _in_calls(missing):
         recorded = slurm.run(slurm.sacct_command(jobs, cluster), timeout=PATIENCE)
         if recorded.returncode == 0:
@@ -100,6 +110,28 @@ def kill_steps(job: str, cluster: str | None = None) -> bool:
         for step in slurm.parse_steps(listed.stdout)
     ]
     return any(answer.returncode == 0 for answer in killed)
+
+
+def _is_of_another(
+    events: Sequence[Event], run: RunDirectory, job: str, name: str, cluster: str | None
+) -> bool:
+    """Return True if the id now belongs to another job, as after a new installation of the cluster.
+
+    Our job has the name that it was submitted with. One that a person has renamed still runs the script
+    in the run directory.
+    """
+    names = [
+        event.fields.get("name")
+        for event in events
+        if event.what == "submitted" and event.attempt is not None and event.attempt.job == job
+    ]
+    if not name or not names or names[-1] in (None, name):
+        return False
+    shown = slurm.run(slurm.scontrol_show_job_command(job, cluster), timeout=PATIENCE)
+    script = Path(slurm.parse_show_job(shown.stdout).get("Command", ""))
+    # The script of an array is in the folder of its sweep.
+    folder = run.path.parent if is_element(run) else run.path
+    return shown.returncode == 0 and not script.resolve().is_relative_to(folder.resolve())
 
 
 ExecutorName = Literal["slurm", "local", "debug", "prepared"]
