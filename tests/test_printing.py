@@ -23,7 +23,7 @@ from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent
 # These modules write log files, which the commands show as data.
-INTO_LOGS = ("job/", "ranks/", "train/", "slurm/local/controller.py", "worker.py")
+INTO_LOGS = ("job/", "ranks/", "run/stacks.py", "slurm/local/controller.py", "train/", "worker.py")
 # These write to pipes that a program reads.
 INTO_PIPES = (
     "network/agent.py",

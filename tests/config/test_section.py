@@ -1,4 +1,4 @@
-"""Sections are immutable models whose copies and defaults are independent."""
+"""Sections are immutable models with independent copies and defaults."""
 
 import copy
 import pickle

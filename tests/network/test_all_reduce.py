@@ -130,7 +130,7 @@ def test_a_failure_of_two_nodes_is_that_of_both() -> None:
 
 
 class Groups:
-    """Nodes of which each group with a ``bad`` node fails, or with all nodes of a ``bad`` link."""
+    """Nodes; each group with a ``bad`` node fails, or with all nodes of a ``bad`` link."""
 
     def __init__(self, *bad: set[str]) -> None:
         self.bad, self.steps = bad, 0

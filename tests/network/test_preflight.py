@@ -26,7 +26,7 @@ ECC = Answer("fail", "GPU 0: 5 uncorrected ECC errors", "report the node")
 
 
 def facts(**records: tuple[str, Record]) -> PreflightFacts:
-    """Return the facts of three nodes, of which some have yielded something bad."""
+    """Return the facts of three nodes; some have a bad answer."""
     nodes = ["n1", "n2", "n3"]
     measured = PreflightFacts(nodes, Needs(hosts=nodes))
     measured.found = {node: [("limits", Answer("pass", "enough"))] for node in nodes}

@@ -53,7 +53,7 @@ def test_a_rank_killed_in_the_broadcast_of_a_restore_ends_the_others_as_a_conseq
     assert played.codes == [STOPPED_ONCE[0], [exitcodes.FAILED, -signal.SIGKILL]], played.said()
     (failure,) = played.failures(restart=1).values()
     assert is_cascade(failure)
-    # The end of the connection shows at once; a timeout would name none.
+    # The end of the connection shows immediately; a timeout would name none.
     assert "hpcrun: rank 0 lost its peers: " in played.said()
     assert "onnection" in played.said()
 

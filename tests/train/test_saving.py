@@ -206,18 +206,13 @@ def test_a_start_on_a_node_with_read_errors_resumes_from_the_newest(tmp_path, ca
     )
     assert kept(run) == [12, 8]
 
-    names, calls = FileSystem.names, []
-
-    def late(self, path):
-        calls.append(path)
-        return [] if len(calls) == 1 else names(self, path)
-
     run.result.unlink()
-    capfd.readouterr()
-    code, trouble = restarted_with(monkeypatch, "names", late, run, tmp_path / "third")
+    empty = restarted_with(monkeypatch, "names", lambda *_: [], run, tmp_path / "third")
+    assert empty[0] == exitcodes.BAD_INPUT
+    assert kept(run) == [12, 8]
+    code, trouble = started(run, tmp_path / "fourth")
     assert code == exitcodes.DONE, trouble
     assert "resumed from step 12" in capfd.readouterr().out
-    assert kept(run) == [12, 8]
 
 
 def test_a_start_falls_back_from_damage_and_refuses_to_begin_at_step_0(tmp_path, capfd):
