@@ -78,7 +78,7 @@ class Run:
         row = self.status()
         cells = {key: row[key] for key in _SHOWN if row[key] not in (None, "")}
         lines = "".join(
-            f"<tr><th>{_as_html(key)}</th><td>{_as_html(value)}</td></tr>"
+            f"<tr><th>{as_html(key)}</th><td>{as_html(value)}</td></tr>"
             for key, value in {**cells, "directory": str(self.path)}.items()
         )
         return f"<table>{lines}</table>"
@@ -282,6 +282,7 @@ def carry_out(plan: SubmissionPlan) -> None:
         run_here(plan.run)
 
 
-def _as_html(value: object) -> str:
-    shown = f"{value:.4f}" if isinstance(value, float) else str(value)
+def as_html(value: object) -> str:
+    """Return ``value`` as text for a page; None is empty."""
+    shown = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
     return html.escape(escaped(shown))

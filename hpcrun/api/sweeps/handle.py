@@ -1,6 +1,5 @@
 """A sweep as an object: its runs, their states and results, and methods to end them."""
 
-import html
 import os
 import time
 from collections import Counter
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.interrupts import note_end, time_to_end
 from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
-from hpcrun.api.run import Run, refusing
+from hpcrun.api.run import Run, as_html, refusing
 from hpcrun.errors import UserError
-from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import is_sweep, read_sweep
 from hpcrun.slurm.launch import jobs, stopping
@@ -94,7 +92,7 @@ class Sweep:
         """Return a table for a notebook: values, state, step and loss of the first runs."""
         rows = self.status()
         keys = list(dict.fromkeys(key for row in rows for key in row["values"] or {}))
-        head = "".join(f"<th>{_as_html(word)}</th>" for word in ("run", *keys, *_COLUMNS))
+        head = "".join(f"<th>{as_html(word)}</th>" for word in ("run", *keys, *_COLUMNS))
         lines = []
         for row in rows[:_MOST_SHOWN]:
             swept = row["values"] or {}
@@ -103,10 +101,10 @@ class Sweep:
                 *(swept.get(key) for key in keys),
                 *(row.get(k) for k in _COLUMNS),
             ]
-            lines.append("".join(f"<td>{_as_html(cell)}</td>" for cell in cells))
+            lines.append("".join(f"<td>{as_html(cell)}</td>" for cell in cells))
         told = counts_in_words(Counter(row["state"] for row in rows))
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<p>{_as_html(self.name)}: {told}</p><table><tr>{head}</tr>{body}</table>"
+        return f"<p>{as_html(self.name)}: {told}</p><table><tr>{head}</tr>{body}</table>"
 
     @refusing
     def status(self) -> list[dict[str, Any]]:
@@ -192,13 +190,6 @@ class Sweep:
 
 
 _COLUMNS = ("state", "step", "loss")
-
-
-def _as_html(value: object) -> str:
-    if value is None:
-        return ""
-    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return html.escape(escaped(shown))
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,6 @@ def test_the_values_of_an_axis(option: str, expected: list[Any]) -> None:
     assert [row[key] for row in values(axes(option))] == expected
 
 
-def test_a_value_keeps_the_users_text() -> None:
-    (block,) = read_axes(["lr=1e-4,3e-4"])
-    assert [row["lr"].text for row in block.rows] == ["1e-4", "3e-4"]
-
-
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -96,13 +91,12 @@ def test_a_condition_chooses_elements(text: str, kept: list[int] | None) -> None
     ("text", "line"),
     [
         ("lr >", "is not an expression"),
-        ("__import__('os').system('true')", "is not allowed"),
-        ("lr.real > 1", "lr.real is not a key of the sweep; its keys: lr"),
-        ("rl > 1", "rl is not a key"),
-        ("lr is 1", "is not allowed"),
+        ("__import__('os').system('true')", "cannot be computed: '__import__' is undefined"),
+        ("lr.__class__ == 1", "cannot be computed: access to attribute '__class__'"),
+        ("rl > 1", "cannot be computed: 'rl' is undefined"),
+        ("train.lr > 1", "cannot be computed: 'train' is undefined"),
         ("lr > 'a'", "cannot be computed"),
         ("lr > 9", "no run is left"),
-        ("2 ** 99999999 > lr", "is not allowed"),
     ],
 )
 def test_a_wrong_condition_is_one_line(text: str, line: str) -> None:

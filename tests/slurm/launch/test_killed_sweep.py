@@ -231,11 +231,12 @@ def test_a_local_sweep_whose_submission_was_killed_begins_no_run(
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1", "2", "3"]
 
 
-def test_an_array_that_sbatch_could_not_confirm_is_found(tmp_path: Path, slurm: Path) -> None:
+def test_an_array_that_sbatch_did_not_confirm_is_named(tmp_path: Path, slurm: Path) -> None:
     (slurm / "late").touch()
-    assert "4 runs submitted" in hpcrun(tmp_path, *LINE)
+    assert "sbatch got no answer" in refused(tmp_path, *LINE)
     assert submissions(slurm) == 1
-    assert shown(tmp_path) == PENDING
+    assert "end it with `scancel 1`, then submit again" in refused(tmp_path, *LINE)
+    assert submissions(slurm) == 1
 
 
 def test_a_refused_sweep_can_be_submitted_at_once_again(tmp_path: Path, slurm: Path) -> None:
