@@ -71,12 +71,10 @@ def test_all_changes_of_a_submission_are_named_without_secrets():
 
 
 @pytest.mark.parametrize(
-    ("begun", "change", "stands", "keys"),
+    ("begun", "change", "done", "keys"),
     [
         ("train.steps=20 optim.schedule=constant", "train.steps=40", 19, []),
         ("train.steps=20 optim.schedule=constant", "train.steps=40", 20, ["train.steps"]),
-        ("train.steps=20 optim.schedule=constant", "train.steps=40", None, ["train.steps"]),
-        ("train.steps=20 optim.schedule=constant", "train.steps=9", 8, []),
         ("train.steps=20 optim.schedule=constant", "train.steps=9", 9, ["train.steps"]),
         ("train.steps=20 optim.schedule=wsd", "train.steps=40", 17, []),
         ("train.steps=20 optim.schedule=wsd", "train.steps=40", 18, ["train.steps"]),
@@ -84,13 +82,12 @@ def test_all_changes_of_a_submission_are_named_without_secrets():
         ("optim.schedule=constant", "optim.schedule=wsd optim.decay_steps=5", 9, []),
         ("optim.warmup_steps=9", "train.steps=40", 8, []),
         ("optim.warmup_steps=9", "train.steps=40", 9, ["train.steps"]),
-        ("optim.warmup_steps=0", "train.steps=40", 0, []),
         ("optim.schedule=wsd", "optim.warmup_steps=5", 7, ["optim.warmup_steps"]),
     ],
 )
-def test_the_length_may_change_until_the_learning_rate_decays(begun, change, stands, keys):
+def test_the_length_may_change_until_the_learning_rate_decays(begun, change, done, keys):
     old, new = (resolve([override_layer([*begun.split(), *more])]) for more in ([], change.split()))
-    assert [line.partition(":")[0] for line in training_differences(old, new, stands)] == keys
+    assert [line.partition(":")[0] for line in training_differences(old, new, done)] == keys
 
 
 def test_a_checkpoint_without_a_newer_key_counts_with_the_default():

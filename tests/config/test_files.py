@@ -138,13 +138,6 @@ def test_a_missing_file_is_named_with_the_nearest_existing_file(write: Write) ->
         file_layer("no/where.yaml")
 
 
-@pytest.mark.parametrize("name", ["run.toml", "run", "run.yaml.bak"])
-def test_a_file_of_another_kind_is_refused_by_its_suffix(lines: Lines, name: str) -> None:
-    assert lines("seed: 1", name=name) == [
-        f"{name}: the name of a config file must end in .yaml, .yml, .json"
-    ]
-
-
 def test_a_file_name_with_a_line_break_still_gives_one_line(lines: Lines) -> None:
     assert lines("sed: 1", name="a\nb;$(x) ü.yaml") == [
         "a\\nb;$(x) ü.yaml:1: sed: unknown key; did you mean seed?"

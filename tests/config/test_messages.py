@@ -91,14 +91,11 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
             "train.deterministic: should be true, false, warn or strict, not 'warm'",
         ),
         ("train: {lr: fast}", "train.lr: should be a number, not 'fast'"),
-        ("train: {lr: yes}", "train.lr: should be a number, not 'yes'"),
         ("train: {lr: .nan}", "train.lr: should be a finite number, not NaN"),
-        ("train: {lr: 1e999}", "train.lr: should be a finite number, not Infinity"),
         ("train: {lr: 0}", "train.lr: should be more than 0, not 0"),
         ("train: {steps: 0}", "train.steps: should be at least 1, not 0"),
         ("train: {steps: null}", "train.steps: may not be null; give it a value or omit the key"),
         ("train: 5", "train: should be keys and values, not 5"),
-        ("model: 5", "model: should be keys and values, not 5"),
         ("job: {cpu: maybe}", "job.cpu: should be true or false, not 'maybe'"),
         ("job: {env: [A]}", 'job.env: should be keys and values, not ["A"]'),
         ("job: {env: {A: [1]}}", "job.env.A: should be text, in quotes if it looks like"),
@@ -190,19 +187,6 @@ def test_a_batch_too_small_for_the_ranks_is_answered_with_the_minimum(
 def test_contradicting_keys_of_training_are_refused(lines: Lines, content: str, text: str) -> None:
     (only,) = lines(content)
     assert only.startswith(f"run.yaml:1: {text}")
-
-
-def test_contradictions_are_all_reported(lines: Lines) -> None:
-    content = (
-        "job:\n  executor: debug\n  gpus: 2\n  time: 0:30\n"
-        "train:\n  steps: 5\n  batch_size: 1\noptim:\n  warmup_steps: 6\n"
-    )
-    assert [line.split(": ", 2)[:2] for line in lines(content)] == [
-        ["run.yaml:2", "job.executor"],
-        ["run.yaml:4", "job.time"],
-        ["run.yaml:7", "train.batch_size"],
-        ["run.yaml:9", "optim.warmup_steps"],
-    ]
 
 
 def test_the_place_of_a_key_is_that_of_its_final_value(write: Write) -> None:

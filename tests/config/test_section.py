@@ -1,4 +1,4 @@
-"""Sections are immutable models whose copies and defaults are independent."""
+"""Copies of a config are equal to it and immutable."""
 
 import copy
 import pickle

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.interrupts import note_end, time_to_end
-from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
-from hpcrun.api.run import Run, as_html, refusing
+from hpcrun.api.overview import Overview, sweep_entries
+from hpcrun.api.run import Run, refusing
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import is_sweep, read_sweep
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 _LOOK = 0.5
-_MOST_SHOWN = 50
 
 
 class Sweep:
@@ -86,25 +85,6 @@ class Sweep:
     def values(self) -> dict[str, Mapping[str, Any]]:
         """The swept values of each run: the name of its folder (``000``), and a value for each dotted key."""
         return {entry.run.path.name: entry.values or {} for entry in sweep_entries(self.path)}
-
-    @refusing
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook: values, state, step and loss of the first runs."""
-        rows = self.status()
-        keys = list(dict.fromkeys(key for row in rows for key in row["values"] or {}))
-        head = "".join(f"<th>{as_html(word)}</th>" for word in ("run", *keys, *_COLUMNS))
-        lines = []
-        for row in rows[:_MOST_SHOWN]:
-            swept = row["values"] or {}
-            cells = [
-                row["name"],
-                *(swept.get(key) for key in keys),
-                *(row.get(k) for k in _COLUMNS),
-            ]
-            lines.append("".join(f"<td>{as_html(cell)}</td>" for cell in cells))
-        told = counts_in_words(Counter(row["state"] for row in rows))
-        body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<p>{as_html(self.name)}: {told}</p><table><tr>{head}</tr>{body}</table>"
 
     @refusing
     def status(self) -> list[dict[str, Any]]:
@@ -187,9 +167,6 @@ class Sweep:
 
     def _made(self) -> list[RunDirectory]:
         return [entry.run for entry in sweep_entries(self.path) if entry.run.exists()]
-
-
-_COLUMNS = ("state", "step", "loss")
 
 
 @dataclass(frozen=True)
