@@ -136,9 +136,3 @@ def test_a_missing_file_is_named_with_the_nearest_existing_file(write: Write) ->
         file_layer("gtp.yaml")
     with pytest.raises(ConfigError, match=r"^no/where\.yaml: no such file$"):
         file_layer("no/where.yaml")
-
-
-def test_a_file_name_with_a_line_break_still_gives_one_line(lines: Lines) -> None:
-    assert lines("sed: 1", name="a\nb;$(x) ü.yaml") == [
-        "a\\nb;$(x) ü.yaml:1: sed: unknown key; did you mean seed?"
-    ]

@@ -49,10 +49,6 @@ Write = Callable[..., str]
             "run.yaml:1: checkpoint.zzz: unknown key; checkpoint takes every, minutes, auto, "
             "keep, keep_every, keep_best, host_memory",
         ),
-        (
-            '"a\\nb": 1',
-            "run.yaml:1: a\\nb: unknown key; a config takes name, task, command, seed, job,",
-        ),
     ],
 )
 def test_a_misspelt_key_is_answered_with_the_nearest(lines: Lines, content: str, line: str) -> None:

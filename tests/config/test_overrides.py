@@ -35,13 +35,6 @@ def test_mappings_are_merged_and_lists_are_replaced(write: Write) -> None:
     assert config.model.own == {"x": {"y": 5, "z": 2}}
 
 
-def test_a_later_null_over_a_section_changes_nothing(write: Write) -> None:
-    path = write("train: {lr: 1}\njob: {env: {A: a}}\n")
-    config = resolve([file_layer(path), override_layer(["train=null", "job.env=null"])])
-    assert config.train.lr == 1
-    assert config.job.env == {"A": "a"}
-
-
 @pytest.mark.parametrize(
     "value",
     [

@@ -13,7 +13,7 @@ from hpcrun.api.submission.plan import plan_submission
 from hpcrun.api.sweeps.handle import Sweep
 from hpcrun.api.sweeps.handover import submit_sweep
 from hpcrun.api.sweeps.plan import plan_sweep
-from hpcrun.api.sweeps.request import sweep_request
+from hpcrun.api.sweeps.request import require_key, sweep_request
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
 
@@ -181,8 +181,7 @@ def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:
     if values is not None and not isinstance(values, Mapping):
         raise UserError(f"{_PLACE}=: give a dict, such as {_PLACE}={{'train.lr': 3e-4}}")
     for key, value in (values or {}).items():
-        if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
-            raise UserError(f"{_PLACE}=: {key!r} is not a key; write it as 'section.key'")
+        require_key(key, f"{_PLACE}=")
         plain = os.fspath(value) if isinstance(value, os.PathLike) else value
         given[key] = (plain, f"{_PLACE}=")
     if task is not None:

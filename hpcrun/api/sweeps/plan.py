@@ -146,7 +146,9 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
     pack = request.pack or 1
     if pack > 1:
         if pack > (request.max_parallel or pack):
-            raise UserError(f"--max-parallel {request.max_parallel}: is less than --pack {pack}")
+            raise UserError(
+                f"--max-parallel {request.max_parallel}: is less than --pack {pack}; raise it"
+            )
         for job in {job_key(one.config): one.config.job for one in elements}.values():
             if (why := _unpackable(job)) is not None:
                 raise UserError(f"--pack {pack}: {why}")

@@ -243,8 +243,7 @@ def sweep_request(
         raise UserError(f"{_PYTHON}: give a dict, such as {_PYTHON}{{'seed': range(3)}}")
     blocks = [*request.blocks]
     for key, values in (axes or {}).items():
-        if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
-            raise UserError(f"{_PYTHON}: {key!r} is not a key; write it as 'section.key'")
+        require_key(key, _PYTHON)
         if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
             raise UserError(f"{_PYTHON}: {key}: give a list of values, such as [1e-4, 3e-4]")
         found = [_plain(key, value) for value in values]
@@ -256,6 +255,12 @@ def sweep_request(
             f"{_PYTHON}: has no key; give values, such as {_PYTHON}{{'seed': range(3)}}"
         )
     return SweepRequest(blocks, request.conditions)
+
+
+def require_key(key: object, place: str) -> None:
+    """Raise UserError if ``key`` is no dotted key of the config."""
+    if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
+        raise UserError(f"{place}: {key!r} is not a key; write it as 'section.key'")
 
 
 def _plain(key: str, value: Any) -> Any:
