@@ -1,4 +1,4 @@
-"""Ranks that leave out parts of a model: named before a rank waits, or trained if the mode allows it."""
+"""Ranks that omit parts of a model: named before a rank waits, or trained if the mode allows it."""
 
 import re
 
