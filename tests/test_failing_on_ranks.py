@@ -1,4 +1,4 @@
-"""``@ranks(n)`` tells which rank failed, and why. The tests are in ``failing_on_ranks.py``."""
+"""``@ranks(n)`` reports which rank failed, and why. The tests are in ``failing_on_ranks.py``."""
 
 import re
 import subprocess

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from hpcrun.api.state_words import restarts_by_cause, state_in_words
@@ -21,13 +20,12 @@ from hpcrun.run.files import open_regular, read_json
 from hpcrun.run.reports import published
 from hpcrun.slurm.launch.jobs import RunState
 
-METRICS_READ = 1 << 13
-"""Bytes to read from the end of metrics.jsonl, about 30 lines, to compute the pace."""
-
+# Bytes to read from the end of metrics.jsonl, about 30 lines, to compute the pace.
+_METRICS_READ = 1 << 13
 _CONFIG_READ = 1 << 16
 # The resolved config has one key a line, and sections begin in the first column.
-_SECTION = re.compile(r"^train:\n((?:[ #].*\n|\n)*)", re.M)
-_STEPS = re.compile(r"^  steps: (\d+)$", re.M)
+_STEPS = re.compile(r"^train:\n(?:[ #].*\n|\n)*?  steps: (\d+)$", re.M)
+_COMMAND = re.compile(r"^command:(?! *(\[\]|null)$)", re.M)
 
 
 @dataclass(frozen=True)
@@ -53,19 +51,14 @@ class PaceFacts:
             return None
         return min(100.0, 100 * self.step / self.total)
 
-    def left(self, now: float) -> float | None:
-        """Return the seconds until the last step at the present pace; None if the pace is unknown."""
+    def left(self, now: float) -> int | None:
+        """Return the whole seconds until the last step at the present pace; None if the pace is unknown."""
         if self.step is None or self.total is None:
             return None
         if self.seconds_per_step is None or self.latest is None:
             return None
         ahead = (self.total - self.step) * self.seconds_per_step
-        return max(0.0, ahead - max(0.0, now - self.latest))
-
-
-def pace_of(run: RunDirectory) -> PaceFacts:
-    """Return the facts of ``run``; raises OSError if its files cannot be read."""
-    return facts(last_lines(run.metrics, METRICS_READ).values, total_steps(run))
+        return round(max(0.0, ahead - max(0.0, now - self.latest)))
 
 
 def facts(lines: Sequence[dict[str, Any]], total: int | None) -> PaceFacts:
@@ -97,24 +90,11 @@ def total_steps(run: RunDirectory) -> int | None:
     """
     try:
         with open_regular(run.config) as stream:
-            text = stream.read(_CONFIG_READ)
+            text = stream.read(_CONFIG_READ).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _steps_in(text)
-
-
-@lru_cache(maxsize=256)
-def _steps_in(raw: bytes) -> int | None:
-    """Return ``train.steps`` from a config's text without parsing the YAML."""
-    text = raw.decode(errors="replace")
-    section = None if _has_command(text) else _SECTION.search(text)
-    found = section and _STEPS.search(section[1])
+    found = None if _COMMAND.search(text) else _STEPS.search(text)
     return int(found[1]) if found else None
-
-
-def _has_command(text: str) -> bool:
-    found = re.search(r"^command:(.*)\n(- )?", text, re.M)
-    return bool(found and (found[2] or found[1].strip() not in ("", "[]", "null")))
 
 
 def _speed(lines: Sequence[dict[str, Any]]) -> tuple[str, float] | None:
@@ -170,8 +150,10 @@ def row_of(
     Raises:
         OSError: the files of the run cannot be read.
     """
-    log = recent or _all_events(run_directory)
-    events, now = log.events, time.time()
+    if recent is None:
+        found = read_events(run_directory)
+        recent = Recent(found, True, found[0].time if found else None)
+    log, events, now = recent, recent.events, time.time()
     pace = _pace(run_directory, events)
     failed = state.word == "failed"
     return {
@@ -185,7 +167,7 @@ def row_of(
         # A loss that is not finite is null in metrics.jsonl, and again in --json.
         "loss": pace.loss,
         "speed": None if pace.speed is None else dict([pace.speed]),
-        "eta_seconds": _eta(pace, now) if state.word == "running" else None,
+        "eta_seconds": pace.left(now) if state.word == "running" else None,
         "starts": state.starts,
         "job": state.job,
         "executor": state.executor,
@@ -217,19 +199,9 @@ def diagnosis_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | 
     return found.line if found and found.confidence != "low" else None
 
 
-def _all_events(run: RunDirectory) -> Recent:
-    events = read_events(run)
-    return Recent(events, True, events[0].time if events else None)
-
-
 def _pace(run: RunDirectory, events: Sequence[Event]) -> PaceFacts:
-    pace = pace_of(run)
+    pace = facts(last_lines(run.metrics, _METRICS_READ).values, total_steps(run))
     return pace if pace.latest or pace.step else replace(pace, step=_reported_step(run, events))
-
-
-def _eta(pace: PaceFacts, now: float) -> int | None:
-    left = pace.left(now)
-    return None if left is None else round(left)
 
 
 def _goodput(run: RunDirectory, log: Recent, now: float) -> dict[str, Any]:

@@ -142,10 +142,13 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         "--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list, random, where"
     )
     sweep.add_argument(
-        "--max-parallel", metavar="N", help="runs of the sweep at the same time, at most"
+        "--max-parallel", type=int, metavar="N", help="runs of the sweep at the same time, at most"
     )
     sweep.add_argument(
-        "--pack", metavar="N", help="small runs of the sweep that share one job and its GPU"
+        "--pack",
+        type=int,
+        metavar="N",
+        help="small runs of the sweep that share one job and its GPU",
     )
 
 
@@ -177,6 +180,8 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
         prepare=given.get("prepare", False),
         snapshot=None if no_snapshot is None else not no_snapshot,
         trust_owner=given.get("trust_owner", False),
+        max_parallel=given.get("max_parallel"),
+        pack=given.get("pack"),
     )
 
 

@@ -11,19 +11,13 @@ from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep, sweep_arrays
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
 from hpcrun.api.sweeps.request import SweepRequest, read_axes, read_sweep_file, text_of
-from hpcrun.cli.arguments import request_of, runs_dir
+from hpcrun.cli.arguments import request_of
 from hpcrun.cli.output import aligned, print_json
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 
-# Options of a single run, which have no meaning for many.
-_SINGLE = {
-    "from_scratch": "--from-scratch is for one run: `hpcrun resume SWEEP/003 --from-scratch`",
-    "prepare": "--prepare: is for single runs; omit it, or prepare each run by its name",
-    "follow": "--follow: watches one run; submit, then `hpcrun logs -f SWEEP/000`",
-}
 _WORDS = {
     "new": "to submit",
     "again": "to submit again",
@@ -34,44 +28,20 @@ _WORDS = {
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     """Submit the sweep of a command line, or print its runs."""
-    for option, line in _SINGLE.items():
-        if getattr(arguments, option):
-            raise UserError(line)
-    plan = plan_sweep(
-        request_of(arguments),
-        _wish_of_sweep(arguments),
-        at_once=_whole("--max-parallel", arguments.max_parallel),
-        pack=_whole("--pack", arguments.pack) or 1,
-        snapshot=not arguments.no_snapshot,
-    )
-    after = plan.waits_for(arguments.after, runs_dir(arguments))
+    if arguments.follow:
+        raise UserError("--follow: watches one run; submit, then `hpcrun logs -f SWEEP/000`")
+    wish = read_sweep_file(arguments.sweep_file) if arguments.sweep_file else SweepRequest()
+    wish = dataclasses.replace(wish, blocks=[*wish.blocks, *read_axes(arguments.sweep)])
+    plan = plan_sweep(request_of(arguments), wish)
     if arguments.dry_run:
+        plan.waits_for()
         return _show(plan, arguments.json)
-    done = submit_sweep(plan, after, trust_owner=arguments.trust_owner)
+    done = submit_sweep(plan)
     if arguments.json:
         print_json(_as_json(plan, done.planned) | {"jobs": [vars(job) for job in done.jobs]})
     else:
         say(*_told(plan, done))
     return 0
-
-
-def _wish_of_sweep(arguments: argparse.Namespace) -> SweepRequest:
-    request = read_sweep_file(arguments.sweep_file) if arguments.sweep_file else SweepRequest()
-    blocks = [*request.blocks, *read_axes(arguments.sweep)]
-    if not blocks:
-        option = "--max-parallel" if arguments.pack is None else "--pack"
-        raise UserError(
-            f"{option}: is for sweeps only; give the swept keys with --sweep KEY=VALUES"
-        )
-    return dataclasses.replace(request, blocks=blocks)
-
-
-def _whole(option: str, given: str | None) -> int | None:
-    if given is None:
-        return None
-    if not given.isascii() or not given.isdecimal() or int(given) < 1:
-        raise UserError(f"{option} {given}: should be a whole number, 1 or more")
-    return int(given)
 
 
 def _show(plan: SweepPlan, as_json: bool) -> int:

@@ -123,7 +123,7 @@ def training_differences(old: Config, new: Config, steps_done: int | None = None
 
 
 def lengths_left(old: Config, new: Config, steps_done: int) -> str | None:
-    """Describe the values of ``train.steps`` that a started run accepts; None if the change is allowed.
+    """Say until when the length of a started run may change; None if the change is allowed.
 
     Args:
         old: the config of the run so far.
@@ -133,19 +133,12 @@ def lengths_left(old: Config, new: Config, steps_done: int) -> str | None:
     refused = training_differences(old, new, steps_done)
     if not any(line.partition(":")[0] in _LENGTH for line in refused):
         return None
-    least = least_steps(new, steps_done)
     if steps_done >= old.train.steps:
         return "the run cannot become longer"
-    if steps_done >= decay_begins(old):
-        return (
-            f"the learning rate decays from step {decay_begins(old):.0f} to step "
-            f"{old.train.steps}, which must stay the last step"
-        )
-    if least is None:
-        return (
-            f"with optim.schedule={new.optim.schedule} the learning rate would already have decayed"
-        )
-    return f"with optim.schedule={new.optim.schedule} train.steps must be at least {least}"
+    decay = min(decay_begins(old), decay_begins(new))
+    if steps_done >= decay:
+        return f"the length may change only before the learning rate decays, from step {decay:.0f}"
+    return f"train.steps must be more than {steps_done}"
 
 
 def ways(config: Config) -> dict[str, Any]:
@@ -230,17 +223,3 @@ def decay_begins(config: Config) -> float:
     if optim.schedule != "wsd":
         return optim.warmup_steps
     return max(optim.warmup_steps, steps - (optim.decay_steps or max(1, steps // 10)))
-
-
-def least_steps(config: Config, steps_done: int) -> int | None:
-    """Return the smallest ``train.steps`` with a decay after ``steps_done`` steps; None if impossible."""
-    optim = config.optim
-    decay = (optim.decay_steps or 0) if optim.schedule == "wsd" else 0
-    if optim.schedule == "constant" or steps_done < optim.warmup_steps:
-        return max(steps_done + 1, optim.warmup_steps + decay)
-    if optim.schedule != "wsd":
-        return None
-    if optim.decay_steps is not None:
-        return steps_done + optim.decay_steps + 1
-    # The default decay is a tenth of the steps, rounded down, and at least one step.
-    return max(steps_done + 2, steps_done * 10 // 9 + 1)

@@ -3,7 +3,7 @@
 A value for sbatch, a shell or the file system is checked here, because the message can still name its line in
 the config.
 
-They are the URL of a webhook and the values of ``job.env``, which may be tokens.
+Secrets are masked: the URL of a webhook, and the values of ``job.env``, which may be tokens.
 """
 
 from __future__ import annotations
@@ -74,10 +74,7 @@ def _in_name(letter: str) -> bool:
 
 def _cleaned(name: str) -> str:
     kept = "".join(letter if _in_name(letter) else " " for letter in name)
-    cleaned = "-".join(kept.split())
-    while cleaned and not cleaned[0].isalnum():
-        cleaned = cleaned[1:]
-    return cleaned[:40].rstrip("-") or "run-1"
+    return "-".join(kept.split()).lstrip(_NAME_MARKS)[:40].rstrip("-") or "run-1"
 
 
 def _check_task(task: str) -> str:

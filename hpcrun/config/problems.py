@@ -6,15 +6,11 @@ import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from hpcrun.errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
 
 _LONGEST_VALUE = 60  # maximum characters of a refused value in a message
 

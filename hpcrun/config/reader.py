@@ -99,7 +99,6 @@ class _Walk:
         self.place = place
         self.where: dict[str, str] = {}
         self.problems: list[tuple[int, Problem]] = []
-        self._open: set[int] = set()
         self._values = 0
 
     def value(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
@@ -112,19 +111,11 @@ class _Walk:
             self.where.setdefault(".".join(path), self.place(node.start_mark.line + 1))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        if id(node) in self._open:
-            return self._refuse(node, path, "contains itself")
-        self._open.add(id(node))
-        try:
-            if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-                return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-                return [
-                    self.value(item, (*path, str(index))) for index, item in enumerate(node.value)
-                ]
-            return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
-        finally:
-            self._open.discard(id(node))
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
+        return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
 
     def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -117,8 +117,7 @@ def _check(
         for details in error.errors():
             details["loc"] = (prefix, *details["loc"])
             found.append(words(details, known))
-    problems = [Problem(where(key), key, text) for key, text in found]
-    return sorted(problems, key=_line_order), checked
+    return [Problem(where(key), key, text) for key, text in found], checked
 
 
 def _line_order(problem: Problem) -> tuple[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -42,28 +40,11 @@ def to_yaml(config: Config, *, mask: bool = False) -> str:
         mask: replace secrets such as the URL of a webhook by ``***``, for a screen or a log.
     """
     values = config.model_dump()
-    return _dumped(masked_values(values) if mask else values)
+    return dumped(masked_values(values) if mask else values)
 
 
-def yaml_parts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each key; one after the other they are the text of the mapping."""
-    return {
-        name: f"{name}: {_number(value)}\n" if _is_number(value) else _dumped({name: value})
-        for name, value in values.items()
-    }
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-def _number(value: float) -> str:
-    """Return the number as PyYAML writes numbers, in a tenth of its time."""
-    text = repr(value)
-    return text.replace("e", ".0e", 1) if "e" in text and "." not in text else text
-
-
-def _dumped(content: dict[str, Any]) -> str:
+def dumped(content: dict[str, Any]) -> str:
+    """Return ``content`` as YAML text."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 

@@ -13,7 +13,7 @@ MB = 1 << 20
 
 
 class Driver:
-    """Represents CUDA: knows which pages are locked."""
+    """Substitute for CUDA: knows which pages are locked."""
 
     def __init__(self, refuses: bool = False) -> None:
         self.locked: dict[int, int] = {}
@@ -27,7 +27,7 @@ class Driver:
 
 
 class Runtime:
-    """Represents a CUDA runtime that locks no page: it keeps the last error until a call has read it."""
+    """Substitute for a CUDA runtime that locks no page: it keeps the last error until a call has read it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         self.calls, self._last = 0, 0

@@ -17,48 +17,9 @@ from hpcrun.config import (
     training_differences,
     ways,
 )
-from hpcrun.config.compare import least_steps
 from hpcrun.config.shape import known_keys
 
 BEGUN = ["job.gpus=2", "train.batch_size=32"]
-
-
-def refused(change, *both):
-    old, new = (resolve([override_layer([*BEGUN, *both, *more])]) for more in ([], change.split()))
-    return [line.partition(":")[0] for line in training_differences(old, new)]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "train.micro_batch=4",
-        "train.accumulation=2",
-        "train.activation_checkpointing=every train.checkpoint_blocks=3",
-        "train.parallel=fsdp fsdp.cpu_offload=true fsdp.wrap=size fsdp.min_parameters=9",
-        "train.compile=true train.compile_mode=max-autotune",
-        "data.workers=3 data.prefetch=5",
-        "optim.fused=false train.deterministic=warn train.find_unused_parameters=true",
-    ],
-)
-def test_the_way_of_computing_the_same_sums_may_change(change):
-    assert refused(change) == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(
-            "train.batch_size=64",
-            "train.lr=1.0",
-            "amp.dtype=bf16",
-            "train.compression=fp16",
-            "seed=1",
-        ),
-        *("train.uneven=pad", "fsdp.param_dtype=bf16", "optim.weight_decay=0.3", "data.path=there"),
-    ],
-)
-def test_terms_and_precision_of_the_sums_may_not_change(change):
-    assert refused(change) == [change.partition("=")[0]]
 
 
 @pytest.mark.parametrize(
@@ -110,12 +71,10 @@ def test_all_changes_of_a_submission_are_named_without_secrets():
 
 
 @pytest.mark.parametrize(
-    ("begun", "change", "stands", "keys"),
+    ("begun", "change", "done", "keys"),
     [
         ("train.steps=20 optim.schedule=constant", "train.steps=40", 19, []),
         ("train.steps=20 optim.schedule=constant", "train.steps=40", 20, ["train.steps"]),
-        ("train.steps=20 optim.schedule=constant", "train.steps=40", None, ["train.steps"]),
-        ("train.steps=20 optim.schedule=constant", "train.steps=9", 8, []),
         ("train.steps=20 optim.schedule=constant", "train.steps=9", 9, ["train.steps"]),
         ("train.steps=20 optim.schedule=wsd", "train.steps=40", 17, []),
         ("train.steps=20 optim.schedule=wsd", "train.steps=40", 18, ["train.steps"]),
@@ -123,13 +82,12 @@ def test_all_changes_of_a_submission_are_named_without_secrets():
         ("optim.schedule=constant", "optim.schedule=wsd optim.decay_steps=5", 9, []),
         ("optim.warmup_steps=9", "train.steps=40", 8, []),
         ("optim.warmup_steps=9", "train.steps=40", 9, ["train.steps"]),
-        ("optim.warmup_steps=0", "train.steps=40", 0, []),
         ("optim.schedule=wsd", "optim.warmup_steps=5", 7, ["optim.warmup_steps"]),
     ],
 )
-def test_the_length_may_change_until_the_learning_rate_decays(begun, change, stands, keys):
+def test_the_length_may_change_until_the_learning_rate_decays(begun, change, done, keys):
     old, new = (resolve([override_layer([*begun.split(), *more])]) for more in ([], change.split()))
-    assert [line.partition(":")[0] for line in training_differences(old, new, stands)] == keys
+    assert [line.partition(":")[0] for line in training_differences(old, new, done)] == keys
 
 
 def test_a_checkpoint_without_a_newer_key_counts_with_the_default():
@@ -232,31 +190,6 @@ def test_the_number_of_best_weights_may_change_but_not_from_or_to_zero():
     assert training_differences(some, none) == ["checkpoint.keep_best: 3 -> 0"]
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "optim.schedule=constant",
-        "optim.schedule=wsd",
-        "optim.schedule=wsd optim.decay_steps=7",
-        "optim.schedule=wsd optim.decay_steps=7 optim.warmup_steps=15",
-        "optim.warmup_steps=12",
-    ],
-)
-def test_the_reported_minimum_length_is_the_accepted_minimum(schedule):
-    line = [*schedule.split(), "train.steps=200"]
-    old = resolve([override_layer([*line, "optim.schedule=constant", "optim.decay_steps=null"])])
-    for stands in (*range(1, 30), 59, 99):
-        new = resolve([override_layer(line)])
-        lengths = [new.train.model_copy(update={"steps": n}) for n in range(22, 140)]
-        taken = [
-            it.steps
-            for it in lengths
-            if not lengths_left(old, new.model_copy(update={"train": it}), stands)
-        ]
-        least = least_steps(new, stands)
-        assert (min(taken) == max(least, 22)) if taken else least is None
-
-
 def test_the_possible_length_is_reported_with_its_reason():
     def left(old, new, stands):
         old, new = (resolve([override_layer(line.split())]) for line in (old, new))
@@ -264,11 +197,9 @@ def test_the_possible_length_is_reported_with_its_reason():
 
     constant, wsd = "optim.schedule=constant", "train.steps=20 optim.schedule=wsd"
     assert left(wsd, f"{wsd} train.steps=40 train.lr=1", 17) is None
-    assert left(wsd, f"{wsd} train.steps=40", 19) == (
-        "the learning rate decays from step 18 to step 20, which must stay the last step"
-    )
-    assert left(wsd, f"{wsd} train.steps=14", 13) == (
-        "with optim.schedule=wsd train.steps must be at least 15"
-    )
-    assert "would already have decayed" in left(constant, "optim.schedule=cosine", 5)
-    assert left(f"{constant} train.steps=9", constant, 9) == ("the run cannot become longer")
+    told = "the length may change only before the learning rate decays, from step"
+    assert left(wsd, f"{wsd} train.steps=40", 19) == f"{told} 18"
+    assert left(wsd, f"{wsd} train.steps=14", 13) == f"{told} 13"
+    assert left(constant, "optim.schedule=cosine", 5) == f"{told} 0"
+    assert left(constant, f"{constant} train.steps=9", 9) == "train.steps must be more than 9"
+    assert left(f"{constant} train.steps=9", constant, 9) == "the run cannot become longer"

@@ -18,7 +18,6 @@ from hpcrun.config import (
     override_layer,
     resolve,
 )
-from hpcrun.config.problems import value_text
 from hpcrun.config.shape import known_keys
 
 Lines = Callable[..., list[str]]
@@ -30,13 +29,7 @@ Write = Callable[..., str]
     [
         ("sed: 1", "run.yaml:1: sed: unknown key; did you mean seed?"),
         ("trian:\n  lr: 1", "run.yaml:1: trian: unknown key; did you mean train?"),
-        ("train:\n  lrr: 1", "run.yaml:2: train.lrr: unknown key; did you mean train.lr?"),
         ("train:\n  LR: 1", "run.yaml:2: train.LR: unknown key; did you mean train.lr?"),
-        (
-            "train:\n  batch-size: 1",
-            "run.yaml:2: train.batch-size: unknown key; did you mean train.batch_size?",
-        ),
-        ("lr: 1", "run.yaml:1: lr: unknown key; did you mean train.lr?"),
         ("train: {dtype: x}", "run.yaml:1: train.dtype: unknown key; did you mean amp.dtype?"),
         ("checkpoints: 1", "run.yaml:1: checkpoints: unknown key; did you mean checkpoint?"),
         (
@@ -47,7 +40,6 @@ Write = Callable[..., str]
             "train: {num_epochs: 3}",
             "run.yaml:1: train.num_epochs: unknown key; set train.steps instead",
         ),
-        ("walltime: 1", "run.yaml:1: walltime: unknown key; did you mean job.time?"),
         (
             "train.lr: 1",
             "run.yaml:1: train.lr: unknown key; write it as `lr` under `train:`",
@@ -56,11 +48,6 @@ Write = Callable[..., str]
             "checkpoint: {zzz: 1}",
             "run.yaml:1: checkpoint.zzz: unknown key; checkpoint takes every, minutes, auto, "
             "keep, keep_every, keep_best, host_memory",
-        ),
-        ("'': 1", "run.yaml:1: unknown key; a config takes name, task, command, seed, job,"),
-        (
-            '"a\\nb": 1',
-            "run.yaml:1: a\\nb: unknown key; a config takes name, task, command, seed, job,",
         ),
     ],
 )
@@ -94,29 +81,21 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
         ("train: {steps: abc}", "train.steps: should be a whole number, not 'abc'"),
         ("train: {steps: 1.5}", "train.steps: should be a whole number, not 1.5"),
         ("train: {steps: true}", "train.steps: should be a number, not true"),
-        ("train: {steps: [1]}", "train.steps: should be a whole number, not [1]"),
         ("train: {steps: {a: 1}}", 'train.steps: should be a whole number, not {"a": 1}'),
         (
             "train: {deterministic: warm}",
             "train.deterministic: should be true, false, warn or strict, not 'warm'",
         ),
         ("train: {lr: fast}", "train.lr: should be a number, not 'fast'"),
-        ("train: {lr: yes}", "train.lr: should be a number, not 'yes'"),
         ("train: {lr: .nan}", "train.lr: should be a finite number, not NaN"),
-        ("train: {lr: 1e999}", "train.lr: should be a finite number, not Infinity"),
         ("train: {lr: 0}", "train.lr: should be more than 0, not 0"),
         ("train: {steps: 0}", "train.steps: should be at least 1, not 0"),
         ("train: {steps: null}", "train.steps: may not be null; give it a value or omit the key"),
-        ("train: {steps: ~}", "train.steps: may not be null; give it a value or omit the key"),
         ("train: 5", "train: should be keys and values, not 5"),
-        ("train: [1]", "train: should be keys and values, not [1]"),
-        ("model: 5", "model: should be keys and values, not 5"),
         ("job: {cpu: maybe}", "job.cpu: should be true or false, not 'maybe'"),
         ("job: {env: [A]}", 'job.env: should be keys and values, not ["A"]'),
-        ("job: {env: {A: }}", "job.env.A: may not be null"),
         ("job: {env: {A: [1]}}", "job.env.A: should be text, in quotes if it looks like"),
         ("job: {env: {A-B: 1}}", "job.env.A-B: is not a valid name of an environment variable"),
-        ("job: {env: {1A: 1}}", "job.env.1A: is not a valid name of an environment variable"),
         ('job: {env: {A: "a\\0b"}}', "job.env.A: may not contain a NUL"),
         ("job: {setup: module load x}", "job.setup: should be a list, such as [a, b], not 'module"),
         ("job: {sbatch_args: [x]}", "job.sbatch_args.0: should be one option such as --comment"),
@@ -124,38 +103,25 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
             "job: {sbatch_args: [--arr=0-3]}",
             "job.sbatch_args.0: '--arr=0-3': an array would start the same",
         ),
-        (
-            "job: {sbatch_args: [-a0-3]}",
-            "job.sbatch_args.0: '-a0-3': an array would start the same run",
-        ),
         ('job: {srun_args: ["-x\\ny"]}', "job.srun_args.0: should be one option such as --comment"),
         ("job: {partition: a b}", "job.partition: may not contain ' ': 'a b'"),
-        ('job: {account: "a\\nb"}', "job.account: may not contain '\\n': 'a\\nb'"),
-        ("job: {qos: 'x#y'}", "job.qos: may not contain '#': 'x#y'"),
         ("job: {partition: ''}", "job.partition: is empty; omit the key, or write null"),
         ("job: {mem: lots}", "job.mem: should be a size such as 64G or 512M, not 'lots'"),
-        ("job: {mem: 1.5G}", "job.mem: should be a size such as 64G or 512M, not '1.5G'"),
         ("job: {executor: slrum}", "job.executor: should be auto, slurm, local or debug, not"),
         ("job: {nodes: -1}", "job.nodes: should be at least 1, not -1"),
         ("job: {time: soon}", "job.time: should be a time limit, not 'soon'; write HH:MM:SS"),
         ("job: {time: 0}", "job.time: should be longer than zero"),
-        ("job: {time: [1]}", "job.time: should be a time limit, not [1]"),
         ("amp: {dtype: bfloat16}", "amp.dtype: should be fp32, tf32, bf16 or fp16, not 'bfloat16'"),
-        ("amp: {backoff_factor: 1}", "amp.backoff_factor: should be less than 1"),
         ("optim: {betas: 0.9}", "optim.betas: should be a list, such as [a, b], not 0.9"),
         ("optim: {betas: [0.9]}", "optim.betas.1: is missing"),
         ("optim: {betas: [0.9, 0.9, 1]}", "optim.betas: should have 2 values, not 3"),
-        ("optim: {betas: [0.9, 1]}", "optim.betas.1: should be less than 1"),
         ("seed: -1", "seed: should be at least 0, not -1"),
         ("seed: 9223372036854775808", "seed: should be less than 9223372036854775808"),
         ("task: my task", "task: should be the name of a built-in task, such as language-model"),
-        ("task: 'pkg.mod:'", "task: should be the name of a built-in task"),
         (
             "name: [a]",
             "name: should be text, in quotes if it looks like a number, a date or a boolean",
         ),
-        ("restarts: {crash: -1}", "restarts.crash: should be at least 0, not -1"),
-        ("data: {workers: x}", "data.workers: should be a whole number, not 'x'"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_expected_kind(
@@ -163,11 +129,6 @@ def test_a_wrong_value_is_answered_with_the_expected_kind(
 ) -> None:
     (only,) = lines(content)
     assert only.startswith(f"run.yaml:1: {text}")
-
-
-def test_a_misspelt_choice_is_answered_with_the_nearest(lines: Lines) -> None:
-    (only,) = lines("optim: {schedule: cosin}")
-    assert only.endswith("cosine, linear, constant or wsd, not 'cosin'; did you mean cosine?")
 
 
 def test_every_problem_is_reported_in_the_order_of_the_lines(lines: Lines) -> None:
@@ -213,7 +174,6 @@ def test_a_batch_too_small_for_the_ranks_is_answered_with_the_minimum(
             "train: {lr_scaling: sqrt}",
             "train.lr_base_batch: lr_scaling=sqrt needs the batch size that train.lr was chosen for",
         ),
-        ("train: {patience: 3}", "train.validate_every: train.patience counts validations"),
         (
             "{train: {steps: 9}, optim: {schedule: wsd, warmup_steps: 4, decay_steps: 6}}",
             "optim.decay_steps: warm-up and decay take 10 steps, but train.steps is 9",
@@ -223,19 +183,6 @@ def test_a_batch_too_small_for_the_ranks_is_answered_with_the_minimum(
 def test_contradicting_keys_of_training_are_refused(lines: Lines, content: str, text: str) -> None:
     (only,) = lines(content)
     assert only.startswith(f"run.yaml:1: {text}")
-
-
-def test_contradictions_are_all_reported(lines: Lines) -> None:
-    content = (
-        "job:\n  executor: debug\n  gpus: 2\n  time: 0:30\n"
-        "train:\n  steps: 5\n  batch_size: 1\noptim:\n  warmup_steps: 6\n"
-    )
-    assert [line.split(": ", 2)[:2] for line in lines(content)] == [
-        ["run.yaml:2", "job.executor"],
-        ["run.yaml:4", "job.time"],
-        ["run.yaml:7", "train.batch_size"],
-        ["run.yaml:9", "optim.warmup_steps"],
-    ]
 
 
 def test_the_place_of_a_key_is_that_of_its_final_value(write: Write) -> None:
@@ -248,13 +195,6 @@ def test_the_place_of_a_key_is_that_of_its_final_value(write: Write) -> None:
     assert where("job.setup.1") == "command line"
     assert where("job.missing") == "run.yaml:4"
     assert where("amp.dtype") == "defaults"
-
-
-@given(st.text() | st.lists(st.text() | st.none() | st.floats(), max_size=4))
-def test_a_refused_value_never_breaks_its_line(value: object) -> None:
-    text = value_text(value)
-    assert text.isprintable()
-    assert len(text.splitlines()) == 1
 
 
 @given(st.text(min_size=1), st.text())

@@ -6,10 +6,8 @@ import pytest
 
 from hpcrun.config import (
     ConfigError,
-    override_layer,
     profile_layer,
     profile_path,
-    resolve,
 )
 
 
@@ -22,10 +20,6 @@ def folder(tmp_path: Path) -> Path:
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     return {"XDG_CONFIG_HOME": str(folder.parent), **more}
-
-
-def test_without_profiles_none_applies(tmp_path: Path) -> None:
-    assert profile_path({"XDG_CONFIG_HOME": str(tmp_path)}) is None
 
 
 def test_the_only_profile_applies_and_among_several_the_default(folder: Path) -> None:
@@ -69,9 +63,3 @@ def test_a_profile_may_not_change_what_is_trained(folder: Path) -> None:
     (folder / "a.yaml").write_text("job: {account: abc}\ntrain:\n  lr: 1.0\n")
     with pytest.raises(ConfigError, match=r"a\.yaml:2: train: a profile says where to run"):
         profile_layer(folder / "a.yaml")
-
-
-def test_later_layers_override_the_profile(folder: Path) -> None:
-    (folder / "a.yaml").write_text("job: {account: abc, partition: gpu}\n")
-    config = resolve([profile_layer(folder / "a.yaml"), override_layer(["job.partition=dev"])])
-    assert (config.job.account, config.job.partition) == ("abc", "dev")

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import re
 import string
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-import hpcrun.config.schema
 from hpcrun.config import (
-    AMPConfig,
     Config,
     ConfigError,
     Job,
@@ -25,7 +19,6 @@ from hpcrun.config import (
     check_name,
     flag_layer,
     json_schema,
-    load_resolved,
     override_layer,
     resolve,
     to_yaml,
@@ -39,12 +32,6 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
-
-
-@pytest.mark.parametrize("section", [Config(), Config().train, Config().model, AMPConfig()])
-def test_a_config_cannot_be_changed(section: Section) -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        setattr(section, next(iter([*type(section).model_fields, "x"])), 1)
 
 
 def test_every_key_has_a_one_line_description() -> None:
@@ -63,18 +50,11 @@ def test_the_json_schema_knows_limits_choices_and_strictness() -> None:
     assert train["properties"]["steps"]["minimum"] == 1
     assert train["properties"]["deterministic"]["enum"] == [True, False, "warn", "strict"]
     assert train["properties"]["parallel"]["enum"] == ["auto", "single", "dp", "ddp", "fsdp"]
-    assert schema["$defs"]["ModelOptions"]["additionalProperties"] is True
     job = schema["$defs"]["Job"]["properties"]
     count, typed = job["gpus"]["anyOf"]
     assert count["minimum"] == 1
     assert re.fullmatch(typed["pattern"], "gpu:a100:4")
     assert not re.fullmatch(typed["pattern"], "a100")
-    assert "gpus-per-task" in job["gpu_request"]["enum"]
-    assert {"node_setup", "node_share", "cluster", "gpu_type"} <= job.keys()
-
-
-def test_the_world_size_follows_from_the_keys() -> None:
-    assert Job(nodes=2, gpus=4).world_size == 8
 
 
 @pytest.mark.parametrize(
@@ -82,7 +62,6 @@ def test_the_world_size_follows_from_the_keys() -> None:
     [
         ("a100:4", 4, "a100"),
         ("gpu:a100:4", 4, "a100"),
-        ("gpu:4", 4, None),
         ("1g.10gb:2", 2, "1g.10gb"),
     ],
 )
@@ -104,7 +83,6 @@ def test_a_later_layer_may_replace_only_the_type_or_only_the_count() -> None:
     ("override", "told"),
     [
         (["job.gpus=a100:0"], "should be at least 1, not 0"),
-        (["job.gpus=a100:many"], "should be a whole number, not 'a100:many'"),
         (["job.gpus=a100:2", "job.gpu_request=none"], "omit the type"),
         (["job.gpus=a100:2", "job.gpu_request=gpus-per-task"], "omit the type"),
     ],
@@ -115,21 +93,14 @@ def test_an_invalid_request_for_gpus_is_refused(override: list[str], told: str) 
     assert str(caught.value).startswith("command line: job.gpu")
 
 
-def test_a_file_that_names_two_types_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"job.gpus: h100:2 contradicts job.gpu_type=a100"):
-        resolve([Layer({"job": {"gpus": "h100:2", "gpu_type": "a100"}})])
-
-
 @pytest.mark.parametrize(
     ("time", "seconds", "normal"),
     [
         (90, 5400, "01:30:00"),
-        ("90", 5400, "01:30:00"),
         ("0:45", 45, "00:00:45"),
         ("100:00", 6000, "01:40:00"),
         ("24:00:00", 86400, "1-00:00:00"),
         ("2-12", 216000, "2-12:00:00"),
-        ("1-2:03", 93780, "1-02:03:00"),
         ("1-02:03:04", 93784, "1-02:03:04"),
     ],
 )
@@ -152,21 +123,14 @@ def test_a_plain_name_in_any_script_is_accepted(name: str) -> None:
     assert check_name(name) == name
 
 
-def test_letters_composed_in_two_ways_are_one_name() -> None:
-    assert check_name("gro\u0308\u00dfe") == check_name("gr\u00f6\u00dfe")
-
-
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
         ("my run", "my-run"),
-        ("a;b", "a-b"),
         ("$(rm -rf x)", "rm--rf-x"),
         ('it\'s "x"', "it-s-x"),
-        ("a/b", "a-b"),
         ("../up", "up"),
         (".hidden", "hidden"),
-        ("-flag", "flag"),
         ("a\nb", "a-b"),
         ("🚀", "run-1"),
         ("", "run-1"),
@@ -179,12 +143,6 @@ def test_an_invalid_name_is_answered_with_a_valid_name(name: str, remedy: str) -
     assert line.startswith("command line: name: should be letters, digits and . _ - + = @ with")
     assert line.endswith(f"; try {remedy}")
     assert check_name(remedy) == remedy
-
-
-@pytest.mark.parametrize("name", ["x" * 101, "実" * 70])
-def test_a_name_longer_than_a_directory_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="shorten it to at most 100 characters and 200 bytes"):
-        check_name(name)
 
 
 @given(st.text())
@@ -200,30 +158,6 @@ def test_an_accepted_name_is_one_harmless_path_component(name: str) -> None:
     assert check_name(accepted) == accepted
 
 
-@pytest.mark.parametrize("task", ["language-model", "x", "mod:Class", "a.b_c:D.E", "ünï:Cläss"])
-def test_a_task_is_a_built_in_name_or_a_class(task: str) -> None:
-    assert Config(task=task).task == task
-
-
-@pytest.mark.parametrize("task", ["", "My", "a.b", "a:", ":B", "a/b.py:C", "a:B()", "a..b:C", "a-"])
-def test_an_invalid_task_name_is_refused(task: str) -> None:
-    with pytest.raises(ValidationError):
-        Config(task=task)
-
-
-def test_the_default_config_survives_writing_and_reading(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(Config()))
-    assert load_resolved(path) == Config()
-
-
-def test_the_written_config_holds_every_key() -> None:
-    written = yaml.safe_load(to_yaml(Config()))
-    assert written == Config().model_dump() | {"optim": written["optim"]}
-    assert list(written) == list(Config.model_fields)
-    assert written["optim"]["betas"] == [0.9, 0.95]
-
-
 @given(model=st.dictionaries(TEXT, PLAIN, max_size=4))
 @settings(max_examples=150)
 def test_any_plain_value_of_a_task_survives_writing_and_reading(model: dict[str, Any]) -> None:
@@ -231,27 +165,3 @@ def test_any_plain_value_of_a_task_survives_writing_and_reading(model: dict[str,
     values, _ = read_yaml(to_yaml(config), str)
     assert values["model"] == model
     assert resolve([Layer(values)]) == config
-
-
-@given(
-    env=st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True), TEXT, max_size=3)
-)
-@settings(max_examples=100)
-def test_any_environment_survives_writing_and_reading(env: dict[str, str]) -> None:
-    config = resolve([Layer({"job": {"env": env}})])
-    values, _ = read_yaml(to_yaml(config), str)
-    assert values["job"]["env"] == env
-
-
-def test_importing_the_config_imports_nothing_heavy() -> None:
-    code = "import hpcrun.config, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    heavy = {"torch", "numpy", "rich", "h5py", "submitit", "tqdm", "matplotlib", "psutil"}
-    assert not heavy & set(loaded.stdout.split())
-
-
-def test_the_schema_module_holds_every_class_the_package_offers() -> None:
-    for name in ("Config", "Job", "Restarts", "ModelOptions", "DataOptions", "Train", "Optim"):
-        assert getattr(hpcrun.config, name) is getattr(hpcrun.config.schema, name)

@@ -9,7 +9,6 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpcrun.config import (
-    Config,
     ConfigError,
     file_layer,
     load_resolved,
@@ -75,8 +74,3 @@ def test_a_run_directory_stores_the_completed_config(write: Write, tmp_path: Pat
     kept = tmp_path / "config.yaml"
     kept.write_text(to_yaml(config))
     assert load_resolved(kept) == config
-
-
-def test_options_of_a_default_config_are_empty() -> None:
-    assert Config().model.own == {}
-    assert Config().data.own == {}

@@ -63,7 +63,7 @@ def test_each_rank_raises_what_the_caller_needs(rank, monkeypatch):
             "ValueError: bad 0",
             *["CheckpointError: rank 0 (n0): ValueError: bad 0"] * 2,
         ]
-    # Rank 0 alone makes the call, so an error on the other ranks does not exist.
+    # Only rank 0 makes the call, so an error on the other ranks does not exist.
     assert ends(plain.from_rank_0, ValueError, 1, 2) == [["a", "b", "c"]] * 3
     assert ends(plain.scatter_from_rank_0, ValueError, 1, 2) == ["a", "b", "c"]
 

@@ -3,6 +3,7 @@
 import ast
 import difflib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ from hpcrun.slurm.environment import sbatch_defaults
 from hpcrun.tasks import BUILTIN, options_for
 
 _QUICKSTART_TASK = "language-model"
+PYTHON_COMMAND = "command="
+"""The place of a command from Python."""
 
 OPTIONS = {
     **{name: name for name in submit_options(Config)},
@@ -72,6 +75,11 @@ class SubmitRequest:
     trust_owner: bool = False
     max_parallel: int | None = None
     pack: int | None = None
+
+    def place(self, option: str) -> str:
+        """Return ``option`` as the user wrote it: ``--max-parallel``, or ``max_parallel=`` in Python."""
+        from_python = self.command_place == PYTHON_COMMAND
+        return f"{option}=" if from_python else f"--{option.replace('_', '-')}"
 
 
 def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None) -> Config:
@@ -206,31 +214,20 @@ def _source(module: str) -> Path | None:
 
 def _require_name(source: Path, module: str, name: str) -> None:
     try:
-        tree = ast.parse(source.read_text(), filename=str(source))
+        text = source.read_text()
+        ast.parse(text, filename=str(source))
     except SyntaxError as error:
         raise ValueError(
             f"{source}:{error.lineno}: {error.msg}; correct the module first"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{source}: cannot be read: {error}") from error
-    names = _defined(tree)
-    if name not in names and "*" not in names:
+    # The name may also be imported, or bound in a branch.
+    names = re.findall(r"[^\W\d]\w*", text)
+    if name not in names and "import *" not in text:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}?" if near else "name one of its classes"
         raise ValueError(f"{source} defines no {name} (module {module}); {hint}")
-
-
-def _defined(tree: ast.Module) -> list[str]:
-    """Return the names that the module may bind at its top level, including in branches."""
-    found: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.append(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found += [(alias.asname or alias.name).split(".")[0] for alias in node.names]
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.append(node.id)
-    return found
 
 
 def require_packages(config: Config) -> None:

@@ -1,9 +1,10 @@
 """The copy of the code that a submission keeps, and its differences from the code of the last saved step."""
 
-import difflib
+import filecmp
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hpcrun.api.submission.continuing import shortened
 from hpcrun.config import Config
 from hpcrun.job.history import last_committed
 from hpcrun.printing import say_aside
-from hpcrun.run.directory import RunDirectory, RunError, read_record
+from hpcrun.run.directory import RunDirectory, RunError, read_record, remove_if_empty
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import write_hashed
 from hpcrun.run.snapshot import Snapshot, take_snapshot
@@ -25,38 +26,48 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
         wanted: None: as in the previous submission.
 
     Raises:
-        RunError: the code cannot be copied, or differs although ``job.same_code`` is set; no copy remains.
+        OSError: the code cannot be copied.
+        RunError: it differs although ``job.same_code`` is set; no copy remains.
     """
     facts = read_record(run)
     if wanted is None:
         wanted = facts.get("snapshot") is not False
     facts["snapshot"] = wanted
-    try:
-        snapshot, words = None, "--no-snapshot keeps none"
-        if wanted:
-            snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
-            if words:
-                say_aside(f"hpcrun: {words}")
-        if snapshot is None:
-            if config.job.same_code:
-                why = words or "there is no git work tree"
-                raise RunError(
-                    f"job.same_code: no copy of the code can be compared: {why}; submit from a git work "
-                    "tree, or set job.same_code=false"
-                )
-            write_hashed(run.record, {**facts, "code": None})
-            return
-        try:
-            code = compared(run, config, snapshot, facts.get("code"))
-        except BaseException:
-            shutil.rmtree(snapshot.root, ignore_errors=True)
-            raise
+    with copied_code(run, config, facts, wanted) as snapshot:
+        code = None if snapshot is None else compared(run, config, snapshot, facts.get("code"))
         write_hashed(run.record, {**facts, "code": code})
-    except OSError as error:
+
+
+@contextmanager
+def copied_code(
+    run: RunDirectory, config: Config, facts: Mapping[str, Any], wanted: bool | None
+) -> Iterator[Snapshot | None]:
+    """Copy the code to the folder ``run``, if wanted; remove the copy if the block fails.
+
+    Args:
+        facts: the record of the previous submission; its folder has the code.
+
+    Raises:
+        RunError: there is no copy although ``job.same_code`` is set.
+    """
+    snapshot, words = None, "--no-snapshot keeps none"
+    if wanted:
+        snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
+        if words:
+            say_aside(f"hpcrun: {words}")
+    if snapshot is None and config.job.same_code:
+        why = words or "there is no git work tree"
         raise RunError(
-            f"{error.filename or run.code}: cannot be copied to the run: {error.strerror or error}; "
-            "correct that, or run the code in place with --no-snapshot"
-        ) from error
+            f"job.same_code: no copy of the code can be compared: {why}; submit from a git work tree, or set "
+            "job.same_code=false"
+        )
+    try:
+        yield snapshot
+    except BaseException:
+        if snapshot is not None:
+            shutil.rmtree(snapshot.root, ignore_errors=True)
+            remove_if_empty([snapshot.root.parent])
+        raise
 
 
 def compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any) -> dict[str, Any]:
@@ -75,7 +86,7 @@ def compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any)
             "job.same_code=false"
         )
     if found:
-        link = " from" if all(one.endswith(("differ", "differs")) for one in found) else ": not"
+        link = " from" if all(one.endswith("differs") for one in found) else ": not"
         told = f"{shortened(found)}{link} the code {whose}"
         if config.job.same_code:
             raise RunError(
@@ -83,13 +94,24 @@ def compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any)
                 f"submit with job.same_code=false"
             )
         say_aside(f"hpcrun: {handle(run)}: {told}; the run continues with the new code")
+    return code_record(snapshot, run.path, progress, trained, found)
+
+
+def code_record(
+    snapshot: Snapshot,
+    run: Path,
+    progress: int = 0,
+    trained: str | None = None,
+    changed: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return what run.json of the run in ``run`` says about the copy."""
     return {
         # A sweep keeps one copy, next to its elements.
-        "root": os.path.relpath(snapshot.root, run.path),
+        "root": os.path.relpath(snapshot.root, run),
         "source": str(snapshot.source),
         "progress": progress,
         "trained": trained,
-        "changed": [*found],
+        "changed": [*changed],
     }
 
 
@@ -111,12 +133,10 @@ _PROGRAMS = {
     *(".py", ".pyi", ".pyx", ".pxd", ".so", ".sh"),
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
 }
-_MOST_BYTES = 1 << 20
-"""Maximum size of a file for the comparison line by line."""
 
 
 def changes(before: Path, after: Path) -> list[str]:
-    """Return a line for each program file that differs between two folders: ``img.py: 3 lines differ``.
+    """Return a line for each program file that differs between two folders: ``img.py differs``.
 
     Other files are ignored: notes compute nothing, and the config is compared elsewhere.
     """
@@ -127,8 +147,8 @@ def changes(before: Path, after: Path) -> list[str]:
             found.append(f"{name} is gone")
         elif name not in old:
             found.append(f"{name} is new")
-        elif (lines := _lines_that_differ(old[name], new[name])) is not None:
-            found.append(f"{name}: {lines}")
+        elif not filecmp.cmp(old[name], new[name], shallow=False):
+            found.append(f"{name} differs")
     return found
 
 
@@ -138,18 +158,3 @@ def _programs(root: Path) -> dict[str, Path]:
         for path in root.rglob("*")
         if path.suffix in _PROGRAMS and path.is_file()
     }
-
-
-def _lines_that_differ(old: Path, new: Path) -> str | None:
-    before, after = old.read_bytes(), new.read_bytes()
-    if before == after:
-        return None
-    if max(len(before), len(after)) > _MOST_BYTES or b"\0" in before + after:
-        return "differs"
-    matcher = difflib.SequenceMatcher(None, before.split(b"\n"), after.split(b"\n"), autojunk=False)
-    count = sum(
-        max(end - start, other_end - other_start)
-        for kind, start, end, other_start, other_end in matcher.get_opcodes()
-        if kind != "equal"
-    )
-    return "1 line differs" if count == 1 else f"{count} lines differ"

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
 from hpcrun.api.submission.code import keep_code
 from hpcrun.api.submission.continuing import shortened
-from hpcrun.api.submission.plan import SubmissionPlan
+from hpcrun.api.submission.plan import SubmissionPlan, identity
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
@@ -42,8 +41,9 @@ def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submi
     """Submit the run of ``plan`` after the runs ``after``; None for ``prepared`` and ``debug``: no job.
 
     Raises:
-        UserError: the run belongs to another user, is running already, or cannot be written or submitted;
-            nothing has changed.
+        OSError: the run directory cannot be written; nothing has changed.
+        UserError: the run belongs to another user, is running already, or cannot be submitted; nothing has
+            changed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; nothing has changed, or the text names the job that stays.
     """
     run, ours = plan.run, list[str]()
@@ -58,7 +58,7 @@ def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submi
             if is_element(run):
                 refuse_unrecorded(RunDirectory(run.path.parent))
             refuse_live(run)
-            with put_back_on_failure(run), plan.admitted() as replaced:
+            with put_back_on_failure(*changed_files(run)), plan.admitted() as replaced:
                 keep_code(run, plan.config, plan.request.snapshot)
                 changed = _written(run, plan.config)
                 stop_if_interrupted(signals)
@@ -122,7 +122,7 @@ def _made(plan: SubmissionPlan, ours: list[str]) -> Iterator[None]:
     run, new = plan.run, plan.start == "new"
     parents = [folder for folder in run.path.parents if not os.path.lexists(folder)]
     if new:
-        directory.create(run.path, to_yaml(plan.config), *plan.identity())
+        directory.create(run.path, to_yaml(plan.config), *identity(plan.executor))
     try:
         yield
     except BaseException as error:
@@ -134,19 +134,11 @@ def _made(plan: SubmissionPlan, ours: list[str]) -> Iterator[None]:
             if given is None or given[1] in ours:
                 remove(run.path)
                 directory.remove_if_empty(parents)
-        if isinstance(error, OSError):
-            raise RunError(
-                f"{error.filename or run.path}: cannot be written: {error.strerror or error}; free "
-                "some space there, or choose another folder with --runs-dir"
-            ) from error
         raise
 
 
-def remove(folder: Path, patience: float = 2.0) -> None:
-    """Remove ``folder``, for up to ``patience`` seconds.
-
-    The batch script of a cancelled job can still write a file into the folder while the folder is removed.
-    """
+def remove(folder: Path) -> None:
+    """Remove ``folder``; twice, because the script of a cancelled job may write a file into it meanwhile."""
     # The rename frees the name: another submission may take it while this one still removes.
     away = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.new")
     try:
@@ -154,18 +146,18 @@ def remove(folder: Path, patience: float = 2.0) -> None:
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         return
-    deadline = time.monotonic() + patience
-    while True:
+    for _ in range(2):
         shutil.rmtree(away, ignore_errors=True)
-        if not away.exists() or time.monotonic() > deadline:
-            return
-        time.sleep(0.05)
+
+
+def changed_files(run: RunDirectory) -> tuple[Path, ...]:
+    """Return the files of ``run`` that a submission replaces."""
+    return (run.config, run.result, run.record, run.diff)
 
 
 @contextmanager
-def put_back_on_failure(run: RunDirectory) -> Iterator[None]:
-    """Give ``run`` its config, result, record and patch back if the block fails."""
-    files = (run.config, run.result, run.record, run.diff)
+def put_back_on_failure(*files: Path) -> Iterator[None]:
+    """Give ``files`` their content back if the block fails."""
     before = {path: path.read_bytes() if path.exists() else None for path in files}
     try:
         yield

@@ -16,6 +16,7 @@ from hpcrun.api.submission.choose_config import (
     warn_of,
 )
 from hpcrun.config import Config, load_resolved, masked_words
+from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
@@ -48,25 +49,7 @@ class SubmissionPlan:
 
     def waits_for(self) -> list[RunDirectory]:
         """Return the runs that must finish first; raises UserError if one of them never will."""
-        named = self.request.after
-        if named is not None and not named:
-            return []
-        from hpcrun.slurm.launch import jobs
-        from hpcrun.slurm.launch.stopping import unfinished_runs
-
-        found = (
-            jobs.waited_for(self.run)
-            if named is None
-            else [directory.find(name, self.request.runs) for name in named]
-        )
-        return unfinished_runs(found, self.executor, wanted_cluster(self.config.job))
-
-    def identity(self) -> tuple[dict[str, Any], str]:
-        """Return the contents of run.json and uncommitted.patch for a run that begins now."""
-        from hpcrun.run import record
-
-        facts = record.describe(masked_words([*sys.orig_argv]), self.executor, Path.cwd())
-        return facts, record.uncommitted_diff(Path.cwd())
+        return waits_for(self.request, self.executor, self.config, self.run)
 
     def admitted(self) -> AbstractContextManager[Sequence[str]]:
         """Return a context around the submission, in which no other submission of the run can begin.
@@ -78,7 +61,7 @@ class SubmissionPlan:
         from hpcrun.api.submission import continuing
 
         if self.start == "again":
-            return continuing.renewed(self.run, self.config, self.identity)
+            return continuing.renewed(self.run, self.config, lambda: identity(self.executor))
         checked = {"resume": continuing.unchanged, "scratch": continuing.from_scratch}
         return checked[self.start](self.run, self.config)
 
@@ -105,6 +88,12 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     Raises:
         UserError: the config is wrong, or the run of the given name trains something else.
     """
+    for option in ("max_parallel", "pack"):
+        if getattr(request, option) is not None:
+            raise UserError(
+                f"{request.place(option)}: is for sweeps only; give the swept keys with "
+                f"{request.place('sweep')}"
+            )
     layers = config_layers(request)
     config = choose_config(request, layers)
     assert config.name is not None
@@ -130,6 +119,34 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     return SubmissionPlan(
         request, run, config, executor, start, standing.finished, standing.replaced
     )
+
+
+def identity(executor: ExecutorName) -> tuple[dict[str, Any], str]:
+    """Return the contents of run.json and uncommitted.patch for a run that begins now."""
+    from hpcrun.run import record
+
+    facts = record.describe(masked_words([*sys.orig_argv]), executor, Path.cwd())
+    return facts, record.uncommitted_diff(Path.cwd())
+
+
+def waits_for(
+    request: SubmitRequest, executor: ExecutorName, config: Config, run: RunDirectory | None = None
+) -> list[RunDirectory]:
+    """Return the runs that ``request`` waits for; without a wish those that ``run`` has waited for.
+
+    Raises:
+        UserError: a run is not there, or will never finish.
+    """
+    if request.after is not None and not request.after:
+        return []
+    from hpcrun.slurm.launch import jobs
+    from hpcrun.slurm.launch.stopping import unfinished_runs
+
+    if request.after is not None:
+        found = [directory.find(name, request.runs) for name in request.after]
+    else:
+        found = [] if run is None else jobs.waited_for(run)
+    return unfinished_runs(found, executor, wanted_cluster(config.job))
 
 
 def finished_result(run: RunDirectory) -> dict[str, Any] | None:

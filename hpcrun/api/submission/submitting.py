@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from hpcrun.api.places import runs_folder
 from hpcrun.api.run import Run, carry_out, refusing
-from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
+from hpcrun.api.submission.choose_config import OPTIONS, PYTHON_COMMAND, SubmitRequest
 from hpcrun.api.submission.plan import plan_submission
 from hpcrun.api.sweeps.handle import Sweep
 from hpcrun.api.sweeps.handover import submit_sweep
 from hpcrun.api.sweeps.plan import plan_sweep
-from hpcrun.api.sweeps.request import sweep_request
+from hpcrun.api.sweeps.request import require_key, sweep_request
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
 
@@ -141,36 +141,22 @@ def submit(
         overrides=_overrides(overrides, task),
         options=_options(options),
         command=_words("command", command),
-        command_place="command=",
+        command_place=PYTHON_COMMAND,
         profile=profile,
         runs=runs_folder(runs_dir),
         after=_words("after", after),
         scratch=from_scratch,
         snapshot=snapshot,
         trust_owner=trust_owner,
-        max_parallel=_whole("max_parallel", max_parallel),
-        pack=_whole("pack", pack),
+        max_parallel=max_parallel,
+        pack=pack,
     )
     if sweep is None and sweep_file is None:
-        if request.max_parallel or request.pack:
-            option = "pack" if request.pack else "max_parallel"
-            raise UserError(f"{option}=: is for sweeps only; give sweep= or sweep_file=")
         plan = plan_submission(request)
         carry_out(plan)
         return Run(plan.run)
-    if from_scratch:
-        raise UserError(
-            "from_scratch= is for one run; in a sweep use Run.resume(from_scratch=True)"
-        )
-    plan_of_sweep = plan_sweep(
-        request,
-        sweep_request(sweep, sweep_file),
-        at_once=request.max_parallel,
-        snapshot=snapshot,
-        pack=request.pack or 1,
-    )
-    waits_for = plan_of_sweep.waits_for(request.after or (), request.runs)
-    submit_sweep(plan_of_sweep, waits_for, trust_owner=trust_owner)
+    plan_of_sweep = plan_sweep(request, sweep_request(sweep, sweep_file))
+    submit_sweep(plan_of_sweep)
     return Sweep(plan_of_sweep.folder)
 
 
@@ -185,12 +171,6 @@ def _options(given: Mapping[str, Any]) -> Layer:
     )
 
 
-def _whole(option: str, given: int | None) -> int | None:
-    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
-        return given
-    raise UserError(f"{option}={given!r}: should be a whole number, 1 or more")
-
-
 def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:
     """Return the layer of ``overrides=`` and ``task=``; ``task=`` takes precedence.
 
@@ -201,8 +181,7 @@ def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:
     if values is not None and not isinstance(values, Mapping):
         raise UserError(f"{_PLACE}=: give a dict, such as {_PLACE}={{'train.lr': 3e-4}}")
     for key, value in (values or {}).items():
-        if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
-            raise UserError(f"{_PLACE}=: {key!r} is not a key; write it as 'section.key'")
+        require_key(key, f"{_PLACE}=")
         plain = os.fspath(value) if isinstance(value, os.PathLike) else value
         given[key] = (plain, f"{_PLACE}=")
     if task is not None:
@@ -211,17 +190,10 @@ def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:
 
 
 def _words(option: str, given: Sequence[str | os.PathLike[str]] | None) -> list[str]:
-    """Return ``given`` as a list of text.
-
-    Raises:
-        UserError: ``given`` is one text, or a member is not text.
-    """
+    """Return ``given`` as a list of text; raises UserError if it is one text."""
     if isinstance(given, str):
         raise UserError(f"{option}=: give a list of words: {option}={given.split()!r}")
-    words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in given or ()]
-    for word in words:
-        if not isinstance(word, str):
-            raise UserError(f"{option}=: {word!r} is not text; write it as {str(word)!r}")
+    words = [str(word) for word in given or ()]
     if given is not None and option == "command" and not words:
         raise UserError("command=: has no words; name a program, or omit command=")
     return words

@@ -11,7 +11,7 @@ from hpcrun.api.sweeps.request import Row, SweepRequest, refusal, text_of
 from hpcrun.config import Config, Layer, flag_layer, resolve
 from hpcrun.config.layers import merge
 from hpcrun.config.shape import idle_keys, kind_at, known_keys
-from hpcrun.config.writer import yaml_parts
+from hpcrun.config.writer import dumped
 from hpcrun.errors import UserError
 
 # They decide where and how a run is kept, for all elements.
@@ -87,7 +87,7 @@ def _text(config: Config, texts: dict[tuple[str, str], str]) -> str:
     for name, value in (values := config.model_dump()).items():
         mark = (name, repr(value))
         if mark not in texts:
-            texts[mark] = yaml_parts({name: value})[name]
+            texts[mark] = dumped({name: value})
     return "".join(texts[name, repr(value)] for name, value in values.items())
 
 

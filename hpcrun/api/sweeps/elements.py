@@ -9,21 +9,20 @@ import ctypes
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.submission.code import compared
+from hpcrun.api.submission.code import code_record, compared, copied_code
 from hpcrun.api.submission.continuing import renewed
-from hpcrun.api.submission.handover import put_back_on_failure
-from hpcrun.api.sweeps.plan import Planned, SweepPlan
-from hpcrun.config import Config, masked_words
+from hpcrun.api.submission.handover import changed_files, put_back_on_failure
+from hpcrun.api.submission.plan import identity
+from hpcrun.api.sweeps.plan import Planned, SweepPlan, job_key
+from hpcrun.config import Config
 from hpcrun.drafts import draft_folder
-from hpcrun.printing import say_aside
-from hpcrun.run import directory, record
+from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.files import (
     hashed_json,
@@ -33,16 +32,11 @@ from hpcrun.run.files import (
     write_atomic,
     write_hashed,
 )
-from hpcrun.run.snapshot import Snapshot, take_snapshot
+from hpcrun.run.snapshot import Snapshot
 from hpcrun.run.sweep_file import NAME, SweepFile, write_sweep
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def job_key(config: Config) -> str:
-    """Return a text that is equal for configs with the same job section."""
-    return config.job.model_dump_json()
 
 
 @contextmanager
@@ -74,18 +68,16 @@ def made_folder(folder: Path) -> Iterator[None]:
 def written_sweep_file(sweep: SweepFile) -> Iterator[None]:
     """Write the new elements to ``sweep.json`` first: after a crash, the missing elements are known."""
     path = sweep.folder / NAME
-    before = path.read_bytes() if path.exists() else None
-    write_sweep(sweep)
+    new = not path.exists()
     try:
-        yield
+        with put_back_on_failure(path):
+            write_sweep(sweep)
+            yield
     except BaseException:
-        with contextlib.suppress(OSError):
-            if before is not None:
-                write_atomic(path, before)
-            else:
-                shutil.rmtree(RunDirectory(sweep.folder).logs, ignore_errors=True)
-                for made in (path, *sweep.folder.glob("uncommitted-*.patch")):
-                    made.unlink(missing_ok=True)
+        if new:
+            shutil.rmtree(RunDirectory(sweep.folder).logs, ignore_errors=True)
+            for made in sweep.folder.glob("uncommitted-*.patch"):
+                made.unlink(missing_ok=True)
         raise
 
 
@@ -105,7 +97,7 @@ class Common:
 
     def record(self, one: Planned, code: dict[str, Any] | None) -> dict[str, Any]:
         """Return the fields of run.json that the submission decides."""
-        values: dict[str, Any] = {"snapshot": self.plan.snapshot, "code": code}
+        values: dict[str, Any] = {"snapshot": bool(self.plan.request.snapshot), "code": code}
         if one.element.template:
             # The config lacks the swept parameters of a command.
             template = [*one.element.template]
@@ -135,32 +127,14 @@ def common_state(
     Raises:
         RunError: there is no copy although ``job.same_code`` is set.
     """
-    snapshot, words = None, "--no-snapshot keeps none"
-    if plan.snapshot:
-        before = read_json(again[0].run.record) if again else None
-        source = Path(str((before or {}).get("folder") or Path.cwd()))
-        snapshot, words = take_snapshot(RunDirectory(plan.folder), source)
-        if words:
-            say_aside(f"hpcrun: {words}")
-    if snapshot is None and plan.config.job.same_code:
-        why = words or "there is no git work tree"
-        raise RunError(
-            f"job.same_code: no copy of the code can be compared: {why}; submit from a git work tree, or set "
-            "job.same_code=false"
-        )
-    here = Path.cwd()
-    facts = record.describe(masked_words([*sys.orig_argv]), plan.executor, here)
-    try:
-        yield Common(plan, snapshot, (facts, record.uncommitted_diff(here)), fitted)
-    except BaseException:
-        if snapshot is not None:
-            shutil.rmtree(snapshot.root, ignore_errors=True)
-            directory.remove_if_empty([snapshot.root.parent])
-        raise
+    before = read_json(again[0].run.record) if again else None
+    folder, facts = RunDirectory(plan.folder), identity(plan.executor)
+    with copied_code(folder, plan.config, before or {}, plan.request.snapshot) as snapshot:
+        yield Common(plan, snapshot, facts, fitted)
 
 
 @contextmanager
-def continued(one: Planned, common: Common, trust_owner: bool) -> Iterator[None]:
+def continued(one: Planned, common: Common) -> Iterator[None]:
     """Prepare an element that has run before for another start; restore it if the block fails.
 
     Raises:
@@ -168,9 +142,9 @@ def continued(one: Planned, common: Common, trust_owner: bool) -> Iterator[None]
     """
     run, config = one.run, one.element.config
     directory.refuse_if_writable_by_others(run)
-    if not trust_owner:
+    if not common.plan.request.trust_owner:
         directory.refuse_foreign(run)
-    with put_back_on_failure(run), renewed(run, config, lambda: common.identity):
+    with put_back_on_failure(*changed_files(run)), renewed(run, config, lambda: common.identity):
         facts, snapshot = directory.read_record(run), common.snapshot
         code = None if snapshot is None else compared(run, config, snapshot, facts.get("code"))
         write_hashed(run.record, facts | common.record(one, code))
@@ -189,11 +163,8 @@ def new_runs(folder: Path, new: Sequence[Planned], common: Common) -> Iterator[N
     Raises:
         OSError: the disk refuses; no run directory remains.
     """
-    snapshot, code = common.snapshot, None
-    if snapshot is not None:
-        root = f"../{snapshot.root.relative_to(folder)}"
-        code = {"root": root, "source": str(snapshot.source), "progress": 0}
-        code |= {"trained": None, "changed": []}
+    kept = common.snapshot
+    code = None if kept is None else code_record(kept, folder / "000")
     published = list[Path]()
     try:
         with draft_folder(folder / "sweep", mode=0o700) as staged:

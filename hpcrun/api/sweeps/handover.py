@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hpcrun import slurm
@@ -15,18 +14,17 @@ from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted
 from hpcrun.api.sweeps.elements import (
     common_state,
     continued,
-    job_key,
     made_folder,
     new_runs,
     sync_file_system,
     with_tasks,
     written_sweep_file,
 )
-from hpcrun.api.sweeps.plan import Planned, SweepPlan
+from hpcrun.api.sweeps.plan import Planned, SweepPlan, job_key
 from hpcrun.config import Config
 from hpcrun.errors import LaunchError, SubmissionUnanswered
 from hpcrun.printing import say_aside
-from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile, SweepSubmission, write_sweep
@@ -49,13 +47,9 @@ class SubmittedSweep:
 
 @dataclass(frozen=True)
 class SweepArray:
-    """An array to submit: its elements have the same job section.
-
-    ``config``: that of its jobs. ``fitted``: with the values that this cluster decides.
-    """
+    """An array to submit, and the config of its jobs with the values that this cluster decides."""
 
     tasks: ArrayTasks
-    config: Config
     fitted: Config
 
 
@@ -74,30 +68,26 @@ class _Given:
         return replace(self.job, job_id=self.job.job_id.partition("_")[0])
 
 
-def submit_sweep(
-    plan: SweepPlan, after: Sequence[RunDirectory] = (), *, trust_owner: bool = False
-) -> SubmittedSweep:
+def submit_sweep(plan: SweepPlan) -> SubmittedSweep:
     """Submit the elements of the sweep that are missing or have failed.
 
-    Args:
-        after: runs that must finish first.
-        trust_owner: continue elements of another user.
-
     Raises:
-        UserError: another process submits the sweep now, an element is a run of another config, the folder
-            cannot be written, or the scheduler refuses; nothing has changed.
+        OSError: the folder cannot be written; nothing has changed.
+        UserError: another process submits the sweep now, an element is a run of another config, or the
+            scheduler refuses; nothing has changed.
         KeyboardInterrupt: Ctrl-C or SIGTERM during the call; nothing has changed, or the text names the
             jobs that stay.
     """
     given: list[_Given] = []
     folder = RunDirectory(plan.folder)
+    after = plan.waits_for()
     with noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        with _disk_errors(plan.folder), made_folder(plan.folder), SubmissionLock(folder):
+        with made_folder(plan.folder), SubmissionLock(folder):
             refuse_unrecorded(folder)
             sweep, planned = plan.decided()
             wanted = [one for one in planned if one.submitted]
             if wanted:
-                _submit(plan, sweep, wanted, after, trust_owner, signals, given)
+                _submit(plan, sweep, wanted, after, signals, given)
         handed = list(dict.fromkeys(one.whole for one in given))
         if given and not ENDINGS.isdisjoint(signals):
             told = ", ".join(job.job_id for job in handed[:3])
@@ -112,7 +102,6 @@ def _submit(
     sweep: SweepFile,
     wanted: Sequence[Planned],
     after: Sequence[RunDirectory],
-    trust_owner: bool,
     signals: list[signal.Signals],
     given: list[_Given],
 ) -> None:
@@ -130,7 +119,7 @@ def _submit(
         stack.enter_context(written_sweep_file(sweep))
         common = stack.enter_context(common_state(plan, again, fitted))
         for one in again:
-            stack.enter_context(continued(one, common, trust_owner))
+            stack.enter_context(continued(one, common))
         stack.enter_context(new_runs(plan.folder, new, common))
         stop_if_interrupted(signals)
         stack.enter_context(_withdrawn_on_failure(given))
@@ -147,7 +136,7 @@ def _submit(
         else:
             runs = [(one.run, one.element.config) for one in wanted]
             logs = RunDirectory(plan.folder).logs
-            ids, begin = submit_local_sweep(logs, runs, after, plan.at_once, plan.pack)
+            ids, begin = submit_local_sweep(logs, runs, after, plan.request.max_parallel, plan.pack)
             for one, job in zip(wanted, ids, strict=True):
                 given.append(_Given(one, Submitted("local", job), plan.pack))
         _record(plan, sweep, given, after, cluster)
@@ -157,17 +146,6 @@ def _submit(
             begin()
     if unanswered is not None:
         raise unanswered
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{error.filename or folder}: cannot be written: {error.strerror or error}; free some space "
-            "there, or choose another place with --runs-dir"
-        ) from error
 
 
 @contextmanager
@@ -205,7 +183,8 @@ def sweep_arrays(
         LaunchError: the cluster cannot have such an array, or no node has the requested resources.
     """
     counts = Counter(job_key(one.element.config) for one in wanted)
-    if len(counts) > 1 and plan.at_once is not None:
+    at_once = plan.request.max_parallel
+    if len(counts) > 1 and at_once is not None:
         raise LaunchError(
             "--max-parallel: limits one job array, and the runs differ in their job section; omit "
             "--max-parallel, or sweep the keys of job one by one"
@@ -217,8 +196,8 @@ def sweep_arrays(
         config, pack = mine[0].element.config, min(plan.pack, count)
         if pack > 1:
             config = with_tasks(config, pack)
-        tasks = array_of([one.number for one in mine], largest, plan.at_once, pack)
-        found[key] = SweepArray(tasks, config, fitted_with_patience(config, interrupted))
+        tasks = array_of([one.number for one in mine], largest, at_once, pack)
+        found[key] = SweepArray(tasks, fitted_with_patience(config, interrupted))
     return found
 
 

@@ -11,20 +11,17 @@ from hpcrun.api.submission.choose_config import (
     warn_of,
 )
 from hpcrun.api.submission.continuing import compare
-from hpcrun.api.submission.plan import finished_result
+from hpcrun.api.submission.plan import finished_result, waits_for
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.config import Config, Job
 from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
-from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep
 from hpcrun.slurm.launch import jobs, submission
 from hpcrun.slurm.launch.array import element_name
-from hpcrun.slurm.launch.batch_script import wanted_cluster
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName
-from hpcrun.slurm.launch.stopping import unfinished_runs
 
 
 @dataclass(frozen=True)
@@ -55,34 +52,23 @@ class Planned:
 class SweepPlan:
     """A checked sweep before its submission: nothing is written yet.
 
-    ``at_once``: elements that may run at the same time; None: no limit. ``snapshot``: keep a copy of the
-    code. ``pack``: elements that share a node and its GPUs.
+    ``pack``: elements that share a node and its GPUs.
     """
 
+    request: SubmitRequest
     folder: Path
     executor: ExecutorName
     elements: Sequence[Element]
-    at_once: int | None = None
-    snapshot: bool = True
-    pack: int = 1
+    pack: int
 
     @property
     def config(self) -> Config:
         """The config of the first element; the ``job`` section of others may differ."""
         return self.elements[0].config
 
-    def waits_for(self, named: Sequence[str], runs: Path) -> list[RunDirectory]:
-        """Return the runs ``named`` that have not finished, for which the sweep must wait.
-
-        Args:
-            named: names or paths of runs.
-            runs: the folder of the runs.
-
-        Raises:
-            UserError: a run is not there, or will never finish.
-        """
-        found = [directory.find(name, runs) for name in named]
-        return unfinished_runs(found, self.executor, wanted_cluster(self.config.job))
+    def waits_for(self) -> list[RunDirectory]:
+        """Return the runs that must finish first; raises UserError if one of them never will."""
+        return waits_for(self.request, self.executor, self.config)
 
     def decided(self) -> tuple[SweepFile, list[Planned]]:
         """Return the sweep with its new elements, and the action for each element of this plan.
@@ -128,24 +114,20 @@ class SweepPlan:
         return planned
 
 
-def plan_sweep(
-    request: SubmitRequest,
-    sweep: SweepRequest,
-    *,
-    at_once: int | None = None,
-    snapshot: bool = True,
-    pack: int = 1,
-) -> SweepPlan:
+def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
     """Return the plan for ``sweep`` over the config of ``request``.
-
-    Args:
-        at_once: elements that may run at the same time.
-        snapshot: keep a copy of the code, one for all elements.
-        pack: elements that share a node and its GPUs.
 
     Raises:
         UserError: an axis, a value or the config is wrong, or a single run has the name of the sweep.
     """
+    for option in ("max_parallel", "pack"):
+        number = getattr(request, option)
+        if number is not None and (type(number) is not int or number < 1):
+            place = request.place(option)
+            raise UserError(f"{place}: should be a whole number, 1 or more, not {number!r}")
+    if request.scratch or request.prepare:
+        place = request.place("from_scratch" if request.scratch else "prepare")
+        raise UserError(f"{place}: is for one run; give it the name of a run of the sweep")
     elements = element_configs(request, sweep, expand(sweep))
     config = elements[0].config
     assert config.name is not None
@@ -161,26 +143,22 @@ def plan_sweep(
             "--executor local"
         )
     require_packages(config)
+    pack = request.pack or 1
     if pack > 1:
-        require_packable([element.config for element in elements], pack, at_once)
+        if pack > (request.max_parallel or pack):
+            raise UserError(
+                f"--max-parallel {request.max_parallel}: is less than --pack {pack}; raise it"
+            )
+        for job in {job_key(one.config): one.config.job for one in elements}.values():
+            if (why := _unpackable(job)) is not None:
+                raise UserError(f"--pack {pack}: {why}")
     say_idle(request, executor)
-    return SweepPlan(folder, executor, elements, at_once, snapshot, pack)
+    return SweepPlan(request, folder, executor, elements, pack)
 
 
-def require_packable(configs: Sequence[Config], pack: int, at_once: int | None) -> None:
-    """Return if ``pack`` runs with these configs can share one node.
-
-    Args:
-        at_once: the most runs at the same time; None: no limit.
-
-    Raises:
-        UserError: a run has several tasks or nodes, or commands to run before its ranks.
-    """
-    if at_once is not None and at_once < pack:
-        raise UserError(f"--max-parallel {at_once}: is less than --pack {pack}; raise it")
-    for job in {config.job.model_dump_json(): config.job for config in configs}.values():
-        if (why := _unpackable(job)) is not None:
-            raise UserError(f"--pack {pack}: {why}")
+def job_key(config: Config) -> str:
+    """Return a text that is equal for configs with the same job section."""
+    return config.job.model_dump_json()
 
 
 def _unpackable(job: Job) -> str | None:

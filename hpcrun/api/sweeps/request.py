@@ -1,10 +1,9 @@
 """The requested sweep: axes of ``--sweep``, blocks of a sweep file, or a dict of Python; and its rows.
 
-A condition of a sweep file is an expression of Python with keys, constants, comparisons, ``in``, ``and``,
-``or``, ``not``, and + - * /. Nothing else is evaluated: a sweep file runs no code.
+A condition of a sweep file is an expression of jinja2, such as ``train.lr < 1e-3 and seed in [1, 2]``, in
+jinja2's sandbox.
 """
 
-import ast
 import itertools
 import json
 import math
@@ -14,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import SimpleNamespace
 from typing import Any
 
 from hpcrun.config import ConfigError, Problem, file_layer, override_layer
@@ -129,63 +128,39 @@ def expand(request: SweepRequest) -> list[Row]:
     return rows
 
 
-_ALLOWED = (
-    *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.expr_context),
-    *(ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub),
-    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div),
-    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
-)
 _SHORT = 60
-
-
-class _Expression(ast.NodeTransformer):
-    """Replaces each key, such as ``train.lr``, by one name; raises ValueError for what is not allowed."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._keys = [*keys]
-
-    def visit(self, node: ast.AST) -> Any:
-        """Return ``node``, or the name that replaces it."""
-        if isinstance(node, ast.Name | ast.Attribute):
-            key = ast.unparse(node)
-            if key not in self._keys:
-                raise ValueError(
-                    f"{key} is not a key of the sweep; its keys: {', '.join(self._keys)}"
-                )
-            return ast.copy_location(ast.Name(key, ast.Load()), node)
-        if not isinstance(node, _ALLOWED):
-            part = ast.unparse(node) or type(node).__name__
-            raise ValueError(f"{part!r} is not allowed; use keys, values and comparisons")
-        return self.generic_visit(node)
 
 
 def _chosen(rows: Sequence[Row], condition: Condition) -> list[Row]:
     """Return the rows that meet the condition; raises ConfigError for a wrong expression."""
+    from jinja2 import StrictUndefined, TemplateSyntaxError
+    from jinja2.sandbox import SandboxedEnvironment
+
     shown = f"{condition.text[:_SHORT]!r}"
-    code = _compiled(condition, shown, rows[0]) if rows else None
-    found = []
-    for row in rows:
-        try:
-            values = {key: given.value for key, given in row.items()}
-            # Only names of keys, constants and operators are left: no call, no attribute.
-            if eval(code or "", {"__builtins__": {}}, values):
-                found.append(row)
-        except Exception as error:
-            text = f"{shown} cannot be computed: {error}"
-            raise refusal(condition.place, "where", text) from None
-    return found
-
-
-def _compiled(condition: Condition, shown: str, keys: Iterable[str]) -> CodeType:
     try:
-        tree = ast.parse(condition.text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        meets = SandboxedEnvironment(undefined=StrictUndefined).compile_expression(
+            condition.text, undefined_to_none=False
+        )
+        return [row for row in rows if meets(**_nested(row))]
+    except (TemplateSyntaxError, RecursionError):
         text = f"{shown} is not an expression; write one such as train.lr < 1e-3"
-        raise refusal(condition.place, "where", text) from None
-    try:
-        return compile(_Expression(keys).visit(tree), "where", "eval")
-    except ValueError as error:
-        raise refusal(condition.place, "where", f"{shown}: {error}") from None
+    except Exception as error:
+        text = f"{shown} cannot be computed: {error}"
+    raise refusal(condition.place, "where", text)
+
+
+def _nested(row: Row) -> dict[str, Any]:
+    """Return the values of ``row`` with a namespace for each section, so that ``train.lr`` is a value."""
+    top = SimpleNamespace()
+    for key, given in row.items():
+        *sections, last = key.split(".")
+        place = top
+        for section in sections:
+            if not hasattr(place, section):
+                setattr(place, section, SimpleNamespace())
+            place = getattr(place, section)
+        setattr(place, last, given.value)
+    return vars(top)
 
 
 def read_axes(options: Sequence[str]) -> list[RowBlock]:
@@ -240,10 +215,7 @@ def _values(key: str, word: str) -> Iterator[SweepValue]:
         numbers = _range(OPTION, key, word, [int(part) for part in span.groups() if part])
         yield from (SweepValue(number, str(number)) for number in numbers)
         return
-    try:
-        value: Any = override_layer([f"{key}={word}"]).values
-    except ConfigError as error:
-        raise ConfigError([Problem(OPTION, it.key, it.text) for it in error.problems]) from None
+    value: Any = override_layer([f"{key}={word}"], OPTION).values
     for part in key.split("."):
         value = value[part.strip()]
     yield SweepValue(value, word)
@@ -271,8 +243,7 @@ def sweep_request(
         raise UserError(f"{_PYTHON}: give a dict, such as {_PYTHON}{{'seed': range(3)}}")
     blocks = [*request.blocks]
     for key, values in (axes or {}).items():
-        if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
-            raise UserError(f"{_PYTHON}: {key!r} is not a key; write it as 'section.key'")
+        require_key(key, _PYTHON)
         if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
             raise UserError(f"{_PYTHON}: {key}: give a list of values, such as [1e-4, 3e-4]")
         found = [_plain(key, value) for value in values]
@@ -286,6 +257,12 @@ def sweep_request(
     return SweepRequest(blocks, request.conditions)
 
 
+def require_key(key: object, place: str) -> None:
+    """Raise UserError if ``key`` is no dotted key of the config."""
+    if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
+        raise UserError(f"{place}: {key!r} is not a key; write it as 'section.key'")
+
+
 def _plain(key: str, value: Any) -> Any:
     """Return a value of Python, pathlib or numpy as the config has it."""
     if isinstance(value, os.PathLike):
@@ -293,11 +270,7 @@ def _plain(key: str, value: Any) -> Any:
     known = value.item() if hasattr(value, "item") else value
     if isinstance(known, list | tuple):
         return [_plain(key, part) for part in known]
-    if isinstance(known, float):
-        # Without the rounding error of a computed value: 0.02 for 0.020000000000000004. 1/3 keeps all digits.
-        near = float(f"{known:.15g}")
-        return near if len(repr(near)) < len(repr(known)) - 3 else known
-    if known is None or isinstance(known, str | int | bool):
+    if known is None or isinstance(known, str | int | float | bool):
         return known
     raise UserError(
         f"{_PYTHON}: {key}: {value!r} is not a value of a config; give text or a number"

@@ -100,8 +100,7 @@ def add_following(parser: argparse._ActionsContainer) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Submit the run, and follow it if requested; return the run's exit code if it was followed."""
     require_one_way(arguments)
-    limits = (arguments.max_parallel, arguments.pack)
-    if arguments.sweep or arguments.sweep_file or limits != (None, None):
+    if arguments.sweep or arguments.sweep_file:
         from hpcrun.cli.sweep import run_sweep
 
         return run_sweep(arguments)

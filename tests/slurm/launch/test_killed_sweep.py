@@ -231,10 +231,11 @@ def test_a_local_sweep_whose_submission_was_killed_begins_no_run(
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1", "2", "3"]
 
 
-def test_an_array_that_sbatch_could_not_confirm_is_named(tmp_path: Path, slurm: Path) -> None:
+def test_an_array_that_sbatch_did_not_confirm_is_named(tmp_path: Path, slurm: Path) -> None:
     (slurm / "late").touch()
     assert "sbatch got no answer" in refused(tmp_path, *LINE)
-    assert "accepted job" in refused(tmp_path, *LINE)
+    assert submissions(slurm) == 1
+    assert "end it with `scancel 1`, then submit again" in refused(tmp_path, *LINE)
     assert submissions(slurm) == 1
 
 

@@ -101,7 +101,10 @@ def test_what_cannot_be_submitted_leaves_nothing(tmp_path: Path) -> None:
         (("--sweep", "seed=0:2", "--prepare", "--", "echo", "{seed}"), "--prepare"),
         (("--sweep", "seed=0:2", "--executor", "debug", "--", "echo", "{seed}"), "debug"),
         (("--max-parallel", "2", "--", "true"), "give the swept keys with --sweep"),
-        (("--sweep", "seed=0:2", "--max-parallel", "x", "--", "echo", "{seed}"), "whole number"),
+        (
+            ("--sweep", "seed=0:2", "--max-parallel", "x", "--", "echo", "{seed}"),
+            "invalid int value",
+        ),
         (("--sweep-file", "none.yaml", "--", "true"), "no such file"),
     ):
         done = jobs.hpcrun("submit", *SHAPE, "--name", "s", *arguments, cwd=tmp_path)
