@@ -231,7 +231,7 @@ class Draft:
             {
                 "format": FORMAT,
                 "layout_version": VERSION,
-                "hpcrun_version": _version("hpcrun"),
+                "hpcrun_version": package_version("hpcrun"),
                 "h5py_version": h5py.version.version,
                 "hdf5_version": h5py.version.hdf5_version,
                 "numpy_version": np.__version__,
@@ -297,7 +297,8 @@ def remove_drafts(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Return the version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:

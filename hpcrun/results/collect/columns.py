@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -110,9 +111,13 @@ class _Columns:
 
         A log has few sets of keys, such as those of training and of validation.
         """
-        sets: dict[tuple[str, ...], list[int]] = {}
-        for number, keys in enumerate(map(tuple, rows)):
-            sets.setdefault(keys, []).append(number)
+        sets: dict[tuple[str, ...], Any] = {}
+        every = list(map(tuple, rows))
+        if rows and every.count(every[0]) == len(rows):
+            sets[every[0]] = slice(None)
+        else:
+            for number, keys in enumerate(every):
+                sets.setdefault(keys, []).append(number)
         for keys, numbers in sets.items():
             same = rows if len(sets) == 1 else [rows[number] for number in numbers]
             cells = list(chain.from_iterable(map(dict.values, same)))
@@ -161,6 +166,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _numbers(values: Sequence[Any], kinds: set[type]) -> NDArray[Any] | None:
     """Return an array of numbers, or None if ``values`` contains anything else."""
+    if kinds == {float}:
+        # A fifth of the time of numpy.
+        return np.frombuffer(array("d", values))
     if kinds == {bool}:
         return np.array(values, bool)
     if kinds == {int}:
