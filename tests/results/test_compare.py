@@ -89,7 +89,7 @@ def test_the_seed_of_a_script_is_on_its_command_line(tmp_path: Path, make_run: M
     command = ["python", "train.py", "--seed=3", "--lr=1"]
     make_run("s3", [1.0], config={"command": command})
     (group,) = groups_of(tmp_path)
-    assert sorted(one.seed for one in group.values) == ["1", "2", "3"]
+    assert sorted(one.seed for one in group.values) == [1, 2, 3]
 
 
 def test_a_swept_script_and_one_by_hand_share_their_seeds(
@@ -104,7 +104,7 @@ def test_a_swept_script_and_one_by_hand_share_their_seeds(
         write_json(swept.record, {"sweep": {"values": values, "command": template}})
     groups = groups_of(tmp_path)
     # The seed of the config is 0 in all runs; the script got another.
-    assert [sorted(one.seed for one in group.values) for group in groups] == [["1", "2"]] * 2
+    assert [sorted(one.seed for one in group.values) for group in groups] == [[1, 2]] * 2
     assert not any(group.left_out or group.missing for group in groups)
 
 

@@ -82,6 +82,8 @@ def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) ->
     asked, used, bound = _memory(run, records, peak if on_cpu else None, ranks)
     cpus, cpus_used = _cpus(run, records)
     used_on_gpu = _highest(run, "gpu_memory_gb") or peak
+    wait, step = run.median("data_wait"), run.median("step_time")
+    limits = [one.time_limit for one in records if one.time_limit is not None]
     found = Efficiency(
         run=run,
         gpus=gpus,
@@ -93,9 +95,9 @@ def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) ->
         memory=asked,
         memory_used=used,
         bound=bound,
-        time_limit=_limit(run, records),
+        time_limit=max(limits, default=_limit(run.config.get("job.time"))),
         longest=_longest(run),
-        data_share=_data_share(run),
+        data_share=wait / step if wait is not None and step else None,
         sources=_sources(run, records),
     )
     return replace(found, advice=tuple(_advice(found)))
@@ -188,11 +190,7 @@ def _memory(
     return asked, None, False
 
 
-def _limit(run: ReportedRun, records: Sequence[AttemptUsage]) -> float | None:
-    known = [one.time_limit for one in records if one.time_limit is not None]
-    if known:
-        return float(max(known))
-    asked = run.config.get("job.time")
+def _limit(asked: object) -> float | None:
     try:
         return float(time_seconds(asked)) if isinstance(asked, str) else None
     except ValueError:
@@ -212,11 +210,6 @@ def _longest(run: ReportedRun) -> float | None:
             last = number(event.fields.get("last_seen")) or event.time
             found.append(last - opened[event.attempt])
     return max(found, default=None)
-
-
-def _data_share(run: ReportedRun) -> float | None:
-    wait, step = run.median("data_wait"), run.median("step_time")
-    return wait / step if wait is not None and step else None
 
 
 def _highest(run: ReportedRun, metric: str) -> float | None:

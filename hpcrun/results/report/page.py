@@ -23,7 +23,7 @@ from hpcrun.results.report import figures, times
 from hpcrun.results.report.content import Content, ReportRequest, collect, shown
 from hpcrun.results.report.efficiency import Efficiency
 from hpcrun.results.report.figures import Drawing
-from hpcrun.results.report.runs import ReportError, RunFailure, counts
+from hpcrun.results.report.runs import ReportError, RunFailure, counts, require_file_place
 from hpcrun.results.store import ResultsFile, package_version
 from hpcrun.run.files import write_atomic
 
@@ -79,14 +79,7 @@ def require_place(output: Path, folder: Path | None) -> None:
     Raises:
         ReportError: a folder is missing, or a file of another kind is in the way.
     """
-    if output.is_dir():
-        raise ReportError(
-            f"{output}: is a directory; name a file, such as {output / 'report.html'}"
-        )
-    if not output.absolute().parent.is_dir():
-        raise ReportError(
-            f"{output.absolute().parent}: no such directory; make it, or choose another -o"
-        )
+    require_file_place(output, "report.html")
     if output.is_file():
         with output.open("rb") as stream:
             head = stream.read(len(_HEAD)).decode(errors="replace")
