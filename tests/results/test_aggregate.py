@@ -106,19 +106,14 @@ def test_an_update_is_the_same_as_a_new_file(tmp_path: Path, make_run: MakeRun) 
             assert one.document(key, "config") == other.document(key, "config")
 
 
-def test_equal_names_in_two_folders_are_two_runs(tmp_path: Path, make_run: MakeRun) -> None:
+def test_equal_names_are_two_runs_and_links_are_none(tmp_path: Path, make_run: MakeRun) -> None:
     make_run("same", [1.0], folder="runs/a")
-    make_run("same", [1.0, 2.0], folder="runs/b")
+    other = make_run("same", [1.0, 2.0], folder="runs/b")
+    (tmp_path / "runs" / "link").symlink_to(other.path)
     collect(tmp_path)
     collect(tmp_path, fresh=True)
     with ResultsFile(tmp_path / "results.h5") as store:
         assert store.keys() == ["same", "same~2"]
-
-
-def test_a_link_to_a_run_is_no_second_run(tmp_path: Path, make_run: MakeRun) -> None:
-    run = make_run("r", [1.0])
-    (tmp_path / "runs" / "link").symlink_to(run.path)
-    assert sum(collect(tmp_path).states.values()) == 1
 
 
 def test_runs_that_are_gone_are_kept_until_they_are_pruned(
@@ -165,15 +160,6 @@ def test_another_layout_is_refused_and_made_again(tmp_path: Path, make_run: Make
     with pytest.raises(ResultsError, match="--fresh"):
         collect(tmp_path)
     assert collect(tmp_path, fresh=True).read == 1
-
-
-def test_a_link_to_the_file_stays_a_link(tmp_path: Path, make_run: MakeRun) -> None:
-    make_run("r", [1.0])
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "results.h5").symlink_to(tmp_path / "scratch" / "results.h5")
-    assert collect(tmp_path).read == 1
-    assert (tmp_path / "results.h5").is_symlink()
-    assert collect(tmp_path).written is False
 
 
 def test_processes_read_the_same(tmp_path: Path, make_run: MakeRun) -> None:

@@ -11,7 +11,6 @@ from hpcrun.results.report.content import sensitivities, swept_keys
 from hpcrun.results.report.efficiency import efficiency, memory_bytes
 from hpcrun.results.report.figures import Series, band, curve_figure, thinned
 from hpcrun.results.report.plotting import Curve, bar, plot, terminal_lines
-from hpcrun.results.report.runs import run_failures
 from hpcrun.results.report.times import (
     FINISHED,
     LOST,
@@ -47,11 +46,6 @@ def test_a_band_is_the_t_interval_over_the_shared_steps() -> None:
     assert half[0] == pytest.approx(12.7062, abs=1e-3)
 
 
-def test_one_run_has_no_band() -> None:
-    mean, half = band([(np.array([1.0, 2.0]), np.array([5.0, 4.0]))])
-    assert (mean.tolist(), half) == ([5.0, 4.0], None)
-
-
 def test_a_thinned_curve_keeps_its_extremes() -> None:
     x = np.arange(10_000.0)
     y = np.sin(x)
@@ -80,14 +74,6 @@ def test_options_of_a_command_are_swept(make_run: MakeRun, tmp_path: Path) -> No
     assert "--lr" in swept_keys(runs)
 
 
-def test_the_key_of_a_scripts_seed_is_not_swept(make_run: MakeRun, tmp_path: Path) -> None:
-    for seed in (1, 2):
-        make_run(
-            f"{seed}", config={"command": ["x.py", "--seed", "{seed}"], "data": {"seed": seed}}
-        )
-    assert swept_keys(read(tmp_path / "runs")) == []
-
-
 def test_a_timeline_shows_lost_work_and_waits(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("a")
     (run,) = read(tmp_path / "runs")
@@ -100,13 +86,6 @@ def test_a_timeline_shows_lost_work_and_waits(make_run: MakeRun, tmp_path: Path)
     assert kinds == [SAVED, PREEMPTED, SAVED, FINISHED]
     covered = sum(end - start for _, start, end in found.spans)
     assert covered == pytest.approx(run.goodput.wall)
-
-
-def test_an_unfinished_run_ends_at_its_last_sign(make_run: MakeRun, tmp_path: Path) -> None:
-    make_run("a", state=None)
-    (run,) = read(tmp_path / "runs")
-    assert run.state == "unfinished"
-    assert timeline(run.events, run.seen).spans[-1][2] == START + 65
 
 
 def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> None:
@@ -134,14 +113,6 @@ def test_sacct_adds_the_steps_of_each_attempt() -> None:
     assert (waiting.cpu_seconds, waiting.memory_used, waiting.time_limit) == (None, None, None)
     assert (job.start, waiting.start) == (1_700_000_010, None)
     assert "--duplicates" in sacct_usage_command(["12"])
-
-
-def test_what_nobody_measured_is_unknown(make_run: MakeRun, tmp_path: Path) -> None:
-    make_run("a")
-    (run,) = read(tmp_path / "runs")
-    found = efficiency(run, {})
-    assert (found.gpus, found.gpu_busy, found.cpus_used, found.memory) == (None, None, None, None)
-    assert found.advice == ()
 
 
 def test_samples_of_nvml_are_in_the_table(make_run: MakeRun, tmp_path: Path) -> None:
@@ -172,13 +143,6 @@ def test_use_near_the_request_asks_for_more_memory(make_run: MakeRun, tmp_path: 
 )
 def test_memory_has_slurms_units(text: str | None, count: float | None) -> None:
     assert memory_bytes(text) == count
-
-
-def test_a_failed_run_without_logs_says_so(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run("a", state="failed")
-    run.logs.rmdir()
-    (found,) = run_failures(read(tmp_path / "runs"))
-    assert found.note == "the logs are not on this machine"
 
 
 def test_a_terminal_plot_fits_its_width() -> None:
