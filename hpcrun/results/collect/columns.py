@@ -124,7 +124,7 @@ class _Columns:
             columns = [cells[number :: len(keys)] for number in range(len(keys))]
             # The first value of most columns tells the type of all, without a look at each.
             floats = [_floats(column) for column in columns]
-            kinds = [
+            kinds: list[set[type]] = [
                 {float} if one is not None else set(map(type, column))
                 for one, column in zip(floats, columns, strict=True)
             ]

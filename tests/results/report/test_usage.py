@@ -99,8 +99,3 @@ def test_a_requeued_job_has_its_longer_attempts_use(run: ReportedRun, recorded: 
     assert first.elapsed > 60 > second.elapsed
     assert found.cpus_used == pytest.approx(4 / first.elapsed, abs=0.01)
     assert found.memory_used == (first.memory_used or 0) / 2
-
-
-def test_an_element_has_its_own_record(run: ReportedRun, recorded: Recorded) -> None:
-    assert recorded.used(run, f"{recorded.jobs['array']}_1").cpus == 1
-    assert recorded.used(run, recorded.jobs["cancelled"]).cpus_used is None
