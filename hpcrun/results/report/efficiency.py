@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hpcrun import slurm
 from hpcrun.config.fields import time_seconds
@@ -48,7 +48,7 @@ class Efficiency:
         time_limit, longest: seconds: the limit, and the longest attempt.
         data_share: share of a step's time spent on waiting for data (0 to 1).
         advice: the next request; each a sentence with its evidence.
-        sources: where the uses come from.
+        accounted: sacct knows the run.
     """
 
     run: ReportedRun
@@ -64,8 +64,8 @@ class Efficiency:
     time_limit: float | None = None
     longest: float | None = None
     data_share: float | None = None
-    advice: Sequence[str] = field(default_factory=tuple)
-    sources: Sequence[str] = field(default_factory=tuple)
+    advice: Sequence[str] = ()
+    accounted: bool = False
 
 
 def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) -> Efficiency:
@@ -98,7 +98,7 @@ def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) ->
         time_limit=max(limits, default=_limit(run.config.get("job.time"))),
         longest=_longest(run),
         data_share=wait / step if wait is not None and step else None,
-        sources=_sources(run, records),
+        accounted=bool(records),
     )
     return replace(found, advice=tuple(_advice(found)))
 
@@ -221,13 +221,6 @@ def _mean(run: ReportedRun, *metrics: str) -> float | None:
     return float(known[0].mean()) if known else None
 
 
-def _sources(run: ReportedRun, records: Sequence[AttemptUsage]) -> tuple[str, ...]:
-    found = ["metrics"] if "memory_gb" in run.columns else []
-    if "gpu_utilization" in run.columns or "gpu_util" in run.columns:
-        found.append("NVML")
-    return (*found, "sacct") if records else tuple(found)
-
-
 def _advice(found: Efficiency) -> Iterable[str]:
     """Yield the changes of the next request that the run's use supports."""
     if found.run.state != "finished":
@@ -241,7 +234,7 @@ def _advice(found: Efficiency) -> Iterable[str]:
     asked, used = found.memory, found.memory_used
     if asked and used:
         request = max(1, math.ceil(used * _MARGIN / GIB))
-        wasted = used < _WASTE * asked and request * GIB < asked and "sacct" in found.sources
+        wasted = used < _WASTE * asked and request * GIB < asked and found.accounted
         if used > _TIGHT * asked or wasted:
             yield f"job.mem={request}G (used {used / asked:.0%} of the request)"
     yield from _cpu_advice(found)

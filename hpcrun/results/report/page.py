@@ -200,7 +200,6 @@ _COLUMNS: Mapping[str, Callable[[Efficiency], Any]] = {
     "time limit": lambda one: duration(one.time_limit),
     "longest attempt": lambda one: duration(one.longest),
     "data wait": lambda one: share(one.data_share),
-    "measured by": lambda one: ", ".join(one.sources) or None,
 }
 
 

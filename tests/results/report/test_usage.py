@@ -89,7 +89,7 @@ def test_the_table_has_the_use_of_a_finished_job(run: ReportedRun, recorded: Rec
     assert cells["memory per node requested"] == "512 MiB"
     assert cells["memory per node used"] == "≤ 72 MiB"
     assert cells["time limit"] == "0:10:00"
-    assert "sacct" in (cells["measured by"] or "")
+    assert found.accounted
     assert "GPUs busy" not in cells
 
 
