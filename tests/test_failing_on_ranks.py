@@ -1,4 +1,4 @@
-"""``@ranks(n)`` reports which rank failed, and why. The tests are in ``failing_on_ranks.py``."""
+"""``@ranks(n)`` names the rank that failed, and the reason. The tests are in ``failing_on_ranks.py``."""
 
 import re
 import subprocess

@@ -128,10 +128,10 @@ def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
     order = np.argsort(runs["created"], kind="stable")[::-1]
     for row in runs[order]:
         key = row["run"].decode()
-        config, values = store.document(key, "config"), store.config(key)
+        config, values = store.document(key, "config"), with_options(store.config(key))
         # The command with placeholders does not contain the seed.
-        seed = _given(config.get("command"), _option(question.seed_key))
-        seed = values.get(question.seed_key) if seed is None else seed
+        given = with_options({"command": config.get("command")})
+        seed = given.get(_option(question.seed_key), values.get(question.seed_key))
         group_keys = _group_keys(values, question)
         has_keys = question.by is not None or bool(config)
         identity = json.dumps([has_keys, group_keys], sort_keys=True, default=str)
@@ -232,51 +232,53 @@ def _option(key: str) -> str:
     return f"--{key.rpartition('.')[2]}"
 
 
-def _given(command: Any, option: str) -> Any:
-    """Return the word that a command gives to ``option``, or None."""
-    if isinstance(command, list) and command:
-        for word, after in zip(command, [*command[1:], None], strict=True):
-            if word == option:
-                return after
-            if isinstance(word, str) and word.startswith(f"{option}="):
-                return word.partition("=")[2]
-    return None
+def with_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the options of its command, such as ``--lr 0.1``, as keys instead of words."""
+    command = config.get("command")
+    if not isinstance(command, list):
+        return config
+    words, others = list(map(str, command)), []
+    options: dict[str, Any] = {}
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if not re.match(r"--[A-Za-z]", name):
+            others.append(f"{name}{equals}{value}")
+        elif equals or (words and not words[0].startswith("--")):
+            options[name] = _typed(value if equals else words.pop(0))
+        else:
+            options[name] = True
+    return config | {"command": others} | options
+
+
+def _typed(word: str) -> Any:
+    """Return a number if the word is one."""
+    try:
+        value = json.loads(word)
+    except ValueError:
+        return word
+    return value if isinstance(value, int | float) else word
 
 
 def seed_keys(values: Mapping[str, Any], key: str) -> set[str]:
-    """Return the keys that hold the seed; for a swept script also the key of the placeholder."""
-    word = _given(values.get("command"), _option(key))
+    """Return the keys that hold the seed, of the config, of an option, and of a swept placeholder."""
+    option = _option(key)
+    word = values.get(option)
     found = _PLACEHOLDER.fullmatch(word) if isinstance(word, str) else None
     if found is None:
-        return {key}
+        return {key, option}
     name = found[1]
-    return {key, name, *(other for other in values if other.endswith(f".{name}"))}
+    return {key, option, name, *(other for other in values if other.endswith(f".{name}"))}
 
 
 def _group_keys(values: dict[str, Any], question: Question) -> dict[str, Any]:
     if question.by is not None:
         return {key: values.get(key, _ABSENT) for key in question.by}
     left_out = {"name", *seed_keys(values, question.seed_key)}
-    kept = {
+    return {
         key: value
         for key, value in values.items()
         if key not in left_out and not key.startswith(SAME_TRAINING)
     }
-    command = kept.get("command")
-    if isinstance(command, list):
-        kept["command"] = _without_seed(command, _option(question.seed_key))
-    return kept
-
-
-def _without_seed(command: list[Any], option: str) -> list[Any]:
-    kept = []
-    words = iter(command)
-    for word in words:
-        if word == option:
-            next(words, None)
-        elif not (isinstance(word, str) and word.startswith(f"{option}=")):
-            kept.append(word)
-    return kept
 
 
 def _label(groups: list[RunGroup], question: Question) -> None:

@@ -15,8 +15,6 @@ CONFIDENCE = 0.95
 RESAMPLES = 10_000
 # The 95% interval of n normal values covers in 51% of samples for n = 2, 89% for 5, 93% for 8.
 _FEWEST = 8
-# Numbers of a block of resamples: ten thousand resamples of many runs do not fit into memory.
-_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,6 @@ def iqm_interval(
         (values,),
         iqm,
         n_resamples=RESAMPLES,
-        batch=max(1, _BLOCK // n),
         vectorized=True,
         confidence_level=confidence,
         method="percentile",

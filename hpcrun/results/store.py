@@ -71,11 +71,8 @@ _OVERHEAD = 4000
 class ResultsFile:
     """A results.h5 opened for reading. The file is never changed in place, so it needs no lock."""
 
-    def __init__(self, path: Path, *, any_layout: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         """Open ``path``.
-
-        Args:
-            any_layout: also accept the layout of another version, to replace the file.
 
         Raises:
             ResultsError: the file is missing, damaged, or not a results file of this version.
@@ -99,7 +96,7 @@ class ResultsFile:
                 "another name"
             ) from None
         try:
-            self._require_results_file(any_layout, intact)
+            self._require_results_file(intact)
         except BaseException:
             self.file.close()
             raise
@@ -110,19 +107,19 @@ class ResultsFile:
             "away, and make it again with `hpcrun aggregate`"
         )
 
-    def _require_results_file(self, any_layout: bool, intact: bool) -> None:
+    def _require_results_file(self, intact: bool) -> None:
         found = self.file.attrs.get("format")
         if found != FORMAT:
             raise ResultsError(
                 f"{self.path}: is an HDF5 file, but not one of hpcrun's results; choose another name"
             )
         layout = int(self.file.attrs.get("layout_version", 0))
-        if layout != VERSION and not any_layout:
+        if layout != VERSION:
             raise ResultsError(
                 f"{self.path}: has layout {layout}, and this version of hpcrun reads layout {VERSION}; "
-                "make the file again with `hpcrun aggregate --fresh`"
+                "move the file away, and make it again with `hpcrun aggregate`"
             )
-        if layout == VERSION and not intact:
+        if not intact:
             raise self._damaged()
 
     def __enter__(self) -> ResultsFile:
@@ -231,7 +228,7 @@ class Draft:
             {
                 "format": FORMAT,
                 "layout_version": VERSION,
-                "hpcrun_version": _version("hpcrun"),
+                "hpcrun_version": package_version("hpcrun"),
                 "h5py_version": h5py.version.version,
                 "hdf5_version": h5py.version.hdf5_version,
                 "numpy_version": np.__version__,
@@ -297,7 +294,8 @@ def remove_drafts(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Return the version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -24,7 +24,7 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Any]:
-    """Return the results of ``late_device_program.py``, run in a process of its own."""
+    """Return the results of ``late_device_program.py``, run in a separate process."""
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no devices written in Python")
     ended = subprocess.run(

@@ -73,14 +73,6 @@ def test_a_changed_config_is_named(tmp_path: Path) -> None:
     assert problem in collect(tmp_path).problems
 
 
-def test_a_missing_file_is_named(tmp_path: Path, make_run: MakeRun) -> None:
-    run = make_run("r", [1.0])
-    run.record.unlink()
-    found = collect(tmp_path)
-    assert found.problems == [(str(run.path), "run.json", "is missing")]
-    assert found.rows == 1
-
-
 def test_numbers_that_nothing_can_hold_cost_one_run_only(tmp_path: Path, make_run: MakeRun) -> None:
     run = make_run("odd", [1.0])
     make_run("good", [1.0])
@@ -105,13 +97,6 @@ def test_many_long_names_of_metrics_cost_columns_of_one_run(
         assert wide is not None
         assert wide.dtype.names == ("step", *names[:599])
         assert store.metrics("good") is not None
-
-
-def test_lines_without_a_metric_are_no_table(tmp_path: Path, make_run: MakeRun) -> None:
-    append_line(make_run("empty").metrics, {})
-    assert collect(tmp_path).problems == []
-    with ResultsFile(tmp_path / "results.h5") as store:
-        assert store.metrics("empty") is None
 
 
 def test_a_name_that_hdf5_refuses_costs_the_metrics_of_one_run(

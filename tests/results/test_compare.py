@@ -10,7 +10,6 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.results.collect.aggregate import RunSource, aggregate
 from hpcrun.results.collect.columns import counted
-from hpcrun.results.collect.mapping import RunMapping, mapped_source
 from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.results.groups import Question, RunGroup, grouped, lower_is_better
 from hpcrun.results.store import ResultsFile
@@ -82,16 +81,6 @@ def test_every_run_that_does_not_count_has_a_reason(tmp_path: Path, make_run: Ma
     assert len(high.values) == 5
 
 
-def test_the_seed_of_a_script_is_on_its_command_line(tmp_path: Path, make_run: MakeRun) -> None:
-    for seed in (1, 2):
-        command = ["python", "train.py", "--seed", str(seed), "--lr=1"]
-        make_run(f"s{seed}", [1.0], config={"command": command})
-    command = ["python", "train.py", "--seed=3", "--lr=1"]
-    make_run("s3", [1.0], config={"command": command})
-    (group,) = groups_of(tmp_path)
-    assert sorted(one.seed for one in group.values) == ["1", "2", "3"]
-
-
 def test_a_swept_script_and_one_by_hand_share_their_seeds(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
@@ -102,10 +91,12 @@ def test_a_swept_script_and_one_by_hand_share_their_seeds(
         values = {"data.seed": number, "lr": 0.1}
         template = ["train.py", "--seed", "{seed}", "--lr={lr}"]
         write_json(swept.record, {"sweep": {"values": values, "command": template}})
+    make_run("hand3", [1.0], config={"command": ["train.py", "--seed=3", "--lr=0.5"]})
     groups = groups_of(tmp_path)
     # The seed of the config is 0 in all runs; the script got another.
-    assert [sorted(one.seed for one in group.values) for group in groups] == [["1", "2"]] * 2
-    assert not any(group.left_out or group.missing for group in groups)
+    assert [sorted(one.seed for one in group.values) for group in groups] == [[1, 2], [1, 2, 3]]
+    assert [group.missing for group in groups] == [[3], []]
+    assert not any(group.left_out for group in groups)
 
 
 def test_computed_values_have_few_digits(tmp_path: Path, make_run: MakeRun) -> None:
@@ -113,170 +104,10 @@ def test_computed_values_have_few_digits(tmp_path: Path, make_run: MakeRun) -> N
     make_run("b", [1.0], config={"train": {"lr": 1 / 3}})
     labels = [group.label for group in groups_of(tmp_path)]
     assert labels == ["train.lr=0.02", "train.lr=0.333333333333"]
-    # Two groups with one label could not be told apart.
+    # Two groups with one label would look like one.
     make_run("c", [1.0], config={"train": {"lr": 0.02}})
     labels = [group.label for group in groups_of(tmp_path)]
     assert len(set(labels)) == 3
-
-
-def test_steps_that_a_restart_computed_again_count_once(tmp_path: Path, make_run: MakeRun) -> None:
-    run = make_run("r", [3.0, 0.1, 0.2])
-    for step, loss in ((20, 2.0), (30, 1.0)):
-        append_line(run.metrics, {"step": step, "time": 1.0, "restart": 1, "loss": loss})
-    (group,) = groups_of(tmp_path)
-    assert (group.values[0].value, group.values[0].best, group.values[0].best_step) == (
-        1.0,
-        1.0,
-        30,
-    )
-    assert groups_of(tmp_path, at="20")[0].numbers() == [2.0]
-
-
-@pytest.mark.parametrize(
-    ("steps", "restarts", "kept"),
-    [
-        ([1, 2, 3], [0, 0, 0], None),
-        ([1, 2, 2, 3], [0, 0, 0, 0], None),
-        ([1, 2, 2, 3], [0, 0, 1, 1], [1, 0, 1, 1]),
-        ([1, 2, 3, 2, 3, 1, 2], [0, 0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1]),
-    ],
-)
-def test_rows_that_count(steps: list[int], restarts: list[int], kept: list[int] | None) -> None:
-    found = counted({"step": np.array(steps), "restart": np.array(restarts)}, len(steps))
-    assert (None if found is None else found.tolist()) == kept
-
-
-def test_lines_without_a_restart_belong_to_the_line_before() -> None:
-    gap = float("nan")
-    columns = {"step": np.array([1, 2, 2, 2, 2]), "restart": np.array([0, 0, gap, 1, gap])}
-    found = counted(columns, 5)
-    assert found is not None
-    assert found.tolist() == [True, False, False, True, True]
-
-
-def test_a_validation_in_a_separate_line(tmp_path: Path, make_run: MakeRun) -> None:
-    run = make_run("r", [3.0, 2.0])
-    append_line(run.metrics, {"step": 20, "validation_loss": 1.5})
-    (group,) = groups_of(tmp_path, metric="validation_loss", at="20")
-    assert group.numbers() == [1.5]
-    (group,) = groups_of(tmp_path, metric="loss")
-    assert group.numbers() == [2.0]
-
-
-def test_a_key_of_the_result(tmp_path: Path, make_run: MakeRun) -> None:
-    run = make_run("r", [1.0])
-    write_json(run.result, {"state": "finished", "steps": 10, "report": {"accuracy": 0.9}})
-    (group,) = groups_of(tmp_path, metric="result.report.accuracy", lower=False)
-    assert (group.values[0].value, group.values[0].step) == (0.9, 10)
-
-
-def test_a_corrupt_config_is_a_group_apart(tmp_path: Path, make_run: MakeRun) -> None:
-    make_run("good", [1.0])
-    make_run("bad", [1.0]).config.write_bytes(b"\x00\xff")
-    labels = [group.label for group in groups_of(tmp_path)]
-    assert sorted(labels) == ["all runs", "config unknown"]
-
-
-def test_a_config_with_only_a_seed_is_known(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        folder = tmp_path / "runs" / f"s{seed}"
-        folder.mkdir(parents=True)
-        (folder / "log.csv").write_text("step,loss\n1,2.0\n")
-        (folder / "args.json").write_text(json.dumps({"seed": seed}))
-    mapping = RunMapping(metrics=["log.csv"], config="args.json")
-    output = tmp_path / "results.h5"
-    aggregate(mapped_source(mapping, [str(tmp_path / "runs")]), output, processes=0)
-    with ResultsFile(output) as store:
-        (group,) = grouped(store, Question("loss"))
-    assert (group.label, group.known) == ("all runs", True)
-    (folder / "args.json").unlink()
-    aggregate(mapped_source(mapping, [str(tmp_path / "runs")]), output, processes=0)
-    with ResultsFile(output) as store:
-        labels = [group.label for group in grouped(store, Question("loss"))]
-    assert labels == ["all runs", "config unknown"]
-
-
-def test_runs_without_any_config_are_said_to_be_one_group(
-    tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_run("a", [1.0]).config.unlink()
-    make_run("b", [2.0]).config.unlink()
-    assert guarded(["compare", str(collected(tmp_path))]) == 0
-    told = capsys.readouterr().out
-    assert "config unknown" in told
-    assert "no run has a config, so the runs form one group" in told
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [
-        *("validation_loss", "dice_loss", "perplexity", "self1", "bitmap_bytes", "previous_time"),
-        *("indices", "fid", "top1_error"),
-    ],
-)
-def test_lower_values_are_better(metric: str) -> None:
-    assert lower_is_better(metric)
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [
-        *("top1_Accuracy", "tokens_per_second", "top1", "val/top-5", "bbox_mAP", "mAP50", "mIoU"),
-        *(
-            "val_iou",
-            "dice",
-            "PSNR",
-            "ssim",
-            "success_rate",
-            "win_rate",
-            "f1",
-            "macro_f1",
-            "val/F1",
-        ),
-    ],
-)
-def test_higher_values_are_better(metric: str) -> None:
-    assert not lower_is_better(metric)
-
-
-@pytest.mark.usefixtures("sweep")
-def test_the_tables(tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run("one", [1.0], seed=9, config={"train": {"lr": 0.5}})
-    make_run("bad", [1.0], seed=8, state="failed", config={"train": {"lr": 0.5}})
-    assert guarded(["compare", str(collected(tmp_path)), "--at", "best"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "loss (best, min is best), 95% intervals"
-    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 2.0003 1.6679 - 1.003 20 lr0.0003-s0"
-    assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
-    assert lines[4].split() == [
-        "3",
-        "1",
-        "1",
-        "-",
-        "-",
-        "1",
-        "1",
-        "-",
-        "1",
-        "10",
-        "one",
-        "train.lr=0.5",
-    ]
-    assert lines[5].startswith("caution: the best of many noisy values")
-    assert lines[7] == "difference to row 1, over the common seeds"
-    assert lines[9].split()[:3] == ["2", "3", "0.0388"]
-    assert "1 run does not count:" in lines
-    assert "  row 3: bad (seed 8): failed" in lines
-    assert "  row 3: 0, 1, 2" in lines
-
-
-@pytest.mark.usefixtures("sweep")
-def test_json_has_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(["compare", str(collected(tmp_path)), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [group["label"] for group in found["groups"]] == ["train.lr=0.0003", "train.lr=0.01"]
-    assert len(found["groups"][0]["runs"]) == 3
-    assert found["groups"][1]["paired"]["n"] == 3
 
 
 @pytest.mark.usefixtures("sweep")
@@ -299,12 +130,91 @@ def test_bad_input_is_one_line(
     assert said.count("\n") == 1
 
 
-def test_a_file_that_is_missing_or_no_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("steps", "restarts", "kept"),
+    [
+        ([1, 2, 2, 3], [0, 0, 0, 0], None),
+        ([1, 2, 2, 3], [0, 0, 1, 1], [1, 0, 1, 1]),
+        ([1, 2, 3, 2, 3, 1, 2], [0, 0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1]),
+        # A line without a restart belongs to the line before.
+        ([1, 2, 2, 2, 2], [0, 0, np.nan, 1, np.nan], [1, 0, 0, 1, 1]),
+    ],
+)
+def test_rows_that_count(steps: list[int], restarts: list[float], kept: list[int] | None) -> None:
+    found = counted({"step": np.array(steps), "restart": np.array(restarts)}, len(steps))
+    assert (None if found is None else found.tolist()) == kept
+
+
+def test_values_of_restarts_validations_and_results(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("r", [3.0, 0.1, 0.2])
+    for step, loss in ((20, 2.0), (30, 1.0)):
+        append_line(run.metrics, {"step": step, "time": 1.0, "restart": 1, "loss": loss})
+    append_line(run.metrics, {"step": 30, "validation_loss": 1.5})
+    write_json(run.result, {"state": "finished", "steps": 30, "report": {"accuracy": 0.9}})
+    ((value,),) = [group.values for group in groups_of(tmp_path)]
+    assert (value.value, value.best, value.best_step) == (1.0, 1.0, 30)
+    for metric, at, number in (
+        ("loss", "20", 2.0),
+        ("validation_loss", "30", 1.5),
+        ("result.report.accuracy", "last", 0.9),
+    ):
+        assert groups_of(tmp_path, metric=metric, at=at)[0].numbers() == [number]
+
+
+def test_runs_without_a_config_are_one_group(
+    tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "text.h5").write_text("text")
-    assert guarded(["compare", str(tmp_path / "text.h5")]) == 2
-    assert guarded(["compare", str(tmp_path / "none.h5")]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert "is not an HDF5 file" in told[0]
-    assert "hpcrun aggregate" in told[1]
+    good = make_run("good", [1.0])
+    make_run("bad", [1.0]).config.write_bytes(b"\x00\xff")
+    labels = [group.label for group in groups_of(tmp_path)]
+    assert sorted(labels) == ["all runs", "config unknown"]
+    good.config.unlink()
+    assert guarded(["compare", str(collected(tmp_path))]) == 0
+    assert "no run has a config, so the runs form one group" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lower", "metrics"),
+    [
+        (True, "validation_loss dice_loss self1 bitmap_bytes previous_time indices top1_error"),
+        (False, "top1_Accuracy tokens_per_second val/top-5 mAP50 mIoU dice PSNR win_rate val/F1"),
+    ],
+)
+def test_the_name_of_a_metric_tells_its_direction(lower: bool, metrics: str) -> None:
+    assert {lower_is_better(metric) for metric in metrics.split()} == {lower}
+
+
+@pytest.mark.usefixtures("sweep")
+def test_tables_and_json(
+    tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run("one", [1.0], seed=9, config={"train": {"lr": 0.5}})
+    make_run("bad", [1.0], seed=8, state="failed", config={"train": {"lr": 0.5}})
+    file = str(collected(tmp_path))
+    assert guarded(["compare", file, "--at", "best"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "loss (best, min is best), 95% intervals"
+    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 2.0003 1.6679 - 1.003 20 lr0.0003-s0"
+    assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
+    assert lines[4].split() == [
+        "3",
+        "1",
+        "1",
+        "-",
+        "-",
+        "1",
+        "1",
+        "-",
+        "1",
+        "10",
+        "one",
+        "train.lr=0.5",
+    ]
+    assert lines[5].startswith("caution: the best of many noisy values")
+    assert lines[9].split()[:3] == ["2", "3", "0.0388"]
+    assert "  row 3: bad (seed 8): failed" in lines
+    assert "  row 3: 0, 1, 2" in lines
+    assert guarded(["compare", file, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [len(group["runs"]) for group in found["groups"]] == [3, 3, 1]
+    assert found["groups"][1]["paired"]["n"] == 3

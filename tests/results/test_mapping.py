@@ -30,6 +30,14 @@ def mapped(folder: Path, text: str, *words: str) -> int:
     )
 
 
+def metrics(folder: Path, run: str = "a") -> Any:
+    """Return the metrics of a run in the file."""
+    with ResultsFile(folder / "results.h5") as store:
+        found = store.metrics(run)
+    assert found is not None
+    return found
+
+
 def write(folder: Path, run: str, **files: Any) -> Path:
     path = folder / "runs" / run
     path.mkdir(parents=True)
@@ -40,35 +48,23 @@ def write(folder: Path, run: str, **files: Any) -> Path:
 
 
 def test_csv_json_and_jsonl_are_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, c = ({"args_dot_yaml": f"seed: {seed}\nlr: 3e-4\n"} for seed in (1, 2, 3))
     rows = "global_step,train/loss,note\n1,2.5,a\n2,,b\n3,1.5,c\n"
-    write(
-        tmp_path,
-        "a",
-        progress_dot_csv=rows,
-        args_dot_yaml="seed: 1\nlr: 3e-4\n",
-        final_dot_json={"x": 1},
-    )
+    write(tmp_path, "a", progress_dot_csv=rows, final_dot_json={"x": 1}, **a)
     lines = '{"global_step":1,"train/loss":2}\n{"global_step":2,"train/loss":1}\n'
-    write(
-        tmp_path,
-        "b",
-        m_dot_jsonl=lines,
-        args_dot_yaml="seed: 2\nlr: 3e-4\n",
-        final_dot_json={"x": 2},
-    )
+    write(tmp_path, "b", m_dot_jsonl=lines, final_dot_json={"x": 2}, **b)
     columns = {"global_step": [1, 2], "train/loss": [4.0, 3.0]}
-    write(tmp_path, "c", log_dot_json=columns, args_dot_yaml="seed: 3\nlr: 3e-4\n")
+    write(tmp_path, "c", log_dot_json=columns, **c)
     (tmp_path / "runs" / "no-run").mkdir()
     assert mapped(tmp_path, MAPPING) == 0
     told = capsys.readouterr().out
     assert "3 runs (2 finished, 1 unfinished), 7 rows" in told
     assert "problem" not in told
+    found = metrics(tmp_path)
+    assert found.dtype.names == ("step", "loss", "note")
+    assert found["step"].tolist() == [1, 2, 3]
+    assert found["loss"].tolist()[::2] == [2.5, 1.5]
     with ResultsFile(tmp_path / "results.h5") as store:
-        a = store.metrics("a")
-        assert a is not None
-        assert a.dtype.names == ("step", "loss", "note")
-        assert a["step"].tolist() == [1, 2, 3]
-        assert a["loss"].tolist()[::2] == [2.5, 1.5]
         assert store.table("runs")["seed"].tolist() == [1, 2, 3]
         assert store.units()["loss"] == "nats"
     assert mapped(tmp_path, MAPPING) == 0
@@ -98,12 +94,11 @@ def test_logs_of_training_and_validation_do_not_overwrite_each_other(tmp_path: P
         val_dot_csv="step,restart,accuracy\n1,0,0.1\n3,0,0.3\n",
     )
     assert mapped(tmp_path, "metrics: [train.csv, val.csv]") == 0
+    found = metrics(tmp_path)
+    assert found.dtype.names == ("step", "loss", "accuracy")
+    assert found["step"].tolist() == [1, 1, 2, 3, 3]
+    assert [value for value in found["loss"].tolist() if value == value] == [4, 3, 2]
     with ResultsFile(tmp_path / "results.h5") as store:
-        found = store.metrics("a")
-        assert found is not None
-        assert found.dtype.names == ("step", "loss", "accuracy")
-        assert found["step"].tolist() == [1, 1, 2, 3, 3]
-        assert [value for value in found["loss"].tolist() if value == value] == [4, 3, 2]
         counts = {row["metric"]: (row["rows"], row["max"]) for row in store.table("summary")}
         assert counts == {b"loss": (3, 4.0), b"accuracy": (2, 0.3)}
 
@@ -112,10 +107,8 @@ def test_files_with_the_same_columns_are_parts_of_one_log(tmp_path: Path) -> Non
     write(tmp_path, "a", p1_dot_csv="step,loss\n1,4\n2,9\n", p2_dot_csv="step,loss\n2,3\n3,2\n")
     write(tmp_path, "b", p1_dot_csv="step,loss\n1,4\n2,8\n3,9\n", p2_dot_csv="step,loss\n2,3\n")
     assert mapped(tmp_path, "metrics: 'p*.csv'") == 0
+    assert metrics(tmp_path, "b")["step"].tolist() == [1, 2, 3, 2]
     with ResultsFile(tmp_path / "results.h5") as store:
-        found = store.metrics("b")
-        assert found is not None
-        assert found["step"].tolist() == [1, 2, 3, 2]
         summary = {row["run"]: row for row in store.table("summary")}
         assert (summary[b"b"]["rows"], summary[b"b"]["max"], summary[b"b"]["last"]) == (2, 4, 3)
 
@@ -130,23 +123,14 @@ def test_samples_of_several_ranks_are_all_rows(
     write(tmp_path, "a", **RANKS)
     assert mapped(tmp_path, MERGED) == 0
     assert "problem" not in capsys.readouterr().out
-    with ResultsFile(tmp_path / "results.h5") as store:
-        found = store.metrics("a")
-        assert found is not None
-        assert found["step"].tolist() == found["x"].tolist() == list(range(6))
-        assert store.table("summary")["rows"].tolist() == [6]
+    found = metrics(tmp_path)
+    assert found["step"].tolist() == found["x"].tolist() == list(range(6))
     write(tmp_path, "b", **RANKS, rank2_dot_csv="sample,x\n5,7\n")
     assert mapped(tmp_path, MERGED) == 0
     told = capsys.readouterr().out
     assert "13 rows" in told
     assert "b/: 1 samples are in several rows, such as 5" in told
-
-
-def test_a_log_that_goes_back_in_a_later_file_is_a_problem(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path, "a", **RANKS)
-    assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample") == 0
+    assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample", "--fresh") == 0
     assert "rank1.csv: goes back to a step of an earlier file" in capsys.readouterr().out
     assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample\nrows: log", "--fresh") == 0
     assert "problem" not in capsys.readouterr().out
@@ -162,12 +146,10 @@ def test_hdf5_files_with_equal_columns_are_rows(
             file["x"] = np.arange(3) / 2
             file["label"] = ["a", "b", "é"]
     assert mapped(tmp_path, MERGED) == 0
-    with ResultsFile(tmp_path / "results.h5") as store:
-        found = store.metrics("a")
-        assert found is not None
-        assert found["step"].tolist() == list(range(6))
-        assert found["x"].tolist() == [0, 0, 0.5, 0.5, 1, 1]
-        assert found["label"][5].decode() == "é"
+    found = metrics(tmp_path)
+    assert found["step"].tolist() == list(range(6))
+    assert found["x"].tolist() == [0, 0, 0.5, 0.5, 1, 1]
+    assert found["label"][5].decode() == "é"
     with h5py.File(run / "rank1.h5", "w") as file:
         file["group/x"] = np.arange(3)
     (run / "rank0.h5").write_text("no HDF5")
@@ -175,24 +157,6 @@ def test_hdf5_files_with_equal_columns_are_rows(
     told = capsys.readouterr().out
     assert "a/rank0.h5: cannot be read: Unable to" in told
     assert "a/rank1.h5: cannot be parsed" in told
-
-
-def test_an_unknown_format_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write(tmp_path, "a", rank0_dot_csv="step,x\n1,1\n")
-    np.savez(run / "rank1.npz", x=np.arange(3))
-    assert mapped(tmp_path, "metrics: 'rank*'") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{run}/rank1.npz: has a format that hpcrun does not read" in line
-    assert not (tmp_path / "results.h5").exists()
-
-
-def test_rows_without_a_step_are_kept(tmp_path: Path) -> None:
-    lines = '{"step":2,"loss":1}\n{"note":"x"}\n{"step":3,"loss":2}\n'
-    write(tmp_path, "a", x_dot_jsonl=lines, y_dot_csv="epoch,accuracy\n1,0.5\n")
-    assert mapped(tmp_path, "metrics: ['*.jsonl', y.csv]") == 0
-    with ResultsFile(tmp_path / "results.h5") as store:
-        counts = {row["metric"]: row["rows"] for row in store.table("summary")}
-        assert counts == {b"loss": 2, b"epoch": 1, b"accuracy": 1}
 
 
 def test_torn_and_damaged_files_are_named(
@@ -218,18 +182,17 @@ def test_tensorboard_files(tmp_path: Path) -> None:
         writer.add_scalar("accuracy", 0.5, 2)
         writer.close()
     assert mapped(tmp_path, "metrics: events.out.tfevents.*\nrename: {train/loss: loss}") == 0
-    with ResultsFile(tmp_path / "results.h5") as store:
-        found = store.metrics("s1")
-        assert found is not None
-        assert found["loss"].tolist() == [3.0, 2.0, 1.0]
-        assert found["step"].tolist() == [0, 1, 2]
-        assert found["accuracy"][2] == 0.5
+    found = metrics(tmp_path, "s1")
+    assert found["loss"].tolist() == [3.0, 2.0, 1.0]
+    assert found["step"].tolist() == [0, 1, 2]
+    assert found["accuracy"][2] == 0.5
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("metric: x.csv", "metrics: field required; the keys are runs, metrics"),
+        ("metrics: array.npz", "array.npz: has a format that hpcrun does not read"),
         ("metrics: none.csv", "has a file none.csv"),
         ("metrics: /etc/passwd", "should be a path below"),
         ("metrics: [", "mapping.yaml:1"),
@@ -239,7 +202,7 @@ def test_tensorboard_files(tmp_path: Path) -> None:
 def test_a_bad_mapping_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
 ) -> None:
-    write(tmp_path, "a", progress_dot_csv="step,loss\n1,2\n")
+    np.savez(write(tmp_path, "a", progress_dot_csv="step,loss\n1,2\n") / "array.npz", x=[1])
     assert mapped(tmp_path, text) == 2
     said = capsys.readouterr().err
     assert told in said

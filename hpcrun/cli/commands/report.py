@@ -64,9 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     begin = time.monotonic()
     with open_results(arguments.runs, runs_dir(arguments)) as store:
-        written = write_report(store, request, arguments.output)
-    files = write_figures(written.figures, arguments.figures) if arguments.figures else []
-    say(f"{arguments.output}: {written.words} ({time.monotonic() - begin:.0f} s)")
+        figures, words = write_report(store, request, arguments.output)
+    files = write_figures(figures, arguments.figures) if arguments.figures else []
+    say(f"{arguments.output}: {words} ({time.monotonic() - begin:.0f} s)")
     if files:
         say(f"  {arguments.figures}: {len(files)} files")
     return 0

@@ -73,7 +73,7 @@ def aggregate(
     """Bring ``output`` up to date with the runs of ``source``.
 
     Args:
-        fresh: read everything, and replace a file of another layout.
+        fresh: read everything.
         prune: remove the runs without a directory.
         processes: number of reading processes; None: as many as save time. 0: only this process.
         progress: called with the number of runs that were read, and the number of runs to read.
@@ -102,7 +102,7 @@ def _opened(output: Path, *, fresh: bool) -> AbstractContextManager[ResultsFile 
     """Return the existing file, or None if its content is not needed."""
     if not os.path.lexists(output):
         return nullcontext()
-    store = ResultsFile(output, any_layout=fresh)
+    store = ResultsFile(output)
     if not fresh:
         return store
     store.file.close()

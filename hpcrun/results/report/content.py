@@ -215,7 +215,7 @@ def _ranked(groups: Sequence[RunGroup], *, lower: bool) -> list[RankedGroup]:
 def swept_keys(runs: Sequence[ReportedRun], seed_key: str = "seed") -> list[str]:
     """Return the keys of the config in which runs with a config differ, without the seed."""
     known = [run for run in runs if run.config]
-    left_out = {"name", "command", seed_key, f"--{seed_key.rpartition('.')[2]}"}
+    left_out = {"name", "command"}
     left_out.update(*(seed_keys(run.config, seed_key) for run in known))
     return [
         key

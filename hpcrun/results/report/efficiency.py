@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hpcrun import slurm
 from hpcrun.config.fields import time_seconds
@@ -48,7 +48,7 @@ class Efficiency:
         time_limit, longest: seconds: the limit, and the longest attempt.
         data_share: share of a step's time spent on waiting for data (0 to 1).
         advice: the next request; each a sentence with its evidence.
-        sources: where the uses come from.
+        accounted: sacct knows the run.
     """
 
     run: ReportedRun
@@ -64,8 +64,8 @@ class Efficiency:
     time_limit: float | None = None
     longest: float | None = None
     data_share: float | None = None
-    advice: Sequence[str] = field(default_factory=tuple)
-    sources: Sequence[str] = field(default_factory=tuple)
+    advice: Sequence[str] = ()
+    accounted: bool = False
 
 
 def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) -> Efficiency:
@@ -82,6 +82,8 @@ def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) ->
     asked, used, bound = _memory(run, records, peak if on_cpu else None, ranks)
     cpus, cpus_used = _cpus(run, records)
     used_on_gpu = _highest(run, "gpu_memory_gb") or peak
+    wait, step = run.median("data_wait"), run.median("step_time")
+    limits = [one.time_limit for one in records if one.time_limit is not None]
     found = Efficiency(
         run=run,
         gpus=gpus,
@@ -93,10 +95,10 @@ def efficiency(run: ReportedRun, usage: Mapping[str, Sequence[AttemptUsage]]) ->
         memory=asked,
         memory_used=used,
         bound=bound,
-        time_limit=_limit(run, records),
+        time_limit=max(limits, default=_limit(run.config.get("job.time"))),
         longest=_longest(run),
-        data_share=_data_share(run),
-        sources=_sources(run, records),
+        data_share=wait / step if wait is not None and step else None,
+        accounted=bool(records),
     )
     return replace(found, advice=tuple(_advice(found)))
 
@@ -188,11 +190,7 @@ def _memory(
     return asked, None, False
 
 
-def _limit(run: ReportedRun, records: Sequence[AttemptUsage]) -> float | None:
-    known = [one.time_limit for one in records if one.time_limit is not None]
-    if known:
-        return float(max(known))
-    asked = run.config.get("job.time")
+def _limit(asked: object) -> float | None:
     try:
         return float(time_seconds(asked)) if isinstance(asked, str) else None
     except ValueError:
@@ -214,11 +212,6 @@ def _longest(run: ReportedRun) -> float | None:
     return max(found, default=None)
 
 
-def _data_share(run: ReportedRun) -> float | None:
-    wait, step = run.median("data_wait"), run.median("step_time")
-    return wait / step if wait is not None and step else None
-
-
 def _highest(run: ReportedRun, metric: str) -> float | None:
     return max(run.series(metric)[1].tolist(), default=None)
 
@@ -226,13 +219,6 @@ def _highest(run: ReportedRun, metric: str) -> float | None:
 def _mean(run: ReportedRun, *metrics: str) -> float | None:
     known = [values for values in (run.series(metric)[1] for metric in metrics) if len(values)]
     return float(known[0].mean()) if known else None
-
-
-def _sources(run: ReportedRun, records: Sequence[AttemptUsage]) -> tuple[str, ...]:
-    found = ["metrics"] if "memory_gb" in run.columns else []
-    if "gpu_utilization" in run.columns or "gpu_util" in run.columns:
-        found.append("NVML")
-    return (*found, "sacct") if records else tuple(found)
 
 
 def _advice(found: Efficiency) -> Iterable[str]:
@@ -248,7 +234,7 @@ def _advice(found: Efficiency) -> Iterable[str]:
     asked, used = found.memory, found.memory_used
     if asked and used:
         request = max(1, math.ceil(used * _MARGIN / GIB))
-        wasted = used < _WASTE * asked and request * GIB < asked and "sacct" in found.sources
+        wasted = used < _WASTE * asked and request * GIB < asked and found.accounted
         if used > _TIGHT * asked or wasted:
             yield f"job.mem={request}G (used {used / asked:.0%} of the request)"
     yield from _cpu_advice(found)

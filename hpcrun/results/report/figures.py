@@ -179,8 +179,9 @@ def curve_figure(number: int, metric: str, series: Sequence[Series]) -> Drawing 
         if rows > 1:
             figure.legend(handles=handles, loc="outside lower left", labelspacing=0.25)
     words = metric_label(metric)
+    title = words[:1].upper() + words[1:]
     caption = (
-        f"{words} over steps. Lines: mean over the finished runs of a config; bands: 95% t-interval of the "
+        f"{title} over steps. Lines: mean over the finished runs of a config; bands: 95% t-interval of the "
         "mean over seeds, for n > 1, over the steps that all of these runs have."
     )
     if any(one.others for one in series):
@@ -189,7 +190,6 @@ def curve_figure(number: int, metric: str, series: Sequence[Series]) -> Drawing 
         more = len(series) - len(SERIES)
         sample = f"an even sample of {_MOST_GRAY} of " if more > _MOST_GRAY else ""
         caption += f" Colors: the {len(SERIES)} best configs; gray: {sample}{more} more configs."
-    title = words[:1].upper() + words[1:]
     return Drawing(f"curve-{number}-{file_name(metric)}", title, caption, figure, titles)
 
 

@@ -8,8 +8,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,8 @@ from hpcrun.results.report import figures, times
 from hpcrun.results.report.content import Content, ReportRequest, collect, shown
 from hpcrun.results.report.efficiency import Efficiency
 from hpcrun.results.report.figures import Drawing
-from hpcrun.results.report.runs import ReportedRun, ReportError, RunFailure, counts
-from hpcrun.results.statistics import ConfidenceInterval
-from hpcrun.results.store import ResultsFile
+from hpcrun.results.report.runs import ReportError, RunFailure, counts, require_file_place
+from hpcrun.results.store import ResultsFile, package_version
 from hpcrun.run.files import write_atomic
 
 # Mark of a report of hpcrun, so that no other file is replaced by mistake.
@@ -43,25 +40,10 @@ _SECTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class WrittenReport:
-    """A written report; ``words`` describe its content."""
-
-    figures: Sequence[Drawing]
-    words: str
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """The figures by section."""
-
-    curves: Sequence[Drawing]
-    sensitivity: Sequence[Drawing]
-    time: Sequence[Drawing]
-
-
-def write_report(store: ResultsFile, request: ReportRequest, output: Path) -> WrittenReport:
-    """Write the report of ``store`` to ``output``, atomically.
+def write_report(
+    store: ResultsFile, request: ReportRequest, output: Path
+) -> tuple[list[Drawing], str]:
+    """Write the report of ``store`` to ``output``, atomically; return its figures, and words about it.
 
     Raises:
         ReportError: there are no runs.
@@ -76,9 +58,9 @@ def write_report(store: ResultsFile, request: ReportRequest, output: Path) -> Wr
     # A symbolic link stays: its target is replaced. The umask decides who may read.
     write_atomic(Path(os.path.realpath(output)), page, mode=0o666)
     states = ", ".join(f"{count:,} {state}" for state, count in counts(content.runs).items())
-    whole = [*drawn.curves, *drawn.sensitivity, *drawn.time]
+    whole = [one for drawings in drawn.values() for one in drawings]
     runs, words = several(len(content.runs), "run"), several(len(whole), "figure")
-    return WrittenReport(whole, f"{runs} ({states}), {words}")
+    return whole, f"{runs} ({states}), {words}"
 
 
 def write_figures(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
@@ -97,14 +79,7 @@ def require_place(output: Path, folder: Path | None) -> None:
     Raises:
         ReportError: a folder is missing, or a file of another kind is in the way.
     """
-    if output.is_dir():
-        raise ReportError(
-            f"{output}: is a directory; name a file, such as {output / 'report.html'}"
-        )
-    if not output.absolute().parent.is_dir():
-        raise ReportError(
-            f"{output.absolute().parent}: no such directory; make it, or choose another -o"
-        )
+    require_file_place(output, "report.html")
     if output.is_file():
         with output.open("rb") as stream:
             head = stream.read(len(_HEAD)).decode(errors="replace")
@@ -116,8 +91,8 @@ def require_place(output: Path, folder: Path | None) -> None:
         raise ReportError(f"--figures {folder}: is a file; name a folder")
 
 
-def _draw(content: Content) -> _Drawn:
-    """Draw all figures that the runs have data for."""
+def _draw(content: Content) -> dict[str, list[Drawing]]:
+    """Draw all figures that the runs have data for; return those of each section."""
     series = figures.series_of(content)
     rates = sorted({run.throughput for run in content.runs if run.throughput})
     names = [content.metric, "validation_loss", "loss", "lr", "mfu", *rates]
@@ -128,25 +103,28 @@ def _draw(content: Content) -> _Drawn:
     relations = enumerate(content.relations[: figures.MOST_PANELS], 1)
     rows = times.chosen_rows(content.runs)
     bars = [times.goodput_figure(rows), times.timeline_figure(rows)]
-    return _Drawn(
-        [one for one in curves if one is not None],
-        [figures.sensitivity_figure(at, content.metric or "", one) for at, one in relations],
-        [one for one in bars if one is not None],
-    )
+    return {
+        "curves": [one for one in curves if one is not None],
+        "sensitivity": [
+            figures.sensitivity_figure(at, content.metric or "", one) for at, one in relations
+        ],
+        "time": [one for one in bars if one is not None],
+    }
 
 
-def _render(content: Content, drawn: _Drawn) -> str:
+def _render(content: Content, drawn: dict[str, list[Drawing]]) -> str:
     folder = files("hpcrun.results.report")
     page = Environment(autoescape=True, finalize=_text, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {
         "duration": duration,
-        "interval": _interval,
+        "folder": os.path.dirname,
         "moment": moment,
         "number": number,
         "several": several,
         "share": share,
         "shown": shown,
-        "words": lambda metric: figures.metric_label(metric),
+        "tally": tally,
+        "words": figures.metric_label,
     }
     template = page.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     text = template.render(
@@ -154,15 +132,14 @@ def _render(content: Content, drawn: _Drawn) -> str:
         content=content,
         drawn=drawn,
         efficiency=efficiency_table(content.efficiency),
-        facts=_facts(content),
         failures=_equal_failures(content.failures),
         most_panels=figures.MOST_PANELS,
         most_rows=times.MOST_ROWS,
-        origin=_origin(content.runs),
         retry_words=RETRY_WORDS,
         sections=_SECTIONS.items(),
+        states=counts(content.runs).items(),
         style=folder.joinpath("page.css").read_text(encoding="utf-8"),
-        version=_version(),
+        version=package_version("hpcrun"),
     )
     return f"{text.strip()}\n"
 
@@ -177,54 +154,11 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, Markup) else escaped(str(value))
 
 
-def _version() -> str:
-    """Return the version of this package; the package itself would import more than a report needs."""
-    try:
-        return version("hpcrun")
-    except PackageNotFoundError:
-        return "of a checkout"
-
-
-def _facts(content: Content) -> list[tuple[str, Any]]:
-    runs = content.runs
-    timed = [run.goodput for run in runs if run.events]
-    wall = sum(one.wall for one in timed)
-    wanted = wall - sum(one.idle for one in timed)
-    found = [("runs", len(runs)), *counts(runs).items(), ("configs", len(content.groups))]
-    found += [("attempts", sum(run.attempts for run in runs))]
-    return [
-        *found,
-        ("time of all runs", duration(wall) if timed else None),
-        ("productive", share(sum(one.productive for one in timed) / wanted if wanted else None)),
-        ("executor", ", ".join(sorted({run.executor or "unknown" for run in runs}))),
-    ]
-
-
-def _origin(runs: Sequence[ReportedRun]) -> list[tuple[str, Counter[str]]]:
-    def values(name: str) -> Counter[str]:
-        return Counter(str(run.identity.get(name) or "unknown") for run in runs)
-
-    return [
-        ("command", values("command")),
-        ("commit", Counter(_commit(run.identity.get("git")) for run in runs)),
-        ("user", values("user")),
-        ("Python", values("python")),
-        ("versions", Counter(_versions(run.identity.get("versions")) for run in runs)),
-        ("folder", Counter(run.path.rpartition("/")[0] or "unknown" for run in runs)),
-    ]
-
-
-def _commit(git: object) -> str:
-    if not isinstance(git, dict) or not git.get("commit"):
-        return "unknown"
-    dirty = " with uncommitted changes" if git.get("dirty") else ""
-    return f"{str(git['commit'])[:12]}{dirty}"
-
-
-def _versions(found: object) -> str:
-    if not isinstance(found, dict):
-        return "unknown"
-    return ", ".join(f"{name} {version}" for name, version in found.items()) or "unknown"
+def tally(values: Iterable[Any]) -> list[tuple[str, int]]:
+    """Return the different values in words with their numbers, the most frequent first."""
+    return Counter(
+        "unknown" if value in (None, "") else shown(value) for value in values
+    ).most_common()
 
 
 def _equal_failures(failures: Sequence[RunFailure]) -> list[list[RunFailure]]:
@@ -240,20 +174,14 @@ def _equal_failures(failures: Sequence[RunFailure]) -> list[list[RunFailure]]:
     return list(groups.values())
 
 
-def efficiency_table(
-    rows: Iterable[Efficiency],
-) -> tuple[list[str], list[tuple[Efficiency, list[str | None]]]]:
-    """Return the columns in which a run has a value, and the cells of each run; None is unknown."""
-    cells = [(one, [_cell(read, one) for read in _COLUMNS.values()]) for one in rows]
-    known = [any(found[at] is not None for _, found in cells) for at in range(len(_COLUMNS))]
-    kept = [at for at, has_value in enumerate(known) if has_value]
-    names = list(_COLUMNS)
-    return [names[at] for at in kept], [(one, [found[at] for at in kept]) for one, found in cells]
-
-
-def _cell(read: Callable[[Efficiency], Any], one: Efficiency) -> str | None:
-    value = read(one)
-    return None if value is None else str(value)
+def efficiency_table(rows: Sequence[Efficiency]) -> dict[str, list[str | None]]:
+    """Return the columns in which a run has a value; None is unknown."""
+    cells = {name: [read(one) for one in rows] for name, read in _COLUMNS.items()}
+    return {
+        name: [None if value is None else str(value) for value in column]
+        for name, column in cells.items()
+        if any(value is not None for value in column)
+    }
 
 
 def _memory(one: Efficiency) -> str | None:
@@ -272,19 +200,12 @@ _COLUMNS: Mapping[str, Callable[[Efficiency], Any]] = {
     "time limit": lambda one: duration(one.time_limit),
     "longest attempt": lambda one: duration(one.longest),
     "data wait": lambda one: share(one.data_share),
-    "measured by": lambda one: ", ".join(one.sources) or None,
 }
 
 
 def several(count: int, noun: str) -> str:
     """Return a count with its noun."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _interval(interval: ConfidenceInterval) -> str:
-    if interval.low is None or interval.high is None:
-        return "–"
-    return f"{number(interval.low)} … {number(interval.high)}"
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -22,7 +22,7 @@ from hpcrun.results.report.figures import (
     style,
     wants_log,
 )
-from hpcrun.results.report.runs import ReportedRun, ReportError
+from hpcrun.results.report.runs import ReportedRun, ReportError, require_file_place
 from hpcrun.results.report.times import draw_goodput
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -102,12 +102,7 @@ def require_place(path: Path) -> None:
     """
     if path.suffix.lower() not in FORMATS:
         raise ReportError(f"{path}: should end in .png, .pdf or .svg")
-    if path.is_dir():
-        raise ReportError(f"{path}: is a directory; name a file")
-    if not path.absolute().parent.is_dir():
-        raise ReportError(
-            f"{path.absolute().parent}: no such directory; make it, or choose another -o"
-        )
+    require_file_place(path, "plot.png")
 
 
 def _lettered(items: Sequence[Any]) -> list[tuple[str, Any]]:

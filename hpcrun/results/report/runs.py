@@ -24,7 +24,7 @@ from hpcrun.job.history import Goodput, goodput
 from hpcrun.results.collect.aggregate import RunSource, aggregate
 from hpcrun.results.collect.columns import counted, fields
 from hpcrun.results.collect.run_reader import find_runs
-from hpcrun.results.groups import labels
+from hpcrun.results.groups import labels, with_options
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event
@@ -34,7 +34,6 @@ _KEPT = re.compile(
     r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|memory_gb|step_time|data_wait"
     r"|gpu_util(ization)?|gpu_memory_gb|.*_per_second)$"
 )
-_WORDS = {"True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def _run(store: ResultsFile, row: Any, label: str, metrics: Sequence[str]) -> Re
     key = row["run"].decode()
     columns = _columns(store, key, metrics)
     events = _events(store, key)
-    config = _with_options(store.config(key))
+    config = with_options(store.config(key))
     return ReportedRun(
         key=key,
         label=label,
@@ -164,15 +163,6 @@ def _event(row: Any) -> Event:
     )
 
 
-def _typed(word: str) -> Any:
-    """Return a word of a command as a number or a boolean, if it is one."""
-    if word in _WORDS:
-        return _WORDS[word]
-    if re.fullmatch(r"-?\d+(\.\d+)?(e[-+]?\d+)?", word):
-        return float(word) if "." in word or "e" in word else int(word)
-    return word
-
-
 def _known(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
@@ -187,24 +177,6 @@ def _last_sign(
     if ended is not None:
         times.append(ended)
     return max(times, default=None)
-
-
-def _with_options(config: dict[str, Any]) -> dict[str, Any]:
-    """Add the options of a command, such as ``--lr 0.1``, as keys."""
-    command = config.get("command")
-    if not isinstance(command, list):
-        return config
-    words = [str(word) for word in command]
-    for at, word in enumerate(words):
-        if not re.match(r"--[A-Za-z]", word):
-            continue
-        name, equals, value = word.partition("=")
-        following = words[at + 1] if at + 1 < len(words) else "--"
-        if equals:
-            config[name] = _typed(value)
-        else:
-            config[name] = True if following.startswith("--") else _typed(following)
-    return config
 
 
 # Bytes to read of each log: the first failure of a rank is near the end of the log, or near its start.
@@ -258,9 +230,6 @@ def counts(runs: Sequence[ReportedRun]) -> Mapping[str, int]:
     return {state: found[state] for state in order if found[state]}
 
 
-_FILES = (".h5", ".hdf5")
-
-
 @contextmanager
 def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[ResultsFile]:
     """Yield the results of ``named``: one results file, or run directories and folders of them.
@@ -271,7 +240,7 @@ def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[ResultsFile]:
         ReportError: a results file is named together with another source.
         ResultsError: a source holds no runs.
     """
-    files = [name for name in named if _is_file(name)]
+    files = [name for name in named if Path(name).is_file() or name.endswith((".h5", ".hdf5"))]
     if files and len(named) > 1:
         raise ReportError(
             f"{files[0]}: is a results file, and takes no other source; collect all runs into one file "
@@ -289,13 +258,21 @@ def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[ResultsFile]:
             yield store
 
 
-def _is_file(name: str) -> bool:
-    path = Path(name)
-    return path.is_file() or (not path.is_dir() and path.suffix in _FILES)
-
-
 class ReportError(UserError):
     """A figure or report cannot be made; the text has the reason and the remedy."""
+
+
+def require_file_place(path: Path, example: str) -> None:
+    """Raise ReportError if a file cannot be written to ``path``.
+
+    Raises:
+        ReportError: it is a directory, or its folder is missing.
+    """
+    if path.is_dir():
+        raise ReportError(f"{path}: is a directory; name a file, such as {path / example}")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ReportError(f"{folder}: no such directory; make it, or choose another -o")
 
 
 def number(value: Any) -> float | None:

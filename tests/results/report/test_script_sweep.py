@@ -35,7 +35,7 @@ def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
         kept = store.document("001", "config")["command"]
     assert [group.label for group in groups] == ["lr=0.1", "lr=0.2"]
     assert [group.numbers() for group in groups] == [[0.1, 0.1], [0.2, 0.2]]
-    assert [sorted(one.seed for one in group.values) for group in groups] == [["3", "4"]] * 2
+    assert [sorted(one.seed for one in group.values) for group in groups] == [[3, 4]] * 2
     assert swept == ["lr"]
     # The command as it ran is in the file as well.
     assert kept[-2:] == ["0.1", "--seed=4"]
