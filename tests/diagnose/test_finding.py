@@ -126,14 +126,6 @@ def test_positions_of_different_process_groups_are_not_compared() -> None:
     )
 
 
-def test_ranks_at_the_same_collective_are_not_behind() -> None:
-    found = cause(*(WATCHDOG.format(rank, 7753) for rank in range(3)))
-    assert (found.rank, found.ranks) == (None, (0, 1, 2))
-    assert found.notes == (
-        "all 3 ranks that reported are at collective 7753; none of them is behind",
-    )
-
-
 def test_output_after_a_traceback_does_not_hide_the_failure() -> None:
     """Python writes its buffered output when it ends, and a script reports its end in any case."""
     found = cause(
@@ -196,15 +188,6 @@ def test_the_node_of_a_memory_failure_is_named() -> None:
         "srun: error: node2: tasks 4-7: Out Of Memory",
     )
     assert (found.id, found.node, found.rank) == ("slurm-out-of-memory", "node2", None)
-
-
-def test_a_failed_folder_of_the_container_is_no_missing_image() -> None:
-    found = cause(
-        "slurmstepd: error: pyxis: failed to import docker image",
-        "slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/enroot': Permission denied",
-        "srun: error: node1: task 0: Exited with exit code 1",
-    )
-    assert found.id == "container-runtime-folder"
 
 
 def test_a_job_that_hung_until_its_time_limit_failed_because_of_the_hang() -> None:
