@@ -11,7 +11,6 @@ import io
 import pickle
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +43,7 @@ def read_dumps(folder: Path) -> Dumps:
             continue
         try:
             dump = _PlainReader(io.BytesIO(path.read_bytes())).load()
-        except (
-            pickle.UnpicklingError,
-            OSError,
-            EOFError,
-            ValueError,
-            IndexError,
-            KeyError,
-            AttributeError,
-        ):
+        except (pickle.UnpicklingError, OSError, EOFError, ValueError, LookupError, AttributeError):
             continue
         if isinstance(dump, dict) and "entries" in dump and "pg_config" in dump:
             found.setdefault(named["prefix"], {})[int(named["rank"])] = dump
@@ -107,45 +98,29 @@ def is_default(group: str) -> bool:
     return group in ("", "0") or "default_pg" in group
 
 
-@dataclass
-class _Group:
-    """Global ranks and positions of a group, by the rank within the group."""
-
-    ranks: dict[int, set[int]] = field(default_factory=dict)
-    begun: dict[int, int] = field(default_factory=dict)
-    timed_out: dict[int, int] = field(default_factory=dict)
-
-    def named(self, members: Collection[int]) -> tuple[list[int], str]:
-        """Return the known global ranks of ``members``, and words for them."""
-        known = sorted(rank for member in members for rank in self.ranks.get(member, ()))
-        numbers, kind = (known, "rank") if len(known) == len(members) else (members, "group rank")
-        return known, f"{kind}{'' if len(numbers) == 1 else 's'} {ranges(sorted(numbers))}"
-
-
 class Positions:
-    """The newest collectives of each process group."""
+    """The newest collectives of each process group, by global rank."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
-        self._spoken: set[int] = set()
-        self._subgroups = False
+        self._begun: dict[str, dict[int, int]] = {}
+        self._timed_out: dict[str, dict[int, int]] = {}
+        self._members: dict[tuple[str, int], int] = {}
+        # Groups that the lines do not tell apart: several groups with one name, or without a name.
+        self._unclear: set[str] = set()
 
     def add(self, text: str, rank: int | None) -> None:
-        """Read a line of a log; ``rank`` is the global rank that wrote it, if known."""
+        """Read a line of a log; ``rank`` is its global rank. A line without a rank is ignored."""
         member, begun, timed_out = member_of(text), _BEGUN.search(text), _TIMED_OUT.search(text)
-        if member is None or not (begun or timed_out):
+        if member is None or rank is None or not (begun or timed_out):
             return
         name, within = member
-        group = self._groups.setdefault(name, _Group())
-        known = group.ranks.setdefault(within, set())
-        if rank is not None:
-            known.add(rank)
-            self._spoken.add(rank)
-            self._subgroups |= is_default(name) and rank != within
+        if self._members.setdefault(member, rank) != rank or (is_default(name) and rank != within):
+            self._unclear.add(name)
         if begun:
-            group.begun[within] = max(int(begun["at"]), group.begun.get(within, -1))
+            at = self._begun.setdefault(name, {})
+            at[rank] = max(int(begun["at"]), at.get(rank, -1))
         if timed_out:
-            group.timed_out.setdefault(within, int(timed_out["at"]))
+            self._timed_out.setdefault(name, {}).setdefault(rank, int(timed_out["at"]))
 
     def laggards(self, ranks: Collection[int]) -> tuple[list[int], str] | None:
         """Return the global ranks for which others waited (may be empty), and a sentence; None if unclear.
@@ -153,31 +128,31 @@ class Positions:
         Args:
             ranks: all known ranks.
         """
-        # Groups without names cannot be told apart, and neither can several groups with one name.
-        unclear = self._subgroups or sum(name != "" for name in self._groups) > 1
-        groups = {
-            name: group
-            for name, group in self._groups.items()
-            if (name or not unclear) and all(len(known) < 2 for known in group.ranks.values())
-        }
+        if len({name for name, _ in self._members} - {""}) > 1:
+            self._unclear.add("")
         equal: tuple[list[int], str] | None = None
-        for name, group in groups.items():
+        for name in {name: None for name, _ in self._members if name not in self._unclear}:
             where = "" if is_default(name) else f" (process group {name})"
-            for at in (group.begun, group.timed_out):
+            for at in (self._begun.get(name, {}), self._timed_out.get(name, {})):
                 least, most = min(at.values(), default=0), max(at.values(), default=0)
                 if least < most:
-                    known, words = group.named([rank for rank in at if at[rank] == least])
-                    return known, f"{words} had begun collective {least}, and others {most}{where}"
+                    behind = sorted(rank for rank in at if at[rank] == least)
+                    words = (
+                        f"{_named(behind)} had begun collective {least}, and others {most}{where}"
+                    )
+                    return behind, words
                 if len(at) > 1:
                     words = f"all {len(at)} ranks that reported are at collective {most}{where}"
                     equal = equal or ([], f"{words}; none of them is behind")
-            absent = set(range(max(group.ranks))) - set(group.ranks)
-            # An excerpt of a log lacks most of the ranks.
-            absent = absent if len(absent) < len(group.ranks) else set()
-            if not self._subgroups and all(map(is_default, self._groups)):
-                absent = set(ranks) - self._spoken
-                group.ranks.update((rank, {rank}) for rank in absent)
-            if absent:
-                known, words = group.named(absent)
-                return known, f"{words} reported no time-out: others may have waited for it{where}"
+        if all(is_default(name) and name not in self._unclear for name, _ in self._members):
+            absent = sorted(set(ranks) - set(self._members.values()))
+            if absent and self._members:
+                return (
+                    absent,
+                    f"{_named(absent)} reported no time-out: others may have waited for it",
+                )
         return equal
+
+
+def _named(numbers: list[int]) -> str:
+    return f"rank{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"

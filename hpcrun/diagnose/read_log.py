@@ -4,6 +4,7 @@ Recorded with Slurm 22.05, 24.11 and 26.05. Since 25.05 slurmstepd names the sig
 ("DUE to SIGNAL Terminated"), and its lines may lack the prefix ``slurmstepd-HOST:``.
 """
 
+import io
 import re
 import time
 from collections import deque
@@ -167,21 +168,12 @@ def read_stream(
         for text in lines:
             number += 1
             yield _line(text, name, number, rank)
-    kept, skipped = _last_blocks(stream, rest, tail)
-    number += skipped
-    for position, block in enumerate(kept):
-        last = position == len(kept) - 1
-        *lines, left = block.split(b"\n")
-        if position + 1 < len(kept):
-            kept[position + 1] = left + kept[position + 1]
-        elif last and left:
-            lines.append(left)
-        for text in lines:
-            number += 1
-            yield _line(text, name, number, rank)
+    kept, skipped = _last_bytes(stream, rest, tail)
+    for position, text in enumerate(io.BytesIO(kept), number + skipped + 1):
+        yield _line(text.removesuffix(b"\n"), name, position, rank)
 
 
-def _last_blocks(stream: BinaryIO, rest: bytes, tail: int) -> tuple[list[bytes], int]:
+def _last_bytes(stream: BinaryIO, rest: bytes, tail: int) -> tuple[bytes, int]:
     """Return the last ``tail`` bytes, and the number of line ends that were skipped."""
     blocks: deque[bytes] = deque([rest])
     size, skipped = len(rest), 0
@@ -192,7 +184,7 @@ def _last_blocks(stream: BinaryIO, rest: bytes, tail: int) -> tuple[list[bytes],
             passed = blocks.popleft()
             size -= len(passed)
             skipped += passed.count(b"\n")
-    return list(blocks), skipped
+    return b"".join(blocks), skipped
 
 
 def _line(raw: bytes, name: str, number: int, rank: int | None) -> LogLine:

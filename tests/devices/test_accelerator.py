@@ -63,12 +63,6 @@ def test_a_build_for_gpus_on_a_machine_without_one_uses_the_cpu(machine: Any) ->
     assert accelerator.generator_states() is None
 
 
-def test_the_cpu_and_meta_are_no_accelerators() -> None:
-    kinds = ("cpu", "meta", "cuda", "xpu", "privateuseone")
-    found = [accelerator.is_accelerator(torch.device(kind)) for kind in kinds]
-    assert found == [False, False, True, True, True]
-
-
 def test_generators_of_all_devices_return_also_with_another_current_device(machine: Any) -> None:
     machine(Module(4, 2, {0: 10, 1: 11, 2: 12, 3: 13}))
     saved = accelerator.generator_states()
@@ -101,13 +95,6 @@ def test_memory_is_read_from_the_module_where_torch_has_no_statistics(
     for name in ("get_memory_info", "max_memory_allocated"):
         monkeypatch.delattr(torch.accelerator, name, raising=False)  # as before torch 2.9
     assert (accelerator.memory(device), accelerator.peak_memory(device)) == ((3, 8), 5)
-
-
-def test_the_profiler_records_the_accelerator_by_its_type() -> None:
-    kinds = torch.profiler.ProfilerActivity
-    assert accelerator.profiled(torch.device("cpu")) == [kinds.CPU]
-    assert accelerator.profiled(torch.device("cuda")) == [kinds.CPU, kinds.CUDA]
-    assert accelerator.profiled(torch.device("privateuseone")) == [kinds.CPU, kinds.PrivateUse1]
 
 
 def test_the_switches_of_a_vendor_do_nothing_on_another_device() -> None:

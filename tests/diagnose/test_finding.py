@@ -124,19 +124,6 @@ def test_positions_of_different_process_groups_are_not_compared() -> None:
     assert found.notes[0] == (
         "rank 9 had begun collective 89, and others 90 (process group 9(mesh_dp))"
     )
-    found = cause(equal[0], status.format(11, *tensor, 3, 400), status.format(10, *tensor, 2, 400))
-    assert found.rank is None
-    assert found.notes[0].startswith("group rank 1 reported no time-out")
-    found = cause(status.format(11, *tensor, 3, 400), status.format(15, *tensor, 7, 400))
-    assert found.notes[0].startswith("all 2 ranks that reported are at collective 400 (")
-
-
-def test_ranks_at_the_same_collective_are_not_behind() -> None:
-    found = cause(*(WATCHDOG.format(rank, 7753) for rank in range(3)))
-    assert (found.rank, found.ranks) == (None, (0, 1, 2))
-    assert found.notes == (
-        "all 3 ranks that reported are at collective 7753; none of them is behind",
-    )
 
 
 def test_output_after_a_traceback_does_not_hide_the_failure() -> None:
@@ -201,15 +188,6 @@ def test_the_node_of_a_memory_failure_is_named() -> None:
         "srun: error: node2: tasks 4-7: Out Of Memory",
     )
     assert (found.id, found.node, found.rank) == ("slurm-out-of-memory", "node2", None)
-
-
-def test_a_failed_folder_of_the_container_is_no_missing_image() -> None:
-    found = cause(
-        "slurmstepd: error: pyxis: failed to import docker image",
-        "slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/enroot': Permission denied",
-        "srun: error: node1: task 0: Exited with exit code 1",
-    )
-    assert found.id == "container-runtime-folder"
 
 
 def test_a_job_that_hung_until_its_time_limit_failed_because_of_the_hang() -> None:

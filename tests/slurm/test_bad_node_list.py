@@ -26,10 +26,6 @@ def test_blame_is_kept_for_a_time_and_survives_a_torn_line(tmp_path: Path) -> No
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_bad_node_list_no_node_is_suspected(tmp_path: Path) -> None:
-    assert node_failures(tmp_path / "none", since=0.0) == []
-
-
 def test_a_node_is_suspect_from_its_second_failure_and_the_worst_come_first() -> None:
     entries = [NodeFailure(node, 0.0, "", "") for node in ("a", "b", "c", "b", "c", "c")]
     assert suspects(entries, after=2) == ["c", "b"]
@@ -45,13 +41,6 @@ def test_a_job_keeps_enough_nodes_to_run_on() -> None:
     assert spare(["c", "b"], four, needed=3) == ["c"]
     assert spare(["c", "b"], {"batch": living("b", "c")}, needed=2) == []
     assert spare(["elsewhere"], {"batch": living("a", "b")}, needed=1) == []
-
-
-def test_nodes_that_are_down_are_none_to_run_on() -> None:
-    few = {"batch": {**dict.fromkeys("defghijk", False), **living("a", "b")}}
-    assert spare(["a"], few, needed=2) == []
-    # A node that is down may return.
-    assert spare(["d"], few, needed=2) == ["d"]
 
 
 def test_one_of_the_partitions_keeps_enough_nodes() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.devices.devices import given_gpus, lists_mig, require_given_gpus, visible_gpus
+from hpcrun.devices.devices import given_gpus, require_given_gpus, visible_gpus
 from hpcrun.errors import NodeUnfit
 
 
@@ -157,9 +157,3 @@ def test_a_job_for_gpus_that_sees_none_is_refused_where_slurm_counts_none() -> N
     require_given_gpus({**environ, "CUDA_VISIBLE_DEVICES": "0,1"})
     # The variable of the job from which this job was submitted.
     require_given_gpus({**environ, "SLURM_JOB_ID": "8"})
-
-
-def test_slices_of_a_gpu_differ_from_whole_gpus() -> None:
-    assert lists_mig({"CUDA_VISIBLE_DEVICES": "MIG-9f1c,MIG-2a3b"})
-    assert not lists_mig({"CUDA_VISIBLE_DEVICES": "GPU-1a2b"})
-    assert not lists_mig({})

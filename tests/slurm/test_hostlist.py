@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -129,24 +128,3 @@ def test_no_list_that_scontrol_rejects_is_expanded(expression: str, slurm_conf: 
     except ClusterError:
         return
     assert hosts == show_hostnames(expression, slurm_conf)
-
-
-@pytest.mark.slow
-@pytest.mark.slurm
-@settings(relaxed, max_examples=10_000)
-@given(expression=valid | anything)
-def test_ten_thousand_lists_are_scontrols_or_refused(expression: str, slurm_conf: Path) -> None:
-    try:
-        hosts = expand(expression)
-    except ClusterError:
-        assert not valid_shape(expression)
-        return
-    assert hosts == show_hostnames(expression, slurm_conf)
-
-
-def valid_shape(expression: str) -> bool:
-    """Return whether the strategy for valid lists can produce the expression."""
-    word, number = "[abz019._-]*", r"\d{1,4}"
-    part = rf"\[{number}(-\d+)?(,{number}(-\d+)?)*\]"
-    one = rf"({word}{part})+|[abz01._-]+"
-    return re.fullmatch(rf"({one})(,({one}))*", expression) is not None

@@ -58,10 +58,6 @@ def test_a_node_without_the_interface_is_named_with_those_that_it_has() -> None:
     assert "\n" not in str(why.value)
 
 
-def test_this_machines_interfaces_have_no_loopback_among_them() -> None:
-    assert not {"127.0.0.1", "::1"} & {one for found in own_interfaces().values() for one in found}
-
-
 Resolve = Callable[[dict[str, str | None]], None]
 
 

@@ -53,11 +53,6 @@ def test_the_legacy_variables_serve_where_step_variables_are_missing(
     assert read_placement(env) == read_placement(recorded_env("uneven-step"))
 
 
-def test_a_process_of_the_batch_script_is_referred_to_srun(recorded_env: Recorded) -> None:
-    with pytest.raises(ClusterError, match="8 tasks without srun"):
-        read_placement(recorded_env("batch-shell"))
-
-
 def test_the_batch_script_of_a_job_with_one_task_may_train_itself(recorded_env: Recorded) -> None:
     env = {**recorded_env("batch-shell"), "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
     placement = read_placement(env)
@@ -81,11 +76,6 @@ def test_torchrun_in_a_step_with_one_task_a_node_wins_over_slurm(recorded_env: R
     assert placement.method == "torchrun"
     assert (placement.rank, placement.world_size) == (3, 4)
     assert (placement.job_id, placement.restart_count) == ("2", 2)
-
-
-def test_torchrun_in_a_batch_script_wins_over_slurm(recorded_env: Recorded) -> None:
-    inside = {**recorded_env("batch-shell"), **recorded_env("torchrun")}
-    assert read_placement(inside).method == "torchrun"
 
 
 def test_a_step_with_several_tasks_a_node_wins_over_inherited_ranks(

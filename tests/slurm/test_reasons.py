@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from hpcrun.slurm import parse_squeue
 from hpcrun.slurm.answers import reason_in_words
 
 
@@ -41,14 +38,3 @@ from hpcrun.slurm.answers import reason_in_words
 )
 def test_a_reason_says_whether_patience_is_enough(reason: str, words: str) -> None:
     assert reason_in_words(reason).startswith(words)
-
-
-def test_every_reason_seen_on_a_real_queue_has_words(recorded: Callable[[str], str]) -> None:
-    waiting = [
-        job.reason
-        for job in parse_squeue(recorded("22.05/squeue.txt")).values()
-        if job.state == "PENDING"
-    ]
-    assert len(waiting) >= 6
-    for reason in waiting:
-        assert reason_in_words(reason) != f"waiting: {reason}"

@@ -13,45 +13,8 @@ from hypothesis import strategies as st
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
-from hpcrun.slurm.answers import reason_in_words
 
 Recorded = Callable[[str], str]
-
-
-def test_squeue_gives_state_nodes_and_end(recorded: Recorded) -> None:
-    jobs = slurm.parse_squeue(recorded("22.05/squeue.txt"))
-    assert jobs["30"] == slurm.JobInfo(
-        state="RUNNING",
-        reason="None",
-        nodes=("node1", "node2"),
-        end_time=1795347511.0,
-    )
-    assert jobs["37"].state == "FAILED"
-    assert (jobs["35"].end_time, jobs["35"].nodes) == (None, ())
-
-
-def test_squeue_lists_the_tasks_of_an_array_each(recorded: Recorded) -> None:
-    jobs = slurm.parse_squeue(recorded("22.05/squeue.txt"))
-    states = {job: info.state for job, info in jobs.items() if job.startswith("32_")}
-    assert states == {"32_1": "RUNNING", "32_2": "PENDING", "32_3": "PENDING"}
-
-
-def test_a_requeued_job_waits_for_its_begin_time(recorded: Recorded) -> None:
-    requeued = slurm.parse_squeue(recorded("22.05/squeue.txt"))["38"]
-    assert (requeued.state, requeued.reason) == ("PENDING", "BeginTime")
-    assert "two minutes" in reason_in_words(requeued.reason)
-
-
-def test_a_preemption_brings_the_end_time_down(recorded: Recorded) -> None:
-    before = slurm.parse_squeue(recorded("22.05/squeue-before-preemption.txt"))["42"]
-    after = slurm.parse_squeue(recorded("22.05/squeue-preempted.txt"))["42"]
-    shown = slurm.parse_show_job(recorded("22.05/show-preempted.txt"))
-    preempted_at = slurm.unix_time(shown["PreemptTime"])
-    assert before.end_time is not None
-    assert after.end_time is not None
-    assert preempted_at is not None
-    assert after.end_time - preempted_at == 8
-    assert before.end_time - after.end_time > 500
 
 
 def test_a_reason_with_bars_and_banners_around_do_no_harm() -> None:
@@ -61,53 +24,9 @@ def test_a_reason_with_bars_and_banners_around_do_no_harm() -> None:
     assert (jobs["7"].reason, jobs["7"].name) == ("Nodes down, or a|b", "größe")
 
 
-def test_a_forgotten_job_differs_from_an_unreachable_controller() -> None:
-    forgotten = slurm.Completed(1, "", "slurm_load_jobs error: Invalid job id specified\n")
-    unreachable = slurm.Completed(
-        1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
-    )
-    assert slurm.is_unknown_job(forgotten)
-    assert not slurm.is_unknown_job(unreachable)
-
-
-def test_sacct_keeps_every_attempt_in_order(recorded: Recorded) -> None:
-    records = slurm.parse_sacct(recorded("22.05/sacct.txt"))
-
-    def attempts(job: str) -> list[str]:
-        return [record.state for record in records if record.job_id == job]
-
-    assert attempts("18") == ["REQUEUED", "REQUEUED", "CANCELLED"]
-    assert attempts("19") == ["REQUEUED", "REQUEUED", "FAILED"]
-    assert attempts("9_1") == ["REQUEUED", "CANCELLED"]
-    assert attempts("21") == ["TIMEOUT"]
-    assert attempts("24") == ["PREEMPTED", "CANCELLED"]
-    assert attempts("26") == ["NODE_FAIL", "CANCELLED"]
-
-
-def test_sacct_gives_exit_codes_signals_and_nodes(recorded: Recorded) -> None:
-    records = {record.job_id: record for record in slurm.parse_sacct(recorded("22.05/sacct.txt"))}
-    assert (records["22"].exit_code, records["22"].signal) == (9, 0)
-    assert (records["23"].exit_code, records["23"].signal) == (0, 9)
-    assert records["24"].nodes == ("node1", "node2", "node3", "node4")
-    assert (records["12"].nodes, records["12"].start) == ((), None)
-    assert records["21"].start == 1795253209.0
-
-
 def test_a_state_cut_by_a_narrow_column_is_whole_again() -> None:
     (record,) = slurm.parse_sacct("7|CANCELLED+|0:0|Unknown|Unknown|None assigned\n")
     assert record.state == "CANCELLED"
-
-
-def test_show_job_gives_the_fields_and_a_job_name_cannot_fake_them(
-    recorded: Recorded,
-) -> None:
-    fields = slurm.parse_show_job(recorded("22.05/show-job.txt"))
-    assert fields["JobName"] == "fake PreemptTime=1 Restarts=9"
-    assert (fields["Restarts"], fields["PreemptTime"]) == ("0", "None")
-    assert (fields["Requeue"], fields["NodeList"]) == ("1", "node[1-2]")
-    assert (fields["TimeLimit"], slurm.seconds(fields["TimeLimit"])) == ("1-02:04:00", 93840)
-    assert fields["TRES"].startswith("cpu=2,mem=")
-    assert fields["Command"] == "(null)"
 
 
 def test_the_submitters_command_line_cannot_fake_a_field(recorded: Recorded) -> None:
@@ -116,11 +35,6 @@ def test_the_submitters_command_line_cannot_fake_a_field(recorded: Recorded) -> 
     assert (shown["JobState"], shown["StdErr"]) == ("COMPLETING", "")
     faked = "JobId=1 JobState=RUNNING\n   SubmitLine=sbatch --wrap x JobState=FAILED Restarts=9\n"
     assert "Restarts" not in slurm.parse_show_job(faked)
-
-
-def test_show_job_gives_the_array_of_a_task(recorded: Recorded) -> None:
-    fields = slurm.parse_show_job(recorded("22.05/show-array-task.txt"))
-    assert (fields["ArrayJobId"], fields["ArrayTaskId"], fields["JobName"]) == ("32", "2", "wrap")
 
 
 @pytest.mark.parametrize(
@@ -179,16 +93,6 @@ def test_another_cluster_is_named_in_every_command() -> None:
 def test_an_answer_of_sbatch_without_a_job_id_is_refused(printed: str) -> None:
     with pytest.raises(ClusterError, match="squeue --me"):
         slurm.parse_sbatch(printed)
-
-
-def test_commands_are_plain_argument_lists() -> None:
-    assert slurm.squeue_command(["7", "9_1"])[-1] == "--jobs=7,9_1"
-    assert slurm.sacct_command(["7", "9_1"])[-1] == "--jobs=7,9_1"
-    assert slurm.scontrol_requeue_command("9_1") == ["scontrol", "requeue", "9_1"]
-    assert slurm.scontrol_show_job_command("7") == ["scontrol", "show", "job", "7"]
-    assert slurm.scancel_command("7") == ["scancel", "7"]
-    assert slurm.scancel_command("7", "USR2") == ["scancel", "--signal=USR2", "7"]
-    assert slurm.scancel_command("7_2", "KILL", step=0) == ["scancel", "--signal=KILL", "7_2.0"]
 
 
 @pytest.mark.parametrize("job", ["", "-1", "abc", "7;rm", "7 8", "9_[1-3]", "--me", "7\n"])
@@ -308,14 +212,6 @@ def test_the_real_programs_without_a_configuration_know_no_cluster(
     if Path("/etc/slurm/slurm.conf").exists():
         pytest.skip("this machine belongs to a cluster")
     assert not slurm.configured(timeout=30.0)
-
-
-def test_the_clusters_name_is_read_from_its_configuration() -> None:
-    told = "AuthType                = auth/munge\nClusterName             = snowy\n"
-    assert slurm.parse_cluster_name(told) == "snowy"
-    assert (
-        slurm.parse_cluster_name("Unable to contact slurm controller (connect failure)\n") is None
-    )
 
 
 def test_the_record_of_one_task_is_found_among_those_of_its_array() -> None:

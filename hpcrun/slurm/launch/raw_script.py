@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 from hpcrun.config import Config
@@ -22,7 +21,10 @@ def raw_command(run: RunDirectory, config: Config) -> str:
     """Return the shell line that submits ``run`` with ``train.sbatch`` and its config's `job:` section."""
     request = batch_request(run, fitted_to_slurm(config))
     words = ["sbatch", *_options(request), str(SCRIPTS / "train.sbatch"), str(run.path)]
-    return _interpreter(request) + shlex.join(words)
+    python3 = shutil.which("python3")
+    # The script runs the shell's python3 unless this variable names another interpreter.
+    same = python3 is not None and Path(python3).parent == Path(request.python).parent
+    return ("" if same else f"PYTHON={shlex.quote(request.python)} ") + shlex.join(words)
 
 
 def not_in_the_script(config: Config) -> list[str]:
@@ -38,12 +40,3 @@ def _options(request: BatchRequest) -> list[str]:
         for word in shlex.split(line.removeprefix("#SBATCH"))
     ]
     return [word for word in words if word not in _IN_THE_SCRIPT]
-
-
-def _interpreter(request: BatchRequest) -> str:
-    """Return an empty string if the shell's own python3 is right, else the variable that the script reads."""
-    found = shutil.which("python3")
-    if request.python == sys.executable and found and Path(found).samefile(sys.executable):
-        same = Path(found).parent == Path(sys.executable).parent
-        return "" if same else f"PYTHON={shlex.quote(request.python)} "
-    return f"PYTHON={shlex.quote(request.python)} "

@@ -168,14 +168,3 @@ def test_a_missing_program_is_reported_in_one_line_and_not_retried(
     jobs.wait_for_end(run)
     assert outcome(run) == ("failed", ["bad-input"])
     assert "no-such-program: cannot be started: No such file" in jobs.result(run)["reason"]
-
-
-def test_the_result_of_a_script_says_how_many_programs_were_started(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('done')\n")
-    shape = ("--nodes", "2", "--gpus", "1", "--cpu", "--executor", "local", "--follow")
-    done = jobs.hpcrun(
-        "submit", *shape, "--name", "two", "--", sys.executable, "train.py", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert jobs.result(RunDirectory(tmp_path / "runs" / "two"))["programs"] == 2
-    assert "programs  2 were started, each with its own RANK" in done.stdout

@@ -20,7 +20,6 @@ GOLDEN = Path(__file__).parent / "golden"
 JOBS: dict[str, dict[str, object]] = {
     "plain": {},
     "gpus": {"nodes": 2, "gpus": 4, "cpus_per_task": 8, "mem": "64G", "time": "1-12:00:00"},
-    "cpu": {"nodes": 2, "gpus": 4, "cpu": True, "exclusive": True, "signal_lead": 120},
     "site": {
         "partition": "long,short", "account": "abc-123", "qos": "high", "constraint": "a100&nvlink",
         "reservation": "maintenance", "exclude": "n[01-03,7]", "time": "90",
@@ -28,7 +27,6 @@ JOBS: dict[str, dict[str, object]] = {
         "srun_args": ["--cpu-bind=cores", "--label"],
     },
     "quoted": {},
-    "one-task": {"nodes": 2, "gpus": 4, "tasks_per_node": 1, "cpus_per_task": 32},
 }  # fmt: skip
 
 RUNS = {"site": "/scratch/me/runs/größe", "quoted": "/scratch/my project/it's $HOME; #1/runs/a"}
@@ -48,10 +46,4 @@ def test_the_script_is_the_one_that_was_reviewed(name: str) -> None:
     if os.environ.get("HPCRUN_WRITE_GOLDEN"):
         path.write_text(script(name))
     assert script(name) == path.read_text()
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_bash_can_read_the_script(name: str) -> None:
-    path = GOLDEN / f"{name}.sbatch"
-    done = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    subprocess.run(["bash", "-n", path], check=True)

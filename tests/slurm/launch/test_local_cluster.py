@@ -130,14 +130,6 @@ def test_a_node_that_cannot_be_set_up_is_named_and_no_task_starts(submit: Submit
     assert not list(folder.glob("rank-*.log"))
 
 
-def test_a_node_setup_is_cancelled_like_a_task(submit: Submit) -> None:
-    job = submit(say_which, node_setup=["sleep 600"])
-    jobs.wait_for(lambda: len(job.status.tasks) == 2)
-    job.send(job_files.CANCEL)
-    job.wait_for("CANCELLED")
-    assert not read_failures(job.folder / "restart-0")
-
-
 def test_a_task_that_fails_ends_the_others_and_its_exit_code_is_kept_first(submit: Submit) -> None:
     job = submit(say_which, 2)
     job.wait_for("FAILED")
@@ -192,14 +184,6 @@ def test_each_node_sees_its_own_gpus_and_a_cpu_job_none() -> None:
     seen = [step_environment(request(), rank)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
     assert seen == ["4,5", "4,5", "6,7", "6,7"]
     assert "CUDA_VISIBLE_DEVICES" not in step_environment(request(devices=None), 0)
-
-
-def test_one_task_of_a_node_sees_all_its_gpus() -> None:
-    one = request(tasks_per_node=1)
-    assert [step_environment(one, rank)["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == [
-        "4,5",
-        "6,7",
-    ]
 
 
 def test_fewer_gpus_than_ranks_are_refused_with_the_remedy(
