@@ -1,6 +1,7 @@
 """A run as an object: its state, its results, its logs, and methods to end and to continue it."""
 
 import functools
+import html
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from hpcrun.api.submission.choose_config import SubmitRequest
 from hpcrun.api.submission.plan import SubmissionPlan, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
+from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.files import open_regular, read_json, read_lines
 from hpcrun.slurm.launch import jobs, stopping
@@ -38,6 +40,9 @@ def refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
             ) from error
 
     return guarded
+
+
+_SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
 
 
 class Run:
@@ -66,6 +71,17 @@ class Run:
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+    @refusing
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook. Text from files and from the scheduler is escaped."""
+        row = self.status()
+        cells = {key: row[key] for key in _SHOWN if row[key] not in (None, "")}
+        lines = "".join(
+            f"<tr><th>{_as_html(key)}</th><td>{_as_html(value)}</td></tr>"
+            for key, value in {**cells, "directory": str(self.path)}.items()
+        )
+        return f"<table>{lines}</table>"
 
     @refusing
     def status(self) -> dict[str, Any]:
@@ -264,3 +280,8 @@ def carry_out(plan: SubmissionPlan) -> None:
         from hpcrun.api.submission.handover import run_here
 
         run_here(plan.run)
+
+
+def _as_html(value: object) -> str:
+    shown = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return html.escape(escaped(shown))

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,30 @@ from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 
+WILD = "<script>alert('1')</script>&\x1b[2J\u202e\udc80"
+
 
 @pytest.fixture
 def made(tmp_path: Path) -> RunDirectory:
     """A run that no job has had."""
     return directory.create(tmp_path / "runs" / "one", "{}\n", {"created": 1.0})
+
+
+class Tags(HTMLParser):
+    """Collect the tags and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
 
 def test_a_name_and_a_path_open_the_same_run(
@@ -50,11 +70,19 @@ def test_a_run_without_a_job_has_no_result_log_or_checkpoint(made: RunDirectory)
             call()
 
 
-def test_a_log_has_no_control_characters(made: RunDirectory) -> None:
-    attempt = Attempt("7", 0)
-    record_event(made, "submitted", attempt=attempt, executor="local")
+def test_a_notebooks_table_and_a_log_have_no_foreign_markup(made: RunDirectory) -> None:
+    attempt = Attempt(WILD.replace("/", "_"), 0)
+    record_event(made, "submitted", attempt=attempt, executor=WILD)
     record_event(made, "opened", attempt=attempt)
+    made.metrics.write_text(json.dumps({"step": WILD, "loss": WILD}) + "\n")
+    made.result.write_text(json.dumps({"state": WILD, "reason": WILD}))
     run = hpcrun.open(made.path)
+    page = run._repr_html_()
+    shown = Tags(page)
+    assert shown.tags == {"table", "tr", "th", "td"}
+    assert "<script>alert('1')<_script>" in shown.text
+    assert "\\x1b[2J\\u202e\\x80" in shown.text
+    assert page.isprintable()
     logs = made.attempt_logs(attempt.job, 0)
     logs.mkdir(parents=True)
     (logs / "rank-00000.log").write_bytes(b"a\x1b[2J\n\n10%\r20%\nb")
@@ -85,8 +113,10 @@ def test_metrics_are_dicts_or_a_frame(made: RunDirectory, monkeypatch: pytest.Mo
     [
         ({"config": "gpt.yml"}, "gpt.yml: no such file"),
         ({"overrides": {"train.step": 5}}, "overrides=: train.step: unknown key"),
+        ({"overrides": {"train.steps": "many"}}, "overrides=: train.steps: "),
         ({"overrides": {"": 1}}, "overrides=: '' is not a key"),
         ({"overrides": "train.steps=5"}, "overrides=: give a dict"),
+        ({"nodes": 0}, "nodes=: job.nodes: "),
         ({"task": "nowhere:Task"}, "task=: task: "),
         ({"command": "python train.py"}, "command=: give a list of words: command=.'python', 'tr"),
         ({"command": []}, "command=: has no words"),
@@ -102,6 +132,12 @@ def test_a_wrong_argument_is_one_line_and_leaves_nothing(
         hpcrun.submit(**{"executor": "local", "cpu": True, **wanted})
     assert "\n" not in str(refused.value)
     assert not any(tmp_path.iterdir())
+
+
+def test_an_unreadable_file_is_a_refusal(made: RunDirectory) -> None:
+    made.metrics.mkdir()
+    with pytest.raises(hpcrun.UserError, match=r"metrics.jsonl: Is a directory; check its owner"):
+        hpcrun.open(made.path).metrics()
 
 
 def test_a_thread_submits_a_script_and_submits_it_again(
@@ -124,18 +160,26 @@ def test_a_thread_submits_a_script_and_submits_it_again(
     assert "hello\n" in hpcrun.open("hello").logs()
 
 
-def test_two_debug_attempts_in_one_process_are_two(
+def test_debug_trains_in_this_process_and_leaves_its_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "7")
     before = dict(os.environ)
+    run = hpcrun.submit(command=["true"], name="here", executor="debug", cpu=True, nodes=1, gpus=1)
+    assert os.environ == before
+    assert run.status()["state"] == "finished"
+
+
+def test_two_debug_attempts_in_one_process_are_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     command = ["test", "-e", str(tmp_path / "there")]
     run = hpcrun.submit(command=command, name="two", executor="debug", cpu=True, nodes=1, gpus=1)
     assert run.status()["state"] == "failed"
     (tmp_path / "there").touch()
     assert run.resume().status()["state"] == "finished"
-    assert os.environ == before
     events = read_events(RunDirectory(run.path))
     own = f"pid{os.getpid()}"
     for what in ("submitted", "opened", "ended"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hpcrun
+from hpcrun.api.sweeps.request import sweep_request
 from tests import jobs
 
 ELEMENT = """
@@ -63,6 +64,9 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
     assert "s/000 (finished)" in plot.stdout
     compared = jobs.hpcrun("compare", "runs/s/results.h5", cwd=tmp_path)
     assert "s/003 (seed 1): failed" in compared.stdout
+    page = again._repr_html_()
+    assert "4 runs: 2 finished, 2 failed" in page
+    assert "<td>s/003</td><td>2</td><td>1</td><td>failed</td><td>1</td><td>3.5</td>" in page
     assert list(hpcrun.Sweep("runs/s").values) == ["000", "001", "002", "003"]
 
 
@@ -74,7 +78,7 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
         ({"sweep": {"seed": "123"}}, "sweep=: seed: give a list of values"),
         ({"sweep": {"seed": []}}, "sweep=: seed: has no values"),
         ({"sweep": {"trian.lr": [1]}}, "did you mean train"),
-        ({"sweep": {"seed": [1]}, "max_parallel": 0}, "max_parallel=: should be a whole number"),
+        ({"sweep": {"seed": [1]}, "max_parallel": 0}, "max_parallel="),
         ({"sweep_file": "none.yaml"}, "no such file"),
         ({"max_parallel": 2}, "max_parallel=: is for sweeps only"),
     ],
@@ -88,6 +92,15 @@ def test_what_is_refused_is_one_line_and_leaves_nothing(
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_computed_value_is_the_number_that_was_meant() -> None:
+    values = [0.1 + 0.2, 0.01 + 0.01 + 0.01 + 0.01, 1 / 3, 1e-4, 0.0, float("inf")]
+    (block,) = sweep_request({"train.lr": values}, None).blocks
+    assert [row["train.lr"].text for row in block.rows] == [
+        *("0.3", "0.04", "0.3333333333333333", "0.0001", "0.0", "Infinity"),
+    ]
+    assert [row["train.lr"].value for row in block.rows][2] == 1 / 3
 
 
 def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:

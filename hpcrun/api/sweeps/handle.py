@@ -1,5 +1,6 @@
 """A sweep as an object: its runs, their states and results, and methods to end them."""
 
+import html
 import os
 import time
 from collections import Counter
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.interrupts import note_end, time_to_end
-from hpcrun.api.overview import Overview, sweep_entries
+from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
 from hpcrun.api.run import Run, refusing
 from hpcrun.errors import UserError
+from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import is_sweep, read_sweep
 from hpcrun.slurm.launch import jobs, stopping
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _LOOK = 0.5
+_MOST_SHOWN = 50
 
 
 class Sweep:
@@ -85,6 +88,25 @@ class Sweep:
     def values(self) -> dict[str, Mapping[str, Any]]:
         """The swept values of each run: the name of its folder (``000``), and a value for each dotted key."""
         return {entry.run.path.name: entry.values or {} for entry in sweep_entries(self.path)}
+
+    @refusing
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook: values, state, step and loss of the first runs."""
+        rows = self.status()
+        keys = list(dict.fromkeys(key for row in rows for key in row["values"] or {}))
+        head = "".join(f"<th>{_as_html(word)}</th>" for word in ("run", *keys, *_COLUMNS))
+        lines = []
+        for row in rows[:_MOST_SHOWN]:
+            swept = row["values"] or {}
+            cells = [
+                row["name"],
+                *(swept.get(key) for key in keys),
+                *(row.get(k) for k in _COLUMNS),
+            ]
+            lines.append("".join(f"<td>{_as_html(cell)}</td>" for cell in cells))
+        told = counts_in_words(Counter(row["state"] for row in rows))
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<p>{_as_html(self.name)}: {told}</p><table><tr>{head}</tr>{body}</table>"
 
     @refusing
     def status(self) -> list[dict[str, Any]]:
@@ -167,6 +189,16 @@ class Sweep:
 
     def _made(self) -> list[RunDirectory]:
         return [entry.run for entry in sweep_entries(self.path) if entry.run.exists()]
+
+
+_COLUMNS = ("state", "step", "loss")
+
+
+def _as_html(value: object) -> str:
+    if value is None:
+        return ""
+    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return html.escape(escaped(shown))
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,11 @@ def _plain(key: str, value: Any) -> Any:
     known = value.item() if hasattr(value, "item") else value
     if isinstance(known, list | tuple):
         return [_plain(key, part) for part in known]
-    if known is None or isinstance(known, str | int | float | bool):
+    if isinstance(known, float):
+        # Without the rounding error of a computed value: 0.02 for 0.020000000000000004. 1/3 keeps all digits.
+        near = float(f"{known:.15g}")
+        return near if len(repr(near)) < len(repr(known)) - 3 else known
+    if known is None or isinstance(known, str | int | bool):
         return known
     raise UserError(
         f"{_PYTHON}: {key}: {value!r} is not a value of a config; give text or a number"
