@@ -30,7 +30,7 @@ def elements(
         ("job.time=1:00:00,30", "train.batch_size=32,64"),
     ],
 )
-def test_the_config_of_an_element_is_that_of_a_single_run(
+def test_each_element_has_the_same_config_as_a_single_run(
     tmp_path: Path, axes: tuple[str, ...]
 ) -> None:
     overrides = ("name=one",)

@@ -49,7 +49,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_all_ranks_and_attempts_are_merged_by_the_times_that_lines_have(
+def test_all_ranks_and_attempts_are_merged_by_their_line_times(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blank = " " * 8
@@ -98,7 +98,7 @@ def test_errors_shows_what_the_doctor_takes_for_the_cause(
     assert remedy.startswith("hpcrun: remedy: ")
 
 
-def test_under_torchrun_a_line_has_the_rank_that_it_names_or_the_node(
+def test_torchrun_lines_have_the_rank_they_name_or_the_node(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = {"launcher": "torchrun", "nodes": 2, "gpus": 2}
@@ -115,7 +115,7 @@ def test_under_torchrun_a_line_has_the_rank_that_it_names_or_the_node(
     assert told == ["node 1, restart 1 | loss 0.25", "rank 3, restart 1 | ValueError"]
 
 
-def test_an_older_attempt_is_shown_where_the_newest_has_no_log(
+def test_older_attempts_are_shown_where_the_newest_has_no_log(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempt(run, 2, BEGAN + 200)
@@ -153,7 +153,7 @@ def test_following_goes_on_across_a_restart(
     assert screen.text.count("ends 1") == 1
 
 
-def test_the_output_of_a_shared_job_is_shown_for_the_runs_that_it_concerns(
+def test_shared_job_output_is_shown_for_the_runs_it_concerns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ def test_an_unfinished_line_waits_unless_nothing_can_complete_it(tmp_path: Path)
     assert not list(tail.last())
 
 
-def test_logs_shows_the_last_words_without_a_line_end_and_why_there_are_no_logs(
+def test_logs_shows_unfinished_last_words_and_why_no_logs_exist(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = create(tmp_path / "a", "{}\n", {})

@@ -182,7 +182,7 @@ def test_each_rule_holds(judged):
             assert bool(training_differences(old, new, 3)) == (decided(key) not in free), key
 
 
-def test_the_number_of_best_weights_may_change_but_not_from_or_to_zero():
+def test_best_weight_counts_may_change_except_from_or_to_zero():
     some, fewer, none = (
         resolve([override_layer([f"checkpoint.keep_best={n}"])]) for n in (3, 1, 0)
     )

@@ -33,7 +33,7 @@ def test_a_url_is_cut_down_to_its_host(text: str, shown: str) -> None:
     assert masked(text) == shown
 
 
-def test_no_text_of_a_config_for_a_screen_holds_the_url() -> None:
+def test_no_config_text_for_a_screen_holds_the_url() -> None:
     config = resolve([override_layer([f"watch.notify={URL}"])])
     assert "s3cret" in to_yaml(config)
     assert "s3cret" not in to_yaml(config, mask=True)
@@ -41,7 +41,7 @@ def test_no_text_of_a_config_for_a_screen_holds_the_url() -> None:
     assert masked_values({"watch": None, "job": None}) == {"watch": None, "job": None}
 
 
-def test_no_text_of_a_config_for_a_screen_holds_a_variable_of_the_job() -> None:
+def test_no_config_text_for_a_screen_holds_a_job_variable() -> None:
     config = resolve([override_layer(["job.env.HF_TOKEN=s3cret", "job.nodes=2"])])
     assert config.job.env == {"HF_TOKEN": "s3cret"}
     assert "s3cret" in to_yaml(config)
@@ -83,7 +83,7 @@ def test_a_refusal_of_a_target_does_not_show_it(value: str, problem: str) -> Non
     assert "s3cret" not in str(caught.value)
 
 
-def test_the_text_of_a_program_is_masked_and_a_config_is_not() -> None:
+def test_program_text_is_masked_and_a_config_is_not() -> None:
     text = "import hpcrun; hpcrun.submit(overrides={'job.env.A': 'secret'})"
     assert masked_words(["python", "-c", text]) == ["python", "-c", "***"]
     assert masked_words(["hpcrun", "submit", "-c", "gpt.yaml"])[-1] == "gpt.yaml"

@@ -59,7 +59,7 @@ def test_a_failed_setup_is_reported_with_its_line_and_message(log: str, words: s
          "srun: Unable to create step for job 23: More processors requested than permitted"),
     ],
 )  # fmt: skip
-def test_what_srun_will_not_do_on_any_node_is_bad_input(said: str, line: str) -> None:
+def test_what_srun_refuses_on_every_node_is_bad_input(said: str, line: str) -> None:
     told = launch_failure(f"on node1\n{said}\n", "", worked=True)
     assert told is not None
     assert (told.line, told.bad_input) == (line, True)
@@ -74,9 +74,7 @@ def test_what_srun_will_not_do_on_any_node_is_bad_input(said: str, line: str) ->
         ("/usr/bin/python3: No module named hpcrun.worker\n", "no module hpcrun.worker for"),
     ],
 )  # fmt: skip
-def test_a_program_that_is_not_there_is_named_and_may_be_there_on_another_node(
-    rank: str, words: str
-) -> None:
+def test_absent_programs_are_named_and_may_exist_on_another_node(rank: str, words: str) -> None:
     srun = "on node1\nsrun: error: node1: task 0: Exited with exit code 2\n"
     for worked in (False, True):
         told = launch_failure(srun, rank, worked=worked)
@@ -98,9 +96,7 @@ def test_what_may_pass_is_left_to_the_budget_for_crashes() -> None:
 
 # Since 25.05 slurmstepd's lines need not name its host.
 @pytest.mark.parametrize("prefix", ["slurmstepd-node2: ", "[2026-11-22T00:47:19.950] "])
-def test_a_program_that_one_node_of_many_lacks_is_that_nodes_fault(
-    tmp_path: Path, prefix: str
-) -> None:
+def test_programs_that_one_node_of_many_lacks_are_its_fault(tmp_path: Path, prefix: str) -> None:
     (tmp_path / "rank-00000.log").write_text("hpcrun: 2 ranks\n")
     (tmp_path / "rank-00001.log").write_text(
         f"{prefix}error: execve(): python: Permission denied\n"

@@ -10,7 +10,7 @@ def event(what: str, attempt: Attempt, cause: str | None = None) -> Event:
     return Event(what, 0.0, attempt, cause, None, {})
 
 
-def test_an_attempt_that_the_policy_refused_has_the_cause_of_the_attempt_before() -> None:
+def test_attempts_the_policy_refused_have_the_previous_attempts_cause() -> None:
     begun = [event("submitted", FIRST), event("opened", FIRST), event("ended", FIRST, "preemption")]
     refused = [event("refused", SECOND), event("ended", SECOND, "exhausted")]
     assert attempt_to_diagnose([*begun, *refused]) == FIRST

@@ -29,7 +29,7 @@ def test_the_reason_is_read_from_every_version(line: str, why: str, word: str | 
 
 
 @pytest.mark.parametrize("why", ["", " DUE to SIGNAL Killed", " DUE TO TASK FAILURE"])
-def test_the_end_of_a_step_is_no_end_of_the_job(why: str) -> None:
+def test_the_end_of_a_step_does_not_end_the_job(why: str) -> None:
     line = NEW.replace("JOB 22", "STEP 22.0").format(why)
     assert scheduler_word(line) is None
 
@@ -50,7 +50,7 @@ def test_what_follows_a_termination_is_cut_off(words: str) -> None:
     assert before_termination(first) == first
 
 
-def test_a_log_without_marks_is_cut_at_the_end_of_the_attempt_before() -> None:
+def test_unmarked_logs_are_cut_at_the_previous_attempts_end() -> None:
     start = time.mktime(time.strptime("2026-11-22T00:30:00", "%Y-%m-%dT%H:%M:%S"))
     old, new = OLD.format(" DUE TO JOB REQUEUE"), NEW.format(" DUE to SIGNAL Terminated")
     assert since(f"x\n{old}y\n{new}", start).endswith(f"y\n{new}")

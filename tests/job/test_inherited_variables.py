@@ -65,7 +65,7 @@ def test_a_binding_that_the_batch_script_sets_reaches_srun() -> None:
     assert own_variables(ENVIRON | inherited, parse_show_job(WITH_GPUS)) == ENVIRON
 
 
-def test_the_options_of_the_job_it_was_submitted_from_are_dropped() -> None:
+def test_options_of_the_submitting_job_are_dropped() -> None:
     left = {"SLURM_GPUS_PER_TASK": "1", "RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
     left |= {"SLURM_CPU_BIND_TYPE": "cores", "SLURM_STEP_NODELIST": "n1"}
     left |= {"SLURM_STEP_ID": "0", "SLURM_MEM_PER_NODE": "800", "SLURM_CPU_BIND": "cores"}
@@ -85,11 +85,11 @@ def test_cores_that_slurm_has_added_for_memory_are_used() -> None:
     assert own_variables({"SLURM_CPUS_PER_TASK": "1"}, shown) == {"SLURM_CPUS_PER_TASK": "4"}
 
 
-def test_without_a_controller_only_what_is_never_a_batch_scripts_is_dropped() -> None:
+def test_without_controllers_only_what_batch_scripts_never_have_is_dropped() -> None:
     step = {"SLURM_STEP_NODELIST": "n1", "SLURM_EXPORT_ENV": "NONE"}
     assert own_variables(ENVIRON | step, {}) == ENVIRON
 
 
-def test_a_number_of_tasks_that_the_controller_shows_otherwise_is_no_proof_of_another_job() -> None:
+def test_a_task_count_the_controller_disputes_proves_no_other_job() -> None:
     shown = parse_show_job(WITH_GPUS.replace("NumTasks=4", "NumTasks=2"))
     assert own_variables(ENVIRON, shown) == ENVIRON

@@ -73,7 +73,7 @@ def test_a_damaged_file_is_one_line(
     assert cache.load() == f"{file}: is damaged; the model is compiled again"
 
 
-def test_a_killed_save_leaves_the_old_or_the_new_file_whole(
+def test_killed_saves_leave_the_old_or_new_file_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info, packed = SimpleNamespace(artifacts={"inductor": ["a"]}), [b"old" * 999]

@@ -45,7 +45,7 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def test_the_layers_of_blocks_become_fp8_in_place_and_keep_names_weights_and_hooks():
+def test_layers_of_blocks_become_fp8_and_keep_their_weights():
     pytest.importorskip("torchao")
     net, plain = Net(), Net()
     wide, before = net.layers[0]["wide"], dict(net.named_parameters())
@@ -107,7 +107,7 @@ def test_a_number_of_tokens_that_no_kernel_takes_is_explained():
         raise RuntimeError("divisible by 16")
 
 
-def test_a_model_without_such_layers_and_a_missing_torchao_are_refused(monkeypatch):
+def test_models_without_such_layers_and_missing_torchao_are_refused(monkeypatch):
     with pytest.raises(UserError, match=r"train\.float8: Linear has no nn\.Linear with sizes"):
         to_float8(nn.Linear(32, 32), "emulate")
     monkeypatch.setitem(sys.modules, "torchao", None)

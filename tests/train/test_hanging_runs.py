@@ -45,7 +45,7 @@ class HangsOnRank1(Regression):
     ],
 )
 @forked
-def test_a_rank_that_hangs_is_named_its_stack_kept_and_the_run_ended_to_start_again(
+def test_hanging_ranks_are_named_their_stacks_kept_and_runs_restarted(
     tmp_path, holds_lock, code, told
 ):
     hang = ("train.hang_after=5", f"model.holds_lock={holds_lock}")
@@ -73,7 +73,7 @@ class FailsWhileAPeerIsBlind(Regression):
 
 
 @forked
-def test_a_rank_that_waits_for_a_failed_rank_ends_in_seconds(tmp_path):
+def test_ranks_that_wait_for_a_failed_rank_end_in_seconds(tmp_path):
     played = play_run(tmp_path, FailsWhileAPeerIsBlind, "train.hang_after=12")
     assert played.codes == FAILED, played.said()
     assert "rank 0 waits for a rank that has failed; it ends" in played.said()

@@ -51,7 +51,7 @@ def hold_and_join(
 
 
 @pytest.mark.parametrize(("ranks", "connected"), [(2, False), (1000, True)])
-def test_the_timeout_of_the_watchdog_s_store_grows_with_the_ranks(
+def test_the_timeout_of_the_watchdog_store_grows_with_the_ranks(
     ranks: int, connected: bool
 ) -> None:
     port, held = free_port(), []
@@ -141,7 +141,7 @@ def test_a_rank_of_another_node_sets_its_address_for_gloo(
     assert asked == {"0": ["the way to 127.0.0.1"], "1": ["127.0.0.1"]}
 
 
-def test_a_torch_without_cuda_is_reported_on_a_node_with_gpus(
+def test_torch_without_cuda_is_reported_on_nodes_with_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -35,7 +35,7 @@ def test_an_extension_that_comes_shortly_before_the_stop_is_heard() -> None:
     assert not end.is_near(asking=False)
 
 
-def test_it_is_due_a_lead_before_the_end_and_a_scheduler_that_is_silent_changes_nothing() -> None:
+def test_it_comes_a_lead_before_the_end_despite_scheduler_silence() -> None:
     clock = Clock()
     last = clock.now + 20.0
     answers: list[float | None] = [last]
@@ -73,7 +73,7 @@ def test_its_thread_asks_by_itself_until_it_is_closed() -> None:
     wait_until(lambda: threading.active_count() == before)
 
 
-def test_after_a_suspension_an_old_end_is_not_believed_until_slurm_was_asked_again() -> None:
+def test_suspension_makes_old_ends_not_believed_until_slurm_is_asked() -> None:
     clock, asked = Clock(), [0]
     ends, asking, answer = [clock.now + 60.0], threading.Event(), threading.Event()
 

@@ -21,7 +21,7 @@ def test_the_weightiest_signal_is_remembered(flag: StopFlag) -> None:
     assert flag.reason is StopReason.TERMINATE
 
 
-def test_an_interrupt_asks_for_the_stop_unless_a_shell_has_muted_it(flag: StopFlag) -> None:
+def test_interrupts_ask_for_the_stop_unless_a_shell_muted_them(flag: StopFlag) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         flag.take_interrupt()
@@ -58,7 +58,7 @@ def test_the_worker_survives_a_signal_in_its_first_moments() -> None:
     assert told.stdout.strip() == "WARNING set()"
 
 
-def test_the_log_of_a_worker_that_c_code_ends_says_which_line_called_it(tmp_path: Path) -> None:
+def test_the_log_of_a_crashed_worker_names_the_line(tmp_path: Path) -> None:
     code = textwrap.dedent(
         """
         import os, sys
@@ -101,7 +101,7 @@ AGREEMENT = textwrap.dedent(
 )
 
 
-def test_all_ranks_stop_at_the_same_step_for_the_same_reason(free_port: int) -> None:
+def test_all_ranks_stop_at_one_step_for_the_same_reason(free_port: int) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", AGREEMENT, str(rank), "3", str(free_port)],
@@ -115,7 +115,7 @@ def test_all_ranks_stop_at_the_same_step_for_the_same_reason(free_port: int) -> 
     assert told == ["18 WARNING"] * 3
 
 
-def test_a_process_ends_its_own_helpers_and_not_those_of_the_process_it_was_forked_from():
+def test_a_forked_process_ends_its_own_not_its_parents_helpers():
     helper = multiprocessing.get_context("fork").Process(
         target=time.sleep, args=(600,), daemon=True
     )

@@ -79,7 +79,7 @@ ELEMENT = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("code", [0, 1, 75])
-def test_a_step_that_has_begun_is_called_once_and_its_code_is_the_jobs(
+def test_begun_steps_are_called_once_and_give_the_jobs_code(
     desk: Desk, kind: str, code: int
 ) -> None:
     desk.answer("python", f"rm '{desk.run}/.unstarted-7'; exit {code}")
@@ -89,7 +89,7 @@ def test_a_step_that_has_begun_is_called_once_and_its_code_is_the_jobs(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interpreter_that_does_not_start_is_tried_again_and_then_on_another_node(
+def test_unstartable_interpreters_are_retried_and_then_tried_on_another_node(
     desk: Desk, kind: str
 ) -> None:
     desk.answer("python", "exit 127")
@@ -120,7 +120,7 @@ def test_a_job_asked_to_stop_does_not_retry_its_interpreter(desk: Desk) -> None:
     assert desk.called("scontrol") == []
 
 
-def test_a_run_whose_folder_cannot_be_written_is_given_to_the_step_once(desk: Desk) -> None:
+def test_runs_with_unwritable_folders_are_given_to_the_step_once(desk: Desk) -> None:
     desk.answer("python", "exit 1")
     (desk.run / ".unstarted-7").symlink_to("/nowhere/x")
     assert desk.submit("generated").returncode == 1
@@ -128,7 +128,7 @@ def test_a_run_whose_folder_cannot_be_written_is_given_to_the_step_once(desk: De
 
 
 @pytest.mark.parametrize(("line", "code"), [("module load CUDA/12", 127), ("exit 0", 0)])
-def test_a_failed_line_of_a_persons_script_is_recorded_in_the_run(
+def test_failed_lines_of_own_scripts_are_recorded_in_the_run(
     desk: Desk, line: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = desk.folder / "mine"

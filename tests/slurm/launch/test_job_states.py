@@ -32,7 +32,7 @@ def test_a_state_that_is_not_known_is_live(run: RunDirectory, tmp_path: Path, st
     assert not is_over(state)
 
 
-def test_a_job_that_ended_preempted_with_a_finished_run_is_finished(
+def test_jobs_that_ended_preempted_with_finished_runs_are_finished(
     run: RunDirectory, tmp_path: Path
 ) -> None:
     squeue_says("PREEMPTED", tmp_path)
@@ -57,7 +57,7 @@ def test_a_job_that_ended_preempted_with_a_finished_run_is_finished(
         ("7.batch 7.0", [0], "", ["7"]),
     ],
 )
-def test_cancel_now_kills_the_steps_of_open_ranks_and_else_the_job_as_a_whole(
+def test_cancel_now_kills_open_rank_steps_or_else_the_job(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     steps: str,

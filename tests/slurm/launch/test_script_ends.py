@@ -58,7 +58,7 @@ _AGAIN = (
     ],
     ids=["done", "to-be-continued"],
 )
-def test_a_rank_that_starts_after_the_end_of_rank_0_does_not_wait(
+def test_ranks_starting_after_rank_0_has_ended_do_not_wait(
     program: str,
     line: str,
     starts: int,
