@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun import slurm as commands
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.node_setup import node_setup_command
 from tests import jobs
@@ -216,3 +218,26 @@ def test_the_shells_default_cluster_affects_no_query(big: SlurmCluster) -> None:
     assert "it is held" in hpcrun(big, "status", "near", env=wrong).stdout
     assert hpcrun(big, "cancel", "near", env=wrong).returncode == 0
     assert big.state(job) == "CANCELLED"
+
+
+def test_another_job_with_the_same_id_is_never_canceled(typed: SlurmCluster) -> None:
+    job = submit(typed, "reused", "job.sbatch_args=[--hold]")
+    run = RunDirectory(Path(typed.shared / "runs" / "reused"))
+    typed.run(["scontrol", "update", f"jobid={job}", "jobname=renamed"])
+    # A person may rename a job; it still runs the script of the run.
+    assert "it is held" in hpcrun(typed, "status", "reused").stdout
+    typed.run(["scancel", job])
+    typed.wait_state(job)
+    stranger = typed.sbatch("--hold", "--job-name=other", "--wrap=true")
+    # As after a new installation of the cluster, which counts job ids from 1 again.
+    # Without the checksums, which would not be right.
+    log = re.sub(r',"_crc32":"[0-9a-f]{8}"', "", run.events.read_text())
+    log = log.replace(f'"{job}"', f'"{stranger}"')
+    typed.run(["tee", str(run.events)], stdin=log)
+    assert "it is held" not in hpcrun(typed, "status", "reused").stdout
+    refused = hpcrun(typed, "cancel", "reused", check=False)
+    assert refused.returncode != 0
+    assert "is not running" in refused.stderr
+    assert typed.state(stranger) == "PENDING"
+    assert commands.parse_squeue(typed.admin(*commands.squeue_command([stranger])))
+    typed.run(["scancel", stranger])
