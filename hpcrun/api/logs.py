@@ -229,8 +229,8 @@ def _opened(event: Event) -> str:
 
 def _ended(event: Event) -> str:
     reason = event.fields.get("reason")
-    told = f"attempt ends: {event.cause}" + (f": {reason}" if reason else "")
-    return f"{told}; it starts again" if event.fields.get("restart_allowed") else told
+    reported = f"attempt ends: {event.cause}" + (f": {reason}" if reason else "")
+    return f"{reported}; it starts again" if event.fields.get("restart_allowed") else reported
 
 
 _WORDS: Mapping[str, Callable[[Event], str]] = {
@@ -281,8 +281,8 @@ def require_log(run: RunDirectory, rank: int | None, option: str = "--rank ") ->
     ranks = len(list(folder.glob("rank-*.log")))
     if not ranks:
         why = (read_json(run.result) or {}).get("reason")
-        told = f"no rank has written a log: {why}" if why else "no rank has written a log"
-        raise UserError(f"{folder}: {told}; see the other logs in {run.logs}")
+        reported = f"no rank has written a log: {why}" if why else "no rank has written a log"
+        raise UserError(f"{folder}: {reported}; see the other logs in {run.logs}")
     if rank is not None and not (folder / log_name(rank)).exists():
         raise UserError(f"{option}{rank}: {run.name} has logs of {up_to(ranks)} in {folder}")
     return folder

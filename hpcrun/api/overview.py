@@ -81,9 +81,9 @@ def folded(name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[s
 
 def counts_in_words(counts: Mapping[str, int]) -> str:
     """Return ``20 runs: 12 finished, 5 running, 3 waiting``."""
-    told = [f"{counts[word]} {_WORDS.get(word, word)}" for word in _ORDER if counts.get(word)]
+    reported = [f"{counts[word]} {_WORDS.get(word, word)}" for word in _ORDER if counts.get(word)]
     number = sum(counts.values())
-    return f"{number} run{'s' * (number != 1)}: {', '.join(told)}" if told else "no runs"
+    return f"{number} run{'s' * (number != 1)}: {', '.join(reported)}" if reported else "no runs"
 
 
 def _share(rows: Sequence[Mapping[str, Any]]) -> float | None:

@@ -46,11 +46,11 @@ def restarts_by_cause(events: Sequence[Event]) -> dict[str, int]:
 
 def restarts_in_words(restarts: Mapping[str, int]) -> str:
     """Return ``2 preemptions, 1 crash``; a dash without any restart."""
-    told = [
+    reported = [
         f"{count} {_CAUSES.get(cause, (cause, cause))[count != 1]}"
         for cause, count in restarts.items()
     ]
-    return ", ".join(told) or "-"
+    return ", ".join(reported) or "-"
 
 
 def clock(when: float, now: float) -> str:

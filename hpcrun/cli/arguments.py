@@ -54,10 +54,10 @@ def find_run_instead(target: str, folder: Path, missing: str) -> RunDirectory:
     try:
         return find(target, folder)
     except RunError as error:
-        start, told = f"{target}: no such run", str(error)
-        if not told.startswith(start):
+        start, reported = f"{target}: no such run", str(error)
+        if not reported.startswith(start):
             raise
-        rest = told.removeprefix(start)
+        rest = reported.removeprefix(start)
         raise RunError(f"{target}: {missing}, and no such run{rest}") from error
 
 
@@ -197,7 +197,7 @@ def _refuse_stray_files(overrides: list[str]) -> None:
             raise UserError(f"{word}: a program to run comes after `--`: -- python {word}")
 
 
-_MOST = 64
+_MAX = 64
 
 
 def add_local(parser: argparse._ActionsContainer, text: str) -> None:
@@ -207,8 +207,8 @@ def add_local(parser: argparse._ActionsContainer, text: str) -> None:
 
 def require_local(local: int | None, least: int) -> None:
     """Raise UserError if ``--local`` is given and not between ``least`` and 64."""
-    if local is not None and not least <= local <= _MOST:
-        raise UserError(f"--local {local}: should be {least} to {_MOST}")
+    if local is not None and not least <= local <= _MAX:
+        raise UserError(f"--local {local}: should be {least} to {_MAX}")
 
 
 def add_comparison(parser: argparse.ArgumentParser) -> None:

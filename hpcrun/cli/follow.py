@@ -166,8 +166,8 @@ class _Watcher:
         """
         for line in map(logged, lines):
             words = line.removeprefix("hpcrun: ")
-            told = words != line and not _NOISE.match(line)
-            if (self._config.command or told) and words not in self._last_word:
+            reported = words != line and not _NOISE.match(line)
+            if (self._config.command or reported) and words not in self._last_word:
                 self.say(f"rank 0: {words}")
 
     def _on_metrics(self, line: dict[str, Any]) -> None:

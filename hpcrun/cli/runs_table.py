@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 _GAP = 2
 _LEAST_STATE = 24
-_MOST = {"name": 32, "values": 40}
+_MAX = {"name": 32, "values": 40}
 _DASH = "-"
 
 
@@ -36,7 +36,7 @@ def table_lines(rows: Sequence[Row], width: int) -> list[str]:
         for heading, cell in _COLUMNS.items()
     }
     columns = {
-        heading: [_cut(cell, _MOST.get(heading, len(cell) * 2)) for cell in cells]
+        heading: [_cut(cell, _MAX.get(heading, len(cell) * 2)) for cell in cells]
         for heading, cells in columns.items()
         if not rows or not set(cells[1:]) <= {"", _DASH}
     }

@@ -40,7 +40,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_as_json(plan, done.planned) | {"jobs": [vars(job) for job in done.jobs]})
     else:
-        say(*_told(plan, done))
+        say(*_reported(plan, done))
     return 0
 
 
@@ -84,8 +84,8 @@ def _state(one: Planned) -> str:
 
 def _counted(planned: Sequence[Planned]) -> str:
     counts = Counter(_WORDS[one.action] for one in planned)
-    told = ", ".join(f"{counts[word]} {word}" for word in _WORDS.values() if counts[word])
-    return f"{len(planned)} {'run' if len(planned) == 1 else 'runs'}: {told}"
+    reported = ", ".join(f"{counts[word]} {word}" for word in _WORDS.values() if counts[word])
+    return f"{len(planned)} {'run' if len(planned) == 1 else 'runs'}: {reported}"
 
 
 def _as_json(plan: SweepPlan, planned: Sequence[Planned]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _as_json(plan: SweepPlan, planned: Sequence[Planned]) -> dict[str, Any]:
     }
 
 
-def _told(plan: SweepPlan, done: SubmittedSweep) -> list[str]:
+def _reported(plan: SweepPlan, done: SubmittedSweep) -> list[str]:
     name = plan.folder.name
     sent = sum(one.submitted for one in done.planned)
     if not sent:
@@ -112,17 +112,17 @@ def _told(plan: SweepPlan, done: SubmittedSweep) -> list[str]:
     left = len(done.planned) - sent
     rest = f"; {left} left as they are" if left else ""
     first = next(one for one in done.planned if one.submitted)
-    told = f"hpcrun: {name}: {sent} {'run' if sent == 1 else 'runs'} submitted{rest}"
+    reported = f"hpcrun: {name}: {sent} {'run' if sent == 1 else 'runs'} submitted{rest}"
     if plan.executor == "slurm":
         numbers = ", ".join(job.job_id for job in done.jobs)
-        told += f", as job {'array' if len(done.jobs) == 1 else 'arrays'} {numbers} (slurm)"
+        reported += f", as job {'array' if len(done.jobs) == 1 else 'arrays'} {numbers} (slurm)"
     else:
-        told += " (local)"
+        reported += " (local)"
     one = handle(first.run)
     short = plan.folder.parent == runs_folder()
     folder = shlex.quote(name if short else str(plan.folder))
     return [
-        told,
+        reported,
         f"  sweep folder   {plan.folder}",
         f"  watch all      hpcrun status --watch {folder}",
         f"  follow one     hpcrun logs -f {one}",

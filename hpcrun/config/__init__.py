@@ -11,9 +11,9 @@ from hpcrun.config.compare import (
     decay_begins,
     differing,
     lengths_left,
+    parallelism,
     recorded,
     training_differences,
-    ways,
 )
 from hpcrun.config.fields import check_name, masked, masked_values, masked_words
 from hpcrun.config.layers import (
@@ -77,6 +77,7 @@ __all__ = [
     "masked_values",
     "masked_words",
     "override_layer",
+    "parallelism",
     "profile_layer",
     "profile_path",
     "recorded",
@@ -84,6 +85,5 @@ __all__ = [
     "submit_options",
     "to_yaml",
     "training_differences",
-    "ways",
     "with_task_options",
 ]

@@ -141,7 +141,7 @@ def lengths_left(old: Config, new: Config, steps_done: int) -> str | None:
     return f"train.steps must be more than {steps_done}"
 
 
-def ways(config: Config) -> dict[str, Any]:
+def parallelism(config: Config) -> dict[str, Any]:
     """Return the values of ``config`` that a resume may change but that may change the last bits.
 
     These keys choose the way to compute the same sums, such as the parallelism.
@@ -165,8 +165,8 @@ def changed_ways(
         auto_reduces: what ``fsdp.reduce_each_micro_batch=auto`` stands for with this model; None if a step
             has one micro-batch, so that the key has no effect.
     """
-    now = ways(config)
-    then = ways(Config()) | _BEFORE_THE_KEY | dict(before)
+    now = parallelism(config)
+    then = parallelism(Config()) | _BEFORE_THE_KEY | dict(before)
     for values in (then, now):
         if auto_reduces is None or values[_REDUCE_EACH] == "auto":
             values[_REDUCE_EACH] = auto_reduces

@@ -21,7 +21,7 @@ from hpcrun.config.problems import value_text
 _NAME_MARKS = "._-+=@"
 _NAME_CHARACTERS = 100
 _NAME_BYTES = 200  # a folder name may have 255 bytes; hpcrun appends suffixes
-_MOST = 10**12  # of steps, samples or seconds; more is a typing error
+_MAX = 10**12  # of steps, samples or seconds; more is a typing error
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
 TYPED_GPUS = re.compile(
@@ -221,7 +221,7 @@ def _check_window(window: Any) -> Any:
 
 # The limits come first, because the check wraps the number's schema.
 _NUMBER = BeforeValidator(_refuse_bool)
-Count = Annotated[int, Field(ge=1, le=_MOST), _NUMBER]
+Count = Annotated[int, Field(ge=1, le=_MAX), _NUMBER]
 GpuCount = Annotated[
     int,
     Field(ge=1),
@@ -236,7 +236,7 @@ GpuCount = Annotated[
         },
     ),
 ]
-FromZero = Annotated[int, Field(ge=0, le=_MOST), _NUMBER]
+FromZero = Annotated[int, Field(ge=0, le=_MAX), _NUMBER]
 Seed = Annotated[int, Field(ge=0, lt=2**63), _NUMBER]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]

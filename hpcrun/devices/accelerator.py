@@ -64,14 +64,14 @@ def make_current(device: torch.device) -> None:
 
 def name(device: torch.device) -> str:
     """Return the vendor's name of the device, for example NVIDIA H100 80GB HBM3."""
-    told = getattr(_module(device), "get_device_name", None)
-    return device.type if told is None else str(told(device))
+    reported = getattr(_module(device), "get_device_name", None)
+    return device.type if reported is None else str(reported(device))
 
 
 def properties(device: torch.device) -> Any:
     """Return the driver's description of the device; None if its module has no such function."""
-    told = getattr(_module(device), "get_device_properties", None)
-    return None if told is None else told(device)
+    reported = getattr(_module(device), "get_device_properties", None)
+    return None if reported is None else reported(device)
 
 
 def synchronize(device: torch.device) -> None:

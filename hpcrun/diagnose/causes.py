@@ -151,9 +151,9 @@ def first_cause(
     over = _over_memory(batch_log, failures)
     if over:
         return over
-    told = _first_told(batch_log, {failure.rank for failure in failures})
-    if told:
-        return _from_srun(told, failures, logs)
+    reported = _first_told(batch_log, {failure.rank for failure in failures})
+    if reported:
+        return _from_srun(reported, failures, logs)
     if failures:
         return _from_failure(failures[0], failures)
     launch = next((line for line in _SRUN_ERROR.finditer(batch_log) if not _is_task(line)), None)
@@ -224,9 +224,11 @@ def _from_exit(first: Exit, failures: Sequence[Failure], logs: Path | None) -> D
     )
 
 
-def _from_srun(told: "re.Match[str]", failures: Sequence[Failure], logs: Path | None) -> Diagnosis:
+def _from_srun(
+    reported: "re.Match[str]", failures: Sequence[Failure], logs: Path | None
+) -> Diagnosis:
     """Diagnose srun's line; signals as in strsignal(3): "Killed", "Segmentation fault (core dumped)"."""
-    tasks, host, what = told["tasks"], told["host"], told["what"]
+    tasks, host, what = reported["tasks"], reported["host"], reported["what"]
     rank = min(_tasks(tasks))
     number = _BY_DESCRIPTION.get(what.removesuffix(" (core dumped)"))
     exited = what.startswith("Exited with exit code")
@@ -266,17 +268,17 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     at = f" at {first.where}" if first.where else ""
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     full = f"{first.kind}: {first.message}"
-    told = explained(first.message, at) or (explained(full, at) or "").removeprefix(
+    reported = explained(first.message, at) or (explained(full, at) or "").removeprefix(
         f"{first.kind}: "
     )
-    told = told or f"{headline(first.message)}{at}"
+    reported = reported or f"{headline(first.message)}{at}"
     own = first.kind in CERTAIN
     unread = first.kind == _READ_FAILURE
     if unread:
         # The text has the remedy. The catalog knows only the file system's words.
-        told = headline(first.message)
+        reported = headline(first.message)
     return Diagnosis(
-        f"rank {first.rank} on {first.host}: {told if own or unread else f'{kind}: {told}'}",
+        f"rank {first.rank} on {first.host}: {reported if own or unread else f'{kind}: {reported}'}",
         first.rank,
         first.host,
         first.step,

@@ -230,10 +230,10 @@ class _Seen:
         rank, node = best.line.rank, best.line.node
         notes: list[str] = []
         if best.id in ("collective-timeout", "watchdog-stuck"):
-            told = self._positions.laggards(self._ranks)
-            if told:
-                rank, node = (told[0][0] if told[0] else None), None
-                notes.append(told[1])
+            reported = self._positions.laggards(self._ranks)
+            if reported:
+                rank, node = (reported[0][0] if reported[0] else None), None
+                notes.append(reported[1])
             elif best.line.line and len(ranks) > 1:
                 # Each of them only waited.
                 rank, node = None, None

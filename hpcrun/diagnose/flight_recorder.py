@@ -52,7 +52,7 @@ def read_dumps(folder: Path) -> Dumps:
 
 def laggards(dumps: Dumps) -> list[str]:
     """Return a sentence for each process group in which some ranks began fewer collectives than others."""
-    told = []
+    reported = []
     for ranks in dumps.values():
         begun: dict[str, dict[int, tuple[int, str]]] = {}
         for rank, dump in ranks.items():
@@ -63,8 +63,8 @@ def laggards(dumps: Dumps) -> list[str]:
                     continue
                 last = begun.setdefault(group, {}).get(rank, (-1, ""))
                 begun[group][rank] = max(last, (at, str(entry.get("profiling_name", ""))))
-        told += [line for group, at in begun.items() if (line := _behind(group, at))]
-    return told
+        reported += [line for group, at in begun.items() if (line := _behind(group, at))]
+    return reported
 
 
 def _behind(group: str, at: Mapping[int, tuple[int, str]]) -> str | None:

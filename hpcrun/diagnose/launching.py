@@ -114,12 +114,12 @@ def _host_of_first_task(batch_log: str) -> str | None:
 
 def _words(lines: list[str]) -> str:
     """Return words from the log: bash's own line, the first line with an error, or the last line."""
-    told = [line.strip() for line in lines if line.strip()]
-    for line in reversed(told):
+    reported = [line.strip() for line in lines if line.strip()]
+    for line in reversed(reported):
         found = _BASH.match(line)
         if found:
             return f": {found['what'][:300]}"
-    trouble = next((line for line in told if _TROUBLE.search(line)), None)
+    trouble = next((line for line in reported if _TROUBLE.search(line)), None)
     if trouble is not None:
         return f": {trouble[:300]}"
-    return f"; its log ends with: {told[-1][:300]}" if told else ""
+    return f"; its log ends with: {reported[-1][:300]}" if reported else ""

@@ -117,9 +117,11 @@ def _records(run: RunDirectory, folder: Path) -> Iterator[LogLine]:
         where = f" at {failure.where}" if failure.where else ""
         path = _shown(run, folder / f"failure-rank-{failure.rank:05d}.json")
         for number, text in enumerate(failure.message.splitlines() or [""]):
-            told = f"{failure.kind}: {text}{where}" if number == 0 else text
+            reported = f"{failure.kind}: {text}{where}" if number == 0 else text
             first = number == 0
-            found.append(LogLine(told, path, 0, failure.rank, failure.host, failure.time, first))
+            found.append(
+                LogLine(reported, path, 0, failure.rank, failure.host, failure.time, first)
+            )
     for ended in read_exits(folder):
         if ended.signal is not None and not ended.induced:
             text = f"rank {ended.rank} was killed by {signal_name(ended.signal)}"

@@ -33,8 +33,8 @@ def main() -> int:
         if os.environ.get("HPCRUN_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        told = f"task: {request['config']['task']}: the fake run raised {reason}"
-        answer, code = {"refused": f"{told} (HPCRUN_TRACEBACK=1 shows the traceback)"}, REFUSED
+        reported = f"task: {request['config']['task']}: the fake run raised {reason}"
+        answer, code = {"refused": f"{reported} (HPCRUN_TRACEBACK=1 shows the traceback)"}, REFUSED
     except KeyboardInterrupt:
         return 130
     with os.fdopen(answers, "w") as stream:

@@ -52,9 +52,9 @@ def exclude_bad_nodes(
     if not bad:
         return
     given = _given_by_the_user(runs, attempt, excluded_nodes(facts))
-    told = slurm.run(slurm.scontrol_exclude_command(job, [*given, *bad]))
-    if told.returncode != 0:
-        words = " ".join(told.stderr.split())
+    reported = slurm.run(slurm.scontrol_exclude_command(job, [*given, *bad]))
+    if reported.returncode != 0:
+        words = " ".join(reported.stderr.split())
         _print(f"cannot exclude {', '.join(bad)}: {words}")
         return
     _note_excluded(runs, attempt, hosts=bad)
@@ -101,8 +101,8 @@ def _nodes_of(
     events: Sequence[Event], attempt: Attempt, environ: Mapping[str, str] = os.environ
 ) -> int:
     """Return the number of nodes that the attempt had."""
-    told = [event.fields.get("nodes") for event in events if event.attempt == attempt]
-    counted = [count for count in told if isinstance(count, int)]
+    reported = [event.fields.get("nodes") for event in events if event.attempt == attempt]
+    counted = [count for count in reported if isinstance(count, int)]
     given = environ.get("SLURM_JOB_NUM_NODES", "")
     return max([1, *counted, *([int(given)] if given.isdecimal() else [])])
 

@@ -99,8 +99,8 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         run.result.unlink(missing_ok=True)
     cluster = os.environ.get("SLURM_CLUSTER_NAME")
     place = {"cluster": cluster} if cluster else {}
-    told: dict[str, Any] = {"host": socket.gethostname(), **place, **facts}
-    record_event(run, "opened", attempt=attempt, **told)
+    reported: dict[str, Any] = {"host": socket.gethostname(), **place, **facts}
+    record_event(run, "opened", attempt=attempt, **reported)
 
 
 def _require_new(run: RunDirectory, attempt: Attempt) -> None:
@@ -154,13 +154,13 @@ def _blame_nodes(run: RunDirectory, events: Sequence[Event], record: AttemptReco
 
 def _last_sign(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> float:
     """Return the last time (Unix seconds) at which an attempt without a recorded end was known to run."""
-    told = [event.time for event in events if event.attempt == record.attempt]
+    reported = [event.time for event in events if event.attempt == record.attempt]
     logged = [
         line["time"]
         for line in read_lines(run.metrics)
         if line.get("restart") == record.attempt.restart and line.get("time", 0.0) >= record.started
     ]
-    return float(max([record.started, *told, *logged]))
+    return float(max([record.started, *reported, *logged]))
 
 
 # Variables of another step, and choices that hpcrun or the step makes itself, such as the exported variables.

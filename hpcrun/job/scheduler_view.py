@@ -92,8 +92,8 @@ def query_job(job: str) -> JobView | None:
     base: frozenset[str] = frozenset()
     facts = slurm.parse_show_job(shown.stdout)
     if facts.get("JobState") == "COMPLETING":
-        told = slurm.run(slurm.scontrol_show_job_command(job, as_json=True))
-        base = slurm.parse_job_states(told.stdout) - {"COMPLETING"}
+        reported = slurm.run(slurm.scontrol_show_job_command(job, as_json=True))
+        base = slurm.parse_job_states(reported.stdout) - {"COMPLETING"}
     return view_of(facts, base)
 
 
@@ -173,14 +173,14 @@ def word_of(view: JobView | None, attempt: Attempt, batch_log: str) -> Scheduler
     If the controller already counts a newer start, it shows the facts of that start. The reason is then in
     the log or in the time of a preemption; without either, the job lost the node of its batch script.
     """
-    told = scheduler_word(batch_log)
+    reported = scheduler_word(batch_log)
     if view is None:
-        return cast("SchedulerWord | None", told)
+        return cast("SchedulerWord | None", reported)
     if view.restarts > attempt.restart:
         preempted = "preemption" if "PREEMPTED" in view.base else None
-        return cast("SchedulerWord", told or preempted or "node-failure")
+        return cast("SchedulerWord", reported or preempted or "node-failure")
     base = next((_STATES[state] for state in _STATES if state in view.base), None)
-    fact = base or told or ("preemption" if view.preempted else _STATES.get(view.state))
+    fact = base or reported or ("preemption" if view.preempted else _STATES.get(view.state))
     if fact is None and view.being_ended:
         fact = "time-limit" if view.timed_out else "cancelled"
     return cast("SchedulerWord | None", fact)

@@ -274,7 +274,7 @@ def meet_rank_zero(
     if config.launch_method not in ("slurm", "local"):
         return config
     if config.rank == 0:
-        address, port = _invite(run, attempt, rendezvous_file, interface)
+        address, port = _publish_address(run, attempt, rendezvous_file, interface)
         peers = step_hosts(os.environ)
     else:
         address, port = _join(rendezvous_file, timeout, stop)
@@ -284,7 +284,7 @@ def meet_rank_zero(
     return config.model_copy(update={"master_addr": address, "master_port": port})
 
 
-def _invite(
+def _publish_address(
     run: RunDirectory,
     attempt: Attempt,
     rendezvous_file: RendezvousFile,

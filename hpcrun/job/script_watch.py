@@ -55,7 +55,7 @@ class ScriptWatch:
         self._passed_on = StopReason.NONE
         self._was_owner = False
         self._looks = OwnerPolling(config.rank, config.world_size)
-        self._told: str | None = None
+        self._reported: str | None = None
         self._rank = config.rank
         self._progress, self._late_signal = progress, late_signal
         self._silent_after = silent_after if config.rank == 0 else None
@@ -165,9 +165,9 @@ class ScriptWatch:
         return bool(incarnation == self._incarnation)
 
     def _report_once(self, line: str) -> None:
-        if line != self._told:
+        if line != self._reported:
             print(f"hpcrun: {line}", file=sys.stderr, flush=True)
-        self._told = line
+        self._reported = line
 
 
 _ORPHANS_TICK = 0.1

@@ -194,7 +194,7 @@ def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
 def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
     marks, rates, rounds = scores(transfers), node_rates(transfers), in_the_rounds(transfers)
     usual = usual_rate(rates) or 0.0
-    low, ways = _slow(transfers, threshold), direction_rates(rounds)
+    low, parallelism = _slow(transfers, threshold), direction_rates(rounds)
     shares = resent_shares(transfers)
 
     def was_fast_again(subject: tuple[str, ...]) -> bool:
@@ -212,7 +212,7 @@ def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
             words = f"drops packets ({share:.0%} sent again): {speed}"
             found.append(_fault("lossy", words, "look at its cable and optics", node))
         else:
-            slow = [way for way, rate in ways[node].items() if rate < threshold * usual]
+            slow = [way for way, rate in parallelism[node].items() if rate < threshold * usual]
             what = f"only {slow[0]} is slow" if len(slow) == 1 else "all its links are slow"
             remedy = "look at its cable, port speed and duplex"
             found.append(_fault("slow", f"{what}: {speed}", remedy, node))

@@ -129,8 +129,8 @@ def gpus(needs: Needs) -> Records:
     if needs.gpus == 0:
         yield Answer("pass", "none requested")
         return
-    visible, told = visible_gpus(os.environ), read_gpus()
-    lost = [device for device in told.get("devices", ()) if "problem" in device]
+    visible, reported = visible_gpus(os.environ), read_gpus()
+    lost = [device for device in reported.get("devices", ()) if "problem" in device]
     for device in lost:
         yield Answer("fail", f"GPU {device['index']}: {device['problem']}", _REPORT)
     if needs.gpus is not None and visible < needs.gpus:
@@ -140,9 +140,9 @@ def gpus(needs: Needs) -> Records:
         yield Answer("fail", f"{visible} of {needs.gpus} GPUs are visible", remedy)
     elif not lost:
         yield Answer("pass", f"{visible} visible")
-    if "driver" in told:
+    if "driver" in reported:
         remedy = "the administrator installs one driver on all nodes"
-        yield Same("driver", told["driver"], remedy, "warn", check="versions")
+        yield Same("driver", reported["driver"], remedy, "warn", check="versions")
 
 
 def _each_device(judge: Callable[[Mapping[str, Any]], tuple[Status, str, str]]) -> Any:
@@ -160,8 +160,8 @@ def _each_device(judge: Callable[[Mapping[str, Any]], tuple[Status, str, str]]) 
 
 
 def _devices(needs: Needs) -> list[dict[str, Any]]:
-    told = {} if needs.gpus == 0 else read_gpus()
-    return [device for device in told.get("devices", ()) if "problem" not in device]
+    reported = {} if needs.gpus == 0 else read_gpus()
+    return [device for device in reported.get("devices", ()) if "problem" not in device]
 
 
 def _without_nvml(needs: Needs) -> Iterator[Answer]:

@@ -130,8 +130,8 @@ def direction_rates(transfers: Iterable[Transfer]) -> dict[str, dict[str, float]
             rates[one.sender]["sending"].append(one.rate)
             rates[one.receiver]["receiving"].append(one.rate)
     return {
-        node: {way: statistics.median(seen) for way, seen in ways.items()}
-        for node, ways in rates.items()
+        node: {way: statistics.median(seen) for way, seen in parallelism.items()}
+        for node, parallelism in rates.items()
     }
 
 
@@ -142,7 +142,7 @@ def node_rates(transfers: Iterable[Transfer]) -> dict[str, float]:
     its partner, and does not count.
     """
     rates = direction_rates(in_the_rounds(transfers))
-    return {node: min(ways.values()) for node, ways in rates.items()}
+    return {node: min(parallelism.values()) for node, parallelism in rates.items()}
 
 
 def rate_again(transfers: Iterable[Transfer], subject: tuple[str, ...]) -> float | None:
@@ -192,7 +192,11 @@ def resent_shares(transfers: Iterable[Transfer]) -> dict[str, float]:
             sent[one.sender].append(one.lost)
             received[one.receiver].append(one.lost)
     return {
-        node: max(statistics.median_low(ways[node]) for ways in (sent, received) if node in ways)
+        node: max(
+            statistics.median_low(parallelism[node])
+            for parallelism in (sent, received)
+            if node in parallelism
+        )
         for node in {**sent, **received}
     }
 

@@ -286,12 +286,12 @@ class AllReduce:
     def _failure(self, names: Sequence[str]) -> Collective:
         bad = [self._answers[name] for name in names if self._stage(name) != "done"]
         # The message of a failed rank explains more than the missing answers of the ranks that wait for it.
-        told = next((one["problem"] for one in bad if one.get("problem")), None)
+        reported = next((one["problem"] for one in bad if one.get("problem")), None)
         joined = sum(one.get("after") == "joined" for one in bad)
         limit = self._limit + len(names) * _CONNECTING
         hangs = f"no result after {limit:.0f} s; {joined} of {len(names)} nodes had joined"
         order = self._orders.get(names[0], {"backend": "gloo", "ranks": len(names)})
-        return Collective(tuple(names), order["backend"], order["ranks"], problem=told or hangs)
+        return Collective(tuple(names), order["backend"], order["ranks"], problem=reported or hangs)
 
 
 Works = Callable[[Sequence[Sequence[str]]], list[bool]]

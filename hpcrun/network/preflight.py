@@ -119,8 +119,8 @@ def _measure(
     try:
         measured.offsets = _clock_offsets(nodes)
         for one in probes().values():
-            told = nodes.ask(one.name, slack * one.seconds, needs=asdict(needs))
-            for node, records in told.items():
+            reported = nodes.ask(one.name, slack * one.seconds, needs=asdict(needs))
+            for node, records in reported.items():
                 for record in records:
                     measured.tell(node, one.name, record_from(record))
         if folder is not None:
@@ -161,7 +161,7 @@ def _share(nodes: Nodes, measured: PreflightFacts, folder: Path, slack: float) -
         return
     try:
         written = nodes.ask("write", slack * _WRITE, folder=str(place))
-        names = [name for name, told in written.items() if "seconds" in told]
+        names = [name for name, reported in written.items() if "seconds" in reported]
         unseen = nodes.ask("read", slack * _READ, folder=str(place), names=names)
     finally:
         with contextlib.suppress(OSError):
@@ -169,17 +169,17 @@ def _share(nodes: Nodes, measured: PreflightFacts, folder: Path, slack: float) -
                 path.unlink()
             place.rmdir()
     for name, left in unseen.items():
-        told = written[name]
-        if "problem" in told:
-            answer = Answer("fail", f"cannot write: {told['problem']}", mount)
+        reported = written[name]
+        if "problem" in reported:
+            answer = Answer("fail", f"cannot write: {reported['problem']}", mount)
         elif left:
             remedy = "put the run on a file system that all nodes share"
             answer = Answer("fail", f"does not see the files of {', '.join(left)}", remedy)
-        elif told["seconds"] > SLOW_WRITE:
-            words = f"a small write with fsync took {told['seconds']:.1f} s"
+        elif reported["seconds"] > SLOW_WRITE:
+            words = f"a small write with fsync took {reported['seconds']:.1f} s"
             answer = Answer("warn", words, "expect slow saves")
         else:
-            words = f"write with fsync in {told['seconds'] * 1000:.0f} ms, seen by all"
+            words = f"write with fsync in {reported['seconds'] * 1000:.0f} ms, seen by all"
             answer = Answer("pass", words)
         measured.tell(name, RUN_DIRECTORY, answer)
 
@@ -281,8 +281,8 @@ def as_data(measured: PreflightFacts, found: Sequence[Finding]) -> dict[str, Any
         "nodes": measured.nodes,
         "silent": measured.silent,
         "found": {
-            node: [asdict(record) | {"check": check} for check, record in told]
-            for node, told in measured.found.items()
+            node: [asdict(record) | {"check": check} for check, record in reported]
+            for node, reported in measured.found.items()
         },
         "clock_offsets": {node: list(pair) for node, pair in measured.offsets.items()},
         "seconds": measured.seconds,

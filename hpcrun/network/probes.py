@@ -148,7 +148,7 @@ class Finding:
 
 def findings_of(found: Found) -> list[Finding]:
     """Return the findings of all nodes: their statements, and the values that differ."""
-    listed = [(node, check, one) for node, told in found.items() for check, one in told]
+    listed = [(node, check, one) for node, reported in found.items() for check, one in reported]
     return [*_statements(listed, len(found)), *_differences(listed), *_slow_devices(listed)]
 
 
@@ -156,9 +156,9 @@ Listed = Sequence[tuple[str, str, Record]]
 
 
 def _statements(listed: Listed, count: int) -> Iterable[Finding]:
-    told = [(node, check, one) for node, check, one in listed if isinstance(one, Answer)]
-    for node, check, one in told:
-        nodes = {name for name, of, other in told if (of, other.status) == (check, one.status)}
+    reported = [(node, check, one) for node, check, one in listed if isinstance(one, Answer)]
+    for node, check, one in reported:
+        nodes = {name for name, of, other in reported if (of, other.status) == (check, one.status)}
         everywhere = one.everywhere is not None and len(nodes) == count
         status = one.everywhere if everywhere and one.everywhere else one.status
         yield Finding(check, (node,), status, one.words, one.remedy)

@@ -172,8 +172,8 @@ def write_png(
             label.set(color="red", fontweight="bold")
     measured = [rate for _, rate in _cells(rates)]
     failed = measured.count(0)
-    told = f", {failed} without a connection (x)" if failed else ""
-    axes.set_title(f"{len(nodes)} nodes, {len(measured)} transfers{told}", fontsize=10)
+    reported = f", {failed} without a connection (x)" if failed else ""
+    axes.set_title(f"{len(nodes)} nodes, {len(measured)} transfers{reported}", fontsize=10)
     try:
         figure.savefig(path, dpi=100)
     except (OSError, ValueError) as error:

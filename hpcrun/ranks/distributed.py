@@ -114,10 +114,10 @@ class DistributedConfig(BaseModel):
                 "device_ids": (rank % visible_gpus(os.environ),) if found.device_ids else (),
             }
         for name, given in (("rank", rank), ("world_size", world_size)):
-            told = changes.get(name, getattr(found, name))
-            if given not in (None, told):
+            reported = changes.get(name, getattr(found, name))
+            if given not in (None, reported):
                 raise ClusterError(
-                    f"{name}={given} contradicts {name} {told} of the launcher ({found.launch_method}); "
+                    f"{name}={given} contradicts {name} {reported} of the launcher ({found.launch_method}); "
                     f"leave {name} out, or correct the launcher's variables"
                 )
         changes |= {} if backend is None else {"backend": backend}

@@ -230,10 +230,10 @@ def _choose(folder: Path, config: DistributedConfig, timeout: float) -> dict[str
 
 def _best(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the interface that all nodes reached, or None, and the findings of the first nodes."""
-    told = [f"{one['host']}: {', '.join(one['reached']) or 'none'}" for one in found[:8]]
+    reported = [f"{one['host']}: {', '.join(one['reached']) or 'none'}" for one in found[:8]]
     return {
         "name": agreed([one["reached"] for one in found], link_speeds()),
-        "why": "; ".join(told),
+        "why": "; ".join(reported),
     }
 
 

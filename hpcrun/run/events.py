@@ -164,7 +164,7 @@ EVENTS_READ = 1 << 16
 """Bytes of an event log: about 450 events. A run that saves every hour writes as many in two weeks."""
 
 _HEAD = 8192
-_MOST = 1 << 40
+_MAX = 1 << 40
 _STARTS = ("submitted", "opened")
 
 
@@ -227,7 +227,7 @@ class RecentEvents:
     def __init__(
         self, before: "RecentEvents | None" = None, size: int | None = EVENTS_READ
     ) -> None:
-        self._size = _MOST if size is None else size
+        self._size = _MAX if size is None else size
         self._old = {} if before is None else before._read
         self._read: dict[Path, tuple[tuple[int, int, int] | None, Recent]] = {}
 

@@ -86,7 +86,7 @@ class LockFile:
         Raises:
             UserError: of the class ``error``: another process holds the lock, or the disk refuses.
         """
-        began, pause, told = time.monotonic(), 0.05, False
+        began, pause, reported = time.monotonic(), 0.05, False
         try:
             holder = _holder(self._path)
             other = _objects.get(holder.token) if holder is not None and holder.is_here else None
@@ -104,9 +104,9 @@ class LockFile:
                 patience = (0.0 if holder.is_here else here) if holder.is_near else elsewhere
                 if time.monotonic() >= began + patience:
                     raise self._error(self._busy.replace("{holder}", holder.name))
-                if not holder.is_near and not told:
+                if not holder.is_near and not reported:
                     waiting(holder.name)
-                    told = True
+                    reported = True
                 time.sleep(pause)
                 pause = min(2 * pause, 2.0)
         except OSError as error:

@@ -45,8 +45,8 @@ class ScriptProgress:
 
     def with_news(self, other: "ScriptProgress") -> "ScriptProgress":
         """Return the newer of both values, for each field."""
-        newer = self if _at_least(self.saved, other.saved) else other
-        step = self.step if _at_least(self.step, other.step) else other.step
+        newer = self if _not_older(self.saved, other.saved) else other
+        step = self.step if _not_older(self.step, other.step) else other.step
         return ScriptProgress(step, newer.saved, newer.saved_at, self.done or other.done)
 
 
@@ -183,7 +183,7 @@ def _number(name: str, value: SupportsFloat) -> float:
         raise TypeError(f"hpcrun.report: {name} is not one number: {error}") from error
 
 
-def _at_least(mine: int | None, other: int | None) -> bool:
+def _not_older(mine: int | None, other: int | None) -> bool:
     return other is None or (mine is not None and mine >= other)
 
 

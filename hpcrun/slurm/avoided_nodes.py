@@ -226,8 +226,8 @@ def add_failure(path: Path, node: str, why: str, run: str, attempt: str = "") ->
     Args:
         attempt: the start of the job.
     """
-    told = {"attempt": attempt} if attempt else {}
-    _append(path, {"node": node, "time": round(time.time(), 3), "why": why, "run": run, **told})
+    reported = {"attempt": attempt} if attempt else {}
+    _append(path, {"node": node, "time": round(time.time(), 3), "why": why, "run": run, **reported})
 
 
 def forgive(path: Path, node: str) -> None:

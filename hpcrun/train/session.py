@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpcrun.config import Config, recorded, ways
+from hpcrun.config import Config, parallelism, recorded
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.deadline import DeadlineWatch, JobEnd, end_time, query_end_time
@@ -209,7 +209,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         meta={
             "config": recorded(config),
             "environment": resumed.environment,
-            "ways": ways(config),
+            "ways": parallelism(config),
         },
         saved=start if resumed.checkpoint else None,
     )
@@ -309,13 +309,13 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         lines.append(
             "the random states are derived from seed, rank and step; the order of samples is unchanged"
         )
-    if resumed.ways:
+    if resumed.parallelism:
         lines.append(
-            f"different from when step {start} was saved: {'; '.join(resumed.ways)}; the samples and the "
-            "sums over them stay the same, but not their last bits, nor random draws such as dropout's"
+            f"different from when step {start} was saved: {'; '.join(resumed.parallelism)}; the samples and "
+            "the sums over them stay the same, but not their last bits, nor random draws such as dropout's"
         )
-    told = any(line.startswith("CPU threads") for line in lines)
-    drift = [line for line in resumed.drift if not (told and line.startswith("threads:"))]
+    reported = any(line.startswith("CPU threads") for line in lines)
+    drift = [line for line in resumed.drift if not (reported and line.startswith("threads:"))]
     if drift:
         lines.append(
             f"the environment has changed since step {start} was saved: {'; '.join(drift)}; the last bits "

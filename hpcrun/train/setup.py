@@ -341,7 +341,7 @@ class Resumed:
     trainer: DistributedAMPTrainer
     checkpoint: Restored | None
     environment: dict[str, str]
-    ways: list[str]
+    parallelism: list[str]
     drift: list[str]
 
     @property

@@ -61,7 +61,7 @@ def test_a_name_and_a_path_open_the_same_run(
         hpcrun.open("ono")
 
 
-def test_runs_without_a_job_have_no_result_log_or_checkpoint(made: RunDirectory) -> None:
+def test_a_run_without_a_job_has_no_result_or_log(made: RunDirectory) -> None:
     run = hpcrun.open(made.path)
     assert run.status()["state"] == run.wait(timeout=1) == "new"
     assert (run.metrics(), run.checkpoints()) == ([], [])

@@ -10,7 +10,7 @@ from hpcrun.api.submission.handover import remove
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_canceled_jobs_that_still_write_do_not_keep_the_folder(
+def test_a_canceled_job_that_still_writes_frees_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     folder = tmp_path / "run"

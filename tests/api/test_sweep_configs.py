@@ -30,9 +30,7 @@ def elements(
         ("job.time=1:00:00,30", "train.batch_size=32,64"),
     ],
 )
-def test_each_element_has_the_same_config_as_a_single_run(
-    tmp_path: Path, axes: tuple[str, ...]
-) -> None:
+def test_an_element_has_the_config_of_a_single_run(tmp_path: Path, axes: tuple[str, ...]) -> None:
     overrides = ("name=one",)
     found = elements(*axes, overrides=overrides)
     for one in found:

@@ -56,7 +56,7 @@ def run(text, folder, attempt):
     return code, (logs / "rank-0.log").read_text()
 
 
-def test_the_page_example_ends_the_same_when_killed_and_rerun(tmp_path):
+def test_the_example_ends_the_same_after_a_kill(tmp_path):
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     code, undisturbed = run(example(), calm, 0)
     assert code == 0, undisturbed
@@ -80,7 +80,7 @@ def block(folder):
     folder.write_text("in the way")
 
 
-def test_leaving_raises_a_failed_save_whose_step_can_be_retried(tmp_path):
+def test_a_failed_save_is_raised_on_leaving_and_can_repeat(tmp_path):
     place = tmp_path / "not" / "there"
 
     def train(ends):
@@ -104,7 +104,7 @@ def test_leaving_raises_a_failed_save_whose_step_can_be_retried(tmp_path):
     assert ckpt.wait().ok
 
 
-def test_ranks_that_see_failures_at_different_times_start_identical_saves(tmp_path):
+def test_ranks_that_see_a_failure_late_start_the_same_saves(tmp_path):
     place = tmp_path / "checkpoints"
 
     def play(rank):
@@ -280,7 +280,7 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
     assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
 
 
-def test_interrupting_a_single_process_commits_its_pending_save(tmp_path, monkeypatch):
+def test_an_interrupt_of_a_single_process_commits_the_pending_save(tmp_path, monkeypatch):
     ckpt = Checkpointer(tmp_path, **parts())
     run, going_on = CommitProtocol.run, threading.Event()
 
@@ -300,7 +300,7 @@ def test_interrupting_a_single_process_commits_its_pending_save(tmp_path, monkey
     assert Checkpointer(tmp_path, **parts()).restore() == 1
 
 
-def test_jobs_learn_of_each_commit_and_close_awaits_the_last(tmp_path, monkeypatch):
+def test_a_job_learns_of_each_commit_before_close_returns(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     run, going_on = CommitProtocol.run, threading.Event()
 
@@ -330,7 +330,7 @@ def test_jobs_learn_of_each_commit_and_close_awaits_the_last(tmp_path, monkeypat
     assert newest_report(tmp_path).saved == 6
 
 
-def test_ranks_that_end_without_close_wait_only_for_their_patience(tmp_path):
+def test_a_rank_that_ends_without_close_waits_for_its_patience(tmp_path):
     """Without a limit of its own, the rank would still wait when the other rank takes part at last."""
 
     def play(rank):
@@ -359,7 +359,7 @@ def engine_of_trainer(folder, device="cpu"):
     return TrainerCheckpoints(parts, lambda: ALONE, torch.device(device)).engine(folder)
 
 
-def test_gpu_models_are_saved_through_page_locked_memory(tmp_path):
+def test_a_model_on_a_gpu_uses_page_locked_memory(tmp_path):
     pinned = [engine_of_trainer(tmp_path, kind).staging.pinned for kind in ("cpu", "cuda")]
     assert pinned == [False, True]
 
@@ -377,7 +377,7 @@ def test_a_save_without_restore_into_a_used_folder_is_refused(tmp_path):
     assert again.wait().ok
 
 
-def test_a_world_writable_folder_is_refused_with_the_remedy(tmp_path):
+def test_a_folder_that_everybody_may_write_to_is_refused(tmp_path):
     folder = tmp_path / "checkpoints"
     with Checkpointer(folder, **parts()) as ckpt:
         ckpt.save(1)
@@ -392,7 +392,7 @@ def test_a_world_writable_folder_is_refused_with_the_remedy(tmp_path):
     assert Checkpointer(folder, **parts()).restore() == 1
 
 
-def test_snapshots_beyond_the_memory_budget_are_written_while_training_waits(tmp_path):
+def test_a_snapshot_beyond_the_memory_budget_is_written_synchronously(tmp_path):
     ckpt = Checkpointer(tmp_path / "checkpoints", **parts(), host_memory=1e-8)
     ckpt.save(1)
     with pytest.warns(CheckpointWarning, match="step 1: training waited for this save"):
@@ -442,7 +442,7 @@ def test_the_automatic_interval_is_young_s_within_bounds():
     assert pays(None, None, 3600.0) == young(5.0, 3600.0)
 
 
-def test_the_newest_the_best_and_every_nth_checkpoint_are_kept():
+def test_every_nth_the_best_and_the_newest_checkpoint_are_kept():
     metas = {
         step: {"validation_loss": loss}
         for step, loss in ((10, 3.0), (20, 1.0), (30, float("nan")), (40, 1.0), (50, 2.0))

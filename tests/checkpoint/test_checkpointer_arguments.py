@@ -157,7 +157,7 @@ def test_a_value_that_cannot_be_filled_in_place_is_noted(tmp_path):
         ckpt.restore()
 
 
-def test_the_best_by_metric_stays_and_missing_metrics_are_reported(tmp_path):
+def test_the_best_is_kept_and_a_missing_metric_is_reported(tmp_path):
     keep = Retention(keep=1, best=1, metric="-accuracy")
     with Checkpointer(tmp_path, **parts(), retention=keep, every=1) as ckpt:
         for step, accuracy in ((1, 0.5), (2, torch.tensor(0.75)), (3, float("nan")), (4, 0.25)):
@@ -175,7 +175,7 @@ def test_the_best_by_metric_stays_and_missing_metrics_are_reported(tmp_path):
         ckpt.save(7, metric=1.0)
 
 
-def test_only_one_training_run_saves_to_a_folder_at_once(tmp_path):
+def test_only_one_training_at_a_time_saves_to_a_folder(tmp_path):
     folder = tmp_path / "missing" / "checkpoints"
     with Checkpointer(folder, **parts()) as first:
         with pytest.raises(CheckpointError, match=r"saves there \(this process\)"):

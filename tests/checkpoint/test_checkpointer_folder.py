@@ -27,7 +27,7 @@ def hpcrun(tmp_path, monkeypatch, capsys):
     return command
 
 
-def test_checkpointer_folders_are_verified_and_exported_like_runs(hpcrun, tmp_path):
+def test_a_checkpointer_s_folder_is_verified_and_exported(hpcrun, tmp_path):
     code, out, _ = hpcrun("verify", "runs/mine")
     assert (code, out[:18]) == (0, "step 1: complete (")
     code, out, err = hpcrun("export", str(tmp_path / "runs" / "mine"), "m.pt")

@@ -10,7 +10,7 @@ from hpcrun.checkpoint.sharded import copies
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_tensors_travel_between_ranks_that_hold_them_in_other_layouts(
+def test_a_tensor_travels_between_ranks_with_other_layouts(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     wire: list[torch.Tensor] = []

@@ -80,7 +80,7 @@ def test_a_manifest_of_another_step_is_noticed(two):
     require_noticed(two, "manifest.json")
 
 
-def test_a_new_save_replaces_a_step_that_was_found_damaged(two):
+def test_a_new_save_replaces_a_step_found_damaged(two):
     path = two.path(2) / "shared.pt"
     path.write_bytes(b"x" * path.stat().st_size)
     save(CheckpointStore(two.root, "7-1", patience=0), 2)
@@ -124,7 +124,7 @@ def test_a_forged_manifest_with_a_path_in_it_is_refused(two):
 
 
 @pytest.mark.slow
-def test_runs_notice_a_thousand_flips_and_cuts_and_fall_back(tmp_path):
+def test_a_thousand_flipped_bits_and_cuts_are_all_noticed(tmp_path):
     root = tmp_path / "checkpoints"
     saving = single_rank.engine(root, "7-0")
     small = {"model": {"w": torch.rand(300), "b": torch.arange(9)}, "plain": {"text": "ü" * 50}}

@@ -200,7 +200,7 @@ def test_a_resume_on_another_number_of_ranks_leaves_no_trace(
 
 
 @ranks(4, 4)
-def test_equal_rank_counts_give_the_same_bits_even_when_sharded(rank, phase, tmp_path):
+def test_equal_numbers_of_ranks_give_equal_bits_also_when_sharded(rank, phase, tmp_path):
     start, until = ((0, 5), (5, STEPS))[phase]
     folder = tmp_path / "checkpoints"
     restored, trained = part(folder, "fsdp", rank, 4, until)

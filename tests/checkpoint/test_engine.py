@@ -27,7 +27,7 @@ from .rank_folder import fenced
 
 
 @ranks(4)
-def test_all_ranks_learn_of_saves_and_restore_their_own_state(folder, rank):
+def test_all_ranks_learn_of_a_save_and_restore_their_states(folder, rank):
     engine = folder.engine(keep=2)
     outcomes = [agreed(folder.save(engine, step)) for step in (1, 2, 3)]
     assert [outcome.ok for outcome in outcomes] == [True, True, True]
@@ -66,7 +66,7 @@ def two_steps(model, optimizer):
 
 
 @ranks(4)
-def test_resumed_ddp_training_has_the_bits_of_undisturbed_training(folder, rank):
+def test_a_resumed_ddp_training_has_the_undisturbed_bits(folder, rank):
     model, optimizer = small_ddp(0)
     torch.manual_seed(rank)
     random.seed(rank)
@@ -98,7 +98,7 @@ def test_resumed_ddp_training_has_the_bits_of_undisturbed_training(folder, rank)
     ],
 )  # fmt: skip
 @ranks(4)
-def test_one_rank_error_fails_everyones_save_and_the_next_works(folder, fault, on, why):
+def test_an_error_of_one_rank_fails_the_save_on_all(folder, fault, on, why):
     good = folder.engine()
     folder.save(good, 1)
     failed = agreed(folder.save(folder.engine(Broken(*fault), on=on), 2))
@@ -122,7 +122,7 @@ def test_a_failed_prune_does_not_fail_the_save(folder):
 
 
 @ranks(4)
-def test_an_unwritable_state_fails_the_save_for_all_ranks(folder, rank):
+def test_a_state_that_cannot_be_written_fails_every_rank(folder, rank):
     own = {"hook": lambda: None} if rank == 1 else {}
     outcome = folder.engine().save(1, {}, own, {})
     assert not outcome.ok
@@ -133,7 +133,7 @@ def test_an_unwritable_state_fails_the_save_for_all_ranks(folder, rank):
 
 @pytest.mark.parametrize("call", [1, 2], ids=["before it begins", "before the commit"])
 @ranks(4)
-def test_superseded_ranks_all_learn_it_and_leave_nothing_behind(folder, call):
+def test_all_ranks_learn_that_they_are_superseded(folder, call):
     calls = []
 
     def still_mine():
@@ -149,7 +149,7 @@ def test_superseded_ranks_all_learn_it_and_leave_nothing_behind(folder, call):
 
 
 @ranks(4)
-def test_a_rank_0_defect_does_not_leave_the_others_waiting(folder):
+def test_a_defect_on_rank_0_leaves_no_rank_waiting(folder):
     def stumble():
         raise ZeroDivisionError("a defect")
 
@@ -159,7 +159,7 @@ def test_a_rank_0_defect_does_not_leave_the_others_waiting(folder):
 
 
 @ranks(4)
-def test_saves_remove_leftovers_of_dead_attempts_but_restores_do_not(folder, rank):
+def test_a_save_removes_leftovers_and_a_restore_does_not(folder, rank):
     if rank == 0:
         CheckpointStore(folder.root, "6-0").begin(1)
     assert folder.names() == ["step-000000001.tmp-6-0"]
@@ -169,7 +169,7 @@ def test_saves_remove_leftovers_of_dead_attempts_but_restores_do_not(folder, ran
     assert folder.names() == ["step-000000002"]
 
 
-def test_snapshots_wait_for_a_slow_writer_of_the_same_buffer(root):
+def test_a_snapshot_waits_for_a_slow_writer_of_its_buffer(root):
     going_on = threading.Event()
 
     class Slow(FileSystem):
@@ -191,7 +191,7 @@ def test_snapshots_wait_for_a_slow_writer_of_the_same_buffer(root):
         single_rank.require_state(found, step)
 
 
-def test_a_state_that_no_save_can_write_ends_the_first(root):
+def test_a_state_that_cannot_be_saved_ends_the_first_save(root):
     with pytest.raises(CheckpointError, match="x"):
         single_rank.engine(root, "7-0").start(1, {"x": torch.ones(3).to_sparse()}, {}, {})
 

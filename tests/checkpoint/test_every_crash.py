@@ -98,7 +98,7 @@ def test_the_calls_of_a_save_are_cleanup_commit_and_pruning(calls):
     assert ("fsync", "checkpoints") in calls[away:removed]
 
 
-def test_kills_between_any_calls_leave_the_old_or_new_commit(calls, each_call):
+def test_a_kill_between_calls_leaves_the_old_or_new_commit(calls, each_call):
     published = calls.index(PUBLISHED) + 1
     for number, root in each_call():
 
@@ -111,7 +111,7 @@ def test_kills_between_any_calls_leave_the_old_or_new_commit(calls, each_call):
     print(f"killed before each of {len(calls)} calls of a save with its sweep and its pruning")
 
 
-def test_a_kill_during_any_write_leaves_the_previous_commit(prepared, calls, tmp_path):
+def test_a_kill_in_any_write_leaves_the_commit_before(prepared, calls, tmp_path):
     writes = sum(name == "write" for name, _ in calls)
     assert writes >= 4
     for number in range(1, writes + 1):
@@ -128,7 +128,7 @@ def test_a_kill_during_any_write_leaves_the_previous_commit(prepared, calls, tmp
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_any_call_error_is_reported_and_the_next_save_works(calls, each_call, code):
+def test_an_error_at_any_call_is_reported_then_saving_works(calls, each_call, code):
     published = calls.index(PUBLISHED) + 1
     # Leftovers that cannot be removed do not prevent a save.
     swept = [name for name, _ in calls].index("free")
@@ -151,7 +151,7 @@ def test_any_call_error_is_reported_and_the_next_save_works(calls, each_call, co
     print(f"{errno.errorcode[code]} at each of {len(calls)} calls: {told} told")
 
 
-def test_losing_the_file_system_at_any_call_leaves_usable_state(calls, each_call):
+def test_a_file_system_gone_from_any_call_leaves_a_state(calls, each_call):
     published = calls.index(PUBLISHED) + 1
     for number, root in each_call():
         outcome = save(engine(root, "7-1", failing_from(number, errno.ENOTCONN)), 3)

@@ -138,7 +138,7 @@ class Scaled(nn.Linear):
         self.history = state["history"]
 
 
-def test_formats_refuse_unstorable_values_in_one_line(root, tmp_path):
+def test_a_format_refuses_values_that_it_cannot_store(root, tmp_path):
     pytest.importorskip("safetensors.torch")
     model = Scaled(2, 1)
     shared = capture_shared(model, torch.optim.SGD(model.parameters()), extra={})
@@ -157,7 +157,7 @@ def test_formats_refuse_unstorable_values_in_one_line(root, tmp_path):
             export_model(store, step, tmp_path / "m.safetensors")
 
 
-def test_missing_folders_and_full_disks_are_reported_in_one_line(run, hpcrun, tmp_path):
+def test_a_missing_folder_or_full_disk_is_one_line(run, hpcrun, tmp_path):
     code, _, err = hpcrun("export", "r", "missing/m.pt")
     assert (code, err.count("\n")) == (2, 1)
     assert "missing/m.pt: the folder missing does not exist; create it first" in err

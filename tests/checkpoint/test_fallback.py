@@ -60,7 +60,7 @@ def test_a_checkpoint_that_one_node_cannot_read_stays_the_newest(folder, rank):
 
 
 @ranks(4)
-def test_damage_not_found_by_rank_0_is_a_node_failure(folder, rank):
+def test_damage_that_rank_0_does_not_find_blames_the_node(folder, rank):
     for step in (1, 2):
         folder.save(folder.engine(), step)
     engine = folder.engine(Flipping("rank-00002"), on=2)

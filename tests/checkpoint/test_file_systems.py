@@ -106,7 +106,7 @@ def test_a_stale_handle_is_opened_again_within_a_bound(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 22])
-def test_saves_on_lustre_set_the_layout_and_survive_a_refusal(tmp_path, monkeypatch, code):
+def test_a_save_on_lustre_sets_the_layout_if_allowed(tmp_path, monkeypatch, code):
     tool = tmp_path / "lfs"
     # Accepts the options of lfs-setstripe(1); a layout applies to files created after it.
     tool.write_text(

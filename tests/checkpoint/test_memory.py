@@ -70,7 +70,7 @@ def test_the_limit_of_any_parent_group_counts(tmp_path, groups, files, free):
     assert available_memory(machine(tmp_path, groups, files)) == free
 
 
-def test_total_memory_is_the_group_limit_not_the_machine_memory(tmp_path):
+def test_total_memory_is_the_group_s_limit(tmp_path):
     groups = f"0::/{JOB}/step_0\n"
     files = {"proc/meminfo": "MemTotal: 500000000 kB\nMemAvailable: 1 kB\n"}
     assert total_memory(machine(tmp_path / "free", "", files)) == 512 * GB

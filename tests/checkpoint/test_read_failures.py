@@ -61,7 +61,7 @@ def test_a_refusal_to_read_is_a_failure_of_the_node(two: Path, part: str, code: 
     single_rank.require_state(single_rank.restored(two), 2)
 
 
-def test_an_unlistable_folder_is_a_failure_of_the_node(two: Path) -> None:
+def test_a_folder_that_cannot_be_listed_blames_the_node(two: Path) -> None:
     fs = Refusing("names", "checkpoints", errno.ESTALE)
     with pytest.raises(ReadFailure, match=r"cannot be listed: Stale file handle \(ESTALE\)"):
         single_rank.engine(two, "7-1", fs).restore(single_rank.nothing)
@@ -77,7 +77,7 @@ def test_a_refused_read_before_damaged_checkpoints_is_not_damage(two: Path) -> N
         single_rank.engine(two, "7-1").restore(single_rank.nothing)
 
 
-def test_newer_format_checkpoints_do_not_cause_a_restart_from_zero(two: Path) -> None:
+def test_checkpoints_of_a_newer_format_cause_no_restart_from_zero(two: Path) -> None:
     for step in (1, 2):
         manifest = two / f"step-{step:09d}" / "manifest.json"
         manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
@@ -127,7 +127,7 @@ def test_rank_0_checks_twice_before_a_fallback(two: Path, part: str) -> None:
     assert found.notes == ()
 
 
-def test_a_single_rank_reading_wrong_bytes_fails_and_renames_nothing(two: Path) -> None:
+def test_a_single_rank_that_reads_wrong_bytes_renames_nothing(two: Path) -> None:
     engine = single_rank.engine(two, "7-1", FlippingOnce("rank-00000.bin"))
     with pytest.raises(
         ReadFailure, match=r"\(hash\); rank 0 \(.*\): reads the same files without damage"

@@ -78,7 +78,7 @@ def test_every_layout_and_type_comes_back(tmp_path):
     assert after.image.stride() == before.image.stride()
 
 
-def test_new_schedules_and_new_scalers_start_fresh_with_a_note(tmp_path):
+def test_a_new_schedule_and_scaler_start_fresh_with_a_note(tmp_path):
     model = saved(tmp_path / "checkpoints", scaler=torch.amp.GradScaler("cpu", enabled=False))
     optimizer = model.groups("ab", "c")
     more = {
@@ -286,7 +286,7 @@ def test_parameters_omitted_from_the_state_dict_are_kept_unless_trained(tmp_path
         capture_shared(model, optimizer, extra={})
 
 
-def test_extra_state_of_a_module_is_restored_in_any_size(tmp_path):
+def test_the_extra_state_of_a_module_restores_in_any_size(tmp_path):
     class Scaled(nn.Linear):
         def get_extra_state(self):
             return {"history": self.history, "count": len(self.history)}
@@ -307,7 +307,7 @@ def test_extra_state_of_a_module_is_restored_in_any_size(tmp_path):
     assert torch.equal(again.history, model.history)
 
 
-def test_tensors_that_cannot_be_loaded_are_refused_at_the_save(tmp_path):
+def test_a_tensor_that_cannot_be_loaded_is_refused_when_saved(tmp_path):
     model = Odd()
     model.register_buffer("mask", torch.ones(1, 3).expand(4, 3))
     with pytest.raises(CheckpointError, match=r"mask: its elements share memory .* \.clone\(\)"):

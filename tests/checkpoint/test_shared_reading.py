@@ -189,7 +189,7 @@ def test_damage_that_only_the_reader_sees_makes_all_fall_back(folder):
     ],
 )
 @ranks(4)
-def test_a_reader_failure_is_the_same_failure_on_all_ranks(folder, rank, fault, why):
+def test_a_failure_of_the_reader_is_equal_on_all_ranks(folder, rank, fault, why):
     save(folder, 1, content(1))
     with pytest.raises(ReadFailure) as caught:
         restore(folder, blank(content(1)), fault=fault, on=2)

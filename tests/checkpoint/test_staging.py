@@ -70,7 +70,7 @@ def test_if_the_driver_refuses_the_buffer_works_unlocked():
 
 
 @pytest.mark.parametrize("hip", [None, "6.4"])
-def test_refused_page_locks_are_no_error_of_the_next_kernel(monkeypatch, capsys, hip):
+def test_a_refused_page_lock_leaves_the_next_kernel_without_error(monkeypatch, capsys, hip):
     monkeypatch.setattr(torch.version, "hip", hip)
     runtime = Runtime(monkeypatch, "hipGetLastError" if hip else "cudaGetLastError")
     Staging(pinned=True).reserve(MB)

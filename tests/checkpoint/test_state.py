@@ -93,7 +93,7 @@ def require_equal(left, right, where=""):
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_resumed_runs_end_with_the_bits_of_undisturbed_runs(optimizer, steps):
+def test_a_resumed_run_ends_with_the_undisturbed_bits(optimizer, steps):
     undisturbed = Training(optimizer)
     random.seed(1)
     np.random.seed(1)
@@ -151,7 +151,7 @@ def test_the_choice_of_kernel_is_not_restored(steps):
     resumed.train(1)
 
 
-def test_checkpoints_of_another_model_are_refused_by_the_differing_name():
+def test_a_checkpoint_of_another_model_names_what_differs():
     shared = Training().capture()
     with pytest.raises(
         CheckpointError, match=r"frozen has shape \(8,\) in the checkpoint, but \(6,\)"
@@ -190,13 +190,13 @@ def test_a_checkpoint_of_another_optimizer_is_refused():
         ({"a": {1.5j: 0}}, r"extra\.a: the key 1\.5j is not plain data"),
     ],
 )
-def test_values_that_could_not_load_are_refused_at_the_save(extra, where):
+def test_a_value_that_cannot_be_loaded_is_refused_when_saved(extra, where):
     training = Training()
     with pytest.raises(CheckpointError, match=where):
         capture_shared(training.model, training.optimizer, extra=extra)
 
 
-def test_files_restore_the_random_states_of_python_numpy_and_torch():
+def test_random_states_of_all_libraries_come_back_from_a_file():
     random.gauss(0, 1)
     np.random.standard_normal()
     own = through_a_file(capture_rank())

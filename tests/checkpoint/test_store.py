@@ -52,7 +52,7 @@ def test_short_writes_of_the_system_do_not_matter(root):
     assert {name: (path / name).read_bytes() for name in content(1)} == content(1)
 
 
-def test_files_shorter_than_their_record_are_not_committed(store):
+def test_a_file_shorter_than_its_record_is_not_committed(store):
     draft = store.begin(1)
     with store.open_file(draft, "shared.pt") as stream:
         stream.write(b"content")
@@ -62,7 +62,7 @@ def test_files_shorter_than_their_record_are_not_committed(store):
     assert store.steps() == []
 
 
-def test_the_first_of_two_attempts_committing_one_step_is_kept(root):
+def test_the_first_of_two_commits_of_a_step_is_kept(root):
     old, new = CheckpointStore(root, "7-0", patience=0), CheckpointStore(root, "7-1", patience=0)
     drafts = [old.begin(5), new.begin(5)]
     records = []
@@ -160,7 +160,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_full_disks_are_reported_with_figures_and_later_saves_work(small_disk):
+def test_a_full_disk_is_reported_and_the_next_save_works(small_disk):
     store = CheckpointStore(small_disk / "checkpoints", "7-0")
     save(store, 1)
     draft = store.begin(2)
@@ -184,7 +184,7 @@ def test_full_disks_are_reported_with_figures_and_later_saves_work(small_disk):
     store.check(3)
 
 
-def test_unremovable_leftovers_are_named_and_the_rest_is_removed(root):
+def test_a_leftover_that_cannot_be_removed_is_named(root):
     class Busy(FileSystem):
         def remove_directory(self, path):
             if path.name == "step-000000003.tmp-6-0":  # like a file that is open on NFS

@@ -107,7 +107,7 @@ def test_a_trainer_and_a_checkpointer_continue_each_other_s_training(tmp_path):
         assert train(**again, steps=2) == after
 
 
-def test_rank_parts_save_by_name_and_learn_what_is_missing(tmp_path):
+def test_parts_of_a_rank_are_saved_by_name(tmp_path):
     given, restored = make_parts(), []
 
     def part(saved):

@@ -219,7 +219,7 @@ def test_a_full_disk_at_submission_is_reported_and_left_unchanged(
     jobs.wait_for_end(run)
 
 
-def test_a_disk_filling_up_costs_the_checkpoint_not_the_training(
+def test_a_full_disk_costs_the_checkpoint_not_the_training(
     folder: Path, small_disk: Callable[[str], Path]
 ) -> None:
     disk = small_disk("1m")
@@ -255,7 +255,7 @@ class Preempted(Probe):
 """
 
 
-def test_stops_that_cannot_save_exit_with_74_and_are_resumable(
+def test_a_stop_that_cannot_save_exits_with_74(
     folder: Path, small_disk: Callable[[str], Path]
 ) -> None:
     disk = small_disk("1m")
@@ -287,7 +287,7 @@ def test_stops_that_cannot_save_exit_with_74_and_are_resumable(
     assert (read_json(run.result) or {})["state"] == "finished"
 
 
-def test_a_raising_task_module_ends_runs_saying_its_line_once(folder: Path) -> None:
+def test_a_task_module_that_raises_ends_the_run_once(folder: Path) -> None:
     (folder / "angry.py").write_text("raise RuntimeError('no licence today')\nclass T: pass\n")
     done = jobs.hpcrun(
         "submit", "-c", "empty.yaml", "--name", "angry",
@@ -326,7 +326,7 @@ def test_a_taken_port_is_skipped(folder: Path) -> None:
     assert (read_json(meeting) or {})["port"] in port_candidates(opened.attempt.owner)[1:]
 
 
-def test_unicode_names_in_folders_with_hostile_names_just_work(tmp_path: Path) -> None:
+def test_a_unicode_name_in_a_hostile_folder_works(tmp_path: Path) -> None:
     folder = tmp_path / "a b; $(touch owned) 'c\" #%j"
     folder.mkdir()
     jobs.write_probe(folder)

@@ -86,7 +86,7 @@ def test_a_dry_run_shows_script_and_config_and_writes_nothing(folder: Path) -> N
     assert listing(folder) == before
 
 
-def test_personal_sbatch_defaults_lie_below_profile_config_and_flags(
+def test_defaults_of_a_user_for_sbatch_lie_below_the_profile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
@@ -104,7 +104,7 @@ def test_personal_sbatch_defaults_lie_below_profile_config_and_flags(
     assert "$SBATCH_TIMELIMIT: job.time: should be a time limit" in capsys.readouterr().err
 
 
-def test_own_tasks_without_a_config_begin_with_the_plain_defaults(folder: Path) -> None:
+def test_without_a_config_an_own_task_has_the_plain_defaults(folder: Path) -> None:
     def shown(*line: str) -> dict[str, Any]:
         told = jobs.hpcrun("submit", "--dry-run", "--json", *line, cwd=folder)
         assert told.returncode == 0, told.stderr
@@ -131,7 +131,7 @@ def test_help_fits_a_terminal(folder: Path) -> None:
         assert max(map(len, told.stdout.splitlines())) <= 80, told.stdout
 
 
-def test_live_runs_have_one_job_when_preempted_canceled_and_resumed(folder: Path) -> None:
+def test_a_live_run_is_preempted_cancelled_and_resumed(folder: Path) -> None:
     line = submit_line(folder, "live", model__pause=0.05, train__steps=4000)
     begun = jobs.hpcrun(*line, "--detach", cwd=folder)
     assert begun.returncode == 0, begun.stderr
@@ -238,7 +238,7 @@ def test_a_result_that_is_damaged_is_written_again_by_resume(finished_copy: Path
     assert (read_json(run.result) or {})["state"] == "finished"
 
 
-def test_runs_whose_controller_was_killed_are_lost_and_say_so(finished_copy: Path) -> None:
+def test_a_run_with_a_killed_controller_is_lost(finished_copy: Path) -> None:
     run = RunDirectory(finished_copy / "runs" / "done")
     run.result.unlink()
     (state,) = run.logs.glob("*/job.json")
@@ -254,7 +254,7 @@ def test_the_same_name_with_another_config_is_refused(finished_copy: Path) -> No
     require_one_line(done, "is a run of another config", "train.lr", "hpcrun resume done")
 
 
-def test_runs_may_become_longer_until_their_learning_rate_comes_down(finished_copy: Path) -> None:
+def test_a_run_may_become_longer_before_its_learning_rate_falls(finished_copy: Path) -> None:
     run = RunDirectory(finished_copy / "runs" / "done")
     longer = [*submit_line(finished_copy, "done", train__steps=40), "optim.schedule=wsd"]
     require_one_line(jobs.hpcrun(*longer, cwd=finished_copy), "of another config", "train.steps")
@@ -280,7 +280,7 @@ def test_a_folder_that_is_no_run_is_not_written_into(folder: Path) -> None:
     assert list((folder / "runs" / "taken").iterdir()) == []
 
 
-def test_an_unrecordable_submission_leaves_the_run_as_it_was(
+def test_a_submission_that_cannot_be_recorded_changes_no_run(
     finished_copy: Path, small_disk: Callable[[str], Path]
 ) -> None:
     run = RunDirectory(finished_copy / "runs" / "done")
@@ -296,7 +296,7 @@ def test_an_unrecordable_submission_leaves_the_run_as_it_was(
     assert (disk / "done" / "config.yaml").read_text() == before
 
 
-def test_the_debug_executor_trains_in_process_and_reports_its_end(folder: Path) -> None:
+def test_the_debug_executor_trains_here_and_reports_its_end(folder: Path) -> None:
     (folder / "alone.py").write_text(
         "from probe import Probe\n"
         "class Alone(Probe):\n"
@@ -317,7 +317,7 @@ def test_the_debug_executor_trains_in_process_and_reports_its_end(folder: Path) 
     assert "not today" in told
 
 
-def test_an_unreadable_manifest_costs_its_step_and_no_start(finished_copy: Path) -> None:
+def test_a_manifest_that_cannot_be_read_costs_its_step_only(finished_copy: Path) -> None:
     run = RunDirectory(finished_copy / "runs" / "done")
     run.result.unlink()
     (run.checkpoints / "step-000000040" / "manifest.json").mkdir(parents=True)
@@ -333,7 +333,7 @@ def test_an_unreadable_manifest_costs_its_step_and_no_start(finished_copy: Path)
     assert [event.cause for event in jobs.events(run, "ended")] == ["finished", "finished"]
 
 
-def test_local_jobs_are_distinguished_from_a_process_with_their_pid(tmp_path: Path) -> None:
+def test_a_local_job_differs_from_a_process_with_its_pid(tmp_path: Path) -> None:
     status = job_files.JobStatus("1", "RUNNING", 0, os.getpid(), 12.5, [])
     assert not job_files.is_alive(status)
     job_files.write_status(tmp_path, status)

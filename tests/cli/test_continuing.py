@@ -34,7 +34,7 @@ def content(run: RunDirectory) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
-def test_configs_of_which_nothing_was_saved_make_room_for_others(
+def test_a_config_without_a_save_makes_room_for_another(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
@@ -85,7 +85,7 @@ def test_a_run_that_has_saved_keeps_its_config(
     assert load_resolved(run.config).checkpoint.keep == 1
 
 
-def test_configs_edited_after_a_save_are_refused_at_once(
+def test_a_config_edited_after_a_save_is_refused(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run.checkpoints / "step-000000003"
@@ -100,7 +100,7 @@ def test_configs_edited_after_a_save_are_refused_at_once(
     assert content(run) == before
 
 
-def test_runs_whose_checkpoints_are_gone_do_not_start_over_unasked(
+def test_a_run_with_lost_checkpoints_starts_over_on_request_only(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
@@ -175,7 +175,7 @@ def test_another_config_without_a_name_is_a_numbered_run(
     assert "there is no sbatch on PATH" in capsys.readouterr().err
 
 
-def test_names_of_sweeps_and_waiting_runs_are_taken(
+def test_the_names_of_sweeps_and_waiting_runs_are_taken(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, script = run.path.parent, ["--", "python", "x.py"]
@@ -196,7 +196,7 @@ def test_names_of_sweeps_and_waiting_runs_are_taken(
     assert "x-2: job 7 has it already" in capsys.readouterr().err
 
 
-def test_from_scratch_keeps_existing_checkpoints_out_of_the_way(
+def test_from_scratch_moves_present_checkpoints_out_of_the_way(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = run.checkpoints / "step-000000003"
@@ -218,7 +218,7 @@ def test_a_script_does_not_start_from_scratch(
     assert "runs a script, which has checkpoints in its own format" in capsys.readouterr().err
 
 
-def test_scripts_that_reported_a_saved_step_need_no_hpcrun_checkpoints(
+def test_a_script_that_reported_a_save_needs_no_checkpoints(
     run: RunDirectory,
 ) -> None:
     line = ["submit", "--prepare", "--no-snapshot", "--name", "script", "--", "python", "x.py"]
@@ -242,7 +242,7 @@ def test_a_script_that_has_begun_may_have_saved(
     assert load_resolved(script.config).command[-1] == "--second"
 
 
-def test_failed_submissions_put_back_the_old_config_and_its_leftovers(
+def test_a_submission_that_fails_puts_the_old_config_back(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.metrics.write_text("the old one\n")

@@ -147,7 +147,7 @@ def test_the_words_of_real_slurms_are_understood(
     assert json.loads(capsys.readouterr().out)["id"] == cause
 
 
-def test_flight_recorder_dumps_name_the_rank_that_others_wait_for(
+def test_dumps_of_the_flight_recorder_name_the_late_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "ranks.py"

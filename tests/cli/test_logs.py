@@ -49,7 +49,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_all_ranks_and_attempts_are_merged_by_their_line_times(
+def test_all_ranks_and_attempts_are_merged_by_time(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blank = " " * 8
@@ -98,7 +98,7 @@ def test_errors_shows_what_the_doctor_takes_for_the_cause(
     assert remedy.startswith("hpcrun: remedy: ")
 
 
-def test_torchrun_lines_have_the_rank_they_name_or_the_node(
+def test_under_torchrun_a_line_has_its_rank_or_node(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = {"launcher": "torchrun", "nodes": 2, "gpus": 2}

@@ -17,7 +17,7 @@ def lint(folder: Path, *words: str, **env: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_environment_is_checked_and_errors_give_exit_code_1(tmp_path: Path) -> None:
+def test_the_environment_is_checked_and_errors_give_code_1(tmp_path: Path) -> None:
     code, out, err = lint(tmp_path, NCCL_TIMEOUT="1800")
     assert code == 1
     assert "environment: error: NCCL_TIMEOUT=1800: no library reads this name" in out
@@ -28,7 +28,7 @@ def test_the_environment_is_checked_and_errors_give_exit_code_1(tmp_path: Path) 
     assert "nothing is wrong" in err
 
 
-def test_warnings_alone_exit_with_0_and_notes_need_an_option(tmp_path: Path) -> None:
+def test_only_warnings_give_code_0_and_notes_need_an_option(tmp_path: Path) -> None:
     code, out, _ = lint(tmp_path, NCCL_DEBUG="INFO", NCCL_SOCKET_IFNAME="eth0")
     assert code == 0
     assert out.count(": warning: ") == 1

@@ -128,7 +128,7 @@ def _fail(folder: Path, rank: int, error: Exception) -> None:
         (PlannedStop("gradients are not finite"), 0),
     ],
 )
-def test_ranks_that_only_lost_their_peers_show_no_traceback(
+def test_a_rank_that_only_lost_its_peers_shows_no_traceback(
     own: Exception | None, shown: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, attempt = RunDirectory(tmp_path), Attempt("1", 0)
@@ -149,7 +149,7 @@ def test_ranks_that_only_lost_their_peers_show_no_traceback(
     assert not any("PeerFailed" in line for line in evidence)
 
 
-def test_ranks_left_by_bad_input_show_no_traceback(
+def test_bad_input_hides_the_tracebacks_of_ranks_that_it_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, folder = RunDirectory(tmp_path), RunDirectory(tmp_path).attempt_logs("1", 0)
@@ -170,7 +170,7 @@ def test_a_run_that_was_deleted_is_not_to_be_continued(
     )
 
 
-def test_disks_too_full_for_a_last_word_end_with_74(
+def test_a_full_disk_at_the_end_gives_code_74(
     small_disk: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     disk = small_disk("600k")

@@ -32,7 +32,7 @@ def test_a_missing_logger_package_is_reported_before_anything_is_created(
     assert not (tmp_path / "runs").exists()
 
 
-def test_folders_left_by_wandb_are_not_taken_for_the_package(
+def test_a_folder_that_wandb_leaves_is_not_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wandb").mkdir()

@@ -74,7 +74,7 @@ def submit_script(folder: Path, name: str) -> RunDirectory:
     return run
 
 
-def test_py_spy_reads_script_stacks_or_there_is_a_sentence(tmp_path: Path) -> None:
+def test_py_spy_reads_the_stacks_of_a_script_if_installed(tmp_path: Path) -> None:
     run = submit_script(tmp_path, "script")
     try:
         found = ask(tmp_path, "script", *LONG)

@@ -62,7 +62,7 @@ def rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_tables_have_all_attempts_last_step_age_and_a_filter(
+def test_the_table_has_all_attempts_and_a_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -126,7 +126,7 @@ def test_bad_options_of_status_get_one_line(
     assert told in line
 
 
-def test_terminals_get_first_columns_and_named_runs_get_full_state(
+def test_a_terminal_gets_the_first_columns_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -202,7 +202,7 @@ def test_a_hundred_runs_on_slurm_take_one_question(
     assert calls.read_text().split() == ["squeue"]
 
 
-def test_the_table_shows_and_says_that_slurm_does_not_answer(
+def test_without_an_answer_of_slurm_the_table_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -242,7 +242,7 @@ def test_of_a_long_event_log_only_the_end_is_read(
 @pytest.mark.parametrize(
     ("replace", "problem"), [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a regular file")]
 )
-def test_an_unreadable_run_does_not_hide_the_others(
+def test_a_run_that_cannot_be_read_hides_no_other(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -308,7 +308,7 @@ def test_a_damaged_sweep_is_told_in_one_line(
 _ALT, _MAIN = "\x1b[?1049h", "\x1b[?1049l"
 
 
-def test_watch_redraws_in_place_and_ctrl_c_leaves_clean_terminals(tmp_path: Path) -> None:
+def test_watch_redraws_in_place_and_leaves_the_terminal_clean(tmp_path: Path) -> None:
     run = run_of(tmp_path, "good", "finished", time.time())
     screen = Terminal(tmp_path, "status", "--watch")
     try:

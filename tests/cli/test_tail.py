@@ -22,7 +22,7 @@ def test_an_unfinished_line_waits_unless_nothing_can_complete_it(tmp_path: Path)
     assert not list(tail.last())
 
 
-def test_logs_shows_unfinished_last_words_and_why_no_logs_exist(
+def test_logs_shows_last_words_or_why_there_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = create(tmp_path / "a", "{}\n", {})

@@ -33,7 +33,7 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def test_missing_files_end_the_run_once_at_the_users_line(project: Path) -> None:
+def test_a_missing_file_ends_the_run_at_the_users_line(project: Path) -> None:
     line = ["submit", "-c", "empty.yaml", "--name", "img", *tiny_config(project, task="img:Img")]
     done = jobs.hpcrun(*line, cwd=project)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -57,7 +57,7 @@ def prepare(project: Path, *more: str) -> int:
     return guarded(line)
 
 
-def test_code_changed_since_the_last_save_is_reported_and_refusable(
+def test_code_changed_since_the_last_save_is_reported_or_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)

@@ -12,10 +12,10 @@ from hpcrun.config import (
     changes_since,
     lengths_left,
     override_layer,
+    parallelism,
     recorded,
     resolve,
     training_differences,
-    ways,
 )
 from hpcrun.config.shape import known_keys
 
@@ -92,7 +92,7 @@ def test_the_length_may_change_until_the_learning_rate_decays(begun, change, don
 
 def test_a_checkpoint_without_a_newer_key_counts_with_the_default():
     config = resolve([override_layer(["train.parallel=fsdp", "train.deterministic=strict"])])
-    before = {key: value for key, value in ways(config).items() if key.startswith("train.")}
+    before = {key: value for key, value in parallelism(config).items() if key.startswith("train.")}
     assert changed_ways(before, config, sharded=False) == []
     each = "fsdp.reduce_each_micro_batch"
     # It is compared with what `auto` stands for; with one micro-batch the key has no effect.
@@ -122,7 +122,7 @@ FREE = {
 # Free unless validation decides when training ends or which weights are best:
 FREE_IF_NOTHING_IS_JUDGED = {"train.validate_every", "train.validate_batches"}
 # Only the last bits depend on these:
-ROUNDING = set(ways(Config()))
+ROUNDING = set(parallelism(Config()))
 # Free as long as no finished step depended on them:
 LENGTH = {"train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction"}
 DECIDES = {
@@ -182,7 +182,7 @@ def test_each_rule_holds(judged):
             assert bool(training_differences(old, new, 3)) == (decided(key) not in free), key
 
 
-def test_best_weight_counts_may_change_except_from_or_to_zero():
+def test_the_number_of_best_weights_may_change_not_reach_zero():
     some, fewer, none = (
         resolve([override_layer([f"checkpoint.keep_best={n}"])]) for n in (3, 1, 0)
     )

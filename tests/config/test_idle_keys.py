@@ -59,9 +59,7 @@ def resolved(*overrides: str) -> tuple[Config, list[str]]:
 
 
 @pytest.mark.parametrize(("key", "because", "_"), IDLE)
-def test_keys_without_their_needed_key_are_refused_in_one_line(
-    key: str, because: str, _: str
-) -> None:
+def test_a_key_without_the_key_it_needs_is_refused(key: str, because: str, _: str) -> None:
     with pytest.raises(ConfigError) as refused:
         resolved(key)
     line = str(refused.value)
@@ -71,9 +69,7 @@ def test_keys_without_their_needed_key_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize(("key", "because", "enough"), IDLE + CHOSEN)
-def test_runs_with_both_keys_given_start_and_print_a_line(
-    key: str, because: str, enough: str
-) -> None:
+def test_with_both_keys_the_run_starts_with_a_line(key: str, because: str, enough: str) -> None:
     _, lines = resolved(key, because)
     assert [line.split(": ")[:2] for line in lines] == [["command line", key.partition("=")[0]]]
     assert because in lines[0]
@@ -100,7 +96,7 @@ def test_an_explicit_default_is_not_refused() -> None:
     )
 
 
-def test_the_overflow_limit_has_an_effect_with_a_dynamic_scale() -> None:
+def test_with_a_dynamic_scale_the_limit_of_overflows_counts() -> None:
     keys = ["train.nonfinite=stop", "train.nonfinite_limit=50", "amp.dtype=fp16"]
     assert resolved(*keys)[1] == []
     (line,) = resolved(*keys, "amp.dynamic=false")[1]

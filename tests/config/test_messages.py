@@ -148,7 +148,7 @@ def test_every_problem_is_reported_in_the_order_of_the_lines(lines: Lines) -> No
     ]
 
 
-def test_batches_too_small_for_ranks_are_answered_with_the_minimum(
+def test_a_batch_too_small_for_the_ranks_names_the_minimum(
     lines: Lines,
 ) -> None:
     content = "train:\n  accumulation: 2\n  batch_size: 11\njob:\n  nodes: 2\n  gpus: 3\n"
@@ -185,7 +185,7 @@ def test_contradicting_keys_of_training_are_refused(lines: Lines, content: str, 
     assert only.startswith(f"run.yaml:1: {text}")
 
 
-def test_keys_have_the_place_of_their_final_value(write: Write) -> None:
+def test_the_place_of_a_key_is_of_its_final_value(write: Write) -> None:
     path = write("train:\n  lr: 1\n  steps: 2\njob:\n  setup:\n    - a\n    - b\n")
     where = locate([file_layer(path), override_layer(["train.lr=2", "job.setup=[c]"])])
     assert where("train.lr") == "command line"

@@ -43,7 +43,7 @@ def test_a_second_profile_is_reported_because_none_applies_then(
     assert f"none of the profiles in {folder} applies (juwels, laptop)" in told
 
 
-def test_flags_override_the_variable_and_both_accept_names_or_paths(folder: Path) -> None:
+def test_a_flag_overrides_the_variable_with_a_name_or_path(folder: Path) -> None:
     (folder / "a.yaml").write_text("")
     (folder / "b.yaml").write_text("")
     environ = environment(folder, HPCRUN_PROFILE="a")

@@ -72,7 +72,7 @@ def test_gpus_may_be_given_with_their_type(gpus: str, count: int, kind: str | No
     assert by_flag == by_override
 
 
-def test_later_layers_may_replace_only_the_type_or_the_count() -> None:
+def test_a_later_layer_may_replace_only_type_or_count() -> None:
     profile = Layer({"job": {"gpu_type": "a100"}})
     assert resolve([profile, override_layer(["job.gpus=2"])]).job.gpu_type == "a100"
     assert resolve([profile, override_layer(["job.gpus=h100:2"])]).job.gpu_type == "h100"

@@ -33,7 +33,7 @@ def test_a_url_is_cut_down_to_its_host(text: str, shown: str) -> None:
     assert masked(text) == shown
 
 
-def test_no_config_text_for_a_screen_holds_the_url() -> None:
+def test_no_text_of_a_config_shows_the_url() -> None:
     config = resolve([override_layer([f"watch.notify={URL}"])])
     assert "s3cret" in to_yaml(config)
     assert "s3cret" not in to_yaml(config, mask=True)

@@ -46,7 +46,7 @@ def refused(write: Write, content: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_own_task_keys_are_checked_with_place_and_nearest_key(write: Write) -> None:
+def test_a_tasks_own_keys_are_checked_with_place(write: Write) -> None:
     content = "data:\n  pth: x\n  worker: 2\nmodel:\n  depth: x\n  widht: 3\n  lr: 1\n"
     assert refused(write, content) == [
         "run.yaml:2: data.pth: unknown key; did you mean data.path?",
@@ -57,7 +57,7 @@ def test_own_task_keys_are_checked_with_place_and_nearest_key(write: Write) -> N
     ]
 
 
-def test_missing_keys_are_reported_at_their_section_or_as_defaults(write: Write) -> None:
+def test_a_missing_key_is_reported_at_its_section(write: Write) -> None:
     assert refused(write, "seed: 1\nmodel:\n  width: 3\n") == [
         "run.yaml:2: model.depth: is missing"
     ]

@@ -57,7 +57,7 @@ def test_the_cpu_is_the_default_where_torch_sees_no_accelerator(
         assert accelerator.device(3) == torch.device(vendor.KIND, 3)
 
 
-def test_gpu_builds_on_machines_without_a_gpu_use_the_cpu(machine: Any) -> None:
+def test_a_build_for_gpus_without_a_gpu_uses_the_cpu(machine: Any) -> None:
     machine(Module(0, 0, {}))
     assert accelerator.default_device() == torch.device("cpu")
     assert accelerator.generator_states() is None
@@ -86,7 +86,7 @@ def test_generators_of_another_type_of_device_are_not_restored(machine: Any) -> 
     assert here.generators == {0: 5}
 
 
-def test_the_module_gives_memory_where_torch_has_no_statistics(
+def test_memory_is_read_from_the_module_without_torch_statistics(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = SimpleNamespace(mem_get_info=lambda _: (3, 8), max_memory_allocated=lambda _: 5)

@@ -29,7 +29,7 @@ def diagnosis(log: str) -> FailureFinding | None:
     return find_cause(labeled(text, "job.log", at) for at, text in enumerate(log.splitlines(), 1))
 
 
-def test_the_catalog_has_at_least_80_entries_with_excerpts() -> None:
+def test_the_catalog_has_80_entries_with_an_excerpt_each() -> None:
     assert len(entries()) >= 80
     assert {entry.id for entry in entries()} == set(EXCERPTS)
     assert len({entry.id for entry in entries()}) == len(entries())
@@ -72,7 +72,7 @@ def test_the_word_filter_loses_no_line_that_an_entry_matches() -> None:
             assert may_match(line), line
 
 
-def test_unseen_excerpts_come_from_issues_that_no_entry_used() -> None:
+def test_unseen_excerpts_come_from_issues_without_an_entry() -> None:
     assert len(UNSEEN) >= 40
     assert not {item["source"] for item in UNSEEN} & {entry.source for entry in entries()}
 

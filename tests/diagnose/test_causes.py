@@ -57,7 +57,7 @@ def test_only_errors_about_a_peer_are_a_cascade(
     assert is_cascade(failure(0, 1.0, kind, message)) is about_a_peer
 
 
-def test_own_errors_are_the_cause_even_with_older_peer_records() -> None:
+def test_the_own_error_is_the_cause_before_an_older_peer() -> None:
     told = first_cause(
         [
             failure(0, 1.0, "RuntimeError", _GLOO),
@@ -72,7 +72,7 @@ def test_own_errors_are_the_cause_even_with_older_peer_records() -> None:
     assert told.traceback == "Traceback …"
 
 
-def test_killed_ranks_come_before_those_that_lost_them() -> None:
+def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
     told = first_cause(
         [failure(0, 5.2, "RuntimeError", _GLOO), failure(1, 5.1, "RuntimeError", _GLOO)],
         [killed(2, 5.0, signal.SIGKILL), killed(0, 6.0, induced=True)],
@@ -97,7 +97,7 @@ mismatch in your code?
 """
 
 
-def test_last_words_of_c_plus_plus_are_found_and_explained(tmp_path: Path) -> None:
+def test_the_last_words_of_c_plus_plus_are_explained(tmp_path: Path) -> None:
     (tmp_path / "rank-00002.log").write_text(
         f"hpcrun: step 1\n{ABORTED}Fatal Python error: Aborted\n"
     )
@@ -142,7 +142,7 @@ def test_with_only_consequences_recorded_the_earliest_is_reported() -> None:
     assert told.rank == 1
 
 
-def test_srun_lines_on_silent_tasks_precede_those_on_speaking_tasks() -> None:
+def test_sruns_line_on_a_silent_task_comes_first() -> None:
     log = (
         "srun: error: node2: task 2: Exited with exit code 1\n"
         "srun: error: node2: task 3: Killed\n"
@@ -168,13 +168,13 @@ def test_a_hang_is_the_cause_of_what_fails_after_it() -> None:
 
 
 @pytest.mark.parametrize("earlier", [([failure(1, 4.0)], []), ([], [killed(1, 4.0)])])
-def test_ranks_hanging_because_one_is_gone_are_not_the_cause(earlier: tuple) -> None:
+def test_ranks_that_hang_after_a_lost_rank_are_no_cause(earlier: tuple) -> None:
     told = first_cause(*earlier, hang=HANG)
     assert told is not None
     assert not told.hang
 
 
-def test_hangs_are_read_back_and_shown_by_stacks_without_records(tmp_path: Path) -> None:
+def test_a_hang_is_read_back_from_its_record_or_stacks(tmp_path: Path) -> None:
     stacks_path(tmp_path, 0).touch()
     # A link without its file, as a file that its rank removes after the folder was listed.
     stacks_path(tmp_path, 2).symlink_to(tmp_path / "removed")
@@ -187,7 +187,7 @@ def test_hangs_are_read_back_and_shown_by_stacks_without_records(tmp_path: Path)
     assert read_hang(tmp_path) == HANG
 
 
-def test_tasks_exceeding_memory_are_named_and_their_nodes_not_blamed() -> None:
+def test_a_task_without_memory_is_named_and_no_node_blamed() -> None:
     # Recorded from Slurm 22.05 with task/cgroup and ConstrainRAMSpace=yes.
     log = (
         "srun: error: node1: task 0: Out Of Memory\n"
@@ -210,7 +210,7 @@ KILLED_BY_SRUN = (
 )
 
 
-def test_ranks_srun_killed_are_no_cause_and_blame_no_node() -> None:
+def test_a_rank_killed_by_srun_is_no_cause() -> None:
     told = first_cause([failure(0, 1.0, "DistStoreError", "wait timeout")], [], KILLED_BY_SRUN)
     assert told is not None
     assert told.line == "rank 0 on n0: DistStoreError: wait timeout at task.py:7"
@@ -244,7 +244,7 @@ def test_a_node_where_srun_cannot_launch_is_blamed(line: str, host: str) -> None
     assert blames_node(told)
 
 
-def test_batch_nodes_are_blamed_for_srun_not_for_the_controller(
+def test_a_batch_node_that_fails_srun_is_blamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
@@ -257,7 +257,7 @@ def test_batch_nodes_are_blamed_for_srun_not_for_the_controller(
     assert not blames_node(away)
 
 
-def test_ranks_without_a_record_show_their_last_traceback_line(
+def test_a_rank_without_a_record_shows_its_traceback_s_end(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "rank-00001.log").write_text(
@@ -292,7 +292,7 @@ def test_a_hopeless_message_is_final_only_before_the_first_step() -> None:
         assert told.bad_input == final
 
 
-def test_nodes_are_blamed_where_only_they_cannot_start_the_program(
+def test_a_node_that_cannot_start_the_program_is_blamed(
     tmp_path: Path,
 ) -> None:
     words = "slurmstepd-node2: error: execve(): /opt/python: No such file or directory\n"

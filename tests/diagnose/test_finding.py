@@ -32,7 +32,7 @@ def test_lines_without_a_failure_have_no_cause() -> None:
     assert find_cause([LogLine("hpcrun: step 1"), LogLine("done")]) is None
 
 
-def test_own_errors_of_a_rank_come_before_errors_about_it() -> None:
+def test_the_own_error_of_a_rank_comes_before_reports() -> None:
     found = cause(
         f"[rank0]: {CLOSED}",
         f"[rank3]: {OUT_OF_MEMORY}",
@@ -70,7 +70,7 @@ def test_a_time_decides_between_logs() -> None:
     assert "also seen: a file system is full (rank-0.log:9)" in found.notes
 
 
-def test_others_wait_for_the_rank_without_a_time_out() -> None:
+def test_the_rank_without_a_timeout_is_the_late_rank() -> None:
     found = cause(
         *(f"[rank{rank}]: step 12" for rank in range(4)),
         *(WATCHDOG.format(rank, 1580) for rank in (0, 1, 3)),
@@ -90,7 +90,7 @@ def test_the_rank_that_came_least_far_is_named() -> None:
     assert found.notes[0] == "rank 1 had begun collective 1580, and others 1582 (process group 1)"
 
 
-def test_ranks_within_a_process_group_are_not_the_global_ranks() -> None:
+def test_a_rank_within_a_group_is_not_the_global_rank() -> None:
     late = "[rank{0}]:[E321 02:07:08.4 x.cpp:607] [Rank {1}] Watchdog caught collective operation timeout: "
     late += "WorkNCCL(SeqNum={2}, OpType=_ALLGATHER_BASE, Timeout(ms)=600000) ran for 600060 milliseconds"
     found = cause(
@@ -190,7 +190,7 @@ def test_the_node_of_a_memory_failure_is_named() -> None:
     assert (found.id, found.node, found.rank) == ("slurm-out-of-memory", "node2", None)
 
 
-def test_jobs_hanging_until_their_time_limit_fail_because_they_hang() -> None:
+def test_a_hang_until_the_time_limit_is_the_cause() -> None:
     assert cause(WATCHDOG.format(0, 7), LIMIT, CLOSED).id == "collective-timeout"
     assert cause(LIMIT, WATCHDOG.format(0, 7), CLOSED).id == "slurm-time-limit"
 
@@ -206,7 +206,7 @@ def test_an_unknown_program_error_is_reported_with_low_confidence() -> None:
     assert "the data of call 9 is broken" in found.line
 
 
-def test_modules_that_one_node_lacks_are_the_nodes_fault() -> None:
+def test_a_module_that_one_node_lacks_blames_the_node() -> None:
     found = find_cause(
         [
             LogLine("ModuleNotFoundError: No module named 'mine'", "rank-1.log", 3, 1, "n1"),

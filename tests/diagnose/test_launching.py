@@ -74,7 +74,7 @@ def test_what_srun_refuses_on_every_node_is_bad_input(said: str, line: str) -> N
         ("/usr/bin/python3: No module named hpcrun.worker\n", "no module hpcrun.worker for"),
     ],
 )  # fmt: skip
-def test_absent_programs_are_named_and_may_exist_on_another_node(rank: str, words: str) -> None:
+def test_a_missing_program_is_named_and_may_exist_elsewhere(rank: str, words: str) -> None:
     srun = "on node1\nsrun: error: node1: task 0: Exited with exit code 2\n"
     for worked in (False, True):
         told = launch_failure(srun, rank, worked=worked)
@@ -96,7 +96,7 @@ def test_what_may_pass_is_left_to_the_budget_for_crashes() -> None:
 
 # Since 25.05 slurmstepd's lines need not name its host.
 @pytest.mark.parametrize("prefix", ["slurmstepd-node2: ", "[2026-11-22T00:47:19.950] "])
-def test_programs_that_one_node_of_many_lacks_are_its_fault(tmp_path: Path, prefix: str) -> None:
+def test_a_program_that_one_node_lacks_blames_the_node(tmp_path: Path, prefix: str) -> None:
     (tmp_path / "rank-00000.log").write_text("hpcrun: 2 ranks\n")
     (tmp_path / "rank-00001.log").write_text(
         f"{prefix}error: execve(): python: Permission denied\n"

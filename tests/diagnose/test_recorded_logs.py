@@ -62,7 +62,7 @@ def test_a_task_that_the_kernel_killed_for_memory_is_named(version: str) -> None
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
-def test_steps_that_slurm_ended_for_memory_are_no_killed_ranks(version: str) -> None:
+def test_a_step_ended_for_its_memory_is_no_killed_rank(version: str) -> None:
     """Slurm adds up the memory of all tasks on a node, and kills them all, so no rank is named."""
     log = (RECORDED / version / "batch-over-memory.txt").read_text()
     assert "1: Killed" in log
@@ -82,7 +82,7 @@ def test_steps_that_slurm_ended_for_memory_are_no_killed_ranks(version: str) -> 
     assert (beside.line, beside.step, beside.cascade) == (told.line, 7, 1)
 
 
-def test_no_node_is_guessed_where_slurm_names_none_of_several() -> None:
+def test_no_node_is_guessed_if_slurm_names_none() -> None:
     log = (RECORDED / "26.05" / "batch-over-memory.txt").read_text()
     told = first_cause([], [], f"{log}srun: error: node2: task 2: Killed\n")
     assert told is not None

@@ -10,7 +10,7 @@ def event(what: str, attempt: Attempt, cause: str | None = None) -> Event:
     return Event(what, 0.0, attempt, cause, None, {})
 
 
-def test_attempts_the_policy_refused_have_the_previous_attempts_cause() -> None:
+def test_a_refused_attempt_has_the_cause_before_it() -> None:
     begun = [event("submitted", FIRST), event("opened", FIRST), event("ended", FIRST, "preemption")]
     refused = [event("refused", SECOND), event("ended", SECOND, "exhausted")]
     assert attempt_to_diagnose([*begun, *refused]) == FIRST

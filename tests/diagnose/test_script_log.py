@@ -112,7 +112,7 @@ def test_a_rank_without_a_process_group_shows_the_last_traceback(tmp_path: Path)
     assert words(tmp_path, "loads the data\n" + REPORT) == "rank 1: exit code 1"
 
 
-def test_ranks_that_lost_a_remote_peer_are_no_first_cause(tmp_path: Path) -> None:
+def test_a_rank_that_lost_a_remote_peer_is_no_cause(tmp_path: Path) -> None:
     follows = RANK_0.replace("[rank0]", "[rank1]") + REPORT
     told = Failure(1, "n1", 0.0, "ScriptFailed", words(tmp_path, follows), None, None, None)
     assert is_cascade(told)

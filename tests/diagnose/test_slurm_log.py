@@ -50,7 +50,7 @@ def test_what_follows_a_termination_is_cut_off(words: str) -> None:
     assert before_termination(first) == first
 
 
-def test_unmarked_logs_are_cut_at_the_previous_attempts_end() -> None:
+def test_a_log_without_marks_begins_after_the_attempt_before() -> None:
     start = time.mktime(time.strptime("2026-11-22T00:30:00", "%Y-%m-%dT%H:%M:%S"))
     old, new = OLD.format(" DUE TO JOB REQUEUE"), NEW.format(" DUE to SIGNAL Terminated")
     assert since(f"x\n{old}y\n{new}", start).endswith(f"y\n{new}")

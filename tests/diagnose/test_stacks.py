@@ -22,7 +22,7 @@ def stack(rank: int | None, line: int = 33, step: int | None = 17, idle: float =
     return Stack(rank, f"node{(rank or 0) // 2 + 1}", 100, threads, step, "training", idle)
 
 
-def test_equal_stacks_group_and_other_threads_count_only_if_asked() -> None:
+def test_equal_stacks_are_one_group() -> None:
     stacks = [stack(rank) for rank in range(3)] + [stack(3, line=40)]
     groups = folded(stacks)
     assert [len(group.stacks) for group in groups] == [3, 1]
@@ -48,12 +48,12 @@ def test_the_rank_with_the_lowest_step_is_behind() -> None:
     )
 
 
-def test_within_one_step_the_rank_with_another_stack_is_named() -> None:
+def test_within_one_step_the_rank_that_differs_is_named() -> None:
     groups = folded([stack(rank) for rank in (0, 1, 3)] + [stack(2, line=40)])
     assert summary(groups).startswith("rank 2 is elsewhere: at /home/me/task.py:40 in")
 
 
-def test_moving_ranks_equal_stacks_or_no_usual_place_name_none() -> None:
+def test_no_rank_is_named_without_a_usual_place() -> None:
     moving = [stack(0, step=20, idle=0.2), stack(1, step=18, idle=0.1)]
     assert summary(folded(moving)).startswith("the ranks move: steps 18 to 20")
     alike = folded([stack(0), stack(1)])
@@ -63,7 +63,7 @@ def test_moving_ranks_equal_stacks_or_no_usual_place_name_none() -> None:
     assert "3 different places" in summary(folded([stack(0), stack(1, line=40), stack(2, line=41)]))
 
 
-def test_processes_without_python_code_or_without_a_rank_are_shown() -> None:
+def test_a_process_without_python_or_rank_is_shown() -> None:
     empty = replace(stack(0), threads=())
     (group,) = folded([empty])
     assert group_lines(group)[-1] == "  (no Python code is running)"

@@ -71,7 +71,7 @@ def estimate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return program(folder, "-m", "hpcrun", "estimate", *words)
 
 
-def test_models_that_need_numbers_are_really_built_and_get_advice(tmp_path):
+def test_a_model_that_needs_numbers_is_built_with_advice(tmp_path):
     words = ["task=users:Half", "train.batch_size=20000", "--gpu-memory", "2.2GiB", "--json"]
     done = estimate(tmp_path, *words)
     assert done.returncode == 1, done.stderr

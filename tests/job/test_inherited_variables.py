@@ -85,11 +85,11 @@ def test_cores_that_slurm_has_added_for_memory_are_used() -> None:
     assert own_variables({"SLURM_CPUS_PER_TASK": "1"}, shown) == {"SLURM_CPUS_PER_TASK": "4"}
 
 
-def test_without_controllers_only_what_batch_scripts_never_have_is_dropped() -> None:
+def test_without_a_controller_only_foreign_variables_are_dropped() -> None:
     step = {"SLURM_STEP_NODELIST": "n1", "SLURM_EXPORT_ENV": "NONE"}
     assert own_variables(ENVIRON | step, {}) == ENVIRON
 
 
-def test_a_task_count_the_controller_disputes_proves_no_other_job() -> None:
+def test_another_number_of_tasks_proves_no_other_job() -> None:
     shown = parse_show_job(WITH_GPUS.replace("NumTasks=4", "NumTasks=2"))
     assert own_variables(ENVIRON, shown) == ENVIRON

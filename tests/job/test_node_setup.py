@@ -62,7 +62,7 @@ def test_the_ranks_use_the_components_that_the_config_names(tmp_path: Path) -> N
     assert "--het-group=1 " in ranks
 
 
-def test_unpreparable_nodes_are_named_and_no_rank_starts(tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_prepared_starts_no_rank(tmp_path: Path) -> None:
     desk = Desk(tmp_path, nodes=2, node_setup=["cp big.h5 /scratch"])
     log = shlex.quote(str(desk.run.attempt_logs("7", 0) / "node-setup-n2.log"))
     words = "bash: line 3: cp: cannot stat big.h5\nhpcrun: node_setup failed on n2 with exit code 1"
@@ -90,7 +90,7 @@ def test_a_failed_setup_line_is_reported_and_no_rank_starts(
     assert words in (read_json(desk.run.result) or {})["reason"]
 
 
-def test_exit_traps_that_the_setup_sets_run_after_the_ranks(tmp_path: Path) -> None:
+def test_a_trap_of_the_setup_runs_after_the_ranks(tmp_path: Path) -> None:
     desk = Desk(tmp_path, setup=["trap 'echo the trap has run' EXIT"])
     desk.answer("srun", "echo the ranks have run")
     desk.step()
@@ -98,7 +98,7 @@ def test_exit_traps_that_the_setup_sets_run_after_the_ranks(tmp_path: Path) -> N
     assert told.index("the ranks have run") < told.index("the trap has run")
 
 
-def test_what_the_setup_leaves_running_does_not_delay_the_judging(tmp_path: Path) -> None:
+def test_what_the_setup_leaves_running_delays_no_decision(tmp_path: Path) -> None:
     desk = Desk(tmp_path, setup=["sleep 900 > /dev/null 2>&1 &", "echo $! > pid"])
     before = time.monotonic()
     os.chdir(tmp_path)

@@ -121,7 +121,7 @@ def test_a_webhook_gets_the_message_as_json(receiver: Receiver) -> None:
     ("answers", "requests", "delivered"),
     [((500,), 2, True), ((500, 503), 2, False), ((404,), 1, False), ((302,), 1, False)],
 )
-def test_webhooks_are_asked_again_only_after_a_server_error(
+def test_a_webhook_is_asked_again_after_server_errors_only(
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,
     answers: tuple[int, ...],
@@ -230,7 +230,7 @@ def test_concurrent_senders_send_once(tmp_path: Path, receiver: Receiver) -> Non
     assert sorted(told["event"] for told in receiver.received) == ["failed", "finished"]
 
 
-def test_delivery_failures_are_one_event_and_are_not_repeated(tmp_path: Path) -> None:
+def test_a_failed_delivery_is_one_event_without_repetition(tmp_path: Path) -> None:
     run = new_run(tmp_path, f"echo no mail at https://example.org/{SECRET}; false")
     end(run)
     wait(start(run))

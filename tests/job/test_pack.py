@@ -34,7 +34,7 @@ def runs(tmp_path: Path) -> list[RunDirectory]:
     return runs
 
 
-def test_canceling_one_run_leaves_the_restart_of_the_others(
+def test_the_cancellation_of_one_run_spares_the_others(
     desk: Desk, runs: list[RunDirectory]
 ) -> None:
     record_event(runs[0], "cancelled", attempt=FIRST)
@@ -51,7 +51,7 @@ def test_each_run_has_the_end_reason_of_the_job(desk: Desk, runs: list[RunDirect
 
 
 @pytest.mark.parametrize("requeued", [True, False])
-def test_the_next_start_excludes_nodes_that_failed_too_often(
+def test_the_next_start_avoids_a_node_that_failed_often(
     desk: Desk,
     runs: list[RunDirectory],
     tmp_path: Path,
@@ -85,7 +85,7 @@ def test_the_next_start_excludes_nodes_that_failed_too_often(
         assert told == [{"hosts": ["n1"]}]
 
 
-def test_nodes_that_fail_all_runs_of_a_pack_failed_once(tmp_path: Path) -> None:
+def test_a_node_that_fails_a_pack_has_failed_once(tmp_path: Path) -> None:
     ledger = tmp_path / "nodes.jsonl"
     for run in ("s/000", "s/001"):
         add_failure(ledger, "n1", "killed by SIGBUS", run, FIRST.owner)
@@ -94,7 +94,7 @@ def test_nodes_that_fail_all_runs_of_a_pack_failed_once(tmp_path: Path) -> None:
     assert suspects(node_failures(ledger, 0.0), after=2) == ["n1"]
 
 
-def test_packed_run_steps_name_the_node_that_failed_them(tmp_path: Path) -> None:
+def test_the_step_of_a_packed_run_names_the_node(tmp_path: Path) -> None:
     desk = StepDesk(tmp_path)
     open_attempt(desk.run, FIRST, Budgets())
     desk.answer("srun", "echo 'srun: error: n2: task 0: Killed'; exit 137")

@@ -29,7 +29,7 @@ def config(version: str = "26.05.3", mode: str = "REQUEUE", kind: str = "partiti
     ("version", "does"),
     [("22.05.8", False), ("23.11.10", False), ("24.05.0", True), ("24.11.3-1", True), ("?", False)],
 )
-def test_slurm_since_24_05_requeues_what_ends_in_grace_time(version: str, does: bool) -> None:
+def test_slurm_since_24_05_requeues_in_the_grace_time(version: str, does: bool) -> None:
     assert requeues_in_grace_time(config(version)) is does
 
 

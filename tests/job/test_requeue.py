@@ -21,7 +21,7 @@ def test_a_job_that_is_being_cancelled_is_not_requeued(desk: Desk) -> None:
     assert desk.asked() == []
 
 
-def test_jobs_being_ended_for_no_known_reason_are_not_requeued(desk: Desk) -> None:
+def test_a_job_ended_for_no_known_reason_is_not_requeued(desk: Desk) -> None:
     desk.answer("scontrol", "echo 'JobId=7 JobState=COMPLETING Restarts=0 '")
     assert desk.requeue() == "cancelled"
     assert desk.asked() == []
@@ -41,7 +41,7 @@ def test_a_requeue_without_a_cancellation_is_left_to_slurm(desk: Desk) -> None:
     assert desk.asked() == ["scontrol requeue 7"]
 
 
-def test_preempted_jobs_canceled_in_their_grace_time_are_not_requeued(desk: Desk) -> None:
+def test_a_preempted_job_canceled_in_grace_is_not_requeued(desk: Desk) -> None:
     """The controller's newest state counts more than an earlier preemption."""
     json = '{"jobs": [{"job_state": ["CANCELLED", "COMPLETING"], "preempt_time": 1795315834}]}'
     text = "JobId=7 JobState=COMPLETING Restarts=0 PreemptTime=1795315834"
@@ -72,7 +72,7 @@ def test_an_unreachable_controller_is_waited_for_and_reported_at_intervals(desk:
     assert set(told) == {"transient: the controller does not answer"}
 
 
-def test_controllers_that_never_return_are_given_up_when_time_ends(desk: Desk) -> None:
+def test_a_controller_that_stays_away_is_given_up(desk: Desk) -> None:
     desk.answer("scontrol", "exit 1")
     clock = Hours(desk)
     assert requeue(FIRST, lambda *_: None, until=600.0, clock=clock) == "refused"
@@ -100,7 +100,7 @@ def refusing(desk: Desk, then: str) -> None:
         ("exit 1", "refused"),
     ],
 )
-def test_after_five_refusals_in_unknown_words_the_job_state_decides(
+def test_after_five_unknown_refusals_the_job_state_decides(
     desk: Desk, then: str, becomes: str
 ) -> None:
     refusing(desk, then)
@@ -128,7 +128,7 @@ GRACE = (
         ("26.05.3", "REQUEUE", 0, "requeued"),
     ],
 )
-def test_jobs_in_grace_time_are_left_to_versions_requeuing_them(
+def test_a_job_in_its_grace_time_is_left_to_slurm(
     desk: Desk, version: str, mode: str, requeue_bit: int, becomes: str
 ) -> None:
     desk.answer(

@@ -47,7 +47,7 @@ def test_srun_passes_everything_on_and_its_code_is_classified(desk: Desk) -> Non
     assert "scontrol requeue 7" in desk.called("scontrol")
 
 
-def test_full_disks_cost_the_step_its_words_not_its_requeue(desk: Desk) -> None:
+def test_a_full_disk_does_not_cost_the_requeue(desk: Desk) -> None:
     desk.answer("srun", "exit 3")
     open_attempt(desk.run, FIRST, Budgets(crash=1))
     assert desk.start(output=Path("/dev/full")).wait(timeout=300) == 0
@@ -55,7 +55,7 @@ def test_full_disks_cost_the_step_its_words_not_its_requeue(desk: Desk) -> None:
     assert "scontrol requeue 7" in desk.called("scontrol")
 
 
-def test_packed_run_steps_take_all_cores_of_the_job(tmp_path: Path) -> None:
+def test_the_step_of_a_packed_run_takes_all_cores(tmp_path: Path) -> None:
     show, seen = tmp_path / "show", tmp_path / "seen"
     show.write_text(f'#!/bin/bash\necho "$SLURM_CPUS_PER_TASK" >> {seen}\n')
     show.chmod(0o755)
@@ -88,7 +88,7 @@ def test_a_signal_to_all_processes_lets_the_step_finalize(desk: Desk) -> None:
     assert not any("requeue" in call for call in desk.called("scontrol"))
 
 
-def test_array_elements_go_by_the_name_that_requeues_them(desk: Desk) -> None:
+def test_an_array_element_has_the_name_of_its_requeue(desk: Desk) -> None:
     desk.answer(
         "scontrol",
         f"[ $1 = show ] && printf 'JobId=7 ArrayJobId=5 ArrayTaskId=2 {SHOWN[8:]}'; true",
@@ -118,7 +118,7 @@ def test_torchrun_is_started_once_a_node(desk: Desk) -> None:
     assert "--master-addr=n1" in words
 
 
-def test_folders_without_a_run_are_refused_and_stay_unchanged(desk: Desk, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused_unchanged(desk: Desk, tmp_path: Path) -> None:
     nothing = RunDirectory(tmp_path / "nothing")
     desk.run, log = nothing, desk.run.logs
     done = subprocess.run(
@@ -180,7 +180,7 @@ def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_pat
     assert later == ["submitted"]
 
 
-def test_own_scripts_not_to_be_requeued_say_the_remedy(desk: Desk) -> None:
+def test_an_own_script_without_requeue_says_what_to_do(desk: Desk) -> None:
     desk.answer(
         "scontrol",
         f"if [ $1 = show ]; then printf '{SHOWN}'; else echo 'Access/permission denied' >&2; exit 1; fi",
@@ -216,7 +216,7 @@ def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) ->
     ("number", "survives"),
     [(signal.SIGTERM, False), (signal.SIGUSR2, True), (signal.SIGHUP, False)],
 )
-def test_containers_waiting_for_their_rank_outlive_the_warning_when_saving(
+def test_a_container_that_waits_outlives_the_warning(
     number: signal.Signals, survives: bool
 ) -> None:
     wrapper = ["bash", "-c", 'echo up; "$@"; exit 5', "box"]
@@ -229,14 +229,14 @@ def test_containers_waiting_for_their_rank_outlive_the_warning_when_saving(
         assert box.wait() == (5 if survives else -number)
 
 
-def test_folders_that_are_no_run_are_no_failed_interpreter_start(desk: Desk) -> None:
+def test_a_folder_that_is_no_run_has_no_interpreter(desk: Desk) -> None:
     desk.run.config.unlink()
     desk.run.unstarted("7").write_text("n1\n")
     assert desk.step() == 2
     assert not desk.run.unstarted("7").exists()
 
 
-def test_configs_damaged_during_the_run_end_it_with_a_line(desk: Desk) -> None:
+def test_a_config_damaged_during_the_run_ends_it(desk: Desk) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     config = shlex.quote(str(desk.run.config))
     desk.answer("srun", f"echo '[' > {config}; exit 1")
@@ -246,7 +246,7 @@ def test_configs_damaged_during_the_run_end_it_with_a_line(desk: Desk) -> None:
     assert "scontrol requeue 7" not in desk.called("scontrol")
 
 
-def test_ends_refused_by_full_disks_end_runs_with_a_line(
+def test_an_end_that_a_full_disk_refuses_ends_the_run(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     open_attempt(desk.run, FIRST, Budgets())
@@ -281,7 +281,7 @@ def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:
     ]
 
 
-def test_job_numbers_used_by_another_cluster_start_and_record_nothing(desk: Desk) -> None:
+def test_a_used_job_number_starts_and_records_nothing(desk: Desk) -> None:
     record_event(desk.run, "opened", attempt=FIRST, executor="slurm", cluster="one")
     assert desk.step(SLURM_CLUSTER_NAME="two") == 2
     assert "job 7 of cluster one already used this number" in desk.told()
@@ -289,7 +289,7 @@ def test_job_numbers_used_by_another_cluster_start_and_record_nothing(desk: Desk
     assert [event.what for event in read_events(desk.run)] == ["opened"]
 
 
-def test_old_jobs_do_not_finalize_a_deleted_and_recreated_run(desk: Desk) -> None:
+def test_a_recreated_run_is_not_finalized_by_its_old_job(desk: Desk) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     place = shlex.quote(str(desk.run.path))
     again = f"cp -r {place} {place}2; rm -r {place}; mv {place}2 {place}"

@@ -76,9 +76,7 @@ def test_a_refusal_that_stays_is_given_up(desk: Desk, run: RunDirectory) -> None
     assert len(read_events(run)) == 1
 
 
-def test_controllers_staying_away_are_given_up_at_the_time_limit(
-    desk: Desk, run: RunDirectory
-) -> None:
+def test_a_controller_away_until_the_limit_is_given_up(desk: Desk, run: RunDirectory) -> None:
     refuse(desk, AWAY, times=999)
     clock = Hours(desk)
     with pytest.raises(ContinuationError, match="Unable to contact"):
@@ -86,7 +84,7 @@ def test_controllers_staying_away_are_given_up_at_the_time_limit(
     assert 600 <= clock.time <= 630
 
 
-def test_jobs_waiting_for_the_old_job_wait_for_the_new(desk: Desk) -> None:
+def test_jobs_that_wait_for_the_old_job_follow_the_new(desk: Desk) -> None:
     lines = [
         "12|afterok:7(unfulfilled),afterok:3(unfulfilled)|/a",
         "13|afterok:77(unfulfilled)|/b",

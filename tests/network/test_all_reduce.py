@@ -79,7 +79,7 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
     assert bus_bandwidth(1_000_000, 0.001, 4) == pytest.approx(1.5e9)
 
 
-def test_all_nodes_take_part_and_the_report_has_the_figures() -> None:
+def test_all_nodes_take_part_and_figures_are_reported() -> None:
     nodes = Played(4)
     found = measured(nodes)
     assert findings(found) == []
@@ -173,11 +173,11 @@ def test_where_nothing_works_all_nodes_are_named() -> None:
 
 
 @pytest.mark.parametrize("bad", [[{"n1", "n6"}], []])
-def test_past_faults_and_faults_between_halves_are_of_no_node(bad: list[set[str]]) -> None:
+def test_a_fault_between_halves_blames_no_node(bad: list[set[str]]) -> None:
     assert isolate(names(8), Groups(*bad).works) == []
 
 
-def test_ranks_that_end_silently_differ_from_ranks_that_hang(tmp_path: Path) -> None:
+def test_a_silent_end_of_a_rank_differs_from_a_hang(tmp_path: Path) -> None:
     def node_of(code: str) -> NodeRanks:
         return NodeRanks((sys.executable, "-c", code))
 

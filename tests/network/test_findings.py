@@ -147,7 +147,7 @@ def lossy(count: int, share: Callable[[str, str], float]) -> NetworkMeasurements
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
-def test_nodes_that_lose_received_packets_are_named_at_full_rate(count: int) -> None:
+def test_a_node_that_loses_received_packets_is_named(count: int) -> None:
     measured = lossy(count, lambda _sender, receiver: 0.022 if receiver == "n1" else 0.0011)
     (found,) = findings(measured)
     assert (found.check, found.nodes) == ("lossy", ("n1",))
@@ -158,7 +158,7 @@ def test_nodes_that_lose_received_packets_are_named_at_full_rate(count: int) -> 
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_links_that_lose_packets_are_links_and_not_nodes(count: int) -> None:
+def test_a_link_that_loses_packets_is_not_a_node(count: int) -> None:
     measured = lossy(count, lambda sender, receiver: 0.05 * ((sender, receiver) == ("n1", "n0")))
     assert kinds(findings(measured)) == [("lossy", ("n0", "n1"))]
 
@@ -180,7 +180,7 @@ def test_an_mtu_that_differs_is_named() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
-def test_nodes_that_refuse_are_named_and_their_peers_are_not(count: int) -> None:
+def test_a_node_that_refuses_is_named_without_its_peers(count: int) -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float | None:
         return None if receiver == "n1" else usual(sender, receiver, dice)
 
@@ -188,7 +188,7 @@ def test_nodes_that_refuse_are_named_and_their_peers_are_not(count: int) -> None
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
-def test_nodes_without_links_are_named_and_their_peers_are_not(count: int) -> None:
+def test_a_node_without_a_link_is_named_without_peers(count: int) -> None:
     measured = fleet(count, 1, usual)
     measured.transfers = [
         Transfer(one.sender, one.receiver, None) if "n1" in (one.sender, one.receiver) else one
@@ -197,7 +197,7 @@ def test_nodes_without_links_are_named_and_their_peers_are_not(count: int) -> No
     assert kinds(findings(measured)) == [("unreachable", ("n1",))]
 
 
-def test_suspects_that_are_fast_when_measured_singly_have_no_finding() -> None:
+def test_a_suspect_that_is_fast_alone_has_no_finding() -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 1e9 if "n2" in (sender, receiver) else usual(sender, receiver, dice)
 
@@ -214,7 +214,7 @@ def test_suspects_that_are_fast_when_measured_singly_have_no_finding() -> None:
     assert scores(measured.transfers)["n0"] == pytest.approx(1, rel=0.4)
 
 
-def test_links_that_are_fast_when_measured_singly_have_no_finding() -> None:
+def test_a_link_that_is_fast_alone_has_no_finding() -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 1e9 if {sender, receiver} == {"n2", "n5"} else usual(sender, receiver, dice)
 
@@ -235,7 +235,7 @@ def name_check(resolver: str, target: str, problem: Any = None) -> NameCheck:
     return NameCheck(resolver, target, "10.0.0.9", seconds, problem)
 
 
-def test_one_wrong_entry_is_the_fault_of_its_node() -> None:
+def test_a_wrong_entry_blames_the_node_that_has_it() -> None:
     nodes = names(4)
     checks = [name_check(a, b) for a in nodes for b in nodes if a != b and (a, b) != ("n3", "n0")]
     measured = fleet(4, 1, usual, names=[*checks, name_check("n3", "n0", "wrong")])
@@ -244,7 +244,7 @@ def test_one_wrong_entry_is_the_fault_of_its_node() -> None:
     assert "n0 resolves to 10.0.0.9" in found.text
 
 
-def test_a_name_wrong_everywhere_is_the_fault_of_the_name() -> None:
+def test_a_name_wrong_everywhere_blames_the_name() -> None:
     nodes = names(4)
     checks = [
         name_check(a, b, "unresolved" if b == "n2" else None)
@@ -298,7 +298,7 @@ def test_open_ports_have_no_finding(count: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 @pytest.mark.parametrize("place", [0, 1])
-def test_nodes_that_close_a_range_are_named_with_the_range(count: int, place: int) -> None:
+def test_a_node_that_closes_a_range_is_named_with_it(count: int, place: int) -> None:
     bad = names(count)[place]
     checks = port_checks(count, lambda _node, target: RANK_0 if target == bad else ())
     found = findings(fleet(count, 1, usual, ports=checks))
@@ -310,7 +310,7 @@ def test_nodes_that_close_a_range_are_named_with_the_range(count: int, place: in
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_ranges_all_nodes_close_are_one_finding_excluding_no_node(count: int) -> None:
+def test_a_range_closed_by_all_is_one_finding(count: int) -> None:
     checks = port_checks(count, lambda _node, _target: TRIED[4:])
     found = findings(fleet(count, 1, usual, ports=checks))
     assert kinds(found) == [("ports", ())]
@@ -331,7 +331,7 @@ def test_a_closed_range_explains_why_connections_are_refused(bad: set[str]) -> N
 
 
 @pytest.mark.parametrize("count", [4, 8])
-def test_nodes_that_may_not_connect_to_a_range_are_named(count: int) -> None:
+def test_a_node_that_may_not_connect_is_named(count: int) -> None:
     checks = port_checks(count, lambda node, _target: (15000,) if node == "n1" else ())
     found = findings(fleet(count, 1, usual, ports=checks))
     assert kinds(found) == [("ports", ("n1",))]
@@ -348,7 +348,7 @@ def test_ports_that_drop_connections_differ_from_ports_that_refuse() -> None:
 
 
 @pytest.mark.parametrize("lost", [{"n1"}, {"n1", "n2"}])
-def test_ports_toward_bad_nodes_or_over_links_do_not_count(lost: set[str]) -> None:
+def test_ports_to_bad_nodes_or_links_do_not_count(lost: set[str]) -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         bad = lost <= {sender, receiver}
         return 48e6 if bad else usual(sender, receiver, dice)
@@ -374,7 +374,7 @@ def test_ranges_run_to_the_next_open_port_that_was_tried(
     assert listed([PortCheck("a", "b", TRIED, refused=failed)]) == words
 
 
-def test_each_bad_link_excludes_one_node_the_common_one_first() -> None:
+def test_of_each_bad_link_one_node_is_excluded() -> None:
     links = [Finding("link", pair, "fail", "") for pair in (("a", "b"), ("b", "c"), ("d", "e"))]
     assert len(excluded(links)) == 2
     assert "b" in excluded(links)
@@ -407,7 +407,7 @@ def test_rates_are_written_with_their_unit() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 8, 33])
-def test_every_pair_meets_once_and_no_node_meets_two_simultaneously(count: int) -> None:
+def test_every_pair_meets_once(count: int) -> None:
     rounds = all_pairs(names(count))
     for pairs in rounds:
         busy = [node for pair in pairs for node in pair]

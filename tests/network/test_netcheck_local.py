@@ -65,7 +65,7 @@ def free_ports(count: int) -> list[int]:
     return sorted(found)
 
 
-def test_run_ports_are_tried_and_are_free_afterward() -> None:
+def test_the_ports_of_a_run_are_free_after_the_trial() -> None:
     wanted = tuple(free_ports(4))
     nodes = start(here, names(3), 120)
     try:
@@ -105,7 +105,7 @@ def talk(server: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_every_node_tries_the_first_node_and_is_tried_itself(count: int) -> None:
+def test_every_node_tries_the_first_node_and_is_tried(count: int) -> None:
     nodes = names(count)
     tried = {own: targets_of(own, nodes) for own in nodes}
     assert all(own not in found for own, found in tried.items())
@@ -114,7 +114,7 @@ def test_every_node_tries_the_first_node_and_is_tried_itself(count: int) -> None
     assert all(len(found) <= 3 for found in tried.values())
 
 
-def test_both_range_ends_and_the_users_own_port_are_tried() -> None:
+def test_both_ends_of_the_ranges_are_tried() -> None:
     low, high = ephemeral_range()
     found = tried_ports({"MASTER_PORT": "29500"}, "7")
     assert {FIRST_PORT, low - 1, low, high, 29500} <= set(found)
@@ -123,7 +123,7 @@ def test_both_range_ends_and_the_users_own_port_are_tried() -> None:
     assert 10 <= sum(low <= port <= high for port in found) <= 16
 
 
-def test_nodes_that_stop_answering_are_silent_and_the_rest_continue() -> None:
+def test_a_node_that_stops_answering_is_silent() -> None:
     stopped = []
 
     def stop_one(step: int, steps: int, text: str) -> None:
@@ -180,7 +180,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
         return first, listener.accept()[0]
 
 
-def test_senders_that_stall_have_the_rate_of_the_whole_time() -> None:
+def test_a_stalled_sender_has_the_rate_of_all_time() -> None:
     first, second = pair()
     with first, second:
         first.sendall(bytes(125_001))
@@ -189,7 +189,7 @@ def test_senders_that_stall_have_the_rate_of_the_whole_time() -> None:
         assert time.monotonic() - begun < 30
 
 
-def test_senders_that_close_early_have_the_rate_of_their_time() -> None:
+def test_a_sender_that_closes_early_has_its_rate() -> None:
     first, second = pair()
     with second:
         with first:

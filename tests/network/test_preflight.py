@@ -80,7 +80,7 @@ def test_the_only_node_is_blamed_for_its_hardware_alone(check: str, bad: list[st
     assert list(unfit(measured, results(measured))) == bad
 
 
-def test_two_differing_nodes_are_both_named_and_neither_is_blamed() -> None:
+def test_two_nodes_that_differ_are_named_without_blame() -> None:
     measured = PreflightFacts(["n1", "n2"], Needs())
     for node, version in (("n1", "2.6.0"), ("n2", "2.5.1")):
         measured.tell(node, "gemm", Same("torch", version, "", check="versions"))
@@ -143,7 +143,7 @@ def check(begin: Callable[..., Any], folder: Path | None = None) -> PreflightFac
     return check_twice(begin, ["n1", "n2", "n3"], Needs(gpus=0), folder)
 
 
-def test_nodes_that_answer_the_second_time_are_slow_and_fit(tmp_path: Path) -> None:
+def test_a_node_that_answers_late_is_slow_and_fit(tmp_path: Path) -> None:
     begun, begin = starts((["n2"], ""), ([], ""))
     measured = check(begin, tmp_path)
     assert [agents.nodes for agents in begun] == [["n1", "n2", "n3"], ["n2"]]
@@ -164,7 +164,7 @@ def test_a_node_that_is_silent_twice_is_unfit() -> None:
     assert list(measured.late) == ["n2"]
 
 
-def test_nodes_where_srun_starts_no_task_are_not_asked_again() -> None:
+def test_a_node_without_a_task_is_not_asked_again() -> None:
     begun, begin = starts((["n1", "n2", "n3"], LOST), ([], ""))
     measured = check(begin)
     assert [agents.nodes for agents in begun] == [["n1", "n2", "n3"], ["n1", "n2"]]

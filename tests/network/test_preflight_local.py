@@ -67,7 +67,7 @@ def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) 
     require_one_line(jobs.hpcrun("preflight", *words, cwd=tmp_path), expected)
 
 
-def test_reports_with_failures_are_the_cause_and_blame_the_node(
+def test_a_report_with_a_failure_is_the_attempt_s_cause(
     tmp_path: Path,
 ) -> None:
     line = "preflight on n2: ecc: GPU 0: 5 uncorrected ECC errors"
@@ -84,7 +84,7 @@ def test_reports_with_failures_are_the_cause_and_blame_the_node(
     assert launch_failure("", "", worked=False, logs=tmp_path) is None
 
 
-def test_unfit_nodes_use_the_node_failure_budget_and_are_remembered(
+def test_unfit_nodes_use_the_budget_of_node_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -138,7 +138,7 @@ def warned() -> Iterator[None]:
         ([("cancelled", "6"), ("submitted", "7")], [("cancelled", "6")], 0),
     ],
 )
-def test_jobs_canceled_during_their_preflight_start_no_rank(
+def test_a_job_canceled_in_preflight_starts_no_rank(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     before: list[tuple[str, str]],

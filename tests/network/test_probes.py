@@ -158,7 +158,7 @@ LOG = (
         (79, 2 * 86400.0, "pass", "none in 24 hours"),
     ],
 )
-def test_xid_errors_of_this_jobs_gpus_in_a_day_count(
+def test_xid_errors_of_this_job_s_gpus_count(
     number: int, uptime: float, status: str, words: str
 ) -> None:
     (found,) = xid_errors(LOG.format(number), uptime, {"3b:00": 0})
@@ -222,7 +222,7 @@ def test_what_is_true_everywhere_has_its_own_status() -> None:
     assert [one[0] for one in found(n1=lacks, n2=lacks)] == ["warn", "warn"]
 
 
-def test_reports_have_a_line_per_passed_check_and_bad_node() -> None:
+def test_the_report_has_lines_for_checks_and_bad_nodes() -> None:
     good, bad = Answer("pass", "enough"), Answer("warn", "few", "raise it")
     answers_of = {
         "n1": [("limits", good), ("space", good)],

@@ -54,7 +54,7 @@ def fill(path: Path) -> None:
                     raise
 
 
-def test_full_disks_end_jobs_and_resuming_gives_the_same_bits(
+def test_a_full_disk_ends_the_job_and_resume_works(
     site: SlurmCluster, small: Path, calm: RunDirectory
 ) -> None:
     bench = Bench(site)

@@ -18,7 +18,7 @@ SHAPE = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--no-sn
 ELEMENT = "echo $1 >> ran; while [ ! -e go ]; do sleep 0.1; done"
 
 
-def test_the_array_of_killed_submissions_is_named_until_its_end(slurm: SlurmCluster) -> None:
+def test_the_array_of_a_killed_submission_is_named(slurm: SlurmCluster) -> None:
     bench = Bench(slurm)
     bench.write("element.sh", ELEMENT)
     line = [

@@ -173,7 +173,7 @@ def test_a_stuck_sbatch_ends_by_the_quit_signal_only(slurm: SlurmCluster, runs: 
     assert code == 0 or "has it already" in told, told
 
 
-def test_an_unanswered_sbatch_is_refused_and_its_job_runs(slurm: SlurmCluster, runs: Path) -> None:
+def test_an_sbatch_without_an_answer_is_refused(slurm: SlurmCluster, runs: Path) -> None:
     (controller,) = processes(slurm, "ctl", "slurmctld")
     run = RunDirectory(runs / "unheard")
     controller.suspend()

@@ -68,7 +68,7 @@ def test_each_rank_raises_what_the_caller_needs(rank, monkeypatch):
     assert ends(plain.scatter_from_rank_0, ValueError, 1, 2) == ["a", "b", "c"]
 
 
-def test_single_ranks_raise_their_own_exception_without_a_process_group():
+def test_a_single_rank_raises_its_own_exception():
     for alone in (Ranks(), Ranks(peer_error=CheckpointError)):
         for call in (alone.together, alone.from_rank_0, alone.scatter_from_rank_0):
             with pytest.raises(UserError, match=r"^no data$") as caught:

@@ -9,7 +9,7 @@ from hpcrun.ranks.tree_group import levels
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_other_ranks_have_one_leader_and_lead_to_rank_zero(seed: int) -> None:
+def test_every_rank_but_rank_zero_has_one_leader(seed: int) -> None:
     draw = random.Random(seed)
     world_size, fan_out = draw.randrange(1, 300), draw.randrange(2, 20)
     found = {rank: list(levels(rank, world_size, fan_out)) for rank in range(world_size)}

@@ -114,7 +114,7 @@ def test_random_collectives_give_what_a_full_mesh_gives(seed: int) -> None:
     assert not any(isinstance(told, Exception) for told in flat), flat
 
 
-def test_ending_ranks_do_not_wait_for_peers_that_do_nothing() -> None:
+def test_a_rank_does_not_wait_for_an_idle_peer() -> None:
     store, ended = c10d.HashStore(), threading.Event()
 
     def play(rank: int) -> float:
@@ -158,7 +158,7 @@ def test_what_a_tree_cannot_reduce_is_refused() -> None:
     group.shutdown()
 
 
-def test_a_late_rank_ends_everyones_collective_within_the_limit() -> None:
+def test_a_late_rank_ends_the_collective_within_the_limit() -> None:
     store, over = c10d.HashStore(), threading.Event()
 
     def play(rank: int) -> str:
@@ -192,7 +192,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> TreeGroup:
 
 
 @ranks(7)
-def test_all_agree_on_one_step_for_any_ranks_stop_request(rank: int, tree: TreeGroup) -> None:
+def test_a_stop_of_any_rank_is_agreed_by_all(rank: int, tree: TreeGroup) -> None:
     """Request one stop on each rank in turn: each stop is agreed on at the next exchange."""
     agreement, stops = StopAgreement(tree), []
     for step in range(15):
@@ -204,9 +204,7 @@ def test_all_agree_on_one_step_for_any_ranks_stop_request(rank: int, tree: TreeG
 
 
 @ranks(7)
-def test_torch_groups_take_a_tree_for_one_of_theirs(
-    rank: int, tree: TreeGroup, tmp_path: Path
-) -> None:
+def test_the_groups_of_torch_accept_a_tree(rank: int, tree: TreeGroup, tmp_path: Path) -> None:
     dist.all_reduce(torch.ones(1), group=tree)
     found = [None] * 7
     dist.all_gather_object(found, f"rank {rank}", group=tree)
@@ -227,7 +225,7 @@ def test_torch_groups_take_a_tree_for_one_of_theirs(
 # Rank 0 leads all, rank 4 leads ranks 5 and 6, and rank 5 leads no rank.
 @pytest.mark.parametrize("dead", [0, 4, 5])
 @forked
-def test_a_ranks_death_ends_what_the_others_wait_in(tmp_path: Path, dead: int) -> None:
+def test_the_death_of_a_rank_ends_waiting_collectives(tmp_path: Path, dead: int) -> None:
     # Longer than the test allows an end to take: no rank may wait for it.
     limit = timedelta(seconds=400)
 

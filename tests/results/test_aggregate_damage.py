@@ -99,7 +99,7 @@ def test_many_long_names_of_metrics_cost_columns_of_one_run(
         assert store.metrics("good") is not None
 
 
-def test_names_that_hdf5_refuses_cost_the_metrics_of_one_run(
+def test_a_name_that_hdf5_refuses_costs_one_run_s_metrics(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
     append_line(make_run("bad").metrics, {"a\0b": 1.0, "a\0c": 2.0})

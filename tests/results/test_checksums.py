@@ -46,7 +46,7 @@ def test_every_flipped_bit_is_one_line_that_names_the_file(
     assert not collect(tmp_path).written
 
 
-def test_other_programs_get_an_error_for_flips_in_the_data(file: Path) -> None:
+def test_other_programs_get_an_error_for_a_flipped_bit(file: Path) -> None:
     raw = file.read_bytes()
     with h5py.File(file) as content:
         kinds = [content["runs"], *content["run/r0"].values()]

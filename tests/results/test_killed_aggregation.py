@@ -96,7 +96,7 @@ def test_killed_at_each_step(
     assert not any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
 
 
-def test_full_disks_are_one_error_and_the_old_file_stays(
+def test_a_full_disk_leaves_the_old_file(
     tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run("r", [1.0])

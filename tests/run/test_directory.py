@@ -62,7 +62,7 @@ def _killed_before_the_rename(path: Path) -> None:
     create(path, "x", {})
 
 
-def test_the_next_submission_removes_the_folder_of_a_killed_one(tmp_path: Path) -> None:
+def test_the_next_submission_removes_a_killed_submission_s_folder(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(
         target=_killed_before_the_rename, args=(tmp_path / "a",)
     )
@@ -94,7 +94,7 @@ def test_ranks_that_end_do_not_recreate_a_deleted_run(tmp_path: Path) -> None:
     assert read_lines(run.metrics) == []
 
 
-def test_runs_are_found_by_name_or_path_and_others_listed(tmp_path: Path) -> None:
+def test_a_run_is_found_by_name_and_by_path(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     assert find("a", tmp_path).path == run.path
     assert find(str(tmp_path / "a"), tmp_path / "elsewhere").path == run.path
@@ -102,14 +102,14 @@ def test_runs_are_found_by_name_or_path_and_others_listed(tmp_path: Path) -> Non
         find("b", tmp_path)
 
 
-def test_a_world_writable_directory_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_directory_that_anyone_may_write_to_is_refused(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     run.path.chmod(0o707)
     with pytest.raises(RunError, match="chmod o-w"):
         find("a", tmp_path)
 
 
-def test_runs_of_another_user_are_refused_with_the_allowing_option(
+def test_a_run_of_another_user_is_refused_with_an_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = create(tmp_path / "a", "x", {})
@@ -132,7 +132,7 @@ def test_a_newer_attempt_supersedes_the_older(tmp_path: Path) -> None:
         require_ownership(run, old)
 
 
-def test_the_first_of_two_processes_with_one_attempt_is_superseded(tmp_path: Path) -> None:
+def test_the_first_of_two_equal_attempts_is_superseded(tmp_path: Path) -> None:
     # Two clusters may use the same job numbers.
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
     claim(run, attempt)
@@ -182,7 +182,7 @@ def put_back(aside: Path, owner: Path) -> None:
     aside.rename(owner)
 
 
-def test_permanently_unreadable_owner_files_raise_and_missing_ones_supersede(
+def test_an_unreadable_owner_file_raises_and_a_missing_supersedes(
     tmp_path: Path,
 ) -> None:
     run, mine = create(tmp_path / "a", "x", {}), Attempt("7", 0)

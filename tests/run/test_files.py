@@ -95,7 +95,7 @@ def test_a_flipped_bit_makes_a_line_and_a_file_damaged(tmp_path: Path, old: byte
     assert read_json(tmp_path / "file") is None
 
 
-def test_torn_last_lines_are_skipped_and_the_next_is_whole(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     append_line(log, {"n": 1})
     with log.open("ab") as stream:
@@ -121,7 +121,7 @@ def test_lines_of_many_writers_do_not_mix(tmp_path: Path) -> None:
         assert [line["n"] for line in lines if line["writer"] == writer] == list(range(50))
 
 
-def test_names_that_are_not_utf8_survive_in_both_file_kinds(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_survive_in_both_files(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     write_json(tmp_path / "one.json", {"path": name})
     append_line(tmp_path / "lines.jsonl", {"path": name})
@@ -144,7 +144,7 @@ def test_a_special_file_is_refused_and_does_not_block(
         append_line(path, {})
 
 
-def test_disk_errors_of_runs_are_one_line_with_the_file(
+def test_a_disk_error_names_its_file_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = create(tmp_path / "run", "{}\n", {})

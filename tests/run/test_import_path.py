@@ -45,7 +45,7 @@ def test_another_python_is_asked_for_its_own_folders(tmp_path: Path) -> None:
     assert sysconfig.get_path("purelib") not in found
 
 
-def test_copies_come_right_before_originals_and_nothing_else_is_added() -> None:
+def test_a_copy_comes_right_before_its_original() -> None:
     copies = {Path("/project/src"): Path("/copy/src"), Path("/project/lib"): Path("/copy/lib")}
     path = copied_path(
         ["/else", "/project/src", "/lib"], ["/project/src", "/project/lib", "/other"], copies.get

@@ -19,9 +19,7 @@ def log(tmp_path: Path) -> Iterator[LineWriter]:
     writer.close()
 
 
-def test_after_flushes_all_lines_are_there_once_and_in_order(
-    log: LineWriter, tmp_path: Path
-) -> None:
+def test_after_a_flush_all_lines_are_there_once(log: LineWriter, tmp_path: Path) -> None:
     for n in range(300):
         log.write({"n": n})
         if n % 50 == 0:

@@ -36,7 +36,7 @@ def test_two_submissions_of_one_run_exclude_each_other(tmp_path: Path) -> None:
     assert not run.submitting.exists()
 
 
-def test_locks_end_with_their_object_but_not_with_forked_children(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_object_not_with_a_fork(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     lock = SubmissionLock(run)
     lock.take()
@@ -116,7 +116,7 @@ def test_a_damaged_lock_is_taken_over_at_once(tmp_path: Path, content: str) -> N
         ({"job": ["d/7", "0"], "space": "another-host-1-2"}, False),  # of another cluster
     ],
 )
-def test_locks_end_with_their_process_or_their_job_start(
+def test_a_lock_ends_with_its_process_or_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], taken: bool
 ) -> None:
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
@@ -137,7 +137,7 @@ def test_locks_end_with_their_process_or_their_job_start(
     assert not run.submitting.exists()
 
 
-def test_one_of_several_that_find_a_stale_lock_takes_it(tmp_path: Path) -> None:
+def test_one_of_several_takes_a_stale_lock_over(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     stale, locks = SubmissionLock(run), [SubmissionLock(run) for _ in range(8)]
     stale.hold()
@@ -185,7 +185,7 @@ def test_a_lock_replaced_since_the_check_is_left_in_place(
     assert not run.submitting.exists()
 
 
-def test_the_file_server_clock_gives_the_age_of_a_lock(
+def test_the_file_server_s_clock_gives_a_lock_s_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = create(tmp_path / "a", "x", {})

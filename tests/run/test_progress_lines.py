@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_step_lines_come_first_every_ten_seconds_and_at_last(clock: Clock) -> None:
+def test_step_lines_come_first_then_every_ten_seconds(clock: Clock) -> None:
     lines = StepLines(100)
     lines.begin(10, 1000.0)
     # The first step is no measure: its time includes the start of the loop.
@@ -57,7 +57,7 @@ def test_printed_text_goes_to_the_terminal_and_to_the_log(
     assert capsys.readouterr() == ("step 0\nstep 1\nafter\n", "trouble\ntrouble\n")
 
 
-def test_logs_that_cannot_be_opened_are_reported_in_one_line(
+def test_a_log_that_cannot_be_opened_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").touch()

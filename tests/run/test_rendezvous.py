@@ -51,7 +51,7 @@ def test_the_published_address_is_read_on_another_node(run: RunDirectory, tmp_pa
         rendezvous_file(run, tmp_path / "there", first=True, restart=1).wait(0.1)
 
 
-def test_only_the_first_rank_per_node_polls_the_shared_file(
+def test_only_the_first_rank_of_a_node_polls(
     run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
@@ -75,7 +75,7 @@ def test_only_the_first_rank_per_node_polls_the_shared_file(
     assert len(looks) < 15
 
 
-def test_the_first_rank_copies_the_address_for_its_nodes_ranks(
+def test_the_first_rank_copies_the_address_for_its_node(
     run: RunDirectory, memory: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rank-0").mkdir()
@@ -143,7 +143,7 @@ def test_addresses_are_tried_in_turn_until_one_is_reachable(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_the_next_start_replaces_the_address_of_an_earlier_one(
+def test_the_address_of_an_earlier_start_is_replaced(
     run: RunDirectory, memory: Path, first: bool
 ) -> None:
     # Two steps of one salloc are the same attempt.
@@ -189,7 +189,7 @@ def test_a_stale_handle_is_read_again(
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("met", ["before", "after"])
-def test_waiting_ranks_see_the_end_of_a_rank_0_script(
+def test_a_waiting_rank_sees_the_end_of_rank_0(
     run: RunDirectory, memory: Path, first: bool, met: str
 ) -> None:
     rank_0, tried = rendezvous_file(run, memory, first=True), []
@@ -208,7 +208,7 @@ def test_waiting_ranks_see_the_end_of_a_rank_0_script(
     assert tried[1:] == ([] if met == "after" else ["10.0.0.1"])
 
 
-def test_the_end_of_earlier_steps_is_not_this_steps_end(run: RunDirectory, memory: Path) -> None:
+def test_an_earlier_step_s_end_is_not_this_step_s(run: RunDirectory, memory: Path) -> None:
     rank_0 = rendezvous_file(run, memory, first=True, step="1")
     rank_0.publish(RENDEZVOUS)
     rank_0.publish_end("done")

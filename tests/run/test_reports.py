@@ -41,7 +41,7 @@ def test_outside_hpcrun_a_report_does_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_newest_step_and_save_among_a_ranks_processes_count(
+def test_the_newest_report_of_all_processes_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports(monkeypatch, tmp_path)
@@ -94,7 +94,7 @@ def test_a_wrong_report_is_refused_also_outside_hpcrun(
         hpcrun.report(**given)  # type: ignore[arg-type]
 
 
-def test_unwritable_reports_are_logged_once_and_do_not_raise(
+def test_a_report_that_cannot_be_written_does_not_raise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reports(monkeypatch, tmp_path / "gone")

@@ -39,7 +39,7 @@ def run(project: Path) -> RunDirectory:
     return create(project / "runs" / "a", "x", {})
 
 
-def test_copies_have_uncommitted_and_new_not_ignored_or_deleted_files(
+def test_uncommitted_and_new_files_are_copied_ignored_files_not(
     project: Path, run: RunDirectory
 ) -> None:
     (project / "src" / "task.py").write_text("new")
@@ -69,7 +69,7 @@ def names(found: Snapshot) -> set[str]:
     }
 
 
-def test_submodule_files_are_copied_from_the_working_tree(
+def test_the_files_of_a_submodule_are_copied(
     project: Path, run: RunDirectory, tmp_path: Path
 ) -> None:
     library = tmp_path / "library"
@@ -182,7 +182,7 @@ def test_an_error_of_git_is_reported_in_its_words(project: Path, run: RunDirecto
     assert not run.code.exists()
 
 
-def test_foreign_work_trees_are_reported_with_the_command_for_trust(
+def test_another_user_s_work_tree_names_the_trust_command(
     project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Git's tests use this variable for the same purpose.
@@ -217,9 +217,7 @@ def test_a_repository_beyond_the_limit_is_reported_and_not_copied(
     assert not run.code.exists()
 
 
-def test_commands_run_copies_of_their_code_with_the_original_data(
-    project: Path, run: RunDirectory
-) -> None:
+def test_a_command_runs_copies_with_the_original_data(project: Path, run: RunDirectory) -> None:
     (project / "data.csv").write_text("1")
     found = taken(run, project)
     command = [sys.executable, "train.py", "--data", "data.csv", "missing.py"]
@@ -236,7 +234,7 @@ def test_commands_run_copies_of_their_code_with_the_original_data(
     assert variables["PYTHONPATH"].split(":")[0] == str(found.root)
 
 
-def test_modules_come_from_copies_though_pythonpath_names_the_work_tree(
+def test_modules_come_from_the_copy_despite_pythonpath(
     project: Path, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "script.py").write_text("import task; print(task.__file__)")
@@ -252,7 +250,7 @@ def test_modules_come_from_copies_though_pythonpath_names_the_work_tree(
     assert variables["PYTHONPATH"].split(":")[0] == str(tmp_path)
 
 
-def test_scripts_find_the_working_folder_copy_only_where_installed(
+def test_a_script_finds_the_copy_only_if_installed(
     project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -264,9 +262,7 @@ def test_scripts_find_the_working_folder_copy_only_where_installed(
     assert told == {"PYTHONPATH": f"{found.root}:{project}"}
 
 
-def test_ranks_import_the_copy_if_pythonpath_names_the_work_tree(
-    project: Path, run: RunDirectory
-) -> None:
+def test_a_rank_imports_the_copy_despite_pythonpath(project: Path, run: RunDirectory) -> None:
     (project / "src" / "task.py").write_text("")
     found = taken(run, project)
     places = {"root": str(found.root.relative_to(run.path)), "source": str(project)}

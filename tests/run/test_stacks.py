@@ -30,7 +30,7 @@ def test_an_answer_survives_writing_and_reading(mail: Mailbox) -> None:
     assert (found.task, found.stacks[0].step, found.stacks[0].idle) == (1, 7, 2.5)
 
 
-def test_half_answers_and_answers_to_earlier_requests_do_not_count(mail: Mailbox) -> None:
+def test_earlier_or_partial_answers_do_not_count(mail: Mailbox) -> None:
     first = prepared(mail).ask()
     mail.reply(Reply(first, 0, "node1"))
     second = mail.ask()

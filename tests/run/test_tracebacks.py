@@ -105,9 +105,7 @@ def test_the_place_is_the_deepest_line_of_the_user(
     assert (failure.where, failure.copy) == (f"{original}:{line}", f"{copy}:{line}")
 
 
-def test_hpcrun_frames_are_counted_and_user_frames_have_original_paths(
-    module: ModuleType, tmp_path: Path
-) -> None:
+def test_frames_of_hpcrun_are_counted_and_folded(module: ModuleType, tmp_path: Path) -> None:
     told = traceback_of(raised(module.chained))
     assert "… 1 frame of hpcrun\n" in told
     assert "collective.py" not in told
@@ -144,7 +142,7 @@ def test_the_last_frame_of_an_error_in_hpcrun_stays() -> None:
     assert place_of(error)[0].startswith(__file__)
 
 
-def test_a_syntax_error_has_its_module_as_its_place(tmp_path: Path) -> None:
+def test_a_module_with_a_syntax_error_is_the_place(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("x = (\n")
     error = raised(lambda: compile("x = (\n", str(tmp_path / "broken.py"), "exec"))
     assert place_of(error) == (f"{tmp_path}/broken.py:1", "")

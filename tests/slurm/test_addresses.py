@@ -14,7 +14,7 @@ from hpcrun.ranks.addresses import (
 )
 
 
-def test_localhost_is_only_loopback_and_an_unresolvable_name_is_not() -> None:
+def test_localhost_is_loopback_and_an_unknown_name_is_not() -> None:
     assert is_only_loopback("localhost")
     assert is_only_loopback("127.0.1.1")
     assert not is_only_loopback("203.0.113.9")
@@ -40,7 +40,7 @@ def test_an_address_of_another_host_is_not_own() -> None:
         ([], None, False),
     ],
 )
-def test_names_are_sound_where_they_can_be_bound_and_reached(
+def test_a_name_is_sound_if_bound_and_reached(
     found: list[str], bound: str | None, sound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(addresses, "addresses_of", lambda _: found)

@@ -113,7 +113,7 @@ def fake_nvml(masks: dict[object, list[int]]) -> SimpleNamespace:
     )
 
 
-def test_gpus_are_asked_in_the_order_cuda_shows_them(
+def test_gpus_are_asked_in_cuda_s_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     masks: dict[object, list[int]] = {0: [0b11], 1: [0b1100], "GPU-a": [0, 1]}
@@ -172,7 +172,7 @@ print(own, again, *sorted(os.sched_getaffinity(0)))
 
 
 @pytest.mark.skipif(len(cores_of(os.sched_getaffinity(0))) < 2, reason="needs two cores")
-def test_two_ranks_bind_to_different_usable_halves_and_no_further() -> None:
+def test_two_ranks_are_bound_to_different_halves() -> None:
     masks = []
     for rank in ("0", "1"):
         done = subprocess.run(

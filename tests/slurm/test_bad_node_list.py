@@ -14,7 +14,7 @@ from hpcrun.slurm.avoided_nodes import (
 )
 
 
-def test_blame_lasts_for_a_time_and_survives_a_torn_line(tmp_path: Path) -> None:
+def test_blame_lasts_and_survives_a_torn_line(tmp_path: Path) -> None:
     path = bad_nodes_path({"XDG_STATE_HOME": str(tmp_path)})
     add_failure(path, "node3", "killed by SIGBUS", "runs/a")
     with path.open("a") as stream:
@@ -26,7 +26,7 @@ def test_blame_lasts_for_a_time_and_survives_a_torn_line(tmp_path: Path) -> None
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_nodes_are_suspect_from_the_second_failure_with_worst_first() -> None:
+def test_a_node_is_suspect_from_its_second_failure() -> None:
     entries = [NodeFailure(node, 0.0, "", "") for node in ("a", "b", "c", "b", "c", "c")]
     assert suspects(entries, after=2) == ["c", "b"]
 
@@ -49,7 +49,7 @@ def test_one_of_the_partitions_keeps_enough_nodes() -> None:
     assert spare(["a", "d", "b"], two, needed=2) == ["a", "d"]
 
 
-def test_forgiven_nodes_are_blamed_only_for_what_comes_later(tmp_path: Path) -> None:
+def test_a_forgiven_node_is_blamed_for_later_failures_only(tmp_path: Path) -> None:
     path = tmp_path / "nodes.jsonl"
     for node in ("n1", "n2"):
         add_failure(path, node, "killed by SIGBUS", "runs/a")

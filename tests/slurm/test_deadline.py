@@ -22,14 +22,14 @@ def test_the_variable_of_newer_slurms_is_taken_without_asking() -> None:
     assert end_time(environ, unasked) == 1795253522.0
 
 
-def test_older_slurm_versions_are_asked_by_the_array_task_id(recorded_env: Recorded) -> None:
+def test_an_older_slurm_is_asked_by_the_array_task(recorded_env: Recorded) -> None:
     environ = recorded_env("gpus-per-task")
     # Since 23.02 the job's environment contains it.
     environ.pop("SLURM_JOB_END_TIME", None)
     assert end_time(environ, lambda job: {"3_1": 5.0}[job]) == 5.0
 
 
-def test_no_scheduler_is_asked_outside_slurm_or_on_local_clusters() -> None:
+def test_outside_slurm_no_scheduler_is_asked() -> None:
     assert end_time({}, unasked) is None
     assert end_time({"SLURM_JOB_ID": "7", "HPCRUN_LOCAL_CLUSTER": "1"}, unasked) is None
 

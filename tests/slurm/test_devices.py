@@ -138,7 +138,7 @@ def test_what_slurm_gave_is_read_from_its_variables(environ: dict[str, str], giv
     assert given_gpus(environ) == given
 
 
-def test_jobs_given_gpus_but_seeing_none_are_refused_with_remedies() -> None:
+def test_a_job_with_gpus_that_sees_none_is_refused() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""}
     with pytest.raises(NodeUnfit, match=r"gave this job 4 GPU\(s\) here.*--nv.*--cpu") as refusal:
         require_given_gpus(environ)
@@ -149,7 +149,7 @@ def test_jobs_given_gpus_but_seeing_none_are_refused_with_remedies() -> None:
     require_given_gpus({**environ, "ZE_AFFINITY_MASK": "0"})
 
 
-def test_gpu_jobs_seeing_none_are_refused_where_slurm_counts_none() -> None:
+def test_a_job_for_uncounted_gpus_that_sees_none_is_refused() -> None:
     environ = {"SLURM_JOB_ID": "7", "HPCRUN_GPU_JOB": "7", "CUDA_VISIBLE_DEVICES": ""}
     with pytest.raises(NodeUnfit, match=r"the job is for GPUs.*--cpu.*job\.gpu_request") as refusal:
         require_given_gpus(environ)

@@ -31,7 +31,7 @@ def gpu_config(**changes: object) -> DistributedConfig:
     return DistributedConfig.model_validate(fields | changes)
 
 
-def test_slurm_steps_with_gpus_use_nccl_and_their_own_device(recorded_env: Recorded) -> None:
+def test_a_slurm_step_with_gpus_uses_nccl(recorded_env: Recorded) -> None:
     config = DistributedConfig.from_env(recorded_env("uneven-step"))
     assert (config.backend, config.device_ids) == ("nccl", (0,))
     assert (config.launch_method, config.num_nodes, config.num_gpus_per_node) == ("slurm", 3, 2)
@@ -230,7 +230,7 @@ def test_ranks_that_would_share_slices_of_a_gpu_are_refused(
         gpu_config(master_addr="127.0.0.1").validate()
 
 
-def test_addresses_are_not_looked_up_where_ranks_find_them_themselves() -> None:
+def test_the_address_is_not_looked_up_without_need() -> None:
     gpu_config(master_addr="no-such-host.invalid").validate(visible_devices=4, check_address=False)
 
 
@@ -245,7 +245,7 @@ def test_other_spellings_of_a_trainer_by_hand_are_read() -> None:
     assert config.validate() is True
 
 
-def test_program_values_without_launchers_place_all_ranks_on_this_machine(
+def test_values_without_a_launcher_place_all_ranks_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MASTER_PORT", "23456")

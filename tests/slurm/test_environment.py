@@ -63,7 +63,7 @@ def test_slurms_variables_for_mpirun_stay_in_that_job() -> None:
     assert scrub(told) == told
 
 
-def test_personal_sbatch_defaults_are_known_from_an_enclosing_job() -> None:
+def test_defaults_for_sbatch_are_known_in_an_enclosing_job() -> None:
     own = {"SBATCH_ACCOUNT": "astro", "SBATCH_QOS": "", "SBATCH_GRES": "fpga:1", "SLURM_CONF": "/x"}
     assert sbatch_defaults(own) == {"SBATCH_ACCOUNT": "account"}
     assert unused_by_sbatch(own) == ["SBATCH_GRES"]

@@ -28,7 +28,7 @@ def sampled(driver: Driver) -> GpuUse:
     return use
 
 
-def test_lines_have_the_mean_and_maximum_since_the_line_before() -> None:
+def test_a_line_has_the_mean_and_the_maximum() -> None:
     use = sampled(Driver((100, 2 << 30), (50, 8 << 30), (90, 4 << 30)))
     assert use.read() == (80.0, 8 << 30)
     assert all(map(math.isnan, use.read()))

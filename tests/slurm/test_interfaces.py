@@ -50,7 +50,7 @@ def test_gloo_gets_a_whole_name_and_nccl_what_was_given() -> None:
     assert interface_variables("ib", own, NODE) == {"NCCL_SOCKET_IFNAME": "ib"}
 
 
-def test_nodes_without_the_interface_are_named_with_those_they_have() -> None:
+def test_a_node_without_the_interface_is_named() -> None:
     with pytest.raises(
         NodeUnfit, match=r"^\S+: job\.interface=hsn .*eth0 \(10\.74\.0\.1\), ib0"
     ) as why:
@@ -77,7 +77,7 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
     return set_names
 
 
-def test_rank_0_offers_its_name_first_and_then_its_addresses(resolve: Resolve) -> None:
+def test_rank_0_offers_its_name_before_its_addresses(resolve: Resolve) -> None:
     resolve({"node1": "10.74.0.1"})
     assert rendezvous_addresses(TWO, None, NODE) == [
         "node1", "10.74.0.1", "10.1.0.1", "fd00::1", "10.1.1.1",
@@ -91,7 +91,7 @@ def test_what_the_user_names_comes_before_all_else(resolve: Resolve) -> None:
     assert found[:3] == ["node1i", "10.1.1.1", "node1"]
 
 
-def test_names_that_are_loopback_here_are_tried_last(resolve: Resolve) -> None:
+def test_a_loopback_name_is_tried_last(resolve: Resolve) -> None:
     resolve({"node1": "127.0.1.1"})
     assert rendezvous_addresses(TWO, None, NODE)[0] == "10.74.0.1"
     assert rendezvous_addresses(TWO, None, NODE)[-1] == "node1"
@@ -126,7 +126,7 @@ def test_gloo_is_sent_to_the_network_of_the_other_nodes(
     assert gloo_interface(TWO, ["node2"], NODE) == expected
 
 
-def test_gloo_stays_alone_on_one_node_or_by_user_choice(resolve: Resolve) -> None:
+def test_gloo_chooses_on_one_node_or_by_the_user(resolve: Resolve) -> None:
     resolve({})
     assert gloo_interface({"SLURM_STEP_NODELIST": "node1"}, [], NODE) == {}
     assert gloo_interface({**TWO, "GLOO_SOCKET_IFNAME": "ib0"}, [], NODE) == {}

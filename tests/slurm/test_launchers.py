@@ -32,7 +32,7 @@ def test_an_uneven_step_is_read_from_its_step_variables(recorded_env: Recorded) 
     assert placement.job_id == "2"
 
 
-def test_steps_on_fewer_nodes_than_their_job_ignore_its_variables(
+def test_a_step_on_fewer_nodes_ignores_the_job_s_variables(
     recorded_env: Recorded,
 ) -> None:
     env = recorded_env("small-step")
@@ -53,7 +53,7 @@ def test_the_legacy_variables_serve_where_step_variables_are_missing(
     assert read_placement(env) == read_placement(recorded_env("uneven-step"))
 
 
-def test_batch_scripts_of_jobs_with_one_task_may_train_themselves(recorded_env: Recorded) -> None:
+def test_a_batch_script_with_one_task_may_train(recorded_env: Recorded) -> None:
     env = {**recorded_env("batch-shell"), "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
     placement = read_placement(env)
     assert (placement.method, placement.world_size, placement.job_id) == ("single", 1, "2")
@@ -70,7 +70,7 @@ def test_torchrun_is_read_with_its_second_agent(recorded_env: Recorded) -> None:
     assert placement.job_id is None
 
 
-def test_torchrun_wins_over_slurm_in_one_task_per_node_steps(recorded_env: Recorded) -> None:
+def test_torchrun_in_a_step_wins_over_slurm(recorded_env: Recorded) -> None:
     inside = {**recorded_env("small-step"), **recorded_env("torchrun"), "SLURM_RESTART_COUNT": "2"}
     placement = read_placement(inside)
     assert placement.method == "torchrun"
@@ -78,7 +78,7 @@ def test_torchrun_wins_over_slurm_in_one_task_per_node_steps(recorded_env: Recor
     assert (placement.job_id, placement.restart_count) == ("2", 2)
 
 
-def test_steps_with_several_tasks_per_node_win_over_inherited_ranks(
+def test_a_step_with_several_tasks_wins_over_inherited_ranks(
     recorded_env: Recorded,
 ) -> None:
     inherited = {**recorded_env("torchrun"), **OPENMPI, **recorded_env("uneven-step")}
@@ -98,7 +98,7 @@ def test_openmpi_on_one_node_meets_on_the_loopback() -> None:
     assert (placement.method, placement.num_nodes, placement.master_addr) == ("mpi", 1, "127.0.0.1")
 
 
-def test_openmpi_on_two_nodes_takes_node_ranks_from_the_rank(recorded_env: Recorded) -> None:
+def test_openmpi_takes_the_node_rank_from_the_rank(recorded_env: Recorded) -> None:
     placement = read_placement({**recorded_env("batch-shell"), **OPENMPI})
     assert (placement.node_rank, placement.num_nodes, placement.tasks_per_node) == (1, 2, (4, 4))
     assert placement.master_addr == "node1"
@@ -194,7 +194,7 @@ def test_master_addr_of_the_environment_is_honored_in_a_step(recorded_env: Recor
         assert read_placement({**env, "MASTER_ADDR": loopback}).master_addr == "node1"
 
 
-def test_heterogeneous_jobs_have_rank_0_in_their_first_component(recorded_env: Recorded) -> None:
+def test_rank_0_of_a_heterogeneous_job_is_in_component_0(recorded_env: Recorded) -> None:
     env = recorded_env("uneven-step")
     assert env["SLURM_STEP_NODELIST"] == "node[1-3]"
     first = {"SLURM_JOB_NODELIST_HET_GROUP_0": "node[2-3]"}
@@ -227,7 +227,7 @@ def test_pmi_of_srun_is_no_mpirun(recorded_env: Recorded) -> None:
     assert read_placement({**recorded_env("small-step"), **pmi}).method == "slurm"
 
 
-def test_pmi_without_local_ranks_is_refused_not_taken_as_single() -> None:
+def test_pmi_without_a_local_rank_is_refused() -> None:
     with pytest.raises(ClusterError, match="PMI_SIZE=8") as refusal:
         read_placement({"PMI_RANK": "5", "PMI_SIZE": "8"})
     assert "\n" not in str(refusal.value)

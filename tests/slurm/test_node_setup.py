@@ -13,7 +13,7 @@ from hpcrun.slurm.node_setup import (
 )
 
 
-def test_one_task_per_node_runs_lines_with_the_job_environment() -> None:
+def test_one_task_per_node_runs_the_lines() -> None:
     folder = Path("/runs/50%/logs/7/restart-0")
     command = node_setup_command({"SLURM_NNODES": "3"}, [], ["mkdir -p /tmp/x"], folder)
     assert command[:5] == ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1",
@@ -24,7 +24,7 @@ def test_one_task_per_node_runs_lines_with_the_job_environment() -> None:
     assert script.splitlines()[-1] == "mkdir -p /tmp/x"
 
 
-def test_the_first_failing_line_ends_it_and_names_the_node(tmp_path: Path) -> None:
+def test_the_first_line_that_fails_names_the_node(tmp_path: Path) -> None:
     late = tmp_path / "late"
     script = node_setup_script(["false || true", "exit 3", f"touch {shlex.quote(str(late))}"])
     done = subprocess.run(
@@ -51,7 +51,7 @@ PLAIN = {"SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
         (["--relative=1"], 3, ["--relative=1"]),
     ],
 )
-def test_options_that_choose_nodes_for_ranks_choose_them_here_too(
+def test_options_that_choose_nodes_choose_them_here_too(
     options: list[str], nodes: int, placing: list[str]
 ) -> None:
     command = node_setup_command(PLAIN, options, ["true"], Path("/logs"))

@@ -48,7 +48,7 @@ def test_neighbouring_jobs_and_array_tasks_start_elsewhere() -> None:
         ((10010, 65535), 1024, 10009),
     ],
 )
-def test_stretched_ephemeral_ranges_are_still_avoided_where_possible(
+def test_a_stretched_ephemeral_range_is_avoided(
     ephemeral: tuple[int, int], low: int, high: int
 ) -> None:
     ports = port_candidates("123", ephemeral=ephemeral)
@@ -90,7 +90,7 @@ def test_the_port_of_the_environment_is_tried_first() -> None:
     assert wanted_ports({}, "7") == port_candidates("7")
 
 
-def test_taken_ports_are_skipped_and_all_addresses_are_listened_on() -> None:
+def test_a_taken_port_is_skipped_on_all_addresses() -> None:
     with socket.socket() as taken, socket.socket() as probe:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

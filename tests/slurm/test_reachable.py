@@ -37,7 +37,7 @@ def test_interfaces_on_which_all_peers_answer_are_reached(opened: Open) -> None:
     assert reached(own, []) == ["eth0", "eth1", "eth2"]
 
 
-def test_bridges_with_equal_addresses_everywhere_lead_to_the_node_itself(
+def test_a_bridge_with_an_equal_address_leads_home(
     opened: Open,
 ) -> None:
     mine = {"docker0": ["127.0.0.9"], "eth0": ["127.0.0.1"]}

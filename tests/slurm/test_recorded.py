@@ -36,7 +36,7 @@ def test_show_job_gives_the_state_of_each_scene(printed: Recorded) -> None:
     assert preempted == {"grace"}
 
 
-def test_show_job_gives_fields_that_no_free_text_fakes(printed: Recorded) -> None:
+def test_show_job_gives_fields_that_free_text_cannot_fake(printed: Recorded) -> None:
     running = slurm.parse_show_job(printed("job-running.txt"))
     assert running["JobName"] == "fake PreemptTime=1 Restarts=9"
     assert (running["Restarts"], running["PreemptTime"], running["Requeue"]) == ("0", "None", "1")
@@ -76,9 +76,7 @@ def test_squeue_gives_states_nodes_ends_and_reasons(printed: Recorded, jobs: Job
     assert reasons == {"JobHeldUser", "Dependency", "BeginTime"}
 
 
-def test_squeue_lists_array_tasks_and_parts_of_heterogeneous_jobs(
-    printed: Recorded, jobs: Jobs
-) -> None:
+def test_squeue_lists_array_tasks_and_heterogeneous_parts(printed: Recorded, jobs: Jobs) -> None:
     seen = slurm.parse_squeue(printed("squeue-live.txt"))
     tasks = [seen[f"{jobs['array']}_{task}"].state for task in (1, 2, 3)]
     assert tasks == ["RUNNING", "PENDING", "PENDING"]

@@ -71,7 +71,7 @@ def test_the_job_id_and_the_cluster_of_sbatch_are_found(printed: str, job: str) 
     assert " ".join(filter(None, slurm.parse_sbatch(printed))) == job
 
 
-def test_default_clusters_of_users_do_not_bend_an_answer(
+def test_a_default_cluster_of_the_user_changes_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLURM_CLUSTERS", "elsewhere")
@@ -189,7 +189,7 @@ def put_on_path(place: Path, **programs: str) -> str:
         "exec /bin/sleep 30",
     ],
 )
-def test_clusters_are_meant_even_while_controllers_are_slow_or_away(
+def test_a_named_cluster_counts_while_its_controller_is_away(
     ping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", put_on_path(tmp_path, sbatch="exit 1", scontrol=ping))
@@ -214,7 +214,7 @@ def test_the_real_programs_without_a_configuration_know_no_cluster(
     assert not slurm.configured(timeout=30.0)
 
 
-def test_the_record_of_one_task_is_found_in_its_array() -> None:
+def test_the_record_of_one_array_task_is_found() -> None:
     text = (
         "JobId=120 ArrayJobId=120 ArrayTaskId=2-3 JobName=s\n   JobState=PENDING Restarts=0\n\n"
         "JobId=12 ArrayJobId=120 ArrayTaskId=0 JobName=s\n   JobState=RUNNING Restarts=4\n\n"
@@ -225,7 +225,7 @@ def test_the_record_of_one_task_is_found_in_its_array() -> None:
     assert slurm.parse_show_job(text, "99") == slurm.parse_show_job(text)
 
 
-def test_waiting_array_tasks_are_named_by_the_number_of_arrays():
+def test_waiting_array_tasks_have_the_array_s_number():
     line = "123_[0-5%2]|afterok:7(unfulfilled)|/runs/s/logs/script"
     (waiting,) = slurm.parse_dependents(f"{line}\nno dependency||x\n")
     assert waiting.job == "123"

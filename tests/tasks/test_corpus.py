@@ -28,7 +28,7 @@ def task(folder: Path) -> LanguageModel:
     return LanguageModel(Config.model_validate({"data": {"path": str(folder)}}))
 
 
-def test_every_source_is_in_exactly_one_split_with_its_bytes(library: Path, packed: Path):
+def test_every_source_is_in_exactly_one_split(library: Path, packed: Path):
     train, validation = texts(library)
     assert not train.keys() & validation.keys()
     assert {**train, **validation} == {
@@ -39,9 +39,7 @@ def test_every_source_is_in_exactly_one_split_with_its_bytes(library: Path, pack
         assert bytes(shard.values.tolist()) == b"".join(wanted.values())
 
 
-def test_packing_twice_gives_one_hash_and_a_changed_source_another(
-    library: Path, packed: Path, tmp_path: Path
-):
+def test_packing_twice_gives_the_same_hash(library: Path, packed: Path, tmp_path: Path):
     def packed_again(name: str) -> str:
         corpus.pack(library, tmp_path / name, SMALL)
         return (tmp_path / name / "tokens.json").read_text()
@@ -60,7 +58,7 @@ def test_a_new_module_moves_no_other_file_between_the_splits(library: Path):
     assert {name for name in after if "new" not in name} == before.keys()
 
 
-def test_the_cap_holds_and_takes_a_beginning_of_what_exists(library: Path):
+def test_the_cap_takes_a_beginning_of_the_sources(library: Path):
     few, everything = (corpus.choose(library, size, 0.3)[0] for size in (3000, 10**6))
     assert few == everything[: len(few)]
     assert 1000 < sum(len(text) for _, text in few) <= 3000
@@ -102,7 +100,7 @@ def test_a_flipped_byte_is_noticed_before_training(packed: Path):
         task(packed).prepare()
 
 
-def test_foreign_files_at_the_chosen_path_are_refused_and_kept(tmp_path: Path):
+def test_a_foreign_file_at_the_path_is_kept(tmp_path: Path):
     place = tmp_path / "thesis.bin"
     place.write_bytes(b"five years of work")
     with pytest.raises(TokenError, match=r"thesis\.bin: not a folder of token shards.*data\.path"):
@@ -110,7 +108,7 @@ def test_foreign_files_at_the_chosen_path_are_refused_and_kept(tmp_path: Path):
     assert place.read_bytes() == b"five years of work"
 
 
-def test_corpora_at_the_chosen_place_are_used_or_packed_there(
+def test_a_chosen_corpus_is_used_or_packed_there(
     library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(corpus, "standard_library", lambda: library)
@@ -138,7 +136,7 @@ def test_two_concurrent_packings_leave_one_complete_corpus(library: Path, tmp_pa
     assert list(place.parent.iterdir()) == [place]
 
 
-def test_places_that_cannot_be_written_are_answered_in_one_line(library: Path, tmp_path: Path):
+def test_a_place_that_cannot_be_written_is_one_line(library: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TokenError, match=r"cannot be written.*XDG_CACHE_HOME") as caught:
         corpus.pack(library, tmp_path / "file" / "corpus", SMALL)
@@ -159,9 +157,7 @@ def test_each_split_has_a_file_with_text_whatever_the_fraction(
 
 
 @pytest.mark.parametrize(("max_bytes", "fitting"), [(10, 0), (500, 1)])
-def test_caps_leaving_no_two_files_are_refused_with_the_remedy(
-    library: Path, max_bytes: int, fitting: int
-):
+def test_a_cap_without_two_files_is_refused(library: Path, max_bytes: int, fitting: int):
     with pytest.raises(TokenError, match=rf"is enough for {fitting} of .*; raise data\.max_bytes"):
         corpus.choose(library, max_bytes, 0.3)
 

@@ -55,7 +55,7 @@ def test_the_forward_pass_is_the_formula_written_out():
     torch.testing.assert_close(model(seen)[0], logits)
 
 
-def test_embedding_and_output_share_one_matrix_and_no_buffers_exist():
+def test_embedding_and_output_share_one_matrix():
     model = GPT(SHAPE)
     assert sum(p.shape == (256, 32) for p in model.parameters()) == 1
     assert not list(model.buffers())
@@ -71,7 +71,7 @@ def test_branches_start_smaller_in_a_deeper_model():
         assert model.blocks[0].widen.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
-def test_generated_text_starts_with_the_prompt_and_depends_on_seeds():
+def test_generated_text_depends_on_prompt_and_seed():
     model = GPT(SHAPE)
 
     def text(seed: int) -> bytes:

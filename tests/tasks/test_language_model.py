@@ -40,7 +40,7 @@ def read_config(name: str) -> Config:
         (BDHTask, {"layers": 2, "heads": 4, "width": 32, "context": 64, "neurons": 256}),
     ],
 )
-def test_standard_library_training_beats_the_unigram_entropy_within_seconds(
+def test_training_on_the_library_beats_the_unigram_entropy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[LanguageModel],
@@ -110,7 +110,7 @@ def test_prepare_packs_into_the_users_cache_once(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["quickstart.yaml", "gpt.yaml"])
-def test_shipped_configs_are_valid_and_request_two_nodes_of_four(name: str):
+def test_a_shipped_config_asks_for_two_nodes_of_four(name: str):
     config = read_config(name)
     assert (config.job.nodes, config.job.gpus) == (2, 4)
     assert options_for(config.task) is not None

@@ -34,7 +34,7 @@ def tokens(count: int = 3, length: int = CONTEXT) -> torch.Tensor:
     return torch.randint(0, 256, (count, length), generator=torch.Generator().manual_seed(1))
 
 
-def test_logits_have_a_row_per_position_and_column_per_byte(build: Build):
+def test_logits_have_a_row_per_position(build: Build):
     assert build()(tokens()).shape == (3, CONTEXT, 256)
 
 
@@ -47,7 +47,7 @@ def test_a_later_byte_never_changes_an_earlier_prediction(build: Build):
     assert not torch.allclose(before[:, 7:], after[:, 7:])
 
 
-def test_the_same_seed_gives_equal_weights_whatever_was_drawn_before(build: Build):
+def test_equal_seeds_give_equal_weights_after_any_draws(build: Build):
     torch.manual_seed(1)
     first = build(seed=5).state_dict()
     torch.rand(7)
@@ -57,7 +57,7 @@ def test_the_same_seed_gives_equal_weights_whatever_was_drawn_before(build: Buil
     assert not any(torch.equal(first[name], other[name]) for name in drawn)
 
 
-def test_dropout_uses_the_global_generator_in_training_never_in_evaluation(build: Build):
+def test_dropout_draws_from_the_global_generator_in_training(build: Build):
     model, seen = build(dropout=0.5), tokens()
     torch.manual_seed(0)
     first, second = model(seen), model(seen)

@@ -26,7 +26,7 @@ def checked(*overrides: str):
         ("data.path=''", "data.path: is empty; omit the key, or write null"),
     ],
 )
-def test_bad_options_are_refused_in_one_line_with_their_place(override: str, line: str):
+def test_a_bad_option_is_refused_with_its_place(override: str, line: str):
     with pytest.raises(ConfigError) as caught:
         checked(override)
     assert line in str(caught.value)
@@ -34,7 +34,7 @@ def test_bad_options_are_refused_in_one_line_with_their_place(override: str, lin
     assert "\n" not in str(caught.value)
 
 
-def test_defaults_are_filled_in_so_the_run_directory_has_them():
+def test_defaults_are_written_to_the_run_directory():
     config = checked("model.layers=3")
     assert config.model.own == {
         "layers": 3,

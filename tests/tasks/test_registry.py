@@ -20,7 +20,7 @@ def test_looking_up_options_imports_neither_torch_nor_numpy_nor_h5py():
 
 
 @pytest.mark.parametrize("short", BUILTIN)
-def test_built_in_names_lead_to_tasks_and_two_option_models(short: str):
+def test_every_built_in_name_leads_to_a_task(short: str):
     module, _, name = BUILTIN[short].partition(":")
     assert issubclass(getattr(importlib.import_module(module), name), Task)
     model, data = options_for(short)

@@ -126,7 +126,7 @@ def write_tokens(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @forked
-def test_shipped_configs_learn_the_same_with_ddp_and_fsdp(tmp_path: Path, name: str) -> None:
+def test_a_shipped_config_learns_the_same_with_ddp_and_fsdp(tmp_path: Path, name: str) -> None:
     if "token" in name:
         write_tokens(tmp_path)
     losses = []
@@ -147,7 +147,7 @@ def test_shipped_configs_learn_the_same_with_ddp_and_fsdp(tmp_path: Path, name: 
 
 
 @forked
-def test_stops_change_no_bit_although_codes_are_drawn_at_random(tmp_path: Path) -> None:
+def test_a_stop_changes_no_bit_of_random_codes(tmp_path: Path) -> None:
     config = small(tmp_path, "autoencoder", "ddp")
     calm, codes, said = play(tmp_path, "calm", config)
     assert codes == [[0, 0]], said

@@ -67,7 +67,7 @@ def test_windows_pack_documents_without_a_gap_and_number_them(shards: Path):
         assert torch.equal(sample["documents"], after_end.cumsum(0))
 
 
-def test_flat_files_have_equal_windows_and_documents_by_end_token(tmp_path: Path):
+def test_a_flat_file_has_the_same_windows_and_documents(tmp_path: Path):
     values = np.array([5, 6, 9, 7, 9, 9, 8, 1, 2, 3, 4], dtype="<u2")
     path = tmp_path / "train.bin"
     values.tofile(path)
@@ -78,7 +78,7 @@ def test_flat_files_have_equal_windows_and_documents_by_end_token(tmp_path: Path
     assert len(windows) == 2
 
 
-def test_any_rank_count_reads_the_same_tokens_from_any_step(shards: Path, tmp_path: Path):
+def test_any_number_of_ranks_reads_the_same_tokens(shards: Path, tmp_path: Path):
     other = flat(tmp_path / "other.bin", 200)
     learner = task(shards, other, weights=[1, 3], model={**SMALL, "vocabulary": 257})
 
@@ -120,7 +120,7 @@ def test_a_damaged_folder_gives_one_line(shards: Path, name: str, content: bytes
     assert "\n" not in str(caught.value)
 
 
-def test_the_hash_or_the_vocabulary_finds_a_changed_byte(shards: Path, capsys):
+def test_a_changed_byte_is_found(shards: Path, capsys):
     path = shards / "train-00001.bin"
     content = bytearray(path.read_bytes())
     content[1] = 7
@@ -296,7 +296,7 @@ def test_the_held_out_documents_are_validated_on_and_reported(tmp_path: Path):
     assert list(report["passes"]) == [str(tmp_path / "a")]
 
 
-def test_a_hugging_face_tokenizer_file_is_used_where_installed(tmp_path: Path):
+def test_a_tokenizer_of_hugging_face_is_used_if_installed(tmp_path: Path):
     pytest.importorskip("tokenizers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 

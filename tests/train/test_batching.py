@@ -61,9 +61,7 @@ def test_dropping_omits_only_the_end_of_each_epoch(batch_size, ranks, accumulati
     micro_batch=st.integers(1, 20),
     epoch=st.integers(60, 99),
 )
-def test_micro_batches_respect_limits_and_samples_do_not_follow_ranks(
-    batch_size, ranks, micro_batch, epoch
-):
+def test_micro_batches_respect_their_limit(batch_size, ranks, micro_batch, epoch):
     train = Train(batch_size=batch_size, micro_batch=micro_batch)
     accumulation = accumulation_of(train, ranks)
     batching = Batching(batch_size, ranks, accumulation, "pad", epoch)

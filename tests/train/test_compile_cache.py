@@ -73,9 +73,7 @@ def test_a_damaged_file_is_one_line(
     assert cache.load() == f"{file}: is damaged; the model is compiled again"
 
 
-def test_killed_saves_leave_the_old_or_new_file_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_save_leaves_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info, packed = SimpleNamespace(artifacts={"inductor": ["a"]}), [b"old" * 999]
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (packed[0], info))
     monkeypatch.setattr(

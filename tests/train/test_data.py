@@ -63,14 +63,14 @@ def steps(dataset, first, last, **changes):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_from_any_step_equal_those_of_an_undisturbed_pass(workers):
+def test_batches_from_any_step_equal_the_undisturbed_pass(workers):
     whole = steps(Numbers(10), 0, 7, workers=workers)
     assert whole == steps(Numbers(10), 0, 7)
     for first in (1, 4, 7):
         assert steps(Numbers(10), first, 7, workers=workers) == whole[first:]
 
 
-def test_noise_in_loader_processes_depends_only_on_the_sample_position():
+def test_noise_of_loader_processes_depends_on_the_position_only():
     whole = steps(Noisy(10), 0, 7, workers=2)
     assert steps(Noisy(10), 3, 7, workers=2) == whole[3:]
     assert steps(Noisy(10), 0, 7, workers=1) == whole
@@ -79,7 +79,7 @@ def test_noise_in_loader_processes_depends_only_on_the_sample_position():
     assert len({noise for _, *noise_of in samples for noise in noise_of}) == 3 * 28
 
 
-def test_noise_in_loader_processes_does_not_depend_on_rank_counts():
+def test_noise_of_loader_processes_ignores_the_rank_count():
     one = sorted(steps(Noisy(10), 2, 3, workers=1)[0][0] + steps(Noisy(10), 2, 3, workers=1)[0][1])
     two = [steps(Noisy(10), 2, 3, workers=1, rank=rank, world_size=2)[0] for rank in (0, 1)]
     assert sorted(sample for rank in two for micro in rank for sample in micro) == one
@@ -160,7 +160,7 @@ class WithoutLength(Dataset):
         (Numbers(0), "data: Numbers holds no samples; check the data options"),
     ],
 )
-def test_untrainable_datasets_are_refused_before_the_first_step(dataset, line):
+def test_an_unusable_dataset_is_refused_before_the_first_step(dataset, line):
     with pytest.raises(UserError, match=line):
         length(dataset)
     with pytest.raises(UserError, match=line):
@@ -196,7 +196,7 @@ def test_validation_takes_every_sample_on_exactly_one_rank(size, world_size, acc
     assert all(len(batch) == count for share in shares for batch, count in share)
 
 
-def test_limited_validation_takes_the_same_samples_spread_across_the_dataset():
+def test_a_limited_validation_spreads_its_samples():
     def chosen(world_size):
         shares = validated(1000, world_size, limit=5, batch_size=20)
         return sorted(sample for share in shares for batch, _ in share for sample in batch)
@@ -270,7 +270,7 @@ class Mesh(Graph):
         super().to(device)
 
 
-def test_all_batch_tensors_are_moved_and_the_batch_is_unchanged():
+def test_all_tensors_of_a_batch_are_moved():
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     batch = {
         "pair": Pair(torch.ones(2), "a"),

@@ -68,7 +68,7 @@ class Many(nn.Module):
             nn.init.normal_(layer.weight)
 
 
-def test_only_rank_0_has_several_parameters_at_a_time() -> None:
+def test_only_rank_0_builds_more_than_one_parameter() -> None:
     sizes: list[int] = []
     original = torch.utils.swap_tensors
 
@@ -135,7 +135,7 @@ def test_a_resume_needs_no_weights_on_rank_0_either() -> None:
     assert len(built.weights) == 10
 
 
-def test_dataset_draws_do_not_depend_on_the_build() -> None:
+def test_draws_of_datasets_do_not_depend_on_the_build() -> None:
     class Drawing(Regression):
         def train_dataset(self) -> Any:
             return TensorDataset(torch.randn(8, 3))

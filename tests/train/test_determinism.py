@@ -81,9 +81,7 @@ def test_the_compiler_measures_no_kernels_or_is_refused(wanted, mode, switches, 
 @pytest.mark.parametrize(
     ("wanted", "expected"), [(True, NCCL_ORDER), ("strict", NCCL_ORDER), ("warn", {}), (False, {})]
 )
-def test_nccl_gets_one_addition_order_and_keeps_what_users_set(
-    wanted, expected, monkeypatch, capsys
-):
+def test_nccl_gets_one_order_of_addition(wanted, expected, monkeypatch, capsys):
     for name in NCCL_ORDER:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -116,7 +114,7 @@ def test_torch_refuses_warns_or_accepts_and_does_not_fill_memory(wanted, mode):
     assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
-def test_refused_kernels_are_named_with_the_line_that_calls_them():
+def test_a_refused_kernel_is_named_with_its_line():
     choose_kernels(True)
     with pytest.raises(NotDeterministic) as told, explain_refusals():
         put()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hpcrun.config import override_layer, resolve, ways
+from hpcrun.config import override_layer, parallelism, resolve
 from hpcrun.errors import NotSameBits
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train import determinism as drift
@@ -67,5 +67,5 @@ def test_strict_and_true_are_the_same_way_to_compute():
         resolve([override_layer([f"train.deterministic={value}"])])
         for value in ("strict", "true", "warn")
     )
-    assert ways(strict) == ways(true)
-    assert ways(strict) != ways(warn)
+    assert parallelism(strict) == parallelism(true)
+    assert parallelism(strict) != parallelism(warn)

@@ -37,7 +37,7 @@ def test_it_is_due_after_patience_validations_without_improvement():
     assert (early.best, early.best_step, early.end(100)) == (2.0, 4, 6)
 
 
-def test_decreases_below_min_delta_are_best_without_resetting_patience():
+def test_a_decrease_below_min_delta_does_not_reset_patience():
     early, best, due = seen([5.0, 4.9, 4.8, 4.6], patience=2, min_delta=0.3)
     assert best == [True, True, True, True]
     assert due == [False, False, True, False]
@@ -143,7 +143,7 @@ def test_patience_without_a_validation_set_is_refused(make, tmp_path):
 
 
 @forked
-def test_keys_needing_validation_are_reported_idle_without_a_validation_set(make, tmp_path):
+def test_keys_that_need_validation_are_idle_without_it(make, tmp_path):
     run = make(
         "blind", "task=tests.train.faulty_tasks:Regression", "train.patience=null", "train.steps=2"
     )

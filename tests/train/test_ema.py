@@ -37,7 +37,7 @@ def copied(tensors):
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
-def test_steps_move_the_average_toward_the_weights_by_their_fraction():
+def test_each_step_moves_the_average_towards_the_weights():
     model = net()
     made = trainer(model)
     expected = copied(dict(model.named_parameters()))
@@ -52,7 +52,7 @@ def test_steps_move_the_average_toward_the_weights_by_their_fraction():
         assert not torch.equal(value, model.get_parameter(name))
 
 
-def test_models_have_averaged_weights_in_blocks_then_exact_own_ones():
+def test_in_the_block_the_model_has_averaged_weights():
     model = net()
     made = trainer(model)
     made.training_step([batch(0)], loss)
@@ -81,7 +81,7 @@ def test_a_skipped_step_does_not_change_the_average():
     assert all(torch.equal(value, before[name]) for name, value in made.average.tensors().items())
 
 
-def test_deciding_one_step_later_changes_no_bit_of_the_average(monkeypatch):
+def test_a_late_decision_changes_no_bit_of_the_average(monkeypatch):
     def fused(model):
         return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
 
@@ -98,7 +98,7 @@ def test_deciding_one_step_later_changes_no_bit_of_the_average(monkeypatch):
     assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
 
 
-def test_checkpoints_keep_the_exact_average_or_it_begins_at_weights(
+def test_a_checkpoint_keeps_the_average_exactly(
     tmp_path,
 ):
     made = trainer(net())

@@ -121,7 +121,7 @@ def test_every_kind_of_parallelism_gives_the_same_training(rank, way, steps):
         *(ranked(way, marks=[pytest.mark.slow]) for way in more_interrupted_ways()),
     ],
 )
-def test_interrupted_training_has_undisturbed_bits_and_plain_names(rank, tmp_path, way):
+def test_an_interrupted_compiled_training_has_the_undisturbed_bits(rank, tmp_path, way):
     calm = trainer(way, rank, dropout=0.3)
     torch.manual_seed(100 + rank)
     for number, step in enumerate(batches(way, rank, 0, 6)):

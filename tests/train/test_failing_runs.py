@@ -33,7 +33,7 @@ class RaisesOnRank1(Regression):
 
 @pytest.mark.parametrize(("parallel", "step"), [("ddp", 1), ("fsdp", 2)])
 @forked
-def test_ranks_raising_in_steps_end_others_and_are_the_cause(tmp_path, parallel, step):
+def test_a_rank_that_raises_ends_the_others_as_cause(tmp_path, parallel, step):
     played = play_run(tmp_path, RaisesOnRank1, f"train.parallel={parallel}")
     assert played.codes == FAILED, played.said()
     failures = played.failures()
@@ -43,7 +43,7 @@ def test_ranks_raising_in_steps_end_others_and_are_the_cause(tmp_path, parallel,
 
 
 @forked
-def test_ranks_killed_in_restore_broadcasts_end_the_others_as_consequences(tmp_path):
+def test_a_rank_killed_in_a_restore_ends_the_others(tmp_path):
     def begin(rank, restart):
         if restart and rank == 1:
             # At the first broadcast of what the ranks have read.
@@ -75,7 +75,7 @@ class ModelRaisesOnRank1(Regression):
     [(PrepareRaises, 0, "OSError"), (ModelRaisesOnRank1, 1, "ValueError")],
 )
 @forked
-def test_one_rank_failure_ends_all_ranks_and_keeps_its_reason(tmp_path, task, culprit, kind):
+def test_a_failure_of_one_rank_ends_all_ranks(tmp_path, task, culprit, kind):
     played = play_run(tmp_path, task)
     assert played.codes == FAILED, played.said()
     failures = played.failures()
@@ -92,7 +92,7 @@ class ExitsWithZero(Regression):
 
 
 @forked
-def test_tasks_that_exit_with_0_do_not_count_as_finished(tmp_path):
+def test_a_task_that_exits_with_0_is_not_finished(tmp_path):
     played = play_run(tmp_path, ExitsWithZero)
     assert played.codes == FAILED, played.said()
     assert "SystemExit" in played.kinds()
@@ -121,7 +121,7 @@ class FailsWhileALoaderHangs(FailsWhileLoadersRead):
 
 @pytest.mark.parametrize("task", [FailsWhileLoadersRead, FailsWhileALoaderHangs])
 @forked(limit=450)
-def test_failing_ranks_end_although_their_loader_processes_ignore_sigterm(tmp_path, task):
+def test_a_failed_rank_ends_despite_deaf_loader_processes(tmp_path, task):
     played = play_run(tmp_path, task, "data.workers=1")
     assert played.codes == FAILED, played.said()
     assert "ValueError" in played.kinds()
@@ -164,7 +164,7 @@ def test_nonfinite_steps_of_one_rank_are_skipped_on_all(
 
 
 @forked
-def test_persistently_nonfinite_gradients_end_the_run_with_their_rank(tmp_path):
+def test_lasting_nonfinite_gradients_end_the_run_with_the_rank(tmp_path):
     played = play_run(
         tmp_path,
         NotFiniteOnRank1,

@@ -67,19 +67,19 @@ def trained(run: RunDirectory, attempt: Attempt) -> None:
     record_event(run, "started", attempt=attempt, step=0)
 
 
-def test_nodes_without_gpus_at_the_first_start_are_bad_input(
+def test_a_first_start_without_gpus_is_bad_input(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert unfit(run, Attempt("7", 0), monkeypatch) is Cause.BAD_INPUT
 
 
-def test_nodes_without_gpus_at_later_restarts_are_not_the_end(
+def test_a_later_restart_without_gpus_is_not_the_end(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert unfit(run, Attempt("7", 1), monkeypatch) is Cause.CRASH
 
 
-def test_nodes_without_gpus_do_not_end_runs_earlier_jobs_trained(
+def test_a_node_without_gpus_does_not_end_a_training(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(run, Attempt("6", 0))
@@ -93,14 +93,14 @@ def test_a_mistake_before_the_first_step_is_bad_input(
 
 
 @pytest.mark.parametrize("before", [Attempt("7", 0), Attempt("6", 3)])
-def test_mistakes_in_runs_that_have_trained_are_not_bad_input(
+def test_a_mistake_after_training_is_not_bad_input(
     run: RunDirectory, before: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(run, before)
     assert ended(run, Attempt("7", 1), MISSING, monkeypatch) is Cause.CRASH
 
 
-def test_nodes_that_cannot_read_the_checkpoint_are_recorded_as_bad(
+def test_a_node_that_cannot_read_the_checkpoint_is_bad(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n5")
@@ -113,7 +113,7 @@ def test_nodes_that_cannot_read_the_checkpoint_are_recorded_as_bad(
     assert blames_node(found)
 
 
-def test_ranks_whose_peer_cannot_read_checkpoints_are_not_the_cause(
+def test_a_peer_of_an_unreadable_checkpoint_is_no_cause(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = ReadFailure("step 12: rank 1 (n5): cannot be read", here=False)

@@ -107,7 +107,7 @@ def test_a_number_of_tokens_that_no_kernel_takes_is_explained():
         raise RuntimeError("divisible by 16")
 
 
-def test_models_without_such_layers_and_missing_torchao_are_refused(monkeypatch):
+def test_a_model_without_fp8_layers_or_torchao_is_refused(monkeypatch):
     with pytest.raises(UserError, match=r"train\.float8: Linear has no nn\.Linear with sizes"):
         to_float8(nn.Linear(32, 32), "emulate")
     monkeypatch.setitem(sys.modules, "torchao", None)

@@ -45,9 +45,7 @@ class HangsOnRank1(Regression):
     ],
 )
 @forked
-def test_hanging_ranks_are_named_their_stacks_kept_and_runs_restarted(
-    tmp_path, holds_lock, code, told
-):
+def test_a_hanging_rank_is_named_and_the_run_restarts(tmp_path, holds_lock, code, told):
     hang = ("train.hang_after=5", f"model.holds_lock={holds_lock}")
     played = play_run(tmp_path, HangsOnRank1, *hang)
     assert played.codes == [[exitcodes.FAILED, code]], played.said()
@@ -73,7 +71,7 @@ class FailsWhileAPeerIsBlind(Regression):
 
 
 @forked
-def test_ranks_that_wait_for_a_failed_rank_end_in_seconds(tmp_path):
+def test_a_rank_waiting_for_a_failed_rank_ends_soon(tmp_path):
     played = play_run(tmp_path, FailsWhileAPeerIsBlind, "train.hang_after=12")
     assert played.codes == FAILED, played.said()
     assert "rank 0 waits for a rank that has failed; it ends" in played.said()

@@ -191,7 +191,7 @@ def test_the_first_cause_is_reported_with_a_remedy(tmp_path):
 
 
 @forked
-def test_ranks_hanging_before_or_after_steps_are_named_with_work(tmp_path):
+def test_a_hang_outside_the_steps_names_its_work(tmp_path):
     def behind(rank, work):
         return rf".*: rank {rank} on .* is behind, {work} at test_hangs.py:"
 

@@ -54,13 +54,13 @@ def read(stream, first, last, *, workers=0, saved=None):
     return [batch for batch, _ in found], [state for _, state in found]
 
 
-def test_states_that_hold_for_one_epoch_resume_in_every_pass():
+def test_a_state_for_one_epoch_resumes_in_every_pass():
     whole, states = read(Counting(), 0, 9)
     for first in range(1, 9):
         assert read(Counting(), first, 9, saved=states[first - 1])[0] == whole[first:]
 
 
-def test_dataset_streams_in_loader_processes_or_with_buffers_are_refused(monkeypatch):
+def test_a_stream_of_datasets_in_loaders_is_refused(monkeypatch):
     class BufferShuffledExamplesIterable:
         ex_iterable = None
 

@@ -94,7 +94,7 @@ def test_a_run_can_resume_with_the_advised_settings(settings: list[str]) -> None
     assert {"train.micro_batch", "train.activation_checkpointing", "train.parallel"} <= followed
 
 
-def test_models_that_do_not_fit_get_no_advice_on_samples() -> None:
+def test_a_model_that_does_not_fit_gets_no_sample_advice() -> None:
     (line,) = advice(used(micro_batch=0))
     assert "train.parallel=fsdp keeps 1/4" in line
     assert "the model does not fit: use more GPUs" in told(micro_batch=0, parallel="fsdp")

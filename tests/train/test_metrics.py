@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_ranks_are_stragglers_only_if_they_delay_the_step() -> None:
+def test_a_straggler_is_a_rank_that_delays_the_step() -> None:
     assert straggler([0.1, 0.1, 0.25, 0.1], step=0.3) == 2
     assert straggler([0.1, 0.1, 0.14, 0.1], step=0.3) is None
     assert straggler([0.001, 0.001, 0.01], step=1.0) is None
@@ -180,7 +180,7 @@ def test_a_skipped_step_does_not_count_in_the_loss(
     assert losses == [2.5, 2.0, pytest.approx(math.nan, nan_ok=True)]
 
 
-def test_lines_are_means_over_their_samples_even_across_a_stop() -> None:
+def test_a_line_is_the_mean_over_its_samples() -> None:
     # Batches of 4, 4, 1, 4, 4, 1, and the fifth is skipped.
     shape = {"batching": Batching(4, ranks=1, uneven="pad", epoch=9), "steps": 6, "log_every": 5}
     losses = (1.0, 2.0, 3.0, 4.0, math.nan, 5.0)
@@ -239,7 +239,7 @@ def test_peaks_match_the_whole_device_name(name: str, peak: float | None) -> Non
     assert peak_of(name, "bf16") == peak
 
 
-def test_unknown_devices_have_no_peak_unless_the_config_gives_one() -> None:
+def test_an_unknown_device_has_a_peak_by_config_only() -> None:
     assert peak_here(torch.device("cpu"), "fp32", None) is None
     assert peak_here(torch.device("cpu"), "fp32", 2e9) == 2e9
 
@@ -255,7 +255,7 @@ def test_a_linear_layer_takes_six_operations_a_weight_and_sample() -> None:
     assert FlopCounter(twin(layer), given=7.0).per_sample == 7.0
 
 
-def test_models_with_data_dependent_code_train_without_a_flop_count() -> None:
+def test_a_data_dependent_model_trains_without_a_flop_count() -> None:
     layer = nn.Linear(2, 1)
     counter = FlopCounter(twin(layer), given=None)
 

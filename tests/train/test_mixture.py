@@ -55,14 +55,14 @@ def samples(world_size, first, last, *, workers=0, accumulation=1):
     return found
 
 
-def test_any_rank_count_takes_the_same_samples_from_any_step():
+def test_any_number_of_ranks_takes_the_same_samples():
     whole = samples(1, 0, 9)
     assert samples(3, 0, 9, accumulation=2) == whole
     # Resumed on other numbers of ranks and loader processes.
     assert samples(2, 4, 9) == samples(4, 4, 9) == samples(1, 4, 9, workers=2) == whole[4:]
 
 
-def test_blocks_have_exact_shares_and_no_sample_comes_too_often():
+def test_every_block_has_exactly_the_shares():
     mixed = mixture()
     found = mixed.sample_order(positions(0, 2 * BLOCK), seed=3)
     for block in (found[:BLOCK], found[BLOCK:]):
@@ -77,7 +77,7 @@ def test_blocks_have_exact_shares_and_no_sample_comes_too_often():
 
 
 @given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=6))
-def test_dataset_shares_are_their_weights_within_one_sample_per_block(weights):
+def test_the_share_of_a_dataset_is_its_weight(weights):
     for count, weight in zip(block_counts(weights), weights, strict=True):
         assert abs(count - weight * BLOCK / sum(weights)) < 1
 

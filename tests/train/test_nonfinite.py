@@ -64,7 +64,7 @@ class Training:
         return sorted(int(path.stem.removeprefix("step-")) for path in files)
 
 
-def test_the_first_consecutive_bad_step_is_recorded_with_its_samples(tmp_path, capsys):
+def test_the_first_consecutive_bad_step_is_recorded(tmp_path, capsys):
     training = Training(tmp_path, start=20)
     training.go("..xxx..x.")
     assert training.dumps() == [22, 27]
@@ -122,7 +122,7 @@ def test_consecutive_bad_steps_are_counted_over_a_restart(tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [[], ["train.nonfinite=stop"]])
-def test_dynamic_scale_overflows_are_reported_only_beyond_the_limit(tmp_path, capsys, overrides):
+def test_overflows_of_a_dynamic_scale_are_reported_beyond_the_limit(tmp_path, capsys, overrides):
     amp = ["amp.dtype=fp16", "train.nonfinite_limit=4"]
     training = Training(tmp_path, *overrides, *amp, amp=AMPConfig(dtype="fp16"))
     training.go("ooo.ooo.")

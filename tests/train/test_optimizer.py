@@ -240,7 +240,7 @@ def test_several_optimizers_take_the_steps_that_each_takes_alone(tmp_path, reloa
     ]
 
 
-def test_muon_takes_the_layer_matrices_and_adamw_the_rest(tmp_path):
+def test_muon_takes_the_matrices_and_adamw_the_rest(tmp_path):
     wanted = config("optim.name=muon", "optim.weight_decay=0.2", "train.lr=0.02")
     made = trained(lambda model: build_optimizer(model, wanted), reload_after=2, tmp_path=tmp_path)
 
@@ -266,7 +266,7 @@ def test_muon_takes_the_layer_matrices_and_adamw_the_rest(tmp_path):
     assert hidden_matrices(nn.Linear(3, 2))[0].shape == (2, 3)
 
 
-def test_muon_is_refused_without_a_matrix_or_on_old_torch(monkeypatch):
+def test_muon_without_a_matrix_or_new_torch_is_refused(monkeypatch):
     wanted = config("optim.name=muon")
     with pytest.raises(
         UserError, match=r"optim\.name: muon is for matrices, and the model has none"
@@ -317,7 +317,7 @@ def test_without_a_fused_kernel_the_plain_kernel_is_used():
         assert not optimizer.param_groups[0].get("fused")
 
 
-def test_the_fused_kernel_trial_raises_errors_of_another_kind(monkeypatch):
+def test_another_error_in_the_fused_kernel_s_trial_is_raised(monkeypatch):
     def fail(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
 

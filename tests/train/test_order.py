@@ -54,7 +54,7 @@ def test_epochs_and_neighboring_seeds_have_different_orders():
         assert np.count_nonzero(first == other) < 10
 
 
-def test_every_sample_is_equally_likely_at_the_epoch_start():
+def test_every_sample_is_equally_likely_at_the_start():
     size, epochs = 10, 1000
     first = order.samples(positions(0, epochs) * size, size, seed=1)
     counts = np.bincount(first, minlength=size)

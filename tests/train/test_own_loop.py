@@ -107,7 +107,7 @@ def test_one_rank_killed_and_stopped_ends_with_the_undisturbed_weights(script, t
 
 
 @forked
-def test_under_torchrun_killing_or_signaling_one_rank_changes_no_bit(script, tmp_path):
+def test_torchrun_with_a_killed_rank_changes_no_bit(script, tmp_path):
     first, weights = undisturbed(script, TORCHRUN, tmp_path)
     assert first == "2 ranks, from step 0"
     killed, stopped, ended = disturbed(script, 2)
@@ -156,7 +156,7 @@ def test_several_ranks_without_a_wrapped_model_are_refused(tmp_path):
 
 
 @ranks(2)
-def test_ranks_of_a_program_made_group_train_one_model(rank, tmp_path):
+def test_ranks_of_the_program_s_group_train_one_model(rank, tmp_path):
     """Only ``init_process_group`` numbers these ranks, as in programs with mp.spawn."""
     torch.manual_seed(rank)
     made = unwrapped(torch.nn.Linear(2, 1), gan.sgd)
@@ -172,7 +172,7 @@ def test_ranks_of_a_program_made_group_train_one_model(rank, tmp_path):
 
 
 @ranks(2)
-def test_groups_with_other_rank_numbers_than_the_launcher_are_refused(rank, monkeypatch):
+def test_a_group_with_other_rank_numbers_is_refused(rank, monkeypatch):
     for name, value in {"RANK": 1 - rank, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
         monkeypatch.setenv(f"LOCAL_{name}", str(value))

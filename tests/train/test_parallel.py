@@ -40,7 +40,7 @@ def test_auto_takes_ddp_if_the_model_fits_and_fsdp_otherwise():
     assert line.endswith("= 4.0 kB per rank, of 1.0 kB; 40% are reserved for activations")
 
 
-def test_sharded_runs_stay_sharded_and_runs_not_fitting_become_sharded():
+def test_a_sharded_run_stays_sharded():
     chosen, line = decide(config(), SMALL, 1000, earlier="fsdp")
     assert chosen == "fsdp"
     assert line.startswith("train.parallel=auto chooses fsdp, as in the last attempt: ")
@@ -84,7 +84,7 @@ def test_a_single_rank_is_never_sharded(capsys):
     assert "the options in fsdp have no effect" in capsys.readouterr().out
 
 
-def test_dp_on_cpus_trains_as_one_process_and_says_so(capsys):
+def test_dp_on_the_cpu_trains_as_one_process(capsys):
     def begin(parallel):
         torch.manual_seed(0)
         made = DistributedAMPTrainer(Net(), adamw, device="cpu", parallel=parallel)
@@ -123,7 +123,7 @@ def test_hybrid_sharding_groups_the_ranks_of_a_node():
     assert layout([(0, 0), (0, 1)]) == [[0, 1]]
 
 
-def test_hybrid_mesh_groups_connect_before_the_first_step(monkeypatch):
+def test_the_groups_of_a_hybrid_mesh_connect_first(monkeypatch):
     connected = []
     monkeypatch.setattr(dist, "all_reduce", lambda _, group: connected.append(group))
     monkeypatch.setattr(accelerator, "synchronize", lambda _: None)
@@ -141,7 +141,7 @@ def test_hybrid_sharding_over_unequal_nodes_is_refused():
         layout([(0, 0), (0, 1), (1, 0)])
 
 
-def test_paths_to_a_loss_lead_to_every_parameter_it_uses():
+def test_paths_to_a_loss_lead_to_its_parameters():
     net = Net()
     net.spare, net.frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
     value = loss(net, (torch.ones(3, 6), torch.ones(3)))
@@ -167,7 +167,7 @@ class Tied(nn.Module):
         self.scale = 2.5
 
 
-def test_hollow_copies_take_no_memory_and_receive_other_weights():
+def test_a_hollow_copy_takes_no_memory():
     model = Tied()
     shape = without_weights(model)
     assert all(parameter.is_meta for parameter in shape.parameters())

@@ -120,7 +120,7 @@ class Obeying(torch.optim.AdamW):
     ],
     ids=["library", "subclass"],
 )
-def test_optimizers_of_another_library_take_no_nonfinite_step(amp, clip, optimizer):
+def test_a_foreign_optimizer_takes_no_nonfinite_step(amp, clip, optimizer):
     trainer = make(optimizer, amp=amp, clip_norm=clip)
     good, bad = batches(2, 1)
     trainer.training_step(good, loss)
@@ -148,7 +148,7 @@ def test_a_decision_one_step_later_changes_no_bit(monkeypatch, amp, clip, optimi
     assert same(everything(prompt), everything(other))
 
 
-def test_groups_keep_no_momentum_of_a_nonfinite_first_gradient(monkeypatch):
+def test_a_group_with_a_nonfinite_first_gradient_keeps_no_momentum(monkeypatch):
     def train():
         torch.manual_seed(0)
         parts = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
@@ -177,7 +177,7 @@ def test_groups_keep_no_momentum_of_a_nonfinite_first_gradient(monkeypatch):
 
 
 @pytest.mark.usefixtures("late")
-def test_checkpoints_wait_for_the_decision_and_resume_with_equal_bits(tmp_path):
+def test_a_checkpoint_waits_for_the_decision(tmp_path):
     calm, first = make(amp=FP16), make(amp=FP16)
     steps = list(batches(8, 2, 3, 6))
     for step in steps:
@@ -206,7 +206,7 @@ def test_a_step_waits_for_its_decision_only_on_request():
     assert trainer.gate.skipped == 1
 
 
-def test_the_scale_history_names_the_steps_where_it_changed(tmp_path):
+def test_the_history_of_the_scale_names_its_steps(tmp_path):
     trainer = make(amp=FP16)
     for step in batches(8, 1):
         trainer.training_step(step, loss)
@@ -273,7 +273,7 @@ def test_tf32_sets_the_variable_that_torch_wants_on_amd(monkeypatch):
         assert os.environ.get(name) == wanted
 
 
-def test_gpus_with_bf16_that_train_in_fp32_get_a_hint(monkeypatch):
+def test_a_gpu_with_bf16_in_fp32_gets_a_hint(monkeypatch):
     gpu = torch.device("cuda")
     monkeypatch.setattr(vendor.torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(accelerator, "name", lambda _: "NVIDIA H100 80GB HBM3")

@@ -51,7 +51,7 @@ class Encoder(nn.Module):
         self.tables = nn.ModuleDict({"word": nn.Embedding(11, 4), "place": nn.Embedding(9, 4)})
 
 
-def test_blocks_are_repeated_elements_of_lists_and_nothing_inside_them():
+def test_blocks_are_the_repeated_elements_of_lists():
     encoder = Encoder()
     assert names(encoder, blocks(encoder)) == [
         "layers.0", "layers.1", "layers.2", "outer.1.0", "outer.1.1", "heads.one", "heads.two", "only.0",
@@ -86,14 +86,14 @@ def test_units_by_size_count_parameters_outside_inner_units():
     assert names(net, by_size(net, 5000)) == []
 
 
-def test_embeddings_that_may_be_outputs_count_for_the_surrounding_module():
+def test_a_possible_tied_embedding_counts_for_its_parent():
     model = GPT(LanguageModelShape(layers=2, heads=2, width=32))
     chosen = by_size(nn.Sequential(model), 8000)
     assert model.embedding.weight.numel() >= 8000
     assert chosen == [*model.blocks, model]
 
 
-def test_attention_submodules_are_no_units_because_it_never_calls_them():
+def test_submodules_that_attention_does_not_call_are_no_units():
     layer = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
     assert not any("out_proj" in name for name in names(layer, by_size(layer, 1)))
 
@@ -286,7 +286,7 @@ def test_every_kind_of_block_is_compiled_and_keeps_its_names(make):
     assert list(part.state_dict()) == plain
 
 
-def test_blocks_beyond_the_compiler_cache_limit_are_all_compiled():
+def test_more_blocks_than_the_cache_limit_are_compiled():
     parts = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(12)))
 
     def begin(compiler):

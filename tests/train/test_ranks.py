@@ -80,7 +80,7 @@ def test_accumulating_four_micro_batches_gives_the_same_training(rank, world_siz
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 @ranks(2)
-def test_gradients_all_reduce_once_per_step_for_any_micro_batches(rank, accumulation):
+def test_gradients_are_all_reduced_once_per_step(rank, accumulation):
     trainer = make_trainer(rank, 2, large)
     calls = []
 
@@ -199,7 +199,7 @@ def test_without_the_bucket_warm_up_a_resume_would_round_differently(rank, tmp_p
 
 
 @ranks(4)
-def test_one_rank_error_stops_all_ranks_and_is_reported_once(rank):
+def test_an_error_of_one_rank_is_reported_once(rank):
     all_ranks = Ranks(rank, 4, dist.new_group(backend="gloo"))
 
     def attempt(compute):

@@ -126,7 +126,7 @@ def taking(task, batching=None, optimizer=sgd, preparation=None):
         ),
     ],
 )
-def test_nondifferentiable_losses_are_refused_in_the_first_step(loss, line):
+def test_a_loss_without_gradient_is_refused_at_once(loss, line):
     with pytest.raises(NotTrainable, match=r"^Given\.loss\(\) returned ") as refused:
         taking(Given(nn.Linear(3, 1), loss))(0, [torch.ones(4, 3)])
     assert str(refused.value).startswith(f"Given.loss() {line}")
@@ -191,7 +191,7 @@ def test_a_recomputed_block_that_changes_a_buffer_is_refused():
         (Batching(4, 1, 4), "use a larger train.batch_size or train.micro_batch"),
     ],
 )
-def test_batch_norm_with_one_sample_is_refused_with_a_remedy(batching, remedy):
+def test_a_batch_norm_of_one_sample_is_refused(batching, remedy):
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     with pytest.raises(UserError) as refused:
         taking(Given(model, torch.Tensor.mean), batching)(1, [torch.ones(1, 3)])

@@ -76,7 +76,7 @@ LAYERS = ("train.parallel=fsdp", "fsdp.wrap=classes", "fsdp.classes=[Layer]")
     ],
 )
 @forked
-def test_bad_input_gets_one_line_and_exit_code_2_everywhere(tmp_path, task, overrides, line):
+def test_bad_input_gives_one_line_and_code_2_everywhere(tmp_path, task, overrides, line):
     played = play_run(tmp_path, task, *overrides)
     assert played.codes == REFUSED, played.said()
     assert played.refusal().startswith(line)
@@ -92,7 +92,7 @@ class DatasetMissingOnRank1(Regression):
 
 
 @forked
-def test_rank_0_reports_an_error_that_only_rank_1_has(tmp_path):
+def test_an_error_of_rank_1_is_reported_by_rank_0(tmp_path):
     played = play_run(tmp_path, DatasetMissingOnRank1)
     assert played.codes == REFUSED, played.said()
     line = played.refusal()
@@ -168,7 +168,7 @@ class RefusedKernel(Validated):
     ],
 )
 @forked
-def test_kernels_refused_by_determinism_are_bad_input_at_any_step(tmp_path, at, overrides):
+def test_a_kernel_refused_by_determinism_is_bad_input(tmp_path, at, overrides):
     played = play_run(tmp_path, RefusedKernel, f"model.at={at}", *overrides)
     # Of two ranks at the kernel, one may be gone before the other has its last gradients.
     (codes,) = played.codes

@@ -51,9 +51,7 @@ def hold_and_join(
 
 
 @pytest.mark.parametrize(("ranks", "connected"), [(2, False), (1000, True)])
-def test_the_timeout_of_the_watchdog_store_grows_with_the_ranks(
-    ranks: int, connected: bool
-) -> None:
+def test_the_store_s_timeout_grows_with_the_ranks(ranks: int, connected: bool) -> None:
     port, held = free_port(), []
 
     def hold() -> None:
@@ -141,7 +139,7 @@ def test_a_rank_of_another_node_sets_its_address_for_gloo(
     assert asked == {"0": ["the way to 127.0.0.1"], "1": ["127.0.0.1"]}
 
 
-def test_torch_without_cuda_is_reported_on_nodes_with_gpus(
+def test_a_torch_without_cuda_is_reported_with_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -23,7 +23,7 @@ from tests.train.runs import DONE, STOPPED_ONCE, play_run
 
 
 @forked
-def test_reports_use_the_best_weights_and_the_last_stay_newest(tmp_path):
+def test_the_report_is_of_the_best_weights(tmp_path):
     played = play_run(
         tmp_path,
         Judged,

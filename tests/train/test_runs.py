@@ -183,7 +183,7 @@ def test_a_stop_changes_no_bit_in_a_stream(tmp_path):
 
 
 @forked
-def test_stops_change_no_bit_in_a_stream_that_shards_itself(tmp_path):
+def test_a_stop_changes_no_bit_in_a_sharding_stream(tmp_path):
     strict = play_run(
         tmp_path,
         StreamingItsOwn,
@@ -209,7 +209,7 @@ def rates(played):
 
 
 @forked
-def test_stops_change_no_bit_with_uneven_shares_and_own_optimizers(tmp_path):
+def test_a_stop_changes_no_bit_with_uneven_shares(tmp_path):
     # Five samples and four, at most three per micro-batch; an epoch's last batch has three.
     _, stopped = play_both(
         tmp_path,

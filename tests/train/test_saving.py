@@ -70,7 +70,7 @@ def saved(run: RunDirectory) -> list[int | None]:
     return [event.step for event in read_events(run) if event.what == "saved"]
 
 
-def test_every_nth_the_best_validated_and_the_newest_are_kept(tmp_path):
+def test_every_nth_the_best_and_the_newest_are_kept(tmp_path):
     run = trained(
         tmp_path,
         *("checkpoint.every=2", "checkpoint.keep=1"),
@@ -101,7 +101,7 @@ def test_minutes_and_auto_replace_steps(tmp_path, overrides, steps):
     assert kept(run) == steps[-1:-3:-1]
 
 
-def test_auto_follows_save_costs_and_the_failures_of_the_run(tmp_path):
+def test_auto_follows_the_cost_of_saves_and_failures(tmp_path):
     config = configured("checkpoint.auto=true")
     run = create(tmp_path / "run", to_yaml(config), {"created": time.time()})
     now = time.time()
@@ -129,7 +129,7 @@ def test_auto_follows_save_costs_and_the_failures_of_the_run(tmp_path):
     assert [b - a for a, b in pairwise(times)] == pytest.approx([second] * (len(times) - 1), abs=3)
 
 
-def test_starts_prune_because_saves_on_a_full_disk_cannot(tmp_path, capsys):
+def test_a_start_prunes_after_a_full_disk(tmp_path, capsys):
     run = create(tmp_path / "run", to_yaml(configured()), {"created": time.time()})
     store = CheckpointStore(run.checkpoints, "test-0")
     for step in range(1, 6):
@@ -189,7 +189,7 @@ def restarted_with(monkeypatch, name, replacement, run, logs):
         monkeypatch.undo()
 
 
-def test_starts_on_nodes_with_read_errors_resume_from_the_newest(tmp_path, capfd, monkeypatch):
+def test_a_start_after_read_errors_resumes_from_the_newest(tmp_path, capfd, monkeypatch):
     run = trained(tmp_path, "checkpoint.every=4", "checkpoint.keep=2")
     run.result.unlink()
 
@@ -215,7 +215,7 @@ def test_starts_on_nodes_with_read_errors_resume_from_the_newest(tmp_path, capfd
     assert "resumed from step 12" in capfd.readouterr().out
 
 
-def test_starts_fall_back_from_damage_and_never_begin_at_0(tmp_path, capfd):
+def test_a_start_falls_back_from_damage_never_to_zero(tmp_path, capfd):
     run = trained(tmp_path, "checkpoint.every=4", "checkpoint.keep=2")
     assert kept(run) == [12, 8]
     run.result.unlink()

@@ -103,7 +103,7 @@ OTHER_WAYS = {
 
 
 @ranks(2, 4)
-def test_deferred_builds_give_all_ranks_the_weights_of_normal_builds(rank, world_size, tmp_path):
+def test_a_deferred_build_gives_all_ranks_normal_weights(rank, world_size, tmp_path):
     normal = built(rank, world_size, "fsdp.deferred_init=false")
     weights, of_two_ranks = agreed(normal[0]), tmp_path / "weights.json"
     if world_size == 4:

@@ -62,7 +62,7 @@ def test_a_two_dimensional_mesh_reduces_over_rows_and_columns(rank):
 
 
 @ranks(2)
-def test_cpu_offloading_has_no_effect_and_rank_0_reports_it(rank, capsys):
+def test_offloading_on_the_cpu_has_no_effect(rank, capsys):
     way = Way("fsdp", 2)
     made = trainer(way, rank, offload=True)
     line = "hpcrun: fsdp.cpu_offload: the ranks are on the CPU; nothing to offload\n"
@@ -102,7 +102,7 @@ def test_norms_with_running_statistics_are_the_same_in_half_precision(rank):
     [("adamw", 0.9), ("adam", 0.9), ("sgd", 0.9), ("sgd", 0.0), ("muon", 0.9)],
 )
 @ranks(2)
-def test_every_optimizer_takes_the_same_steps_sharded_with_its_kernels(rank, name, momentum):
+def test_every_optimizer_takes_the_same_steps_sharded(rank, name, momentum):
     asked = config(f"optim.name={name}", "train.lr=0.01", f"optim.momentum={momentum}")
 
     def weights(way):

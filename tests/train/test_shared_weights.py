@@ -18,7 +18,7 @@ def bytes_loss(model, text):
 
 
 @ranks(2)
-def test_the_shipped_tied_gpt_trains_the_same_sharded_by_size(rank):
+def test_the_shipped_gpt_trains_the_same_sharded_by_size(rank):
     shape = LanguageModelShape(layers=2, heads=2, width=16)
     texts = torch.randint(0, 256, (4, 2, 3, 9), generator=torch.Generator().manual_seed(1))
 
@@ -39,7 +39,7 @@ class Hidden(Net):
 
 
 @ranks(2)
-def test_shards_that_another_module_reads_are_refused_with_a_remedy(rank):
+def test_a_shard_that_another_module_reads_is_refused(rank):
     way = Way("fsdp", 2)
     made = trainer(way, rank, make=Hidden)
     with pytest.raises(

@@ -119,7 +119,7 @@ def sharded(rank, world_size=2):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Counting, Skipping])
-def test_one_order_is_distributed_over_any_rank_and_process_count(kind, workers):
+def test_one_order_is_distributed_over_ranks_and_processes(kind, workers):
     whole = steps(Counting(), 0, 9)[0]
     assert len(set(flat(whole))) == 72
     for world_size, accumulation in ((2, 1), (2, 2), (1, 4), (3, 2)):
@@ -185,13 +185,13 @@ def test_a_stream_that_shards_itself_resumes_exactly_from_any_stop(workers, accu
             assert idle == state
 
 
-def test_loader_processes_of_self_sharding_streams_share_a_pass():
+def test_loader_processes_of_a_sharding_stream_share_a_pass():
     read = flat(steps(Sharded(0, 1, size=16), 0, 2, workers=2)[0])
     assert sorted(read) == list(range(16))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_random_values_of_samples_are_the_same_after_a_resume(workers):
+def test_random_values_of_a_sample_survive_a_resume(workers):
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     whole, _ = steps(Noisy(), 0, 6, workers=workers, world_size=2)
     if workers:
@@ -253,7 +253,7 @@ class OnePass(Counting):
         (NotPlain(), 1, 0, r"data: NotPlain.state_dict\(\).order: a numpy.ndarray cannot be saved"),
     ],
 )
-def test_streams_that_cannot_resume_are_refused_before_the_first_step(stream, ranks, workers, line):
+def test_a_stream_that_cannot_resume_is_refused(stream, ranks, workers, line):
     with pytest.raises(UserError, match=line):
         require_trainable(stream, ranks, workers)
     require_trainable(Undeclared(), 1, 1)
@@ -267,7 +267,7 @@ def test_a_pass_without_a_sample_is_an_error(stream, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_states_that_are_not_plain_fail_at_the_first_sample(workers):
+def test_a_state_that_is_not_plain_fails_immediately(workers):
     with pytest.raises(UserError, match=r"^data: PlainAtFirst.state_dict\(\).next: a numpy.int64"):
         steps(PlainAtFirst(), 0, 3, until=1, workers=workers)
 
@@ -308,7 +308,7 @@ def test_a_checkpoint_of_other_streams_is_refused_and_says_why():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_self_sharding_ranks_take_uneven_shares_and_their_own_passes(workers):
+def test_sharding_ranks_take_uneven_shares_and_own_passes(workers):
     shape = {"world_size": 2, "batch_size": 7, "accumulation": 2, "workers": workers}
     for rank, shares in ((0, [2, 2]), (1, [2, 1])):
         whole, _ = steps(sharded(rank), 0, 12, rank=rank, **shape)

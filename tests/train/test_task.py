@@ -146,7 +146,7 @@ def test_a_task_cannot_be_made_of_the_base_class_alone():
         Task(resolve([]))
 
 
-def test_tasks_that_set_their_step_are_refused_with_a_remedy(load):
+def test_a_task_that_sets_its_step_is_refused(load):
     begin = "    def __init__(self, config):\n        self.step = 0\n"
     with pytest.raises(
         NotTrainable, match="Mine sets step, which hpcrun uses for the number of steps"

@@ -50,7 +50,7 @@ class Replayed(nn.Module):
         return value
 
 
-def test_losses_in_cuda_graph_memory_are_kept_until_logged():
+def test_a_loss_in_a_cuda_graph_s_memory_is_kept():
     made = DistributedAMPTrainer(
         Replayed(),
         lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
@@ -130,7 +130,7 @@ def test_a_step_without_micro_batches_is_refused():
     ("given", "kind"),
     [(torch.ones(4, 2), "Tensor"), (batch(4), "dict"), (iter([batch(4)]), "list_iterator")],
 )
-def test_a_batch_in_place_of_a_batch_list_is_refused(given, kind):
+def test_a_batch_instead_of_a_list_is_refused(given, kind):
     with pytest.raises(
         TypeError, match=rf"a list of micro-batches \(for one batch: \[batch\]\), not a {kind}$"
     ):
@@ -148,7 +148,7 @@ def test_an_optimiser_that_asks_for_a_closure_is_refused():
         made.training_step([batch(4)], loss)
 
 
-def test_schedules_that_need_a_metric_or_exist_already_are_refused():
+def test_a_schedule_that_needs_a_metric_is_refused():
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     made = AMPTrainer(net(), sgd, scheduler=plateau, device="cpu")
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_clipping_bounds_the_norm_over_all_parameters_of_the_optimiser(amp):
     torch.testing.assert_close(step, torch.tensor(0.01), rtol=1e-3, atol=0)
 
 
-def test_bf16_computes_in_bf16_and_keeps_weights_in_full_precision():
+def test_bf16_keeps_the_weights_in_full_precision():
     module = net()
     seen = []
 
@@ -198,7 +198,7 @@ def test_fp16_undoes_its_loss_scale_in_the_gradients():
     assert trainer.scaler.get_scale() == 1024.0
 
 
-def test_overflows_skip_steps_halve_the_scale_and_hold_the_schedule():
+def test_an_overflow_skips_the_step_and_halves_the_scale():
     module = net()
     before = weights(module)
     trainer = AMPTrainer(module, sgd, amp=FP16, clip_norm=1.0, scheduler=halves, device="cpu")
@@ -213,7 +213,7 @@ def test_overflows_skip_steps_halve_the_scale_and_hold_the_schedule():
     assert torch.isfinite(weights(module)).all()
 
 
-def test_training_resumes_after_evaluation_and_leaves_frozen_parts_in_theirs():
+def test_training_resumes_after_an_evaluation_with_frozen_parts():
     module = net()
     trainer = AMPTrainer(module, sgd, device="cpu")
     module.eval()
@@ -262,7 +262,7 @@ def test_training_resumes_from_its_checkpoint_with_the_same_bits(tmp_path, as_te
     assert resumed.scheduler.state_dict() == calm.scheduler.state_dict()
 
 
-def test_folders_with_steps_of_other_training_are_refused_until_loaded(tmp_path):
+def test_a_folder_of_another_training_is_refused_until_loaded(tmp_path):
     first = AMPTrainer(net(), sgd, device="cpu")
     assert first.save_checkpoint(tmp_path, 1).ok
     first.training_step([batch(4, 1)], loss)
@@ -281,7 +281,7 @@ def test_folders_with_steps_of_other_training_are_refused_until_loaded(tmp_path)
     assert second.save_checkpoint(tmp_path, 3).ok
 
 
-def test_cpu_ranks_keep_their_checkpoint_threads_where_there_are_cpus(tmp_path, monkeypatch):
+def test_a_rank_on_the_cpu_keeps_its_threads(tmp_path, monkeypatch):
     here = torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
     try:
@@ -315,7 +315,7 @@ def test_validation_does_not_use_the_random_numbers_of_training():
     assert [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[2]] == before
 
 
-def test_trainers_take_rank_and_world_size_and_keep_earlier_names():
+def test_a_trainer_takes_rank_and_world_size():
     model = nn.Linear(2, 1)
     made = DistributedAMPTrainer(
         model, sgd(model), rank=1, world_size=4, backend="gloo", device_ids=None

@@ -67,7 +67,7 @@ def test_three_ranks_train_like_one_process_on_the_same_batches(rank, both, toge
     ],
 )
 @ranks(WORLD)
-def test_stops_before_short_batches_change_no_weight_or_average_bit(rank, tmp_path, options):
+def test_a_stop_before_the_short_batch_changes_no_bit(rank, tmp_path, options):
     calm = Work(rank, dropout=0.3, **options)
     calm.steps(0, 9)
     broken = Work(rank, dropout=0.3, **options)
@@ -101,7 +101,7 @@ def test_a_resume_on_fewer_ranks_takes_the_same_batches(rank, world_size, tmp_pa
 
 
 @ranks(WORLD)
-def test_validation_is_the_mean_over_all_tokens_with_averaged_weights(rank):
+def test_validation_is_the_mean_over_all_tokens(rank):
     work = Work(rank, task=Masked(), ema=0.9)
     work.steps(0, 4)
     everyone = work.trainer.control_ranks()

@@ -20,7 +20,7 @@ def thawing(model, batch):
 
 
 @ranks(2)
-def test_blocks_unfrozen_later_train_sharded_and_resume_with_equal_bits(rank, tmp_path):
+def test_a_block_unfrozen_later_is_trained_and_resumed(rank, tmp_path):
     way = Way("fsdp", 2)
 
     def train(made, first, last):
@@ -75,7 +75,7 @@ class OnePass(Task):
     "way", [Way("ddp", 2), Way("fsdp", 2), Way("fsdp", 2, recompute="full")], ids=lambda w: w.name
 )
 @ranks(2)
-def test_blocks_unfrozen_in_training_loops_are_refused_in_that_step(rank, way):
+def test_a_block_unfrozen_in_the_loop_is_refused(rank, way):
     made = trainer(
         way,
         rank,

@@ -36,7 +36,7 @@ class HalfUsed(Net):
 
 @pytest.mark.parametrize("idle_on", [(0, 1), (1,)])
 @ranks(2)
-def test_unused_parameters_are_named_before_ranks_wait_for_their_gradients(rank, idle_on):
+def test_unused_parameters_are_named_before_a_rank_waits(rank, idle_on):
     way = Way("ddp", 2)
     made = trainer(way, rank, make=lambda dropout: HalfUsed(dropout, idle_on=idle_on))
     said = refusal(rank, lambda: made.training_step(batches(way, rank, 0, 1)[0], loss))
@@ -138,7 +138,7 @@ BEGINNING = (
     ],
 )
 @ranks(2)
-def test_ranks_skipping_part_of_sharded_models_are_named_before_hangs(rank, what, line, named):
+def test_a_rank_that_skips_a_sharded_part_is_named(rank, what, line, named):
     way = Way("fsdp", 2, accumulation=2)
     of = loss_of_nothing if (what, rank) == ("any of it", 1) else loss
 

@@ -25,7 +25,7 @@ class Mean:
 
 
 @ranks(4)
-def test_validation_averages_all_samples_on_the_model_rank_0_saves(rank):
+def test_validation_is_the_mean_over_all_samples(rank):
     trainer = make_trainer(rank, 4, noisy)
     trainer.module[3].eval()
     for step in batches(rank, 4, 0, 2):
@@ -50,7 +50,7 @@ def test_validation_averages_all_samples_on_the_model_rank_0_saves(rank):
 
 
 @ranks(4)
-def test_sharded_models_validate_on_all_samples_however_few_ranks_have(rank):
+def test_a_sharded_model_is_validated_on_all_samples(rank):
     way = parallelism.Way("fsdp", 4)
     trainer = parallelism.trainer(way, rank)
     for step in parallelism.batches(way, rank, 0, 2):

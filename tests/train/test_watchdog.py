@@ -50,7 +50,7 @@ def test_within_one_step_the_rank_with_fewer_collectives_is_behind() -> None:
     assert hang.line.endswith("rank 1 on n0 is behind, training at a.py:1 in f")
 
 
-def test_group_members_that_have_begun_nothing_there_are_behind() -> None:
+def test_a_member_that_has_begun_nothing_is_behind() -> None:
     nothing = RankPosition(
         "n0", 7, "training", 300.0, "a.py:1 in f", {"world": [(9, "all_reduce of 8")], "pair": []}
     )
@@ -77,20 +77,20 @@ def test_ranks_with_different_collectives_are_named_with_them() -> None:
     )
 
 
-def test_only_the_rank_that_does_not_answer_is_named() -> None:
+def test_a_rank_that_does_not_answer_is_named() -> None:
     answers = {0: answer(world=2), 1: answer(world=1), 2: answer(world=2)}
     hang = judge_hang(answers, [*HOSTS[:3], None], 5.0, 300.0)
     assert (hang.rank, hang.host) == (3, None)
     assert hang.line.endswith("in step 7: rank 3 does not answer")
 
 
-def test_no_rank_is_named_if_all_wait_in_one_place() -> None:
+def test_no_rank_is_named_if_all_wait_together() -> None:
     hang = judge_hang({0: answer(world=2), 1: answer(world=2)}, ["n0", "n1"], 5.0, 300.0)
     assert (hang.rank, hang.host) == (None, None)
     assert "all ranks are equally far" in hang.line
 
 
-def test_no_rank_is_named_if_two_groups_wait_mutually() -> None:
+def test_no_rank_is_named_if_two_groups_cross() -> None:
     # Recorded: DDP with a parameter without gradient on rank 1, which is in a save.
     answers = {0: answer(world=9, control=18), 1: answer(at="b.py:2 in g", world=8, control=19)}
     hang = judge_hang(answers, ["n0", "n1"], 5.0, 300.0)
@@ -109,7 +109,7 @@ def test_a_single_rank_is_named_and_many_ranks_are_counted() -> None:
     assert many.line.endswith("rank 3 on n0 does not answer; and 5 more")
 
 
-def test_work_outside_steps_is_named_with_its_timeout_key() -> None:
+def test_work_outside_steps_is_named_with_its_key() -> None:
     answers = {0: answer(world=2), 1: answer(world=3)}
     beside = {rank: replace(it, doing="validating") for rank, it in answers.items()}
     key = "; if this work needs more time, raise train.hang_start"
@@ -117,7 +117,7 @@ def test_work_outside_steps_is_named_with_its_timeout_key() -> None:
     assert key not in judge_hang(answers, HOSTS[:2], 5.0, 300.0).line
 
 
-def test_first_steps_saves_and_validations_may_take_longer() -> None:
+def test_a_first_step_or_save_may_take_longer() -> None:
     limits = StallLimits.of(300.0, 1800.0, 1e6)
     position = Position(start=40)
     assert limits.allowed(position) == 1800
@@ -151,7 +151,7 @@ def test_a_step_in_which_some_rank_compiles_may_take_longer() -> None:
 
 
 @pytest.mark.parametrize("work", [COMPILING, PROFILING])
-def test_ranks_show_the_others_the_work_they_wait_for(tmp_path: Path, work: str) -> None:
+def test_a_rank_shows_the_work_for_which_others_wait(tmp_path: Path, work: str) -> None:
     # The others may be in a step while this rank compiles, or writes a trace to a slow disk.
     store, position = dist.HashStore(), Position(step=41, doing=TRAINING, start=40)
     limits = StallLimits.of(1.0, 1800.0, 1e6)
@@ -173,7 +173,7 @@ def test_ranks_show_the_others_the_work_they_wait_for(tmp_path: Path, work: str)
     ("doing", "seconds"),
     [(TRAINING, 10), (VALIDATING, 10), ("saving", 60), (PROFILING, 60), ("restoring", 60)],
 )
-def test_ranks_that_may_wait_on_gpus_for_failed_ranks_end(doing: str, seconds: float) -> None:
+def test_a_rank_waiting_on_its_gpu_ends(doing: str, seconds: float) -> None:
     store, limits = dist.HashStore(), StallLimits.of(300.0, 1800.0, 1e6)
     failure = PeerFailure(Peers(store), limits)
     assert not failure.outlived(doing, 50.0)
@@ -194,7 +194,7 @@ class LosesRequests:
 
 
 @pytest.mark.parametrize("request_", ["awaited", "alarm"])
-def test_ranks_without_stores_do_not_mistake_peer_compilation_for_hangs(
+def test_a_lost_store_makes_no_compilation_a_hang(
     request_: str,
 ) -> None:
     limits = StallLimits.of(300.0, 1800.0, 1e6)

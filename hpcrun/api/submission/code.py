@@ -87,13 +87,14 @@ def compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any)
         )
     if found:
         link = " from" if all(one.endswith("differs") for one in found) else ": not"
-        told = f"{shortened(found)}{link} the code {whose}"
+        reported = f"{shortened(found)}{link} the code {whose}"
         if config.job.same_code:
             raise RunError(
-                f"{run.path}: {told} (job.same_code); put the code back as in {run.path / str(trained)}, or "
+                f"{run.path}: {reported} (job.same_code); put the code back as in "
+                f"{run.path / str(trained)}, or "
                 f"submit with job.same_code=false"
             )
-        say_aside(f"hpcrun: {handle(run)}: {told}; the run continues with the new code")
+        say_aside(f"hpcrun: {handle(run)}: {reported}; the run continues with the new code")
     return code_record(snapshot, run.path, progress, trained, found)
 
 

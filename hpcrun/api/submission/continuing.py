@@ -56,15 +56,15 @@ def compare(run: RunDirectory, config: Config) -> Standing:
         return Standing(finished=result if done else None)
     if not done and not steps and _saved_nothing(run, old):
         return Standing(replaced=training_differences(old, config))
-    told = f"{run.path}: is a run of another config ({shortened(differences)})"
+    reported = f"{run.path}: is a run of another config ({shortened(differences)})"
     if done:
-        told += ", and finished"
+        reported += ", and finished"
     elif stands:
-        told += f"; {stands} {'step is' if stands == 1 else 'steps are'} done"
+        reported += f"; {stands} {'step is' if stands == 1 else 'steps are'} done"
         left = lengths_left(old, config, stands)
-        told += f", and {left}" if left else ""
+        reported += f", and {left}" if left else ""
     raise OtherConfigError(
-        f"{told}{_REMEDY}, or continue it as it is with `hpcrun resume {handle(run)}`"
+        f"{reported}{_REMEDY}, or continue it as it is with `hpcrun resume {handle(run)}`"
     )
 
 

@@ -73,8 +73,8 @@ def element_configs(
         element = Element(values, config, text, command if placeholders else ())
         if (other := same.setdefault(text, element)) is not element:
             key = next((key for key in keys if values[key] != other.values[key]), keys[0])
-            told = f"{text_of(other.values[key])} and {text_of(values[key])}"
-            raise refusal(places[key], key, f"{told} give the same run; remove one of the two")
+            reported = f"{text_of(other.values[key])} and {text_of(values[key])}"
+            raise refusal(places[key], key, f"{reported} give the same run; remove one of the two")
         elements.append(element)
     return elements
 

@@ -104,9 +104,9 @@ class Sweep:
                 *(row.get(k) for k in _COLUMNS),
             ]
             lines.append("".join(f"<td>{_as_html(cell)}</td>" for cell in cells))
-        told = counts_in_words(Counter(row["state"] for row in rows))
+        reported = counts_in_words(Counter(row["state"] for row in rows))
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<p>{_as_html(self.name)}: {told}</p><table><tr>{head}</tr>{body}</table>"
+        return f"<p>{_as_html(self.name)}: {reported}</p><table><tr>{head}</tr>{body}</table>"
 
     @refusing
     def status(self) -> list[dict[str, Any]]:

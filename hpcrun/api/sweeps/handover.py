@@ -90,8 +90,8 @@ def submit_sweep(plan: SweepPlan) -> SubmittedSweep:
                 _submit(plan, sweep, wanted, after, signals, given)
         handed = list(dict.fromkeys(one.whole for one in given))
         if given and not ENDINGS.isdisjoint(signals):
-            told = ", ".join(job.job_id for job in handed[:3])
-            raise KeyboardInterrupt(f"job {told} is submitted and stays; `scancel` ends it")
+            reported = ", ".join(job.job_id for job in handed[:3])
+            raise KeyboardInterrupt(f"job {reported} is submitted and stays; `scancel` ends it")
     for number in signals:
         signal.raise_signal(number)
     return SubmittedSweep(planned, handed)

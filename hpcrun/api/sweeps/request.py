@@ -23,7 +23,7 @@ from hpcrun.errors import UserError
 OPTION = "--sweep"
 _PYTHON = "sweep="
 # More elements than any cluster takes as one sweep.
-_MOST = 100_000
+_MAX = 100_000
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def expand(request: SweepRequest) -> list[Row]:
                 raise refusal(block.place, key, words)
             places[key] = block.place
     count = math.prod(len(block.rows) for block in request.blocks)
-    if count > _MOST:
-        raise refusal(OPTION, "", f"{count} runs are more than {_MOST}; use fewer values")
+    if count > _MAX:
+        raise refusal(OPTION, "", f"{count} runs are more than {_MAX}; use fewer values")
     rows: list[Row] = [
         {key: value for row in parts for key, value in row.items()}
         for parts in itertools.product(*(block.rows for block in request.blocks))
@@ -122,8 +122,10 @@ def expand(request: SweepRequest) -> list[Row]:
     for row in rows:
         mark = canonical({key: given.value for key, given in row.items()})
         if mark in seen:
-            told = " ".join(f"{key}={text_of(given.value)}" for key, given in row.items())
-            raise refusal(places[next(iter(row))], told, "is given twice; remove one of the two")
+            reported = " ".join(f"{key}={text_of(given.value)}" for key, given in row.items())
+            raise refusal(
+                places[next(iter(row))], reported, "is given twice; remove one of the two"
+            )
         seen.add(mark)
     return rows
 
@@ -225,8 +227,8 @@ def _range(place: str, key: str, shown: str, parts: Sequence[int]) -> range:
     if len(parts) == 3 and parts[2] == 0:
         raise refusal(place, key, f"{shown} has step 0; use another step")
     numbers = range(*parts)
-    if len(numbers) > _MOST:
-        raise refusal(place, key, f"{shown} has more than {_MOST} numbers; use a shorter range")
+    if len(numbers) > _MAX:
+        raise refusal(place, key, f"{shown} has more than {_MAX} numbers; use a shorter range")
     return numbers
 
 
@@ -368,8 +370,8 @@ def _grid(content: Any, part: str, place: Place) -> list[RowBlock]:
 def _zip(content: Any, part: str, place: Place) -> list[RowBlock]:
     axes = _axes(content, part, place)
     if len({len(values) for values in axes.values()}) > 1:
-        told = ", ".join(f"{key} has {len(values)}" for key, values in axes.items())
-        raise refusal(place(part), part, f"all keys need the same number of values: {told}")
+        reported = ", ".join(f"{key} has {len(values)}" for key, values in axes.items())
+        raise refusal(place(part), part, f"all keys need the same number of values: {reported}")
     return [RowBlock(_rows(axes), place(part))]
 
 
@@ -381,15 +383,15 @@ def _list(content: Any, part: str, place: Place) -> list[RowBlock]:
     for number, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             missing = ", ".join(sorted(row.keys() ^ rows[0].keys()))
-            told = f"run {number + 1} and run 1 differ in their keys: {missing}"
-            raise refusal(place(f"{part}.{number}"), part, told)
+            reported = f"run {number + 1} and run 1 differ in their keys: {missing}"
+            raise refusal(place(f"{part}.{number}"), part, reported)
     return [RowBlock(_rows({key: [row[key] for row in rows] for key in rows[0]}), place(part))]
 
 
 def _random(content: Any, part: str, place: Place) -> list[RowBlock]:
     axes = _section(content, part, place)
     seed, count = axes.pop("seed", None), axes.pop("count", None)
-    if not _whole([seed, count]) or not 1 <= count <= _MOST:
+    if not _whole([seed, count]) or not 1 <= count <= _MAX:
         raise refusal(place(part), part, "needs whole numbers `seed:` and `count:`")
     if not axes:
         words = "has no keys; write one such as lr: {log_uniform: [1e-5, 1]}"

@@ -137,7 +137,7 @@ def make_directories(fs: FileSystem, folder: Path) -> None:
     sync_directory(fs, folder.parent)
 
 
-def patiently(call: Callable[[], int], patience: float) -> int:
+def with_retries(call: Callable[[], int], patience: float) -> int:
     """Return ``call()``; repeat it for ``patience`` seconds while a name does not exist (yet).
 
     Raises:
@@ -164,7 +164,7 @@ class RetryingFile:
     def __init__(self, fs: FileSystem, path: Path, patience: float) -> None:
         """Open the file; raises OSError."""
         self._fs, self._path, self._patience = fs, path, patience
-        self._descriptor = patiently(lambda: fs.open(path), patience)
+        self._descriptor = with_retries(lambda: fs.open(path), patience)
 
     def size(self) -> int:
         """Return the size in bytes; raises OSError."""
@@ -209,7 +209,7 @@ class RetryingFile:
                         self._fs.close(stale)
                 raise
 
-        return patiently(once, self._patience)
+        return with_retries(once, self._patience)
 
 
 def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[memoryview]:

@@ -21,8 +21,8 @@ from hpcrun.checkpoint.storage.disk import (
     FileSystem,
     delete,
     make_directories,
-    patiently,
     sync_directory,
+    with_retries,
 )
 from hpcrun.checkpoint.storage.draft_file import DraftFile, expired, held
 from hpcrun.checkpoint.storage.errors import (
@@ -295,7 +295,7 @@ class CheckpointStore(CommittedSteps):
         with explained("be written", path):
             if direct:
                 try:
-                    descriptor = patiently(lambda: self._fs.create_direct(path), self._patience)
+                    descriptor = with_retries(lambda: self._fs.create_direct(path), self._patience)
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
@@ -304,7 +304,7 @@ class CheckpointStore(CommittedSteps):
                     with suppress(FileNotFoundError):
                         self._fs.unlink(path)
             if not direct:
-                descriptor = patiently(lambda: self._fs.create(path), self._patience)
+                descriptor = with_retries(lambda: self._fs.create(path), self._patience)
         stream = DraftFile(self._fs, path, descriptor, direct=direct)
         try:
             yield stream

@@ -133,8 +133,8 @@ def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
     say(*lines)
     # A line for each run of a sweep would double the length of the output.
     if len(rows) == len(arguments.runs):
-        told = "\n".join(lines)
-        long = [row for row in rows if escaped(str(row["says"])) not in told]
+        reported = "\n".join(lines)
+        long = [row for row in rows if escaped(str(row["says"])) not in reported]
         say(*(f"{row['name']}: {row['says']}" for row in long))
     if len(arguments.runs) == 1 and len(rows) == 1 and rows[0]["goodput"]["wall"]:
         say(_where_the_time_went(rows[0]))

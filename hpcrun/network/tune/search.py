@@ -140,7 +140,7 @@ COLLECTIVES = (
     "sendrecv",
 )
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_MOST = 64 << 30
+_MAX = 64 << 30
 
 
 @dataclass(frozen=True, order=True)
@@ -190,7 +190,7 @@ def sizes_of(text: str) -> list[int]:
         factor = int(words[2]) if words[2:] else 2
     except (ValueError, KeyError):
         first, last, factor = 0, 0, 0
-    if len(words) > 3 or not 4 <= first <= last <= _MOST or factor < 2:
+    if len(words) > 3 or not 4 <= first <= last <= _MAX or factor < 2:
         raise NetworkError(
             f"--sizes {text}: should be FIRST:LAST:FACTOR such as 8:1G:16, from 4 bytes up to 64G, with a "
             "factor of 2 or more"

@@ -94,7 +94,7 @@ class TrialRanks:
         )
 
     def _talk(self, grid: Grid, end: float) -> Trial:
-        told = False
+        reported = False
         while self._count("done") < self.ranks:
             if not self._hear(end):
                 done = f"{self._count('done')} of {self.ranks} ranks are done"
@@ -102,8 +102,8 @@ class TrialRanks:
             answer = self._heard[-1]
             if answer["type"] == "failed":
                 return Trial(problem=f"rank {answer['rank']}: {answer['problem']}")
-            if answer["type"] == "store" and not told:
-                told = True
+            if answer["type"] == "store" and not reported:
+                reported = True
                 where = {"addresses": answer["addresses"], "port": answer["port"]}
                 self._fleet.tell({"type": "measure", **where, **vars(grid)})
         timings = trial_from(self._heard)

@@ -69,8 +69,8 @@ def current_job(run: RunDirectory, read: Reader = read_events) -> tuple[str, str
 
 def waited_for(run: RunDirectory, read: Reader = read_events) -> list[RunDirectory]:
     """Return the runs for which the newest submission of ``run`` waits."""
-    told = [event.fields for event in read(run) if event.what == "submitted"]
-    named = told[-1].get("after", []) if told else []
+    reported = [event.fields for event in read(run) if event.what == "submitted"]
+    named = reported[-1].get("after", []) if reported else []
     return [RunDirectory(Path(path)) for path in named if Path(path).is_dir()]
 
 
@@ -122,8 +122,10 @@ def _cluster(run: RunDirectory, executor: str, job: str, read: Reader) -> str | 
     """Return the cluster to which the job was submitted, if known."""
     if executor != "slurm":
         return None
-    told = [event.fields for event in read(run) if event.attempt and event.attempt.job == job]
-    return next((str(fields["cluster"]) for fields in reversed(told) if "cluster" in fields), None)
+    reported = [event.fields for event in read(run) if event.attempt and event.attempt.job == job]
+    return next(
+        (str(fields["cluster"]) for fields in reversed(reported) if "cluster" in fields), None
+    )
 
 
 def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str, read: Reader) -> RunState:
@@ -202,8 +204,8 @@ def _state(
         detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
         return RunState("lost", detail, False, executor, job_id)
     if executor == "slurm" and not word and not slurm_knows.answered:
-        told = _by_events(read(run))
-        return RunState(told, "Slurm does not answer now", True, executor, job_id, asked=False)
+        reported = _by_events(read(run))
+        return RunState(reported, "Slurm does not answer now", True, executor, job_id, asked=False)
     if word:
         return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
     if executor == "slurm" and _by_events(read(run)) == "pending":

@@ -161,12 +161,12 @@ class LocalAttempt:
         failed = next((task for task in self.tasks if task.code), None)
         if failed is None or self._ending is not None:
             return
-        told: list[str] = []
+        reported: list[str] = []
         with contextlib.suppress(OSError):
             log = self._node_log(failed.rank // self._request.tasks_per_node)
-            told = log.read_text(errors="replace").strip().splitlines()
+            reported = log.read_text(errors="replace").strip().splitlines()
         # hpcrun writes the last line; the line above it comes from the command.
-        words = " ".join(told[-2:-1]) or f"exit code {failed.code}"
+        words = " ".join(reported[-2:-1]) or f"exit code {failed.code}"
         with _full_disk_tolerated(f"the failure of {failed.host}"):
             error = NodeSetupFailed(f"job.node_setup: {words[:300]}")
             record_failure(self.folder, failed.rank, error, None, failed.host)

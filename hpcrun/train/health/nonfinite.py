@@ -85,7 +85,7 @@ class NonFiniteWatch:
         self._first = start - trainer.gate.steps
         self._seen = trainer.gate.skipped
         self._results: deque[StepResult] = deque(maxlen=2)
-        self._dumps, self._told = 0, False
+        self._dumps, self._reported = 0, False
 
     def check(self, result: StepResult) -> None:
         """Record the result of a step; call it after every step, on every rank.
@@ -108,8 +108,8 @@ class NonFiniteWatch:
         gate = self._trainer.gate
         new, self._seen = gate.skipped - self._seen, gate.skipped
         in_a_row = gate.skipped_in_row
-        self._told = self._told and in_a_row > new
-        fresh = not self._told and self._dumps < DUMPS
+        self._reported = self._reported and in_a_row > new
+        fresh = not self._reported and self._dumps < DUMPS
         many = in_a_row >= self._limit
         if not (fresh or many or self._stops):
             return
@@ -118,7 +118,7 @@ class NonFiniteWatch:
         stop = many or (self._stops and not overflow)
         if not stop and overflow:
             return
-        self._dumps, self._told = self._dumps + 1, True
+        self._dumps, self._reported = self._dumps + 1, True
         step = self._first + gate.steps - 1
         if self._ranks.rank == 0:
             self._dump(step, in_a_row, ranks)

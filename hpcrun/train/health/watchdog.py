@@ -202,7 +202,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, since = self._position.place(), time.monotonic()
-        told, failure = False, PeerFailure(self._peers, self._limits)
+        reported, failure = False, PeerFailure(self._peers, self._limits)
         while True:
             # Time of a suspension does not count.
             since += self._put_off()
@@ -211,8 +211,8 @@ class Watchdog:
             if place != seen:
                 seen, since = place, now
             awaited = place[1] in _AWAITED
-            if awaited != told:
-                told = awaited
+            if awaited != reported:
+                reported = awaited
                 self._peers.count("awaited", 1 if awaited else -1)
             if failure.outlived(place[1], now):
                 print(

@@ -16,7 +16,7 @@ def axes(*options: str) -> SweepRequest:
     return SweepRequest(read_axes(options))
 
 
-def test_grids_have_all_combinations_and_the_last_axis_changes_fastest() -> None:
+def test_a_grid_has_all_combinations_the_last_axis_changes_fastest() -> None:
     assert values(axes("train.lr=1e-4,3e-4", "seed=0:2")) == [
         {"train.lr": 1e-4, "seed": 0},
         {"train.lr": 1e-4, "seed": 1},

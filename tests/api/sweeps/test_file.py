@@ -48,7 +48,7 @@ random:
 """
 
 
-def test_random_draws_depend_on_the_seed_but_not_the_count(tmp_path: Path) -> None:
+def test_random_draws_depend_on_the_seed_not_on_the_count(tmp_path: Path) -> None:
     few, many = (rows(tmp_path, RANDOM.format(count=count)) for count in (5, 50))
     assert many[:5] == few
     assert all(1e-5 <= row["train.lr"] <= 1e-2 for row in many)

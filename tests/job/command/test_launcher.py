@@ -63,7 +63,7 @@ def make_python(folder: Path, code: str) -> str:
     return str(path)
 
 
-def test_the_job_or_the_name_python_decides_the_interpreter(
+def test_the_interpreter_is_of_the_job_or_of_python(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert launching_python("/container/python", "torchrun") == sys.executable
@@ -74,7 +74,7 @@ def test_the_job_or_the_name_python_decides_the_interpreter(
 
 
 @pytest.mark.parametrize("code", ["exit 1", "kill -KILL $$"])
-def test_a_path_python_without_torch_yields_to_the_own_interpreter(
+def test_a_python_without_torch_gives_way_to_the_own_interpreter(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -117,7 +117,7 @@ class ChildFailed(Exception):
         (ValueError("75"), False),
     ],
 )
-def test_ranks_that_ask_to_continue_differ_from_ranks_that_fail(
+def test_ranks_that_ask_to_continue_differ_from_failed_ranks(
     error: Exception, continues: bool
 ) -> None:
     assert asks_to_continue(error) is continues
@@ -131,9 +131,7 @@ raise subprocess.CalledProcessError(int(sys.argv[1]), "rank")
 
 
 @pytest.mark.parametrize(("code", "ours"), [(75, 75), (3, 1)])
-def test_launchers_run_as_named_and_end_with_75_like_ranks(
-    tmp_path: Path, code: int, ours: int
-) -> None:
+def test_a_launcher_ends_with_75_as_its_ranks_do(tmp_path: Path, code: int, ours: int) -> None:
     (tmp_path / "launches.py").write_text(LAUNCHER)
     command = [sys.executable, keep_code.__file__, "launches", str(code), "--lr"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

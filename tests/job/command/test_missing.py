@@ -56,7 +56,7 @@ def test_what_may_be_there_on_the_node_passes(line: str, tmp_path: Path) -> None
     assert not refused(line, tmp_path)
 
 
-def test_absolute_paths_are_known_below_the_folder_and_locally(tmp_path: Path) -> None:
+def test_an_absolute_path_is_known_below_the_folder(tmp_path: Path) -> None:
     assert refused(f"python {tmp_path}/missing.py", tmp_path)
     assert refused("python /nodes/missing.py", tmp_path, here=True)
 

@@ -132,7 +132,7 @@ def test_the_state_at_the_verdict_gives_no_reason_later(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("state", "near"), [("RUNNING", True), ("COMPLETING", False)])
-def test_an_end_set_by_a_cancellation_is_no_time_limit(site: Site, state: str, near: bool) -> None:
+def test_the_end_of_a_cancellation_is_no_time_limit(site: Site, state: str, near: bool) -> None:
     site.answers(f"echo JobId=7 JobState={state} Restarts=0 EndTime=$(date -d '5 seconds' +%FT%T)")
     assert ending_of(site.run, FIRST, lead=90.0, patience=0.0).limit_near is near
 

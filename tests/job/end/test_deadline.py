@@ -35,7 +35,7 @@ def test_an_extension_that_comes_shortly_before_the_stop_is_heard() -> None:
     assert not end.is_near(asking=False)
 
 
-def test_it_comes_a_lead_before_the_end_despite_scheduler_silence() -> None:
+def test_the_deadline_is_due_a_lead_before_the_end() -> None:
     clock = Clock()
     last = clock.now + 20.0
     answers: list[float | None] = [last]
@@ -73,7 +73,7 @@ def test_its_thread_asks_by_itself_until_it_is_closed() -> None:
     wait_until(lambda: threading.active_count() == before)
 
 
-def test_suspension_makes_old_ends_not_believed_until_slurm_is_asked() -> None:
+def test_after_a_suspension_slurm_is_asked_for_the_end() -> None:
     clock, asked = Clock(), [0]
     ends, asking, answer = [clock.now + 60.0], threading.Event(), threading.Event()
 

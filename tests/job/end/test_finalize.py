@@ -50,7 +50,7 @@ def raised(message: str, kind: type[Exception] = RuntimeError) -> Exception:
         return error
 
 
-def test_finished_runs_are_done_even_if_srun_returned_an_error(run: RunDirectory) -> None:
+def test_a_finished_run_is_done_despite_an_error_of_srun(run: RunDirectory) -> None:
     record_event(run, "finished", attempt=FIRST, step=10)
     end = classified(run, 137)
     assert (end.cause, end.decision.restart) == (Cause.FINISHED, False)
@@ -64,7 +64,7 @@ def test_finished_runs_are_done_even_if_srun_returned_an_error(run: RunDirectory
         ("***", "node-failure"),
     ],
 )
-def test_slurm_words_classify_attempts_killed_before_their_end_was_recorded(
+def test_an_unrecorded_attempt_is_classified_by_slurms_words(
     run: RunDirectory, log: str, cause: str
 ) -> None:
     told = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 {log}"
@@ -89,7 +89,7 @@ def test_slurm_words_classify_attempts_killed_before_their_end_was_recorded(
         (None, "", None),
     ],
 )  # fmt: skip
-def test_restarts_counted_by_slurm_are_its_own_and_need_reasons(
+def test_a_restart_that_slurm_has_counted_needs_a_reason(
     view: JobView | None, log: str, word: str | None
 ) -> None:
     assert word_of(view, FIRST, log) == word
@@ -116,7 +116,7 @@ def test_an_agreed_stop_is_classified_by_its_requester(
     assert (read_json(run.result) is None) is restart
 
 
-def test_a_sigterm_while_the_job_runs_on_is_no_cancellation(run: RunDirectory) -> None:
+def test_a_sigterm_during_the_job_is_no_cancellation(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="terminate", step=10, committed=True)
     end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), Ending(was_not_requested=True))
@@ -152,7 +152,7 @@ def test_a_commit_that_a_crash_left_unannounced_counts(run: RunDirectory) -> Non
     assert [event.step for event in read_events(run) if event.what == "saved"] == [10, 20]
 
 
-def test_commits_that_a_dead_node_did_not_announce_are_progress(run: RunDirectory) -> None:
+def test_an_unannounced_commit_of_a_dead_node_is_progress(run: RunDirectory) -> None:
     patient = Budgets(no_progress=1)
     commit(run, 20)
     open_attempt(run, Attempt("7", 1), patient)
@@ -165,7 +165,7 @@ def test_commits_that_a_dead_node_did_not_announce_are_progress(run: RunDirector
     assert (read_json(run.result) or {})["step"] == 20
 
 
-def test_unreadable_checkpoints_keep_no_attempt_from_its_end_or_start(
+def test_a_checkpoint_that_cannot_be_read_stops_no_attempt(
     run: RunDirectory,
 ) -> None:
     commit(run, 30)
@@ -190,7 +190,7 @@ def test_bad_input_is_reported_again_and_not_repeated(run: RunDirectory) -> None
 
 
 @pytest.mark.parametrize("kind", [NotDeterministic, NotTrainable])
-def test_bad_input_of_one_rank_is_reported_for_that_rank(
+def test_bad_input_of_a_single_rank_names_the_rank(
     run: RunDirectory, kind: type[NotTrainable]
 ) -> None:
     folder = run.attempt_logs("7", 0)
@@ -203,7 +203,7 @@ def test_bad_input_of_one_rank_is_reported_for_that_rank(
     assert not end.decision.restart
 
 
-def test_killed_ranks_are_the_first_cause_and_cascades_are_counted(run: RunDirectory) -> None:
+def test_the_killed_rank_is_the_cause_before_its_cascade(run: RunDirectory) -> None:
     folder = run.attempt_logs("7", 0)
     folder.mkdir(parents=True)
     record_exit(folder, Exit(3, "local0", 1.0, None, 9, induced=False))
@@ -217,7 +217,7 @@ def test_killed_ranks_are_the_first_cause_and_cascades_are_counted(run: RunDirec
     assert end.decision.restart
 
 
-def test_scripts_ending_well_while_slurm_ends_them_are_not_done(
+def test_a_script_that_slurm_ends_is_not_done(
     tmp_path: Path,
 ) -> None:
     run = create(tmp_path / "s", "x", {})
@@ -227,7 +227,7 @@ def test_scripts_ending_well_while_slurm_ends_them_are_not_done(
     assert classified(run, 0).cause is Cause.FINISHED
 
 
-def test_failing_setups_end_new_runs_and_cost_old_runs_restarts(
+def test_a_failed_setup_ends_only_a_new_run(
     run: RunDirectory,
 ) -> None:
     log = "on n1\nslurm_script: line 17: module: command not found\n"
@@ -244,9 +244,7 @@ def test_failing_setups_end_new_runs_and_cost_old_runs_restarts(
 
 
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
-def test_the_next_job_records_the_end_of_canceled_killed_attempts(
-    run: RunDirectory, by: str
-) -> None:
+def test_the_next_job_records_the_end_of_a_cancellation(run: RunDirectory, by: str) -> None:
     if by == "hpcrun":
         record_event(run, "cancelled", attempt=FIRST)
     else:
@@ -263,7 +261,7 @@ def test_the_next_job_records_the_end_of_canceled_killed_attempts(
     assert [event.what for event in read_events(run)][-1] == "opened"
 
 
-def test_stale_attempts_have_a_successor_and_the_newest_has_none(run: RunDirectory) -> None:
+def test_a_stale_attempt_has_a_successor_the_newest_has_none(run: RunDirectory) -> None:
     assert successor(read_events(run), FIRST) is None
     open_attempt(run, Attempt("7", 1), Budgets())
     assert successor(read_events(run), FIRST) == Attempt("7", 1)
@@ -298,7 +296,7 @@ def test_a_hang_is_recorded_with_its_host_and_step(run: RunDirectory) -> None:
     assert ended.fields["reason"] == "rank 1 on n3 is behind"
 
 
-def test_jobs_that_never_opened_are_not_finalized_by_others(run: RunDirectory) -> None:
+def test_a_job_that_never_opened_is_finalized_by_no_other(run: RunDirectory) -> None:
     record_event(run, "finished", attempt=FIRST, step=10)
     done = {"state": "finished"}
     write_json(run.result, done)

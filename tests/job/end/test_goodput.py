@@ -78,7 +78,7 @@ def test_unwanted_time_is_idle_and_not_in_the_ratio() -> None:
     assert account.ettr == pytest.approx(15 / 20)
 
 
-def test_node_failures_found_late_end_attempts_at_last_life_signs() -> None:
+def test_a_late_node_failure_ends_at_the_last_sign() -> None:
     log = [
         event("submitted", 0),
         event("opened", 1),
@@ -91,7 +91,7 @@ def test_node_failures_found_late_end_attempts_at_last_life_signs() -> None:
     assert (account.recomputed, account.requeue_wait) == (6, 34)
 
 
-def test_ends_written_by_the_next_job_leave_its_queue_wait() -> None:
+def test_an_end_written_later_leaves_the_queue_time() -> None:
     log = [
         event("submitted", 0),
         event("opened", 1),
@@ -108,7 +108,7 @@ def test_ends_written_by_the_next_job_leave_its_queue_wait() -> None:
 
 
 @given(st.lists(st.floats(-5, 20), min_size=len(CRASHED_ONCE), max_size=len(CRASHED_ONCE)))
-def test_the_parts_add_up_whatever_the_host_clocks_say(jitter: list[float]) -> None:
+def test_the_parts_add_up_with_wrong_clocks_of_hosts(jitter: list[float]) -> None:
     log = [
         Event(one.what, one.time + shift, one.attempt, None, None, one.fields)
         for one, shift in zip(CRASHED_ONCE, jitter, strict=True)

@@ -21,7 +21,7 @@ def test_a_run_that_never_saved_has_lost_nothing(tmp_path: Path) -> None:
     require_none_lost(create(tmp_path / "a", "x", {}))
 
 
-def test_runs_missing_checkpoints_are_refused_with_the_way_to_check(
+def test_a_run_with_lost_checkpoints_is_refused_with_a_check(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n5")

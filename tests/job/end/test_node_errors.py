@@ -34,7 +34,7 @@ def test_a_repeated_classification_gives_the_same_result(run: RunDirectory) -> N
     assert failed_setup(run, FIRST) == failed_setup(run, FIRST)
 
 
-def test_options_that_srun_does_not_know_fail_on_every_node(run: RunDirectory) -> None:
+def test_an_unknown_option_of_srun_fails_on_every_node(run: RunDirectory) -> None:
     log = "7-0 on n1\nsrun: unrecognized option '--nix'\n"
     classification = finalize(run, FIRST, 1, Budgets(), Ending(log=log))
     assert classification.cause is Cause.BAD_INPUT
@@ -48,7 +48,7 @@ def test_a_job_that_has_trained_stays_on_its_nodes(run: RunDirectory) -> None:
     assert classification.cause is Cause.CRASH
 
 
-def test_jobs_continuing_one_that_has_trained_are_no_bad_input(run: RunDirectory) -> None:
+def test_a_job_that_continues_a_training_is_no_bad_input(run: RunDirectory) -> None:
     open_attempt(run, FIRST, Budgets())
     finalize(run, FIRST, 1, Budgets())
     record_event(run, "submitted", job="8", executor="slurm", continues="7")
@@ -77,7 +77,7 @@ def test_a_file_that_all_nodes_lack_ends_the_run(run: RunDirectory) -> None:
     assert (ended(run, FIRST).cause, run.result.exists()) == (Cause.BAD_INPUT, True)
 
 
-def test_in_a_trained_chain_a_missing_file_is_a_crash(run: RunDirectory) -> None:
+def test_after_a_training_a_missing_file_is_a_crash(run: RunDirectory) -> None:
     opened(run, FIRST)
     record_event(run, "started", attempt=FIRST, step=0)
     finalize(run, FIRST, 143, Budgets(), Ending("preemption"))
@@ -91,7 +91,7 @@ def test_in_a_trained_chain_a_missing_file_is_a_crash(run: RunDirectory) -> None
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize(("certain", "cause"), [(False, Cause.CRASH), (True, Cause.BAD_INPUT)])
-def test_uncertain_refusals_by_every_node_after_a_save_are_crashes(
+def test_an_uncertain_refusal_after_a_save_is_a_crash(
     run: RunDirectory, nodes: int, certain: bool, cause: Cause
 ) -> None:
     """The file server may be unavailable at a restart, or the only node may lack the mount of the data."""
@@ -114,13 +114,13 @@ def test_uncertain_refusals_by_every_node_after_a_save_are_crashes(
     assert (classification.cause, classification.decision.restart) == (cause, not certain)
 
 
-def test_kernels_that_are_not_deterministic_are_so_on_every_node(run: RunDirectory) -> None:
+def test_a_nondeterministic_kernel_is_so_on_every_node(run: RunDirectory) -> None:
     opened(run, FIRST)
     record_failure(run.attempt_logs("7", 0), 2, NotDeterministic("no"), 3, "n2")
     assert ended(run, FIRST).cause is Cause.BAD_INPUT
 
 
-def test_script_words_after_a_working_job_are_no_bad_input(
+def test_a_successor_s_script_words_are_no_bad_input(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(run, FIRST, script=True)
@@ -138,7 +138,7 @@ def test_script_words_after_a_working_job_are_no_bad_input(
 
 
 @pytest.mark.parametrize(("seconds", "cause"), [(5.0, Cause.BAD_INPUT), (90.0, Cause.CRASH)])
-def test_scripts_own_their_words_only_in_their_first_minute(
+def test_the_words_of_a_script_count_in_its_first_minute(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, seconds: float, cause: Cause
 ) -> None:
     opened(run, FIRST, nodes=1, script=True)

@@ -35,7 +35,7 @@ def test_preemptions_never_eat_the_budget_for_crashes() -> None:
     assert decide(history, Budgets(crash=1)).restart
 
 
-def test_crashes_beyond_budget_stop_with_the_key_that_says_so() -> None:
+def test_a_crash_beyond_the_budget_names_the_key() -> None:
     assert decide(progress([Cause.CRASH] * 3), Budgets(crash=3)).restart
     told = decide(progress([Cause.CRASH] * 4), Budgets(crash=3))
     assert not told.restart
@@ -63,7 +63,7 @@ def script_ends(*causes: Cause, killed: bool = True) -> list[AttemptRecord]:
     ]
 
 
-def test_scripts_dying_of_every_warning_are_given_up_with_remedies() -> None:
+def test_a_script_that_dies_of_every_warning_is_given_up() -> None:
     budgets = of_script(Budgets())
     early = decide(script_ends(Cause.TIME_LIMIT), budgets)
     assert early.restart
@@ -81,7 +81,7 @@ def test_scripts_dying_of_every_warning_are_given_up_with_remedies() -> None:
     ).restart
 
 
-def test_scripts_that_handle_the_warning_or_are_preempted_always_continue() -> None:
+def test_a_script_that_handles_the_warning_always_continues() -> None:
     budgets = of_script(Budgets())
     assert decide(script_ends(*[Cause.TIME_LIMIT] * 9, killed=False), budgets).restart
     assert decide(script_ends(*[Cause.PREEMPTION] * 9), budgets).restart
@@ -94,7 +94,7 @@ def timed(cause: Cause, seconds: float, failure: str | None = None, **more: int)
     return AttemptRecord(Attempt("1", 0), 0.0, cause=cause, ended=seconds, failure=failure, **more)
 
 
-def test_scripts_that_repeatedly_ask_to_continue_immediately_are_given_up() -> None:
+def test_a_script_that_continues_without_work_is_given_up() -> None:
     hasty = timed(Cause.CONTINUED, 3.0)
     assert decide([hasty] * 2, of_script(Budgets())).restart
     told = decide([hasty] * 3, of_script(Budgets()))
@@ -118,7 +118,7 @@ def test_a_script_that_reports_saves_is_judged_like_a_task() -> None:
     assert decide([killed] * 9, budgets).restart
 
 
-def test_scripts_failing_twice_at_start_alike_are_given_up() -> None:
+def test_a_script_that_fails_twice_at_start_is_given_up() -> None:
     first = timed(Cause.CRASH, 4.0, "ScriptFailed: a.py ended with exit code 1: ImportError: x")
     other = timed(Cause.CRASH, 4.0, "ScriptFailed: a.py ended with exit code 1: OSError: y")
     assert decide([first], of_script(Budgets())).restart
@@ -176,9 +176,7 @@ PREEMPTION, NODE = Cause.PREEMPTION, Cause.NODE_FAILURE
         ((CRASH, PREEMPTION, CRASH, NODE, CRASH), False),
     ],
 )
-def test_only_ends_by_the_run_itself_count_as_no_progress(
-    causes: tuple[Cause, ...], again: bool
-) -> None:
+def test_only_ends_of_the_run_s_doing_lack_progress(causes: tuple[Cause, ...], again: bool) -> None:
     told = decide(idle(*causes), Budgets())
     assert told.restart is again, told.reason
     assert again or "committed no new step (restarts.no_progress)" in told.reason
@@ -189,7 +187,7 @@ def test_a_new_commit_ends_the_row_of_attempts_without_progress() -> None:
     assert decide(row, Budgets()).restart
 
 
-def test_attempts_with_only_the_report_left_are_not_without_progress() -> None:
+def test_attempts_with_only_a_report_left_have_progress() -> None:
     log = [
         event(what, restart, cause="hang" if what == "ended" else None, step=10)
         for restart in range(4)
@@ -237,7 +235,7 @@ def test_a_new_submission_gives_new_budgets_but_keeps_the_checkpoints() -> None:
     assert last_committed(log) == 20
 
 
-def test_starts_below_the_newest_save_show_what_is_still_there() -> None:
+def test_a_start_below_the_newest_save_shows_what_remains() -> None:
     log = [event("started", step=0), event("saved", step=900), event("saved", step=986)]
     assert last_committed(log) == 986
     log += [event("opened", job="2"), event("started", job="2", step=900)]
@@ -249,7 +247,7 @@ def test_starts_below_the_newest_save_show_what_is_still_there() -> None:
     assert last_committed([*log, event("started", job="3", step=0)]) is None
 
 
-def test_the_start_of_the_next_attempt_reveals_an_unannounced_commit() -> None:
+def test_an_unannounced_commit_is_seen_at_the_next_start() -> None:
     found = histories(
         [
             event("opened"),

@@ -41,7 +41,7 @@ def watch(
     return ScriptWatch(child, run, FIRST, flag, config, signal.SIGUSR2, progress, **limits)
 
 
-def test_scripts_that_end_well_on_late_signals_were_stopped(tmp_path: Path, flag: StopFlag) -> None:
+def test_a_script_that_ends_well_on_a_late_signal_stopped(tmp_path: Path, flag: StopFlag) -> None:
     run = create(tmp_path / "a", "{}\n", {})
     with subprocess.Popen(["true"]) as child:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
@@ -50,7 +50,7 @@ def test_scripts_that_end_well_on_late_signals_were_stopped(tmp_path: Path, flag
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_scripts_end_when_another_process_of_equal_number_has_runs(
+def test_a_script_ends_if_another_process_owns_the_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -78,7 +78,7 @@ def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, ours: int) -> N
     assert rank_code(code) == ours
 
 
-def test_failed_ends_have_their_code_or_signal_and_last_message() -> None:
+def test_a_failed_end_has_its_code_and_last_message() -> None:
     told = ScriptEnd(["python", "a.py"], 1, "ValueError: bad sample").line
     assert told == "python a.py ended with exit code 1: ValueError: bad sample"
     told = ScriptEnd(["a.sh"], 3, "", "epoch 7").line
@@ -101,7 +101,7 @@ def test_failed_ends_have_their_code_or_signal_and_last_message() -> None:
         (0, 40, {"committed": True, "exit_code": 0}),
     ],
 )
-def test_stops_count_as_committed_only_where_scripts_say_they_saved(
+def test_a_stop_is_committed_only_if_the_script_says_so(
     tmp_path: Path, code: int, saved: int | None, facts: dict[str, object]
 ) -> None:
     run = create(tmp_path / "a", "{}\n", {})
@@ -123,7 +123,7 @@ def test_the_program_that_outlives_its_wrapper_gives_the_exit_code() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_stops_heard_by_any_rank_are_no_end_of_work(
+def test_a_stop_that_any_rank_heard_is_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: StopFlag, rank: int
 ) -> None:
     """The script agrees on the signal and ends well on all ranks before the other rank receives it."""

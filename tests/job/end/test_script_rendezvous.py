@@ -74,7 +74,7 @@ def test_a_rank_does_not_start_after_rank_0_has_stopped(
     assert not (run.path / "started-1").exists()
 
 
-def test_ranks_start_their_work_after_rank_0_did_its_part(
+def test_a_rank_starts_after_rank_0_has_done_its_part(
     run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publish(run, "done")
@@ -83,7 +83,7 @@ def test_ranks_start_their_work_after_rank_0_did_its_part(
     assert (run.path / "started-1").exists()
 
 
-def test_rank_0_failures_seen_by_late_ranks_stay_the_cause(run: RunDirectory) -> None:
+def test_the_failure_of_rank_0_stays_the_cause_for_ranks(run: RunDirectory) -> None:
     publish(run, "failed")
     with pytest.raises(RankZeroFailed, match="failed before this rank reached it"):
         start(run, 1, StopFlag())
@@ -95,7 +95,7 @@ def test_rank_0_failures_seen_by_late_ranks_stay_the_cause(run: RunDirectory) ->
 
 
 @pytest.mark.parametrize("published", [True, False])
-def test_ranks_asked_to_stop_do_not_look_for_rank_0(
+def test_a_rank_asked_to_stop_seeks_no_rank_0(
     run: RunDirectory,
     published: bool,
     told_to_stop: StopFlag,
@@ -109,7 +109,7 @@ def test_ranks_asked_to_stop_do_not_look_for_rank_0(
     assert read_events(run) == []
 
 
-def test_a_stopping_rank_0_starts_nothing_and_late_ranks_exit(
+def test_rank_0_asked_to_stop_starts_nothing(
     run: RunDirectory, told_to_stop: StopFlag, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert start(run, 0, told_to_stop) == exitcodes.DONE

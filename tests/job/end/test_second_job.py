@@ -34,7 +34,7 @@ def slurm_says(state: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "SUSPENDED", "EXPEDITING"])
-def test_second_jobs_of_live_runs_are_refused_and_change_nothing(
+def test_a_second_job_of_a_live_run_changes_nothing(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     slurm_says(state, tmp_path, monkeypatch)
@@ -48,7 +48,7 @@ def test_second_jobs_of_live_runs_are_refused_and_change_nothing(
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "COMPLETING", "CANCELLED", "NODE_FAIL"])
-def test_jobs_continue_the_run_of_a_job_that_has_gone(
+def test_a_job_continues_the_run_of_a_lost_job(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     slurm_says(state, tmp_path, monkeypatch)
@@ -56,7 +56,7 @@ def test_jobs_continue_the_run_of_a_job_that_has_gone(
     assert (read_json(run.owner) or {})["owner"] == "8-0"
 
 
-def test_jobs_past_their_last_word_hold_nothing_while_scripts_end(
+def test_a_job_after_its_end_holds_nothing(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm_says("RUNNING", tmp_path, monkeypatch)
@@ -101,7 +101,7 @@ def test_a_job_that_owns_the_run_asks_no_second_time(
     open_attempt(run, Attempt("8", 1), Budgets(), executor="slurm")
 
 
-def test_allocations_refuse_a_second_srun_with_advice_for_new_attempts(
+def test_a_second_srun_of_an_allocation_is_refused(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm_says("COMPLETING", tmp_path, monkeypatch)
@@ -115,7 +115,7 @@ def test_allocations_refuse_a_second_srun_with_advice_for_new_attempts(
     open_attempt(run, Attempt("8", 1), Budgets(), executor="slurm")
 
 
-def test_numbers_that_another_cluster_used_for_the_run_are_refused(
+def test_a_job_number_of_another_cluster_is_refused(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = Attempt("9", 0)

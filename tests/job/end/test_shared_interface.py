@@ -60,7 +60,7 @@ def test_all_ranks_get_the_interface_that_all_nodes_reach(
     assert chosen(run, monkeypatch, nodes) == ["=ib0"] * 6
 
 
-def test_without_common_interfaces_the_line_says_what_each_node_reaches(
+def test_without_a_common_interface_each_node_s_reach_is_listed(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = chosen(run, monkeypatch, [{"eth0": ["127.0.0.1"]}, {"eth1": ["127.0.0.2"]}])
@@ -71,6 +71,6 @@ def test_without_common_interfaces_the_line_says_what_each_node_reaches(
     )
 
 
-def test_nodes_not_coming_are_a_line_with_the_file(run: RunDirectory) -> None:
+def test_a_node_that_does_not_come_names_the_file(run: RunDirectory) -> None:
     with pytest.raises(RunError, match=r"door-1\.json: no such file after 0 s"):
         shared_interface(run, Attempt("7", 0), rank(0, 2), 0.1)

@@ -21,7 +21,7 @@ def test_the_weightiest_signal_is_remembered(flag: StopFlag) -> None:
     assert flag.reason is StopReason.TERMINATE
 
 
-def test_interrupts_ask_for_the_stop_unless_a_shell_muted_them(flag: StopFlag) -> None:
+def test_an_interrupt_stops_unless_a_shell_has_muted_it(flag: StopFlag) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         flag.take_interrupt()
@@ -101,7 +101,7 @@ AGREEMENT = textwrap.dedent(
 )
 
 
-def test_all_ranks_stop_at_one_step_for_the_same_reason(free_port: int) -> None:
+def test_all_ranks_stop_at_the_same_step(free_port: int) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", AGREEMENT, str(rank), "3", str(free_port)],
@@ -115,7 +115,7 @@ def test_all_ranks_stop_at_one_step_for_the_same_reason(free_port: int) -> None:
     assert told == ["18 WARNING"] * 3
 
 
-def test_a_forked_process_ends_its_own_not_its_parents_helpers():
+def test_a_process_ends_only_its_own_helpers():
     helper = multiprocessing.get_context("fork").Process(
         target=time.sleep, args=(600,), daemon=True
     )

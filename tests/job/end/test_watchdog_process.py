@@ -56,13 +56,13 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_ranks_in_lock_holding_code_are_ended_and_stacks_kept(tmp_path: Path) -> None:
+def test_a_rank_that_holds_the_lock_is_ended_with_stack(tmp_path: Path) -> None:
     with rank(tmp_path, "stuck") as process:
         assert process.wait(jobs.PATIENCE) == -signal.SIGKILL
     assert "<string>" in (tmp_path / "stacks").read_text()
 
 
-def test_suspensions_longer_than_allowed_end_no_rank_and_are_reported(tmp_path: Path) -> None:
+def test_a_suspension_longer_than_allowed_ends_no_rank(tmp_path: Path) -> None:
     with rank(tmp_path, "suspended") as process:
         time.sleep(1.0)
         (helper,) = children(process.pid)
@@ -91,7 +91,7 @@ def test_a_rank_stopped_by_itself_is_not_ended(tmp_path: Path, how: str) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_it_outlives_step_signals_and_goes_with_its_rank(
+def test_the_watchdog_outlives_signals_and_goes_with_its_rank(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with rank(tmp_path, "waits") as process:
@@ -104,7 +104,7 @@ def test_it_outlives_step_signals_and_goes_with_its_rank(
     jobs.wait_for(lambda: b"watchdog_process" not in _words(helper))
 
 
-def test_watchdog_process_death_is_reported_once_and_the_rank_continues(
+def test_the_death_of_the_watchdog_is_reported_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     # Other tests may have left children of this process.

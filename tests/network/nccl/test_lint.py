@@ -86,7 +86,7 @@ def test_a_name_that_no_program_reads() -> None:
     assert one("warning", NCCL_MY_PLUGINS_OWN="1") == "neither NCCL nor PyTorch reads this name"
 
 
-def test_versions_decide_what_is_gone_and_not_yet_there() -> None:
+def test_versions_decide_what_is_gone_or_not_there_yet() -> None:
     assert one("error", NCCL_IB_CUDA_SUPPORT="1") == "removed in NCCL 2.4; use NCCL_NET_GDR_LEVEL"
     assert not names(found("2.3.7", NCCL_IB_CUDA_SUPPORT="1"), "error")
     assert one("warning", "2.20.5", NCCL_RAS_ENABLE="0") == (

@@ -78,7 +78,7 @@ def test_a_setting_that_fails_once_is_not_chosen() -> None:
     assert two.confirmed.problem == "wrong results of all_reduce with 8 bytes"
 
 
-def test_a_working_setting_is_found_where_defaults_do_not_work() -> None:
+def test_where_the_default_fails_a_setting_is_found() -> None:
     network = Network(0, {})
 
     def measure(env: Mapping[str, str]) -> Trial:
@@ -87,7 +87,7 @@ def test_a_working_setting_is_found_where_defaults_do_not_work() -> None:
     assert search(measure, KNOBS, lambda _: None).env == {"A": "1"}
 
 
-def test_cells_that_a_slow_trial_left_out_do_not_count() -> None:
+def test_cells_that_a_slow_trial_omitted_do_not_count() -> None:
     fast = Trial({cell: Timing(1.0) for cell in CELLS})
     slow = Trial({cell: Timing(2.0) for cell in CELLS[:2]})
     assert compare([fast] * 4, [slow] * 4).gain == pytest.approx(1.0)

@@ -39,7 +39,7 @@ def logs(run: RunDirectory, restart: int) -> list[str]:
 
 # The same test runs on a real Slurm by default.
 @pytest.mark.slow
-def test_preempted_and_crashed_plain_ddp_scripts_end_as_if_undisturbed(
+def test_a_plain_ddp_script_ends_as_if_undisturbed(
     tmp_path: Path,
 ) -> None:
     calm = start_ddp(tmp_path, "calm", 30, 0.0)
@@ -87,7 +87,7 @@ def test_several_runs_are_canceled_together(tmp_path: Path) -> None:
     assert "None" not in jobs.hpcrun("logs", "one", cwd=tmp_path).stdout
 
 
-def test_scripts_without_handlers_die_of_preemption_and_start_again(tmp_path: Path) -> None:
+def test_a_script_without_handlers_starts_again_after_a_preemption(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(scripts_of_others.UNAWARE)
     run = start(tmp_path, "plain", sys.executable, "plain.py", str(tmp_path))
     # More often than restarts.no_progress allows for a task: a script's progress is not seen.
@@ -110,7 +110,7 @@ def all_started(folder: Path, times: int) -> bool:
     return len(counts) == 2 and all(count and int(count) >= times for count in counts)
 
 
-def test_always_crashing_scripts_are_given_up_with_their_last_words(tmp_path: Path) -> None:
+def test_a_script_that_always_crashes_is_given_up(tmp_path: Path) -> None:
     run = start(
         tmp_path, "hopeless", sys.executable, "-c", "raise OSError('no data here')",
         options=("restarts.crash=1",),
@@ -132,7 +132,7 @@ def test_cancelling_a_script_lets_it_save_and_resume_continues_it(tmp_path: Path
     assert "starts at step 0" not in followed.stdout
 
 
-def test_programs_below_wrappers_save_at_the_warning_and_report_it(tmp_path: Path) -> None:
+def test_a_program_below_a_wrapper_saves_at_the_warning(tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(scripts_of_others.SAVES)
     (tmp_path / "wrap.sh").write_text(f"{sys.executable} saves.py\nexit $?\n")
     run = start(tmp_path, "wrapped", "bash", "wrap.sh", options=("job.warn_signal=USR1",))
@@ -155,13 +155,13 @@ def test_programs_below_wrappers_save_at_the_warning_and_report_it(tmp_path: Pat
     assert (told["step"], told["committed"]) == (7, 7)
 
 
-def test_exit_code_75_requests_another_start_even_without_a_signal(tmp_path: Path) -> None:
+def test_exit_code_75_asks_for_another_start(tmp_path: Path) -> None:
     run = start(tmp_path, "timed", "sh", "-c", '[ "$HPCRUN_RESTART" = 1 ] || exit 75')
     jobs.wait_for_end(run)
     assert outcome(run) == ("finished", ["continued", "finished"])
 
 
-def test_missing_programs_are_reported_in_one_line_and_not_retried(
+def test_a_missing_program_is_reported_and_not_retried(
     tmp_path: Path,
 ) -> None:
     run = start(tmp_path, "absent", "no-such-program")

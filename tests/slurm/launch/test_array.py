@@ -47,7 +47,7 @@ def test_the_script_finds_the_run_directory_of_its_task(
     assert (folder / name / ".unstarted-19").exists()
 
 
-def test_requeues_by_the_script_name_the_task_not_the_array() -> None:
+def test_a_requeue_by_the_script_names_the_task() -> None:
     text = batch_script(BatchRequest(Path("/r/s"), Job(), "python", ArrayTasks([0, 1])))
     assert text.count('"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"') == 2
     assert 'show job "$SLURM_JOB_ID"' not in text

@@ -79,9 +79,7 @@ ELEMENT = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("code", [0, 1, 75])
-def test_begun_steps_are_called_once_and_give_the_jobs_code(
-    desk: Desk, kind: str, code: int
-) -> None:
+def test_a_step_is_called_once_and_gives_its_code(desk: Desk, kind: str, code: int) -> None:
     desk.answer("python", f"rm '{desk.run}/.unstarted-7'; exit {code}")
     assert desk.submit(kind, **ELEMENT).returncode == code
     assert desk.called("python") == [f"python -m hpcrun batch {desk.run}{OPTIONS[kind]}"]
@@ -89,9 +87,7 @@ def test_begun_steps_are_called_once_and_give_the_jobs_code(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unstartable_interpreters_are_retried_and_then_tried_on_another_node(
-    desk: Desk, kind: str
-) -> None:
+def test_a_broken_interpreter_is_tried_again_on_another_node(desk: Desk, kind: str) -> None:
     desk.answer("python", "exit 127")
     name = "5_0" if kind == "sweep_array.sbatch" else "7"
     for start in range(3):
@@ -120,7 +116,7 @@ def test_a_job_asked_to_stop_does_not_retry_its_interpreter(desk: Desk) -> None:
     assert desk.called("scontrol") == []
 
 
-def test_runs_with_unwritable_folders_are_given_to_the_step_once(desk: Desk) -> None:
+def test_a_folder_without_write_access_reaches_the_step_once(desk: Desk) -> None:
     desk.answer("python", "exit 1")
     (desk.run / ".unstarted-7").symlink_to("/nowhere/x")
     assert desk.submit("generated").returncode == 1
@@ -128,7 +124,7 @@ def test_runs_with_unwritable_folders_are_given_to_the_step_once(desk: Desk) -> 
 
 
 @pytest.mark.parametrize(("line", "code"), [("module load CUDA/12", 127), ("exit 0", 0)])
-def test_failed_lines_of_own_scripts_are_recorded_in_the_run(
+def test_a_failed_line_of_an_own_script_is_recorded(
     desk: Desk, line: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = desk.folder / "mine"

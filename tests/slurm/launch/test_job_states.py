@@ -32,9 +32,7 @@ def test_a_state_that_is_not_known_is_live(run: RunDirectory, tmp_path: Path, st
     assert not is_over(state)
 
 
-def test_jobs_that_ended_preempted_with_finished_runs_are_finished(
-    run: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_preempted_job_of_a_finished_run_is_finished(run: RunDirectory, tmp_path: Path) -> None:
     squeue_says("PREEMPTED", tmp_path)
     write_json(run.result, {"state": "finished"})
     now = jobs.state(run)
@@ -57,7 +55,7 @@ def test_jobs_that_ended_preempted_with_finished_runs_are_finished(
         ("7.batch 7.0", [0], "", ["7"]),
     ],
 )
-def test_cancel_now_kills_open_rank_steps_or_else_the_job(
+def test_cancel_now_kills_open_ranks_or_the_whole_job(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     steps: str,

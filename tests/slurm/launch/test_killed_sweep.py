@@ -156,7 +156,7 @@ def age(folder: Path) -> None:
         pytest.param("write_sweep", 1, marks=pytest.mark.slow),
     ],
 )
-def test_arrays_whose_record_was_killed_are_named_until_they_end(
+def test_an_array_with_a_killed_record_is_named(
     tmp_path: Path, slurm: Path, name: str, call: int
 ) -> None:
     submit_killed(tmp_path, "slurm", HANDOVER, name, call)

@@ -98,7 +98,7 @@ if __name__ == "__main__":
 """
 
 
-def test_mp_spawn_ranks_join_by_a_config_filled_by_hand(tmp_path: Path, free_port: int) -> None:
+def test_ranks_of_mp_spawn_join_by_a_config(tmp_path: Path, free_port: int) -> None:
     (tmp_path / "spawn.py").write_text(SPAWN)
     done = subprocess.run(
         [sys.executable, "spawn.py", str(free_port)],
@@ -107,7 +107,7 @@ def test_mp_spawn_ranks_join_by_a_config_filled_by_hand(tmp_path: Path, free_por
     assert (done.returncode, done.stdout) == (0, "spawned\n"), done.stderr
 
 
-def test_torchrun_is_seen_interrupted_and_continued_by_the_same_line(
+def test_the_torchrun_tool_is_interrupted_and_continued(
     tmp_path: Path, trained: dict[str, str]
 ) -> None:
     jobs.write_probe(tmp_path)

@@ -36,7 +36,7 @@ def submit(
     return RunDirectory(folder / "runs" / name)
 
 
-def test_one_task_per_node_is_one_rank_sharing_the_machine(
+def test_one_task_per_node_is_one_rank(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "say.py").write_text(VARIABLES)
@@ -73,7 +73,7 @@ def wait_for_start(run: RunDirectory, restart: int) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_trains_over_all_nodes_and_survives_preemptions_and_crashes(
+def test_torchrun_survives_a_preemption_and_a_crash(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(scripts_of_others.DDP)
@@ -153,7 +153,7 @@ def start_in_sessions(folder: Path, name: str) -> tuple[RunDirectory, list[list[
     ]
 
 
-def test_preemptions_reach_what_a_task_started_in_another_session(tmp_path: Path) -> None:
+def test_a_preemption_reaches_processes_in_another_session(tmp_path: Path) -> None:
     run, _ = start_in_sessions(tmp_path, "heard")
     assert jobs.hpcrun("preempt", "heard", cwd=tmp_path).returncode == 0
     jobs.wait_for_end(run)
@@ -171,7 +171,7 @@ def test_nothing_that_a_task_has_started_outlives_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["srun_args", "sbatch_args"])
-def test_the_local_cluster_refuses_a_task_count_for_srun(tmp_path: Path, key: str) -> None:
+def test_a_number_of_tasks_for_local_srun_is_refused(tmp_path: Path, key: str) -> None:
     (tmp_path / "say.py").write_text(VARIABLES)
     request = f"job.{key}=[--ntasks-per-node=1]"
     done = jobs.hpcrun("submit", *SHAPE, request, "--", "python", "say.py", cwd=tmp_path)

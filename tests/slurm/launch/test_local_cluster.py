@@ -95,7 +95,7 @@ def test_every_task_gets_slurms_variables_and_gives_its_result_back(submit: Subm
         assert "SLURM_RESTART_COUNT" not in task
 
 
-def test_setup_and_environment_reach_tasks_and_failing_setups_end_them(
+def test_setup_reaches_every_task_and_its_failure_ends_it(
     submit: Submit,
 ) -> None:
     job = submit(say_which, setup=['export MARK="it\'s $((40 + 2))"'])
@@ -116,7 +116,7 @@ def test_node_setup_runs_once_a_node_before_any_task(submit: Submit, tmp_path: P
     assert len(read_exits(job.folder / "restart-0")) == 4
 
 
-def test_nodes_whose_setup_fails_are_named_and_no_task_starts(submit: Submit) -> None:
+def test_a_node_that_cannot_be_set_up_is_named(submit: Submit) -> None:
     lines = ["cd /", '[ "$SLURM_NODEID" = 0 ] || cd /nonexistent/place', "sleep 0.2"]
     job = submit(say_which, node_setup=lines)
     job.wait_for("FAILED")
@@ -130,7 +130,7 @@ def test_nodes_whose_setup_fails_are_named_and_no_task_starts(submit: Submit) ->
     assert not list(folder.glob("rank-*.log"))
 
 
-def test_failing_tasks_end_the_others_and_their_codes_stay_first(submit: Submit) -> None:
+def test_a_failed_task_ends_the_others_with_its_code(submit: Submit) -> None:
     job = submit(say_which, 2)
     job.wait_for("FAILED")
     first, *others = read_exits(job.folder / "restart-0")
@@ -180,7 +180,7 @@ def test_tasks_do_not_outlive_a_controller_that_is_killed(submit: Submit, tmp_pa
     assert not job_files.is_alive(status)
 
 
-def test_each_node_sees_its_gpus_and_a_cpu_job_none() -> None:
+def test_each_node_sees_its_own_gpus() -> None:
     seen = [step_environment(request(), rank)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
     assert seen == ["4,5", "4,5", "6,7", "6,7"]
     assert "CUDA_VISIBLE_DEVICES" not in step_environment(request(devices=None), 0)

@@ -48,7 +48,7 @@ def ended(requests: list[JobRequest]) -> bool:
     return all(status is not None and status.state in ENDED for status in found)
 
 
-def test_jobs_with_different_gpu_counts_do_not_share_a_gpu(tmp_path: Path) -> None:
+def test_jobs_with_different_gpu_counts_share_no_gpu(tmp_path: Path) -> None:
     requests = [request(tmp_path, number, gpus) for number, gpus in enumerate((1, 2, 1, 1))]
     start_queue(tmp_path, requests, QueueLimits(len(requests), ["a", "b"]))
     jobs.wait_for(lambda: ended(requests))

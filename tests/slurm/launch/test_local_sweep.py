@@ -48,7 +48,7 @@ def states(folder: Path) -> dict[str, str]:
     return {name: run_jobs.state(run).word for name, run in runs_of(folder).items()}
 
 
-def test_each_element_has_its_end_and_reruns_add_missing_ones(
+def test_the_same_line_adds_the_missing_elements(
     tmp_path: Path,
 ) -> None:
     line = ("--sweep", "kind=ok,crash", "--sweep", "seed=0:2", "--max-parallel", "2")
@@ -150,7 +150,7 @@ def test_a_cancelled_sweep_ends_its_running_and_its_waiting_runs(tmp_path: Path)
     assert (again.returncode, again.stdout) == (0, "hpcrun: s: no run of the sweep has a job\n")
 
 
-def test_finished_runs_of_other_commands_do_not_count_for_sweeps(tmp_path: Path) -> None:
+def test_runs_of_another_command_are_not_of_the_sweep(tmp_path: Path) -> None:
     line = ("submit", *SHAPE, "--name", "s", "--sweep", "seed=0:2", "--")
     first = jobs.hpcrun(*line, "echo", "{seed}", cwd=tmp_path)
     assert first.returncode == 0, first.stderr

@@ -46,9 +46,7 @@ def cancelled(run: RunDirectory) -> bool:
     return was_cancelled(events, FIRST.job)
 
 
-def test_the_ranks_get_the_signal_and_the_run_is_canceled(
-    run: RunDirectory, tmp_path: Path
-) -> None:
+def test_the_ranks_get_the_signal_and_the_run_ends(run: RunDirectory, tmp_path: Path) -> None:
     assert "the other runs of the job continue" in stopping.cancel(run)
     assert (tmp_path / "signals").read_text() == "--signal=TERM 1_0.1\n"
     assert cancelled(run)

@@ -12,7 +12,7 @@ def test_pauses_on_slurm_grow_to_a_minute() -> None:
     assert found[-1] == LONGEST
 
 
-def test_waiting_persons_ask_slurm_few_not_300_times_a_minute() -> None:
+def test_waiting_for_an_end_asks_slurm_rarely() -> None:
     asked = [at for at in accumulate(islice(pauses("slurm", 0.2), 50)) if at < 60]
     assert len(asked) < 20
     assert asked[3] < 2

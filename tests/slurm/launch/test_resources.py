@@ -71,12 +71,12 @@ def test_the_form_follows_from_what_the_nodes_have(offer: Offer | None, form: st
 @pytest.mark.parametrize(
     "option", ["--gres=gpu:a100:2", "-G2", "--gpus=2", "--gpus-per-node=2", "--gpus-per-task=1"]
 )
-def test_requests_for_gpus_in_own_words_are_not_contradicted(option: str) -> None:
+def test_a_request_in_other_words_is_not_contradicted(option: str) -> None:
     assert gpu_request(Job(sbatch_args=[option]), OFFER) == "none"
     assert gpu_request(Job(sbatch_args=["--gres=fpga:1"]), OFFER) == "gpus-per-node"
 
 
-def test_types_that_no_node_has_are_refused_with_existing_ones() -> None:
+def test_a_missing_gpu_type_is_refused_with_those_present() -> None:
     def refusal(offer: Offer, **keys: object) -> str:
         with pytest.raises(LaunchError) as told:
             fitted(Job.model_validate({"gpu_type": "v100", **keys}), lambda _: offer)
@@ -154,7 +154,7 @@ def test_shares_are_whole_cores_of_what_every_node_has() -> None:
     assert share_of(node(cpus=2, memory=1)) is None
 
 
-def test_cpu_jobs_are_left_as_they_are_and_ask_nothing() -> None:
+def test_a_cpu_job_is_left_unchanged() -> None:
     def ask(_: str | None) -> Offer:
         raise AssertionError("Slurm was asked")
 
@@ -176,7 +176,7 @@ def test_each_decision_is_printed_in_one_line() -> None:
     assert "NCCL" in line
 
 
-def test_tasks_starting_several_ranks_get_all_their_cpus_and_gpus() -> None:
+def test_a_task_of_several_ranks_gets_all_their_resources() -> None:
     one = Job(partition="gpu", gpus=4, tasks_per_node=1)
     job, (line,) = fitted(one, lambda _: OFFER)
     assert (job.cpus_per_task, job.mem) == (32, "128000M")
@@ -194,7 +194,7 @@ def test_tasks_starting_several_ranks_get_all_their_cpus_and_gpus() -> None:
     assert "#SBATCH --gpus-per-task=4" in sbatch_lines(Path("/runs/a"), job)
 
 
-def test_the_cluster_that_the_job_names_is_asked() -> None:
+def test_the_cluster_that_is_asked_is_the_job_s() -> None:
     asked: list[str | None] = []
 
     def ask(cluster: str | None) -> None:

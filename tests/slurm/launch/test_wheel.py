@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_wheels_hold_batch_scripts_where_the_program_looks_for_them(tmp_path: Path) -> None:
+def test_a_wheel_holds_the_batch_scripts(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("hpcrun", "sbatch"):
