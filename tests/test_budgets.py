@@ -13,10 +13,10 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_250, 22),
+    "api": (4_100, 22),
     "checkpoint": (5_200, 27),
     "cli": (4_450, 34),
-    "config": (2_600, 11),
+    "config": (2_550, 11),
     "devices": (750, 5),
     "diagnose": (1_850, 9),
     "estimate": (850, 6),
@@ -24,11 +24,11 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "job": (5_150, 21),
     "network": (5_400, 22),
     "ranks": (2_600, 12),
-    "results": (4_400, 18),
+    "results": (4_300, 18),
     "run": (3_250, 14),
     "slurm": (4_650, 25),
     "tasks": (1_400, 9),
-    "tests": (50_600, 389),
+    "tests": (49_550, 389),
     "train": (10_150, 44),
 }
 """The most lines and files of each package, and of the tests."""
