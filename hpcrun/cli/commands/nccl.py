@@ -13,13 +13,49 @@ inspects every node and reports where the nodes differ.
 """
 
 import argparse
-import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
-from hpcrun.cli.arguments import add_runs_dir, require_subcommand
-from hpcrun.cli.commands import nccl_tune
+from tqdm import tqdm
 
-_WAYS = ("lint", "advise", "tune")
-FORMATS = ("table", "shell", "yaml", "json")
+from hpcrun.cli.arguments import (
+    add_local,
+    add_runs_dir,
+    find_run_instead,
+    require_local,
+    require_subcommand,
+    runs_dir,
+)
+from hpcrun.cli.output import plural, print_json
+from hpcrun.config.layers import file_layer
+from hpcrun.devices.devices import visible_gpus
+from hpcrun.errors import NetworkError, UserError
+from hpcrun.network import agents
+from hpcrun.network.nccl import advise as advice
+from hpcrun.network.nccl.lint import (
+    NcclFinding,
+    by_severity,
+    export_findings,
+    lint,
+    settings_of_script,
+)
+from hpcrun.network.nccl.machine import NodeFacts, facts_from, inspect_node
+from hpcrun.network.nccl.rules import Setting, installed_nccl, is_version, rules, settings_of
+from hpcrun.network.tune import search
+from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
+from hpcrun.printing import escaped, say, say_aside
+from hpcrun.ranks.launchers import step_hosts
+from hpcrun.run.files import write_atomic
+
+_FORMATS = {"table": advice.as_table, "shell": advice.as_shell, "yaml": advice.as_yaml}
+_COLLECTIVES = "all_reduce,all_gather,reduce_scatter,broadcast,alltoall,sendrecv"
+_MAX_BYTES = 1 << 20
+# Seconds for a step on all nodes: nvidia-smi takes several seconds on a busy node.
+_TIMEOUT = 180.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,26 +75,275 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_runs_dir(parser)
-    lint = parser.add_argument_group("lint")
-    lint.add_argument(
+    group = parser.add_argument_group("lint")
+    group.add_argument(
         "--notes", action="store_true", help="print notes too, not only errors and warnings"
     )
-    advise = parser.add_argument_group("advise")
-    advise.add_argument(
-        "--format", choices=FORMATS, default="table", help="table, shell exports, YAML or JSON"
+    group = parser.add_argument_group("advise")
+    group.add_argument(
+        "--format", choices=_FORMATS, default="table", help="table, shell exports or YAML"
     )
-    advise.add_argument(
+    group.add_argument(
         "--facts", metavar="FILE", help="advise on a node's recorded facts, not on this node"
     )
-    advise.add_argument(
+    group.add_argument(
         "--record", action="store_true", help="print this node's facts as JSON, for --facts"
     )
-    nccl_tune.add_arguments(parser.add_argument_group("tune"))
+    group = parser.add_argument_group("tune")
+    add_local(group, "N ranks on this machine instead of an allocation")
+    group.add_argument(
+        "--backend", choices=("nccl", "gloo"), help="default: nccl with GPUs, else gloo"
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="only settings that keep the order of addition",
+    )
+    for option, kind, default, value, words in (
+        ("tasks-per-node", int, None, "N", "ranks per node (default: its GPUs, or 1)"),
+        ("sizes", str, "8:1G:16", "A:B:F", "bytes from A to B, by factor F (default: 8:1G:16)"),
+        ("collectives", str, _COLLECTIVES, "LIST", "comma-separated names (default: all six)"),
+        ("effect", float, search.MIN_EFFECT, "SHARE", "smallest gain that counts"),
+        ("seconds", float, Grid.seconds, "S", "seconds per size in a trial"),
+        ("longest", float, Grid.longest, "S", "skip sizes at which a call takes longer"),
+        ("out", Path, None, "FILE", "write job.env as YAML"),
+    ):
+        if kind is float:
+            words = f"{words} (default {default:g})"
+        group.add_argument(f"--{option}", type=kind, default=default, metavar=value, help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lint``, ``advise`` or ``tune``."""
-    what = require_subcommand("nccl", arguments.what, _WAYS, "check")
-    module = importlib.import_module(f"hpcrun.cli.commands.nccl_{what}")
-    code: int = module.run(arguments)
-    return code
+    commands = {"lint": _lint, "advise": _advise, "tune": _tune}
+    what = require_subcommand("nccl", arguments.what, [*commands], "check")
+    if arguments.nccl is not None and not is_version(arguments.nccl):
+        raise UserError(f"--nccl {arguments.nccl}: should be a version such as 2.27.5")
+    if arguments.target is not None and what != "lint":
+        option = "--facts" if what == "advise" else "--out"
+        raise UserError(f"nccl {what} {arguments.target}: {what} takes no file; see {option}")
+    return commands[what](arguments)
+
+
+def _lint(arguments: argparse.Namespace) -> int:
+    """Print the findings; return 1 if a finding is an error."""
+    version = arguments.nccl or installed_nccl()
+    settings, of_exports, name = _settings(arguments)
+    findings = by_severity(of_exports + lint(settings, version))
+    if not (arguments.notes or arguments.json):
+        findings = [finding for finding in findings if finding.level != "note"]
+    if arguments.json:
+        known = [one.as_record() for one in findings]
+        print_json({"checked": name, "nccl": version or rules().newest, "findings": known})
+    else:
+        _print_findings(findings, name, version)
+    return int(any(finding.level == "error" for finding in findings))
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[list[Setting], list[NcclFinding], str]:
+    """Return the settings, the findings about ``--export`` lists, and the name of the checked source."""
+    target: str | None = arguments.target
+    if target is None:
+        return settings_of(os.environ, "environment"), [], "the environment"
+    path = Path(target)
+    if not path.is_file():
+        directory = find_run_instead(target, runs_dir(arguments), "no such file")
+        return *_of_config(directory.config, directory.config.name), directory.name
+    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+        return *_of_config(path, target), target
+    if path.stat().st_size > _MAX_BYTES:
+        raise UserError(f"{path}: is larger than 1 MiB; name a script or a config")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return settings_of_script(text, target), export_findings(text, target), target
+
+
+def _of_config(path: Path, name: str) -> tuple[list[Setting], list[NcclFinding]]:
+    """Return the settings of a config's ``job:`` section: first the lines of ``setup``, then ``env``."""
+    layer = file_layer(path)
+    job = layer.values.get("job")
+    if not isinstance(job, Mapping):
+        return [], []
+
+    def lines(key: str) -> list[str]:
+        return [str(value) for value in job[key]] if isinstance(job.get(key), list) else []
+
+    settings = settings_of_script("\n".join(lines("setup")), "job.setup")
+    exports = [
+        finding
+        for key in ("srun_args", "sbatch_args")
+        for finding in export_findings(" ".join(lines(key)), f"job.{key}")
+    ]
+    env = job.get("env")
+    for key, value in env.items() if isinstance(env, Mapping) else ():
+        settings.append(Setting(str(key), str(value), layer.where.get(f"job.env.{key}", name)))
+    return settings, exports
+
+
+def _print_findings(findings: Sequence[NcclFinding], name: str, version: str | None) -> None:
+    for finding in findings:
+        shown = finding.setting
+        value = "" if shown.value is None else f"={shown.value}"
+        say(f"{shown.where}: {finding.level}: {shown.name}{value}: {finding.message}")
+    if findings:
+        addresses = sorted({rules().sources[finding.source] for finding in findings})
+        say("", "sources:", *(f"  {address}" for address in addresses))
+    counts = [
+        plural(number, level)
+        for level in ("error", "warning", "note")
+        if (number := sum(finding.level == level for finding in findings))
+    ]
+    known = version or f"{rules().newest}, the newest known"
+    say_aside(f"hpcrun: {name}: {', '.join(counts) or 'nothing is wrong'} (NCCL {known})")
+
+
+def _advise(arguments: argparse.Namespace) -> int:
+    """Print the advice for this node or every node of an allocation; with ``--record``, this node's facts."""
+    nodes = _nodes(arguments)
+    if arguments.record:
+        print_json(nodes[0].as_record())
+        return 0
+    found = advice.differences(nodes)
+    advised = {node.host: advice.advise(node, arguments.nccl) for node in nodes}
+    if arguments.json:
+        print_json(
+            {
+                "nodes": {host: advice.as_data(lines) for host, lines in advised.items()},
+                "differences": [{"what": one.what, "hosts": one.hosts} for one in found],
+            }
+        )
+        return 0
+    _print_advice(advised, arguments.format)
+    for difference in found:
+        say_aside(f"hpcrun: the nodes differ in {difference}")
+    settings = {(line.name, line.value) for lines in advised.values() for line in lines}
+    for name, value in sorted((str(name), value) for name, value in settings if name is not None):
+        if os.environ.get(name, value) != value:
+            say_aside(f"hpcrun: this shell has {name}={os.environ[name]}, not {value}")
+    return 0
+
+
+def _nodes(arguments: argparse.Namespace) -> list[NodeFacts]:
+    """Return the recorded node, this node, or every node of an allocation."""
+    hosts = step_hosts(os.environ)
+    if arguments.facts is not None:
+        return [_recorded(Path(arguments.facts))]
+    if len(hosts) < 2 or arguments.record or "SLURM_JOB_ID" not in os.environ:
+        return [inspect_node(os.environ, hosts)]
+    nodes = agents.start(agents.on_slurm(), hosts, _TIMEOUT)
+    try:
+        found = nodes.ask("inspect", _TIMEOUT, peers=list(hosts))
+    finally:
+        nodes.close()
+    if not found:
+        words = " ".join(nodes.words().split())[:300] or "no node answered"
+        raise UserError(f"srun on {len(hosts)} nodes: {words}")
+    if len(found) < len(hosts):
+        say_aside(f"hpcrun: {len(hosts) - len(found)} of {len(hosts)} nodes did not answer")
+    return [facts_from(record) for record in found.values()]
+
+
+def _recorded(path: Path) -> NodeFacts:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{path}: should contain one JSON object, as --record prints it")
+    try:
+        return facts_from(record)
+    except NetworkError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _print_advice(advised: Mapping[str, list[advice.Advice]], form: str) -> None:
+    """Print equal advice once, below the names of its nodes; in shell and YAML the names are comments."""
+    groups: dict[tuple[advice.Advice, ...], list[str]] = {}
+    for host, lines in advised.items():
+        groups.setdefault(tuple(lines), []).append(host)
+    for number, (group, hosts) in enumerate(groups.items()):
+        if len(advised) > 1:
+            blank = [""] if number else []
+            say(*blank, f"{'# ' if form != 'table' else ''}{', '.join(hosts)}:")
+        say(*_FORMATS[form](group).rstrip("\n").split("\n"))
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    """Search for faster settings for the collectives of this allocation or machine, and print them."""
+    _require_sense(arguments)
+    gpus = visible_gpus(os.environ)
+    if arguments.backend == "nccl" and not gpus:
+        raise UserError("--backend nccl: no GPU is visible here; use --backend gloo")
+    grid = Grid(
+        arguments.backend or ("nccl" if gpus else "gloo"),
+        search.collectives_of(arguments.collectives),
+        search.sizes_of(arguments.sizes),
+        seconds=arguments.seconds,
+        longest=arguments.longest,
+    )
+    start, ranks, where = _ranks(arguments, gpus)
+    with (
+        TrialRanks(start(), ranks) as crew,
+        tqdm(disable=None, unit="trial", file=sys.stderr, leave=False) as bar,
+    ):
+
+        def trial(env: search.Env) -> search.Trial:
+            measured = crew.trial(env, grid)
+            bar.update()
+            return measured
+
+        found = search.search(
+            trial,
+            search.knobs_for(
+                grid.backend, crew.site, os.environ, deterministic=arguments.deterministic
+            ),
+            lambda text: bar.set_description(escaped(text)),
+            effect=arguments.effect,
+        )
+    trials = [*found.default, *found.setting]
+    if all(one.problem for one in trials):
+        raise UserError(f"no collective could be measured: {trials[0].problem}")
+    about = f"{grid.backend}, {ranks} ranks, {where}"
+    if arguments.json:
+        facts = {"backend": grid.backend, "ranks": ranks, "where": where}
+        print_json(search.as_data(found, ranks, facts))
+    else:
+        say(about, *search.finding_lines(found))
+        if arguments.out is None and found.env:
+            say("", *search.as_yaml(found, about).rstrip("\n").split("\n"))
+    if arguments.out is not None:
+        write_atomic(arguments.out, search.as_yaml(found, about), mode=0o644)
+        say_aside(f"hpcrun: written: {arguments.out}")
+    return 0
+
+
+def _require_sense(arguments: argparse.Namespace) -> None:
+    require_local(arguments.local, 2)
+    if arguments.tasks_per_node is not None and arguments.tasks_per_node < 1:
+        raise UserError(f"--tasks-per-node {arguments.tasks_per_node}: should be 1 or more")
+    if not 0.01 <= arguments.effect < 1:
+        raise UserError(f"--effect {arguments.effect:g}: should be from 0.01 to 1, such as 0.05")
+    for name in ("seconds", "longest"):
+        if not 0 < getattr(arguments, name) < 3600:
+            raise UserError(f"--{name} {getattr(arguments, name):g}: should be above 0 seconds")
+    if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
+        raise UserError(f"--out {arguments.out}: its folder does not exist; make it first")
+
+
+def _ranks(
+    arguments: argparse.Namespace, gpus: int
+) -> tuple[Callable[[], agents.Processes], int, str]:
+    """Return the function that starts the ranks, their number, and their place."""
+    if arguments.local is not None:
+        return partial(here, arguments.local), arguments.local, "this machine"
+    if "SLURM_JOB_ID" not in os.environ:
+        raise UserError(
+            "nccl tune runs in an allocation (salloc, sbatch); on one machine, give the number of ranks, "
+            "such as --local 2"
+        )
+    nodes = step_hosts(os.environ)
+    tasks = arguments.tasks_per_node or gpus or 1
+    if len(nodes) * tasks < 2:
+        raise UserError(
+            "this allocation has one rank, so nothing is sent; request more nodes, or give --tasks-per-node"
+        )
+    return partial(on_slurm, nodes, tasks), len(nodes) * tasks, f"{len(nodes)} nodes"
