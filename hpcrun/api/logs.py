@@ -17,7 +17,7 @@ from hpcrun.diagnose.run_lines import names_another_run
 from hpcrun.errors import UserError
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.events import Attempt, Event, read_events, signature
 from hpcrun.run.files import open_regular, read_json, read_lines
 from hpcrun.slurm.launch import jobs
 
@@ -66,20 +66,14 @@ class StepTimes:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._times: dict[tuple[int, int], float] = {}
-        self._size = -1
+        self._read: tuple[int, int, int] | None = None
 
     def of(self, restart: int, step: int) -> float | None:
         """Return when rank 0 logged ``step`` (Unix seconds), or None."""
         # A program may print steps that metrics.jsonl lacks: the file is read again only if it grew.
-        if (restart, step) not in self._times and (size := self._length()) != self._size:
-            self._times, self._size = dict(_step_times(read_lines(self._path))), size
+        if (restart, step) not in self._times and (now := signature(self._path)) != self._read:
+            self._times, self._read = dict(_step_times(read_lines(self._path))), now
         return self._times.get((restart, step))
-
-    def _length(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except OSError:
-            return 0
 
 
 class RankLog:
@@ -201,11 +195,6 @@ def event_lines(events: Iterable[Event]) -> Iterator[tuple[float, MergedLine]]:
         yield at, line
 
 
-def of_attempt(events: Iterable[Event], attempt: Attempt) -> list[Event]:
-    """Return the events of ``attempt``."""
-    return [event for event in events if event.attempt == attempt]
-
-
 def rank_files(run: RunDirectory, attempt: Attempt) -> list[Path]:
     """Return the log files of the ranks of ``attempt``, in the order of ranks."""
     files = run.attempt_logs(attempt.job, attempt.restart).glob("rank-*.log")
@@ -249,21 +238,8 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
 
 def last_attempt(run: RunDirectory) -> Attempt | None:
     """Return the newest attempt of the run that has begun, or None."""
-    return newest_attempt(read_events(run))
-
-
-def newest_attempt(events: Sequence[Event]) -> Attempt | None:
-    """Return the newest attempt in ``events`` that has begun, or None."""
-    for event in reversed(events):
-        if event.attempt is not None and event.what != "submitted":
-            return event.attempt
-    return None
-
-
-def last_attempt_logs(run: RunDirectory) -> Path | None:
-    """Return the log folder of the newest attempt, or None before the first."""
-    attempt = last_attempt(run)
-    return None if attempt is None else run.attempt_logs(attempt.job, attempt.restart)
+    begun = (event.attempt for event in reversed(read_events(run)) if event.what != "submitted")
+    return next((attempt for attempt in begun if attempt is not None), None)
 
 
 def require_log(run: RunDirectory, rank: int | None, option: str = "--rank ") -> Path:
@@ -275,9 +251,10 @@ def require_log(run: RunDirectory, rank: int | None, option: str = "--rank ") ->
     Raises:
         UserError: there is no such log.
     """
-    folder = last_attempt_logs(run)
-    if folder is None:
+    attempt = last_attempt(run)
+    if attempt is None:
         raise UserError(f"{run.name}: has no log yet ({jobs.state(run).word}); look again later")
+    folder = run.attempt_logs(attempt.job, attempt.restart)
     ranks = len(list(folder.glob("rank-*.log")))
     if not ranks:
         why = (read_json(run.result) or {}).get("reason")

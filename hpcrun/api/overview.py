@@ -98,8 +98,6 @@ _SETTLED = 600.0
 # A diagnosis reads up to 64 logs. Older failures are shown with the recorded reason.
 _MOST_DIAGNOSES = 20
 
-_Mark = tuple[RunState, tuple[tuple[int, int, int] | None, ...]]
-
 
 class Overview:
     """The rows of ``entries``; a second read takes only what has changed since the first.
@@ -112,8 +110,7 @@ class Overview:
         self.entries = entries
         self._size = None if whole else EVENTS_READ
         self._recent: RecentEvents | None = None
-        self._rows: dict[Path, tuple[_Mark, dict[str, Any]]] = {}
-        self._diagnoses: dict[Path, tuple[_Mark, str | None]] = {}
+        self._diagnoses: dict[tuple[Path, tuple[Any, ...]], str | None] = {}
         self.answered = True
 
     def look(self) -> list[dict[str, Any]]:
@@ -134,49 +131,30 @@ class Overview:
         self.answered = all(state.asked for state in states.values())
         rows = []
         for entry in self.entries:
-            state = states.get(entry.run.path)
+            run = entry.run
             try:
-                if state is None:
-                    raise errors[entry.run.path]
-                row = self._row(entry.run, state, recent)
+                if run.path not in states:
+                    raise errors[run.path]
+                row = row_of(run, states[run.path], recent.of(run), diagnose=False)
             except OSError as error:
-                row = _unreadable(entry.run, error)
-            rows.append(row | _identity(entry))
+                row = _unreadable(run, error)
+            values = None if entry.values is None else dict(entry.values)
+            rows.append(
+                {**row, "name": entry.name, "kind": "run", "sweep": entry.sweep, "values": values}
+            )
         self._recent = recent
-        self._add_diagnoses(rows, states, recent)
-        return rows
-
-    def _row(self, run: RunDirectory, state: RunState, recent: RecentEvents) -> dict[str, Any]:
-        mark = _mark(run, state)
-        known = self._rows.get(run.path)
-        if known is not None and known[0] == mark and not state.live:
-            return known[1]
-        row = row_of(run, state, recent.of(run), diagnose=False)
-        self._rows[run.path] = mark, row
-        return row
-
-    def _add_diagnoses(
-        self, rows: list[dict[str, Any]], states: dict[Path, RunState], recent: RecentEvents
-    ) -> None:
         failed = [row for row in rows if row["state"] == "failed"]
         failed.sort(key=lambda row: float(row["age_seconds"]))
         for row in failed[:_MOST_DIAGNOSES]:
-            run = RunDirectory(Path(row["directory"]))
-            mark = _mark(run, states[run.path])
-            known = self._diagnoses.get(run.path)
-            if known is None or known[0] != mark:
-                known = mark, diagnosis_of(run, recent(run))
-                self._diagnoses[run.path] = known
-            row["diagnosis"] = known[1]
+            row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), recent)
+        return rows
 
-
-def _identity(entry: StatusEntry) -> dict[str, Any]:
-    values = None if entry.values is None else dict(entry.values)
-    return {"name": entry.name, "kind": "run", "sweep": entry.sweep, "values": values}
-
-
-def _mark(run: RunDirectory, state: RunState) -> _Mark:
-    return state, tuple(signature(path) for path in (run.events, run.metrics, run.result))
+    def _diagnosis(self, run: RunDirectory, recent: RecentEvents) -> str | None:
+        """Return the cause of a failure; the logs are read again only if the run has gone on."""
+        mark = tuple(signature(path) for path in (run.events, run.result))
+        if (run.path, mark) not in self._diagnoses:
+            self._diagnoses[run.path, mark] = diagnosis_of(run, recent(run))
+        return self._diagnoses[run.path, mark]
 
 
 def _has_settled(run: RunDirectory) -> bool:

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from hpcrun.job.history import of_script
 from hpcrun.run.events import Event
 from hpcrun.slurm.launch.jobs import RunState
 
@@ -53,7 +54,7 @@ def restarts_in_words(restarts: Mapping[str, int]) -> str:
     return ", ".join(reported) or "-"
 
 
-def clock(when: float, now: float) -> str:
+def _clock(when: float, now: float) -> str:
     """Return a time as ``14:02``, or ``Mon 14:02`` on another day within a week, or with its date."""
     then = time.localtime(when)
     if abs(when - now) < _DAY and then.tm_yday == time.localtime(now).tm_yday:
@@ -70,8 +71,8 @@ def _waiting(state: RunState, events: Sequence[Event], now: float) -> str:
     elif not reason.startswith(("waiting", "stuck")):
         reason = f"waiting: {reason}"
     cause = _requeued_after(events)
-    known = state.starts is not None and state.starts > now
-    starts = f", starts {clock(state.starts, now)}" if known and state.starts is not None else ""
+    later = state.starts is not None and state.starts > now
+    starts = f", starts {_clock(state.starts or now, now)}" if later else ""
     if cause is None:
         return reason + starts
     requeued = f"requeued after {_CAUSES.get(cause, (cause,))[0]}"
@@ -95,14 +96,9 @@ def _running(state: RunState, events: Sequence[Event]) -> str:
     if not state.asked:
         return f"running; {detail}"
     newest = [event.what for event in events if event.what in ("opened", "started", "trained")]
-    if not detail and newest[-1:] == ["opened"] and not _script(events):
+    if not detail and newest[-1:] == ["opened"] and not of_script(events):
         return "running: its ranks start"
     return _with_detail("running", detail)
-
-
-def _script(events: Sequence[Event]) -> bool:
-    opened = [event for event in events if event.what == "opened"]
-    return bool(opened and opened[-1].fields.get("script"))
 
 
 def _with_detail(word: str, detail: str) -> str:

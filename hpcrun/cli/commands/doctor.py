@@ -8,6 +8,8 @@ known failure, 1 a cause or an unknown error was found, 2 bad input.
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     if notes:
         notes.append("`torchfrtrace DIR --prefix NAME` shows the collectives of all ranks")
     if arguments.json:
-        print_json(as_data(finding, notes))
-    elif finding is None:
-        say("hpcrun: no known failure", *(f"note      {note}" for note in notes))
+        print_json(_as_data(finding, notes))
     else:
-        say(*report(finding, notes))
+        say(*_report(finding), *(f"note      {note}" for note in notes))
     return int(finding is not None or bool(notes))
 
 
@@ -84,7 +84,7 @@ def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path]
         if not _is_log(path):
             raise UserError(f"{path}: no such log; name files, a folder with logs, or one run")
         files += _logs_in(path) if path.is_dir() else [path]
-    return _of_files(files), sorted({path.parent for path in files}), 0
+    return chain.from_iterable(map(read_log, files)), sorted({path.parent for path in files}), 0
 
 
 def _is_log(path: Path) -> bool:
@@ -95,11 +95,6 @@ def _is_log(path: Path) -> bool:
 
 def _logs_in(folder: Path) -> list[Path]:
     return sorted(path for pattern in LOGS for path in folder.glob(pattern) if path.is_file())
-
-
-def _of_files(files: list[Path]) -> Iterator[LogLine]:
-    for path in files:
-        yield from read_log(path)
 
 
 def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int]:
@@ -135,80 +130,49 @@ def _dumps(folders: list[Path], named: Path | None) -> Dumps:
 _LINE = 300
 
 
-def report(finding: FailureFinding, notes: list[str]) -> list[str]:
-    """Return the diagnosis as a few lines of text; :func:`hpcrun.printing.say` escapes them."""
+def _report(finding: FailureFinding | None) -> list[str]:
+    """Return the diagnosis as a few lines of text."""
+    if finding is None:
+        return ["hpcrun: no known failure"]
+    evidence = []
+    for line in finding.evidence:
+        text = " ".join(line.text.split())
+        text = text if len(text) <= _LINE else f"{text[:_LINE]} …"
+        evidence.append(f"evidence  {line.place}: {text}")
     if finding.id == UNKNOWN:
-        quoted = ["hpcrun: no known failure; the last error is", *_evidence(finding)]
-        return [*quoted, *(f"note      {note}" for note in notes)]
+        return ["hpcrun: no known failure; the last error is", *evidence]
+    where = [
+        *([f"rank {finding.rank}"] if finding.rank is not None else []),
+        *([f"node {finding.node}"] if finding.node else []),
+        *(
+            [f"the same message on {ranges(finding.ranks, 'rank')}"]
+            if len(finding.ranks) > 1
+            else []
+        ),
+    ]
     lines = [
         f"cause     {finding.cause} ({finding.id}, confidence {finding.confidence})",
-        *([f"where     {where}"] if (where := _where(finding)) else []),
-        *_evidence(finding),
+        *([f"where     {', '.join(where)}"] if where else []),
+        *evidence,
         f"remedy    {finding.remedy}",
         f"retry     {RETRY_WORDS[finding.retry]}",
     ]
     if finding.cascade:
-        lines.append(f"cascade   {_ranks(finding.cascade)} then failed because of it")
+        lines.append(f"cascade   {ranges(finding.cascade, 'rank')} then failed because of it")
     if finding.folded:
         folded = ", ".join(f"{name} {count}" for name, count in finding.folded[:6])
         lines.append(f"folded    lines that follow from it: {folded}")
-    lines += [f"note      {note}" for note in (*finding.notes, *notes)]
-    return lines
+    return lines + [f"note      {note}" for note in finding.notes]
 
 
-def as_data(finding: FailureFinding | None, notes: list[str]) -> dict[str, Any]:
-    """Return the diagnosis for JSON; ``found`` is false without a cause."""
+def _as_data(finding: FailureFinding | None, notes: list[str]) -> dict[str, Any]:
+    """Return the diagnosis for JSON; ``found`` is false without a known cause."""
     if finding is None:
         return {"found": False, "notes": notes}
     return {
+        **asdict(finding),
         "found": finding.id != UNKNOWN,
-        "id": finding.id,
-        "kind": finding.kind,
-        "cause": finding.cause,
-        "remedy": finding.remedy,
-        "retry": finding.retry,
-        "confidence": finding.confidence,
-        "rank": finding.rank,
-        "node": finding.node,
-        "ranks": list(finding.ranks),
-        "cascade": list(finding.cascade),
         "folded": dict(finding.folded),
-        "evidence": [_line_as_data(line) for line in finding.evidence],
         "notes": [*finding.notes, *notes],
         "line": finding.line,
     }
-
-
-def _line_as_data(line: LogLine) -> dict[str, Any]:
-    return {
-        "file": line.file,
-        "line": line.line,
-        "rank": line.rank,
-        "node": line.node,
-        "time": line.time,
-        "text": line.text,
-    }
-
-
-def _where(finding: FailureFinding) -> str:
-    parts = []
-    if finding.rank is not None:
-        parts.append(f"rank {finding.rank}")
-    if finding.node:
-        parts.append(f"node {finding.node}")
-    if len(finding.ranks) > 1:
-        parts.append(f"the same message on {_ranks(finding.ranks)}")
-    return ", ".join(parts)
-
-
-def _evidence(finding: FailureFinding) -> list[str]:
-    lines = []
-    for line in finding.evidence:
-        text = " ".join(line.text.split())
-        text = text if len(text) <= _LINE else f"{text[:_LINE]} …"
-        lines.append(f"evidence  {line.place}: {text}")
-    return lines
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {ranges(ranks)}"

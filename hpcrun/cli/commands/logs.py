@@ -17,6 +17,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, starmap
 from pathlib import Path
 
 from hpcrun.api.logs import (
@@ -28,7 +29,6 @@ from hpcrun.api.logs import (
     event_lines,
     file_lines,
     merged,
-    of_attempt,
     rank_files,
     require_log,
     up_to,
@@ -109,15 +109,14 @@ class _Reader:
         attempts = attempts_of(events)
         # The logs of the newest attempt may grow: they are read from where the last read ended.
         followed = [*attempts][-1:] if live else []
-        lines = (
-            line
-            for attempt, began in attempts.items()
-            for line in (
-                self._new_lines(of_attempt(events, attempt), {attempt: began}, attempt)
-                if attempt in followed
-                else self._history(of_attempt(events, attempt), attempt, began)
-            )
-        )
+
+        def of_attempt(attempt: Attempt, began: float) -> Iterator[MergedLine]:
+            own = [event for event in events if event.attempt == attempt]
+            if attempt in followed:
+                return self._new_lines(own, {attempt: began}, attempt)
+            return self._history(own, attempt, began)
+
+        lines = chain.from_iterable(starmap(of_attempt, attempts.items()))
         self._say(self._chosen(lines) if tail is None else deque(self._chosen(lines), tail))
         asked = time.monotonic()
         while live:
