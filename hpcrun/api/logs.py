@@ -18,10 +18,9 @@ from hpcrun.errors import UserError
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events, signature
-from hpcrun.run.files import open_regular, read_json, read_lines
+from hpcrun.run.files import read_json, read_lines
 from hpcrun.slurm.launch import jobs
 
-_BLOCK = 1 << 16
 # The lines of `hpcrun.run.events`: "step 12/100: loss …", "step 12: validation loss …".
 _STEP = re.compile(r"step (\d+)(?:/\d+)?: ")
 # Clocks of nodes differ, and a text may name any date: only times near the attempt count.
@@ -150,28 +149,6 @@ def merged(streams: Iterable[Iterable[tuple[float, MergedLine]]]) -> Iterator[Me
     """Yield the lines of all ``streams`` in the order of their times; lines of one stream keep theirs."""
     for _, line in heapq.merge(*streams, key=lambda pair: pair[0]):
         yield line
-
-
-def file_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file that may be large; it is open only while a block is read.
-
-    A run may have more ranks than a process may have open files.
-    """
-    offset, rest = 0, b""
-    while True:
-        try:
-            with open_regular(path) as stream:
-                stream.seek(offset)
-                block = stream.read(_BLOCK)
-        except FileNotFoundError:
-            return
-        if not block:
-            break
-        offset += len(block)
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
 
 
 def attempts_of(events: Sequence[Event]) -> dict[Attempt, float]:

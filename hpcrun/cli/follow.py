@@ -19,7 +19,16 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, Pace, StepLines, facts_of, in_words, to_event, validation_line
+from hpcrun.run.events import (
+    Event,
+    Pace,
+    StepLines,
+    facts_of,
+    in_words,
+    signature,
+    to_event,
+    validation_line,
+)
 from hpcrun.run.files import open_regular, parse_line
 from hpcrun.slurm.launch import jobs, stopping
 from hpcrun.slurm.launch.jobs import pauses
@@ -31,6 +40,7 @@ _ASK_LOCAL, _ASK_SLURM = 1.0, 15.0
 # Lines that are not shown: saves; a rank that lost its peers, because the report of the end names the first
 # failure; and a hang, because the report of the end repeats these words.
 _NOISE = re.compile(r"hpcrun: (saved step|rank \d+ lost its peers|no progress for )")
+_BLOCK = 1 << 16
 # 128 + SIGINT, as shells have it.
 _INTERRUPTED = 130
 
@@ -122,7 +132,7 @@ class _Watcher:
             if event is not None:
                 self._on_event(event)
         if self._log_tail is not None:
-            self._on_lines(self._log_tail.last() if ended else self._log_tail.read())
+            self._on_lines(self._log_tail.read(ended=ended))
         for line in self._metrics.read():
             self._on_metrics(parse_line(line) or {})
         if not ended:
@@ -146,7 +156,7 @@ class _Watcher:
             self._opened = True
             folder = self._run.attempt_logs(event.attempt.job, event.attempt.restart)
             if self._log_tail is not None:
-                self._on_lines(self._log_tail.last())
+                self._on_lines(self._log_tail.read(ended=True))
             self._log_tail = Tail(folder / "rank-00000.log")
         reason = event.fields.get("reason")
         if event.what == "bad-input":
@@ -256,28 +266,33 @@ class Tail:
         self._path = path
         self._offset = 0
 
-    def _new(self) -> bytes:
-        try:
-            with open_regular(self._path) as stream:
-                stream.seek(self._offset)
-                return stream.read()
-        except FileNotFoundError:
-            return b""
+    def read(self, *, ended: bool = False) -> Iterator[bytes]:
+        """Yield the whole lines that the file has now, without their ends.
 
-    def read(self) -> Iterator[bytes]:
-        """Yield the new whole lines without their ends; an unfinished line is kept for the next read."""
-        new = self._new()
-        *lines, rest = new.split(b"\n")
-        self._offset += len(new) - len(rest)
-        yield from lines
+        The file is open only while a block is read: a run may have more ranks than a process may have open
+        files, and a log may be too large for the memory.
 
-    def last(self) -> Iterator[bytes]:
-        """Yield the new whole lines and an unfinished last line, which no process will complete."""
-        yield from self.read()
-        rest = self._new()
-        self._offset += len(rest)
-        if rest:
-            yield from rest.removesuffix(b"\n").split(b"\n")
+        Args:
+            ended: no process completes an unfinished last line, so it is yielded too.
+        """
+        end = signature(self._path)
+        rest = b""
+        while end is not None and (left := end[1] - self._offset - len(rest)) > 0:
+            try:
+                with open_regular(self._path) as stream:
+                    stream.seek(self._offset + len(rest))
+                    block = stream.read(min(left, _BLOCK))
+            except FileNotFoundError:
+                return
+            if not block:
+                break
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                self._offset += len(line) + 1
+                yield line
+        if ended and rest:
+            self._offset += len(rest)
+            yield rest
 
     def skip_to_last(self, wanted: Callable[[bytes], bool]) -> None:
         """Skip everything up to and including the last line that is ``wanted``."""

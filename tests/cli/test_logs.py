@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.cli.follow import Tail
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import append_line
 from tests.cli.terminal import Terminal
 
@@ -179,3 +181,40 @@ def test_shared_job_output_is_shown_for_the_runs_it_concerns(
     assert said("doctor", "s/000") == (0, "hpcrun: no known failure\n")
     code, told = said("doctor", "s/001")
     assert (code, "logs/pack-7.log:2" in told) == (1, True), told
+
+
+def test_an_unfinished_line_waits_unless_nothing_can_complete_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo")
+    tail = Tail(path)
+    assert list(tail.read()) == [b"one"]
+    with path.open("ab") as log:
+        log.write(b" and a half\n\nbad address\r0x0")
+    assert list(tail.read(ended=True)) == [b"two and a half", b"", b"bad address\r0x0"]
+    assert not list(tail.read(ended=True))
+    # Longer than one read of the file.
+    with path.open("ab") as log:
+        log.write(b"a" * 200_000 + b"\n" + b"b\n" * 100_000 + b"c")
+    first, *others = tail.read()
+    assert (len(first), others) == (200_000, [b"b"] * 100_000)
+    assert list(tail.read(ended=True)) == [b"c"]
+
+
+def test_logs_shows_last_words_or_why_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = create(tmp_path / "a", "{}\n", {})
+    record_event(run, "opened", attempt=Attempt("7", 0), executor="local")
+    folder = run.attempt_logs("7", 0)
+    folder.mkdir(parents=True)
+    run.result.write_text(json.dumps({"state": "failed", "reason": "setup failed at `module`"}))
+    assert guarded(["logs", str(run.path)]) == 2
+    assert (
+        "no rank has written a log: setup failed at `module`; see the other logs"
+        in capsys.readouterr().err
+    )
+    (folder / "rank-00000.log").write_text("begun\nbad address 0x0")
+    assert guarded(["logs", str(run.path)]) == 0
+    opening, *lines = capsys.readouterr().out.splitlines()
+    assert "run    | attempt 7-0 begins, " in opening
+    assert lines == [f"{'':8} rank 0 | {text}" for text in ("begun", "bad address 0x0")]

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from hpcrun.cli.main import guarded
+from hpcrun.ranks.interfaces import own_interfaces
 from tests import jobs
-from tests.cli.test_bad_input import require_one_line
 
 CLEAN = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=eth0"}
 
@@ -61,14 +63,35 @@ def test_a_config_and_a_run_are_checked_with_their_lines(finished_copy: Path) ->
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["nccl"], "nccl lint"),
-        (["nccl", "lnt"], "did you mean lint"),
-        (["nccl", "lint", "--nccl", "new"], "2.27.5"),
-        (["nccl", "lint", "nothing.sh"], "nothing.sh"),
+        ([], "nccl lint"),
+        (["lnt"], "did you mean lint"),
+        (["lint", "--nccl", "new"], "2.27.5"),
+        (["lint", "nothing.sh"], "nothing.sh"),
+        (["advise", "--facts", "gone.json"], "gone.json"),
+        (["advise", "train.sh"], "--facts"),
+        (["tune"], "--local 2"),
+        (["tune", "--local", "1"], "2 to 64"),
+        (["tune", "--local", "2", "--sizes", "8:x"], "--sizes 8:x"),
+        (["tune", "--local", "2", "--collectives", "gather"], "--collectives gather"),
+        (["tune", "--local", "2", "--effect", "0"], "--effect 0"),
+        (["tune", "--local", "2", "--seconds", "0"], "--seconds 0"),
+        (["tune", "--local", "2", "--tasks-per-node", "0"], "--tasks-per-node 0"),
+        (["tune", "--local", "2", "--out", "none/job.yaml"], "--out none/job.yaml"),
+        (["tune", "train.sh"], "--out"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
-    require_one_line(jobs.hpcrun(*words, cwd=tmp_path), expected)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert guarded(["nccl", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
 
 
 def test_the_advice_of_recorded_facts_is_that_of_the_node(tmp_path: Path) -> None:
@@ -87,18 +110,6 @@ def test_the_advice_of_recorded_facts_is_that_of_the_node(tmp_path: Path) -> Non
     assert told["differences"] == []
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--facts", "gone.json"], "gone.json"),
-        (["train.sh"], "--facts"),
-        (["--nccl", "x"], "2.27.5"),
-    ],
-)
-def test_bad_input_to_advise_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
-    require_one_line(jobs.hpcrun("nccl", "advise", *words, cwd=tmp_path), expected)
-
-
 def test_a_submission_names_the_errors_of_its_environment(folder: Path) -> None:
     def told(*overrides: str, **env: str) -> str:
         words = ("submit", "--dry-run", "-c", "empty.yaml", "--name", "a", *overrides)
@@ -113,3 +124,22 @@ def test_a_submission_names_the_errors_of_its_environment(folder: Path) -> None:
     assert "look at NCCL_DEBUG: `hpcrun nccl lint` says why" in text
     replaced = told("task=probe:Probe", "job.env.NCCL_IB_TIMEOUT=22", NCCL_IB_TIMEOUT="50")
     assert "NCCL" not in replaced
+
+
+def test_tune_reports_the_trials_of_this_machine(tmp_path: Path) -> None:
+    names = list(own_interfaces())
+    if len(names) != 1:
+        pytest.skip(f"this machine has {len(names)} interfaces")
+    # No interface remains to try: the default stays, whatever load the machine has.
+    done = jobs.hpcrun(
+        *("nccl", "tune", "--local", "2", "--backend", "gloo", "--collectives", "all_reduce"),
+        *("--sizes", "8:1K:128", "--seconds", "0.01", "--deterministic"),
+        *("--json", "--out", "job.yaml"),
+        cwd=tmp_path,
+        env={"GLOO_SOCKET_IFNAME": names[0]},
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["env"], report["ranks"], report["backend"]) == ({}, 2, "gloo")
+    assert [cell["size"] for cell in report["default"][0]["cells"]] == [8, 1024]
+    assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == {"job": {"env": {}}}

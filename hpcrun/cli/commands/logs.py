@@ -17,7 +17,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
 
 from hpcrun.api.logs import (
@@ -27,7 +27,6 @@ from hpcrun.api.logs import (
     StepTimes,
     attempts_of,
     event_lines,
-    file_lines,
     merged,
     rank_files,
     require_log,
@@ -98,7 +97,6 @@ class _Reader:
         self._run, self._rank, self._pattern = run, rank, pattern
         self.per_file = _ranks_of_a_file(run)
         self._steps = StepTimes(run.metrics)
-        # Of the attempt that is followed.
         self._logs: dict[tuple[Attempt, Path], tuple[RankLog | BatchLog, Tail]] = {}
         self._width = 0
 
@@ -109,14 +107,14 @@ class _Reader:
         attempts = attempts_of(events)
         # The logs of the newest attempt may grow: they are read from where the last read ended.
         followed = [*attempts][-1:] if live else []
-
-        def of_attempt(attempt: Attempt, began: float) -> Iterator[MergedLine]:
-            own = [event for event in events if event.attempt == attempt]
-            if attempt in followed:
-                return self._new_lines(own, {attempt: began}, attempt)
-            return self._history(own, attempt, began)
-
-        lines = chain.from_iterable(starmap(of_attempt, attempts.items()))
+        lines = chain.from_iterable(
+            self._lines(
+                [event for event in events if event.attempt == attempt],
+                {attempt: began},
+                attempt if attempt in followed else None,
+            )
+            for attempt, began in attempts.items()
+        )
         self._say(self._chosen(lines) if tail is None else deque(self._chosen(lines), tail))
         asked = time.monotonic()
         while live:
@@ -128,19 +126,9 @@ class _Reader:
             newest = [*attempts][-1:]
             mine = {attempt: attempts[attempt] for attempt in dict.fromkeys([*followed, *newest])}
             grows, followed = newest[0] if live and newest else None, newest
-            self._say(self._chosen(self._new_lines(events[shown:], mine, grows, now)))
+            self._say(self._chosen(self._lines(events[shown:], mine, grows, now)))
 
-    def _history(
-        self, events: Sequence[Event], attempt: Attempt, began: float
-    ) -> Iterator[MergedLine]:
-        """Return the lines of an attempt that has ended; a log may be too large for the memory."""
-        # The batch script's lines have no time: they are merged right before the event of the end.
-        sources = self._sources(attempt, began, max(event.time for event in events))
-        streams = [log.keyed(file_lines(path)) for path, log in sources.items()]
-        batch = sum(isinstance(log, BatchLog) for log in sources.values())
-        return merged([*streams[:batch], event_lines(events), *streams[batch:]])
-
-    def _new_lines(
+    def _lines(
         self,
         events: Sequence[Event],
         attempts: Mapping[Attempt, float],
@@ -153,12 +141,16 @@ class _Reader:
             grows: the attempt whose last lines may be unfinished.
             now: the time for lines without a time in their text; None: no time.
         """
-        streams: list[Iterator[tuple[float, MergedLine]]] = [event_lines(events)]
+        batch: list[Iterator[tuple[float, MergedLine]]] = []
+        streams = [event_lines(events)]
         for attempt, began in attempts.items():
-            for path, source in self._sources(attempt, began, began).items():
+            # The batch script's lines have no time: they are merged right before the newest event.
+            times = [event.time for event in events if event.attempt == attempt]
+            for path, source in self._sources(attempt, began, max(times, default=began)).items():
                 log, tail = self._logs.setdefault((attempt, path), (source, Tail(path)))
-                streams.append(log.keyed(tail.read() if attempt == grows else tail.last(), now))
-        return merged(streams)
+                lines = log.keyed(tail.read(ended=attempt != grows), now)
+                (batch if isinstance(log, BatchLog) else streams).append(lines)
+        return merged([*batch, *streams])
 
     def _sources(
         self, attempt: Attempt, began: float, batch_time: float
@@ -256,9 +248,10 @@ def _require_log(run: RunDirectory, rank: int | None, reader: _Reader, following
         if rank is not None and rank >= ranks:
             raise UserError(f"--rank {rank}: {run.name} has {up_to(ranks)}")
         return
+    if rank is not None:
+        require_log(run, rank // reader.per_file)
+        return
     attempts = attempts_of(read_events(run))
-    if rank is None and any(rank_files(run, one) for one in attempts):
-        return
-    if rank is None and any(path.exists() for one in attempts for path in run.batch_logs(one.job)):
-        return
-    require_log(run, None if rank is None else rank // reader.per_file)
+    batch = [path for one in attempts for path in run.batch_logs(one.job) if path.exists()]
+    if not batch and not any(rank_files(run, one) for one in attempts):
+        require_log(run, None)

@@ -61,22 +61,19 @@ def verify(
     store: CheckpointStore,
     steps: Iterable[int],
     report: Callable[[int, str | None, int], None],
-    *,
-    at_once: int | None = None,
 ) -> list[int]:
     """Read and check all files of ``steps``; a lease protects each step from pruning.
 
     Args:
         report: called for each step with its problems (a line per damaged file) or None, and its size in
             bytes.
-        at_once: number of files to read in parallel; None: one per core, and at least four, because disks
-            are faster with several reads.
 
     Returns:
         The damaged steps.
     """
     damaged = []
-    readers = at_once or max(4, len(os.sched_getaffinity(0)))
+    # Disks are faster with several reads.
+    readers = max(4, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(readers, thread_name_prefix="verify") as pool:
         for step in steps:
             with hold(store.root, step):
