@@ -13,9 +13,9 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_100, 22),
+    "api": (4_050, 22),
     "checkpoint": (5_200, 27),
-    "cli": (4_450, 34),
+    "cli": (4_300, 31),
     "config": (2_550, 11),
     "devices": (750, 5),
     "diagnose": (1_850, 9),
@@ -28,7 +28,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_250, 14),
     "slurm": (4_650, 25),
     "tasks": (1_400, 9),
-    "tests": (49_550, 389),
+    "tests": (49_500, 387),
     "train": (10_150, 44),
 }
 """The most lines and files of each package, and of the tests."""
