@@ -120,7 +120,14 @@ class Training:
         sinks = SimpleNamespace(write=self.lines.append)
         batching = batching or Batching(1, ranks=1)
         self.log = MetricsLog(
-            config, task, self.trainer, batching, measured, sinks, ranks=Ranks(), restart=0
+            config,
+            task,
+            self.trainer,
+            batching,
+            measured,
+            sinks,
+            ranks=Ranks(),
+            attempt={"restart": 0},
         )
         self.done = 0
 
