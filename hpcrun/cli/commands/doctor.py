@@ -32,6 +32,7 @@ from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
+from hpcrun.run.slow_nodes import slow_now
 from hpcrun.slurm.launch import jobs
 
 
@@ -55,24 +56,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose and print; return 1 if a cause or an unknown error was found."""
-    lines, folders, nodes = _lines(arguments)
+    lines, folders, nodes, slow = _lines(arguments)
     finding = find_cause(lines, nodes)
     dumps = _dumps(folders, arguments.flight_recorder)
     notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
     if notes:
         notes.append("`torchfrtrace DIR --prefix NAME` shows the collectives of all ranks")
+    code = int(finding is not None or bool(notes))
+    # A slow node is no failure.
+    notes += slow
     if arguments.json:
         print_json(_as_data(finding, notes))
     else:
         say(*_report(finding), *(f"note      {note}" for note in notes))
-    return int(finding is not None or bool(notes))
+    return code
 
 
-def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path], int]:
-    """Return the lines to read, the folders that may contain dumps, and the number of nodes (0: unknown)."""
+_Sources = tuple[Iterator[LogLine], list[Path], int, list[str]]
+"""Lines of logs, folders that may contain dumps, the number of nodes (0: unknown), lines about slow nodes."""
+
+
+def _lines(arguments: argparse.Namespace) -> _Sources:
+    """Return what to read."""
     sources: list[str] = arguments.sources
     if sources == ["-"]:
-        return read_stream(sys.stdin.buffer, "-"), [], 0
+        return read_stream(sys.stdin.buffer, "-"), [], 0, []
     if "-" in sources:
         raise UserError("doctor: `-` excludes other sources; pipe all logs into it, or name files")
     paths = [Path(source) for source in sources]
@@ -84,7 +92,7 @@ def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path]
         if not _is_log(path):
             raise UserError(f"{path}: no such log; name files, a folder with logs, or one run")
         files += _logs_in(path) if path.is_dir() else [path]
-    return chain.from_iterable(map(read_log, files)), sorted({path.parent for path in files}), 0
+    return chain.from_iterable(map(read_log, files)), sorted({path.parent for path in files}), 0, []
 
 
 def _is_log(path: Path) -> bool:
@@ -97,7 +105,7 @@ def _logs_in(folder: Path) -> list[Path]:
     return sorted(path for pattern in LOGS for path in folder.glob(pattern) if path.is_file())
 
 
-def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int]:
+def _of_run(directory: RunDirectory) -> _Sources:
     result = read_json(directory.result) or {}
     events = read_events(directory)
     attempt = attempt_to_diagnose(events)
@@ -105,14 +113,15 @@ def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int
         raise UserError(
             f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
         )
+    slow = [one.line for one in slow_now(events)]
     if result.get("state") == "finished":
-        return iter(()), [], 0
+        return iter(()), [], 0, slow
     current = jobs.current_job(directory)
     on_slurm = current is not None and current[0] == "slurm"
     accounting = accounting_of(attempt.job)[attempt.restart :][:1] if on_slurm else []
     folder = directory.attempt_logs(attempt.job, attempt.restart)
     lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
-    return lines, [folder], nodes_of(events, attempt)
+    return lines, [folder], nodes_of(events, attempt), slow
 
 
 def _dumps(folders: list[Path], named: Path | None) -> Dumps:
