@@ -17,7 +17,7 @@ from tests.train.runs import config_text
         (1, [0, 1, 1, 1, 1]),
     ],
 )
-def test_a_step_has_as_many_living_nodes_as_the_range_allows(nodes, counts):
+def test_a_step_has_all_living_nodes_of_the_range(nodes, counts):
     assert [nodes_for_step(nodes, living) for living in range(5)] == counts
 
 
