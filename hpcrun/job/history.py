@@ -165,6 +165,13 @@ def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
     return newer[-1] if newer else None
 
 
+def starts_before(events: Sequence[Event], attempt: Attempt) -> int:
+    """Return the number of starts of the job's ranks before ``attempt``: requeues, and restarts in place."""
+    opened = {event.attempt for event in events if event.what == "opened" and event.attempt}
+    earlier = [one for one in opened if one.is_before(attempt) and not one.is_of_start(attempt)]
+    return attempt.restart + attempt.in_place + sum(one.in_place > 0 for one in earlier)
+
+
 def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
     """Return True if an earlier start of the same job has finished the run.
 
