@@ -27,10 +27,17 @@ from tests.on_slurm import cluster  # noqa: E402
 from tests.on_slurm.cluster import SlurmCluster  # noqa: E402
 
 
-def run(slurm: SlurmCluster, faults: int, ranks: int, seed: int) -> None:
+def run(
+    slurm: SlurmCluster,
+    faults: int,
+    ranks: int,
+    seed: int,
+    during: bool = False,
+    only: str | None = None,
+) -> None:
     """Train undisturbed, train with faults, compare, and print; raises AssertionError on a difference."""
     dice = random.Random(seed)
-    planned = plan(faults, dice)
+    planned = plan(faults, dice, during, only)
     chaos = Chaos(slurm, faults, ranks, dice)
     reference = chaos.submit("undisturbed", "at-once", save_every=0)
     chaos.wait_for_account(reference, PATIENCE + chaos.steps)
@@ -58,6 +65,12 @@ def main() -> int:
     parser.add_argument(
         "--ranks", type=int, default=2, metavar="R", help="ranks per node (default 2)"
     )
+    parser.add_argument(
+        "--during-restarts",
+        action="store_true",
+        help="kill a rank, and inject each fault at a random moment of the restart that follows",
+    )
+    parser.add_argument("--only", metavar="KIND", help="inject only faults of this kind")
     parser.add_argument("--keep", action="store_true", help="keep the cluster running")
     wanted = parser.parse_args()
     why_not = cluster.why_not()
@@ -69,7 +82,7 @@ def main() -> int:
     name = f"chaos-{os.getpid()}"
     slurm = cluster.start(name, nodes=4, grace_s=5)
     try:
-        run(slurm, wanted.faults, wanted.ranks, wanted.seed)
+        run(slurm, wanted.faults, wanted.ranks, wanted.seed, wanted.during_restarts, wanted.only)
     except AssertionError as failure:
         print(f"chaos: seed {wanted.seed}: {failure}", file=sys.stderr)
         return 1

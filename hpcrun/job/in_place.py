@@ -13,13 +13,15 @@ from hpcrun import slurm
 from hpcrun.job.finalize import Classification
 from hpcrun.job.history import START_SECONDS, all_histories
 from hpcrun.job.scheduler_view import JobView, view_of
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event
 from hpcrun.slurm.avoided_nodes import nodes_to_avoid, request_of
 from hpcrun.slurm.notation import expand
 
 # The job itself has to end after these causes, or its time is over.
 _POSSIBLE = frozenset({Cause.CRASH, Cause.HANG})
-_DEAD = ("DOWN", "FAIL", "DRAINED", "NOT_RESPONDING", "POWER", "REBOOT")
+# Slurm would start a step on a draining node, but somebody wants the node empty.
+_DEAD = ("DOWN", "FAIL", "DRAIN", "NOT_RESPONDING", "POWER", "REBOOT")
 # Seconds. Slurm kills what is left of a step 30 s after its end by default (KillWait).
 _STEP_END, _LOOK = 60.0, 0.1
 
@@ -104,6 +106,14 @@ def read_allocation(
     bad = nodes_to_avoid(request_of(facts), after=after, hours=hours, unfit=unfit)
     avoided = [node for node in hosts if node in bad]
     return Allocation(view_of(facts), dead_nodes(hosts) if hosts else [], avoided)
+
+
+def has_begun(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return True if Slurm has started a task of ``attempt``: then the task has a log."""
+    try:
+        return any(run.attempt_logs(attempt).glob("*-*.log"))
+    except OSError:
+        return True
 
 
 def arrived_signals() -> frozenset[signal.Signals]:

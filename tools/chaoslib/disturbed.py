@@ -26,7 +26,7 @@ PATIENCE = 300.0
 # Slurm sends the warning at its next tick (30 s) if less than this lead and a minute is left. A cut
 # limit leaves one to two minutes.
 WARNING_LEAD = 110
-LIMIT_MINUTES = 30
+LIMIT_MINUTES = 240
 ANY_STEP = 1_000_000
 
 # The task slows itself down. The tool could not: it waits for a node while the restarted run continues.
