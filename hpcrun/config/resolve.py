@@ -162,6 +162,12 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["train.validate_every", "train.patience"],
             "train.patience counts validations during training; set the steps between validations",
         )
+    saves = config.checkpoint
+    if config.restarts.replace_slow and not (saves.every or saves.minutes or saves.auto):
+        yield (
+            ["checkpoint.every", "restarts.replace_slow"],
+            "restarts.replace_slow restarts after a save during training; set the steps between saves",
+        )
     yield from sharing_contradictions(config)
     if config.optim.warmup_steps > train.steps:
         yield (

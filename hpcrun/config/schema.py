@@ -4,7 +4,7 @@ The sections are immutable. An unknown key is an error, because an ignored typin
 GPU time. Only `model` and `data` accept further keys, which belong to the task.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -202,7 +202,7 @@ class Job(Section):
 
 
 class Restarts(Section):
-    """Maximum number of restarts after each cause; null: no limit."""
+    """Maximum number of restarts after each cause (null: no limit), and reasons for further restarts."""
 
     crash: FromZero | None = Field(default=3, description="After a rank crashed.")
     node_failure: FromZero | None = Field(default=10, description="After a node failed.")
@@ -218,6 +218,14 @@ class Restarts(Section):
         default=True,
         description="Start again inside the allocation, without a requeue, while its nodes live.",
     )
+    replace_slow: bool = Field(
+        default=False, description="Restart at the next save without a node that has become slow."
+    )
+
+    @property
+    def budgets(self) -> dict[str, Any]:
+        """The maximum numbers of restarts, by key."""
+        return self.model_dump(exclude={"in_place", "replace_slow"})
 
 
 class Checkpoint(Section):

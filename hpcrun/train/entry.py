@@ -214,7 +214,7 @@ def _run(
             print(f"hpcrun: {run.name}: the training is done already", flush=True)
         return exitcodes.DONE
     if distributed.rank == 0:
-        budgets = Budgets(**config.restarts.model_dump())
+        budgets = Budgets(**config.restarts.budgets)
         open_attempt(
             run,
             attempt,
