@@ -82,8 +82,8 @@ def cut_link(chaos: Chaos) -> str:
 
 def cancel_and_resume(chaos: Chaos) -> str:
     """Cancel the job with scancel, then resume the run."""
-    chaos.hpcrun("cancel", "disturbed")
-    chaos.hpcrun("resume", "disturbed", "--detach")
+    chaos.hpcrun("cancel", chaos.run.name)
+    chaos.hpcrun("resume", chaos.run.name, "--detach")
     return f"now job {chaos.job()}"
 
 
@@ -230,6 +230,7 @@ def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
     chaos.allow(had + 2)
     chaos.wait(chaos.starts_again, "the run did not start again")
     chaos.wait(lambda: chaos.step() > had, "the run made no progress")
+    chaos.check_saved()
     causes = chaos.ends()[ends:]
     if fault.during:
         return Met(

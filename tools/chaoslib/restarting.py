@@ -120,7 +120,7 @@ def cancelled(*command: str) -> Callable[[Chaos], str]:
     def strike(chaos: Chaos) -> str:
         job = chaos.job()
         if command[0] == "hpcrun":
-            chaos.hpcrun(*command[1:], "disturbed")
+            chaos.hpcrun(*command[1:], chaos.run.name)
         else:
             chaos.slurm.run([*command, job])
         chaos.slurm.wait_state(job, FINAL_STATES)
@@ -129,9 +129,9 @@ def cancelled(*command: str) -> Callable[[Chaos], str]:
         assert chaos.slurm.state(job) in FINAL_STATES, f"job {job} came back\n{chaos.story()}"
         assert _opened(chaos) == before, f"an attempt began after the end\n{chaos.story()}"
         # Slurm kills a batch step that waits for ranks too long, and the event log then has no end.
-        row = json.loads(chaos.hpcrun("status", "--json", "disturbed"))
+        row = json.loads(chaos.hpcrun("status", "--json", chaos.run.name))
         assert row["state"] == "cancelled", f"{command}: {row}\n{chaos.story()}"
-        chaos.hpcrun("resume", "disturbed", "--detach")
+        chaos.hpcrun("resume", chaos.run.name, "--detach")
         return f"now job {chaos.job()}"
 
     return strike
