@@ -18,7 +18,7 @@ from hpcrun.job import in_place, notifying
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, finalize, write_result
-from hpcrun.job.history import asked_to_end, asked_to_yield, last_committed, successor
+from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
 from hpcrun.job.ownership import Occupied, refusal, require_free
 from hpcrun.job.policy import Budgets, Clock, Decision, of_script
 from hpcrun.job.requeue import (
@@ -276,7 +276,11 @@ def in_place_obstacle(
     if obstacle is not None:
         return obstacle
     job = in_place.read_allocation(
-        attempt, ended.classification, after=ended.job.exclude_after, hours=ended.job.exclude_hours
+        attempt,
+        ended.classification,
+        clock,
+        after=ended.job.exclude_after,
+        hours=ended.job.exclude_hours,
     )
     lead = float(ended.job.signal_lead)
     obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
@@ -289,7 +293,7 @@ def in_place_obstacle(
     if obstacle is None and reason_now(run, attempt, ended) == "cancelled":
         obstacle = "the run is cancelled"
     with contextlib.suppress(OSError):
-        if obstacle is None and asked_to_yield(read_events(run), attempt):
+        if obstacle is None and asked_to_requeue(read_events(run), attempt):
             obstacle = "`hpcrun preempt` asked for a requeue"
     return obstacle
 

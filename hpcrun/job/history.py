@@ -121,6 +121,12 @@ def asked_to_yield(events: Sequence[Event], attempt: Attempt) -> bool:
     return any(event.what == "preempted" and event.attempt == attempt for event in events)
 
 
+def asked_to_requeue(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Return True if `hpcrun preempt` came in the start of the job that ``attempt`` belongs to."""
+    asked = (event.attempt for event in events if event.what == "preempted" and event.attempt)
+    return any(one.is_of_start(attempt) for one in asked)
+
+
 def _note(record: dict[str, Any], event: Event) -> None:
     """Update the record of the attempt from the event."""
     if event.what == "started":
