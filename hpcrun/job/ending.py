@@ -237,7 +237,12 @@ def _start_again(
     clock: Clock,
 ) -> Conclusion:
     """Let the next attempt start. The only place that chooses how."""
-    obstacle = in_place_obstacle(run, attempt, ended, way, clock)
+    try:
+        obstacle = in_place_obstacle(run, attempt, ended, way, clock)
+    except Exception as error:
+        # It costs a requeue and not the run.
+        traceback.print_exc()
+        obstacle = str(error)
     if obstacle is None:
         _say("the next attempt starts inside the allocation")
         return Conclusion(exitcodes.UNFINISHED, attempt.following)

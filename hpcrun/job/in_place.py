@@ -23,8 +23,8 @@ from hpcrun.slurm.notation import expand
 _POSSIBLE = frozenset({Cause.CRASH, Cause.HANG})
 # Slurm would start a step on a draining node, but somebody wants the node empty.
 _DEAD = ("DOWN", "FAIL", "DRAIN", "NOT_RESPONDING", "POWER", "REBOOT")
-# Seconds. Slurm kills what is left of a step 30 s after its end by default (KillWait).
-_STEP_END, _LOOK = 60.0, 0.1
+# Seconds. srun itself waits until KillWait is over, so what is left then cannot be killed.
+_STEP_END, _LOOK = 20.0, 0.1
 _CONTROLLER = 60.0
 
 
@@ -108,7 +108,8 @@ def read_allocation(
     if shown.returncode != 0:
         return Allocation(None)
     facts = slurm.parse_show_job(shown.stdout)
-    hosts = expand(facts["NodeList"]) if facts.get("JobState") == "RUNNING" else []
+    nodes = facts.get("NodeList", "")
+    hosts = expand(nodes) if nodes and facts.get("JobState") == "RUNNING" else []
     unfit = ended.diagnosis.unfit if ended.diagnosis else ()
     bad = nodes_to_avoid(request_of(facts), after=after, hours=hours, unfit=unfit)
     avoided = [node for node in hosts if node in bad]

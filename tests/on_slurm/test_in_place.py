@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import psutil
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
+from tests import jobs, scripts_of_others
+from tests.frameworks import make_environment
 
 from .cluster import SlurmCluster
-from .scripts import ENDED, Bench
+from .scripts import ENDED, SBATCH, Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
+
+TORCHRUN = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,RANKS=2")
 
 SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "slurm", "--detach")
 
@@ -93,3 +97,55 @@ def test_a_script_and_a_pack_start_again_in_place(bench: Bench) -> None:
     assert attempts(calm) == ["0"]
     assert log(script, "0", 1).startswith("start 0\nwaits\n")
     assert log(script, "0.1", 1) == "start 1\n"
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_start_again_in_place_with_the_same_bits(bench: Bench) -> None:
+    runs = [bench.prepare(name, model__pause=0.05) for name in ("calm", "killed")]
+    for run in runs:
+        script = str(SBATCH / "train_torchrun.sbatch")
+        job = bench.sbatch(*TORCHRUN, script, f"runs/{run.name}")
+        if run.name == "killed":
+            with bench.held_at(run, 17):
+                kill_rank(run, 2)
+            check_end(bench, run)
+        else:
+            bench.wait_for_end(job)
+    calm, killed = runs
+    assert jobs.final_state(killed) == jobs.final_state(calm)
+    for rank in range(4):
+        samples = [jobs.samples_by_step(run, bench.folder, rank, accumulation=2) for run in runs]
+        assert samples[0] == samples[1]
+
+
+@pytest.mark.slow
+def test_a_program_that_starts_its_own_ranks_starts_again_in_place(slurm: SlurmCluster) -> None:
+    """Without a reported save, an attempt restarts in place if it ran for a minute."""
+    bench = Bench(slurm)
+    interpreter = make_environment(slurm.shared / "frameworks", "accelerate")
+    bench.write("train.py", scripts_of_others.DDP)
+    bench.write("epochs.py", scripts_of_others.ACCELERATE)
+    slurm.run(["mkdir", str(bench.folder / "saved"), str(bench.folder / "kept")])
+    environ = bench.environment()
+    environ["PATH"] = f"{interpreter.parent}:{environ['PATH']}"
+    commands = {
+        "torchrun": ("--launcher", "torchrun", "--", "train.py", "700", "saved", "0.1"),
+        "accelerate": ("--launcher", "accelerate", "--", "epochs.py", "10", "kept", "0.8"),
+    }
+    for name, command in commands.items():
+        hpcrun = [slurm.python, "-m", "hpcrun", "submit", *SHAPE, "--name", name, "--no-snapshot"]
+        slurm.run([*hpcrun, *command], cwd=bench.folder, env=environ)
+    runs = [bench.run(name) for name in commands]
+
+    def long_enough() -> bool:
+        begun = [[event.time for event in jobs.events(run, "started")] for run in runs]
+        return all(begun) and time.time() > max(map(max, begun)) + 62.0
+
+    slurm.wait_until(long_enough, ENDED, lambda: "".join(map(bench.told, runs)))
+    for run in runs:
+        kill_rank(run, 1)
+    for run in runs:
+        check_end(bench, run)
+        assert "rank 0 is done" in log(run, "0.1")
+    # The other program saves its state only on a signal.
+    assert "epoch 0\n" not in log(runs[1], "0.1")
