@@ -43,6 +43,9 @@ class Job(Section):
     """Resources and options of the job, in Slurm's terms: see sbatch(1), srun(1) and slurm.conf(5)."""
 
     nodes: Annotated[Count, SubmitOption("N")] = Field(default=1, description="Number of nodes.")
+    spares: Annotated[FromZero, SubmitOption("K")] = Field(
+        default=0, description="Spare nodes of the job, which replace lost nodes within seconds."
+    )
     gpus: Annotated[GpuCount, SubmitOption("N")] = Field(
         default=1,
         description="GPUs per node (4, a100:4), one rank each; on the CPU: ranks per node.",

@@ -27,11 +27,14 @@ from hpcrun.slurm.node_setup import die_with_parent
 
 BEAT = 1.0
 """Seconds between two beats."""
+END = b"end\n"
+"""The last line of standard input. Without it, the batch step has not ended: its node may be lost."""
 _CONNECT = 3.0
 # Seconds without an answer to the beats, after which the connection is made again.
 _SILENT = 10.0
-# The batch step has ended, or this node was given up.
 _ALONE = 30.0
+# Seconds between two questions to the controller, of an agent without a batch step.
+_ASK = 10.0
 _PAUSE = 0.5
 _OUTPUT = 1 << 18
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -159,14 +162,23 @@ class Agent:
         self._door = AnswerServer(own_interfaces())
 
     def run(self) -> None:
-        """Serve until the batch step has been away for half a minute, or refuses this agent."""
-        self._heard = time.monotonic()
-        while time.monotonic() - self._heard < _ALONE:
+        """Serve until the end of the job; outside of one, until the batch step has been away for 30 s."""
+        self._heard, asked = time.monotonic(), 0.0
+        while True:
             connection = self._connect()
             if connection is not None:
                 with connection.link, contextlib.suppress(OSError):
                     self._serve(connection)
             time.sleep(_PAUSE)
+            if time.monotonic() - self._heard < _ALONE:
+                continue
+            if "SLURM_JOB_ID" not in os.environ:
+                return
+            if time.monotonic() - asked > _ASK:
+                from hpcrun.job.lost_batch_host import requeue_without_batch_host
+
+                requeue_without_batch_host(self._node, os.environ)
+                asked = time.monotonic()
 
     def close(self) -> None:
         """End the programs of the agent."""
@@ -208,7 +220,9 @@ class Agent:
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         order, arguments = message.get("do"), message.get("with") or {}
-        if order == "start":
+        if order == "ping":
+            self._answers.append({"pong": True})
+        elif order == "start":
             try:
                 self._programs.start(**arguments)
             except OSError as error:
@@ -229,12 +243,14 @@ class Agent:
 
 
 def _end_with_input(agent: Agent) -> None:
-    """End this process when srun closes standard input: the batch step has ended."""
+    """End this process when the batch step says so on standard input, or outside of a job closes it."""
+    told = ""
     with contextlib.suppress(OSError, ValueError):
-        while sys.stdin.readline():
-            pass
-    agent.close()
-    os._exit(0)
+        while line := sys.stdin.readline():
+            told = line
+    if told.encode() == END or "SLURM_JOB_ID" not in os.environ:
+        agent.close()
+        os._exit(0)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-from hpcrun.job.node_agent import Connection
+from hpcrun.job.node_agent import END, Connection
 from hpcrun.ranks.addresses import listen, port_candidates
 
 _TICK = 0.25
@@ -34,8 +34,8 @@ _NOT_OF_THE_JOB = re.compile(
 )
 # Starts of a node's agent, the first included.
 _STARTS = 4
-# Seconds without a message, after which a node is in doubt.
-_DOUBT = 2.0
+# Seconds in which an agent that was cut off connects again by itself.
+_AGAIN = 1.5
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,13 @@ class AgentProcess:
         return self._words.read(1 << 16).decode(errors="replace")
 
     def close(self) -> None:
-        """Close the agents' standard input, at which they end; kill what does not end."""
+        """Tell the agents to end, by a line for their standard input; kill what does not end."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
+            self._process.stdin.write(END)
             self._process.stdin.close()
         try:
-            self._process.wait(1.5)
+            self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -196,10 +197,10 @@ class NodeWatch:
         addresses: Sequence[str],
         begin: Begin,
         *,
-        lose: Callable[[str, str], None] = lambda node, reason: None,
-        heard: Callable[[str, Mapping[str, Any]], None] = lambda node, message: None,
+        lose: Callable[[str, str], None],
+        heard: Callable[[str, Mapping[str, Any]], None],
         limits: Limits | None = None,
-        port_key: str = "hpcrun",
+        port_key: str,
     ) -> None:
         self.nodes, self.lost = list(nodes), dict[str, str]()
         self._own, self._begin, self._lose, self._heard = own, begin, lose, heard
@@ -228,8 +229,8 @@ class NodeWatch:
         self._closing = True
         if self._thread.is_alive():
             self._thread.join(5.0)
-        for step in self._steps:
-            step.close()
+        while self._steps:
+            self._steps.pop().close()
         for state in self._states.values():
             if state.connection is not None:
                 state.connection.link.close()
@@ -261,19 +262,22 @@ class NodeWatch:
         return True
 
     def decided(self, nodes: Collection[str]) -> Mapping[str, str]:
-        """Return the lost nodes of ``nodes``, once none of them is in doubt.
+        """Return the lost nodes of ``nodes``, once each of the others has answered.
 
         The ranks may notice a lost node earlier than this watch: their connections end.
         """
+        asked = time.monotonic()
         watched = [node for node in nodes if node in self._states]
-        self.wait(lambda: not any(map(self._is_in_doubt, watched)), self._limits.decision)
-        return {node: self.lost[node] for node in watched if node in self.lost}
+        for node in watched:
+            self.send(node, "ping")
 
-    def _is_in_doubt(self, node: str) -> bool:
-        heard = self._states[node].heard
-        if node in self.lost or heard is None or self._closing:
-            return False
-        return time.monotonic() - heard > _DOUBT
+        def is_decided(node: str) -> bool:
+            state = self._states[node]
+            answered = state.connection is not None and (state.heard or 0.0) > asked
+            return answered or node in self.lost or state.heard is None
+
+        self.wait(lambda: self._closing or all(map(is_decided, watched)), self._limits.decision)
+        return {node: self.lost[node] for node in watched if node in self.lost}
 
     def _start_agents(self, nodes: Sequence[str]) -> None:
         try:
@@ -390,9 +394,8 @@ class NodeWatch:
         dropped = [
             node
             for node, state in self._states.items()
-            # An agent that was cut off for a moment connects again by itself.
             if node not in self.lost and state.connection is None and state.restart is None
-            if state.heard is not None and now - state.heard > _DOUBT
+            if state.heard is not None and now - state.heard > _AGAIN
         ]
         self._start_again(dropped)
 

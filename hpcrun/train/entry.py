@@ -237,8 +237,11 @@ def _run(
 
 
 def _slurm_hosts(distributed: DistributedConfig) -> str | None:
-    """Return the job's nodes if Slurm started the ranks; only then can nodes be recorded as bad."""
-    return os.environ.get("SLURM_JOB_NODELIST") if distributed.launch_method == "slurm" else None
+    """Return the step's nodes if Slurm started the ranks; only then can nodes be recorded as bad."""
+    if distributed.launch_method != "slurm":
+        return None
+    # The job may also have spare nodes.
+    return os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
 
 
 def has_trained(run: RunDirectory, attempt: Attempt) -> bool:

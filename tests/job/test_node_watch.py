@@ -1,4 +1,4 @@
-"""The watch over nodes, with real agents on this machine: kill, stop, cut, and a node that cannot start one."""
+"""The watch over nodes, with real agents on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from hpcrun.job.node_watch import (
 NODES = ("node1", "node2", "node3")
 PATIENCE = 30.0
 QUICK = Limits(silence=2.5, unreached=1.0, decision=PATIENCE)
-REFUSAL = "srun: error: Task launch for StepId=4.1 failed on node {}: Communication connection failure"
+REFUSAL = (
+    "srun: error: Task launch for StepId=4.1 failed on node {}: Communication connection failure"
+)
 
 
 class Refused:
@@ -181,7 +183,9 @@ def test_agents_end_with_the_watch(machine):
 
 def test_an_agent_returns_the_output_of_a_program(machine):
     machine.connect_all()
-    machine.watch.send("node3", "start", name="echo", argv=["sh", "-c", "echo $WORD; exit 3"], env={"WORD": "x"})
+    machine.watch.send(
+        "node3", "start", name="echo", argv=["sh", "-c", "echo $WORD; exit 3"], env={"WORD": "x"}
+    )
     assert machine.answer("ended") == {"ended": "echo", "code": 3, "output": "x\n"}
 
 
@@ -230,7 +234,13 @@ def test_a_kernel_that_accepts_or_refuses_answers():
 
 @pytest.mark.parametrize(
     ("heard", "unreached", "lost"),
-    [(0.0, 1.0, True), (0.0, None, False), (0.0, 8.0, False), (6.0, 1.0, False), (None, 1.0, False)],
+    [
+        (0.0, 1.0, True),
+        (0.0, None, False),
+        (0.0, 8.0, False),
+        (6.0, 1.0, False),
+        (None, 1.0, False),
+    ],
 )
 def test_a_lost_node_is_silent_and_unreachable(heard, unreached, lost):
     assert is_lost(NodeState(heard=heard, unreached=unreached), 10.0, Limits()) is lost
