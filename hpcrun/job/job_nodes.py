@@ -1,4 +1,4 @@
-"""The nodes of a job during its steps: lost nodes end the step, and spare nodes are checked while they wait."""
+"""The nodes of a job during its steps: a lost node ends the step, and spare nodes are checked."""
 
 import contextlib
 import os

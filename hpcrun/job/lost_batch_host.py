@@ -1,7 +1,7 @@
 """The requeue of a job with spare nodes that has lost the node of its batch script.
 
-Observed with Slurm 22.05 and 26.05: a job with ``--no-kill`` stays RUNNING without its batch script, until its
-time limit. The controller then no longer lists the batch host among the job's nodes.
+Observed with Slurm 22.05 and 26.05: a job with ``--no-kill`` stays RUNNING without its batch script, until
+its time limit. The controller then no longer lists the batch host among the job's nodes.
 """
 
 from collections.abc import Mapping

@@ -201,9 +201,9 @@ class Agent:
             if time.monotonic() >= due:
                 connection.send({"beat": time.time()})
                 due = time.monotonic() + BEAT
-            ready, _, _ = select.select([connection.link], [], [], BEAT / 4)
             for message in [*self._programs.ended(), *self._taken()]:
                 connection.send(message)
+            ready, _, _ = select.select([connection.link], [], [], BEAT / 4)
             if not ready:
                 continue
             messages = connection.receive()
