@@ -18,6 +18,7 @@ from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Failure
+from hpcrun.run.events import Attempt
 from hpcrun.slurm.avoided_nodes import NodeFailure
 from tests.cli.terminal import Terminal
 
@@ -132,7 +133,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(112):
         name = wild(chance).replace("/", "_").replace("\0", "_")
         run = RunDirectory(folder / "runs" / f"{number:03d}{name}"[:80])
-        logs = run.attempt_logs("1", 0)
+        logs = run.attempt_logs(Attempt("1", 0))
         logs.mkdir(parents=True)
         run.config.write_text("job: {executor: local}\n")
         run.record.write_text("{}")

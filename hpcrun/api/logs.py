@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcrun.diagnose.read_log import labeled
 from hpcrun.diagnose.run_lines import names_another_run
@@ -39,7 +40,7 @@ class MergedLine:
     """
 
     time: float | None
-    restart: int
+    attempt: Attempt
     rank: int | None
     node: int | None
     text: str
@@ -51,7 +52,8 @@ class MergedLine:
             name = f"rank {self.rank}"
         else:
             name = "run" if self.node is None else f"node {self.node}"
-        return f"{name}, restart {self.restart}" if self.restart else name
+        label = self.attempt.label
+        return name if label == "0" else f"{name}, restart {label}"
 
     def shown(self, width: int = 0) -> str:
         """Return the line as it is printed, with the origin in ``width`` columns."""
@@ -64,15 +66,15 @@ class StepTimes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._times: dict[tuple[int, int], float] = {}
+        self._times: dict[tuple[str, int], float] = {}
         self._read: tuple[int, int, int] | None = None
 
-    def of(self, restart: int, step: int) -> float | None:
+    def of(self, attempt: str, step: int) -> float | None:
         """Return when rank 0 logged ``step`` (Unix seconds), or None."""
         # A program may print steps that metrics.jsonl lacks: the file is read again only if it grew.
-        if (restart, step) not in self._times and (now := signature(self._path)) != self._read:
+        if (attempt, step) not in self._times and (now := signature(self._path)) != self._read:
             self._times, self._read = dict(_step_times(read_lines(self._path))), now
-        return self._times.get((restart, step))
+        return self._times.get((attempt, step))
 
 
 class RankLog:
@@ -111,11 +113,11 @@ class RankLog:
             rank = line.rank if self._launched else self._number
             node = self._number if self._launched and rank is None else None
             text = line.text if self._launched and line.rank is not None else logged(raw)
-            yield self._at, MergedLine(own, self.attempt.restart, rank, node, text)
+            yield self._at, MergedLine(own, self.attempt, rank, node, text)
 
     def _time(self, text: str, own: float | None) -> float | None:
         if own is None and self._number == 0 and (step := _STEP.match(text)):
-            own = self._steps.of(self.attempt.restart, int(step[1]))
+            own = self._steps.of(self.attempt.label, int(step[1]))
         if own is None or not self._began - _EARLY <= own <= time.time() + _LATE:
             return None
         return own
@@ -142,7 +144,7 @@ class BatchLog:
             if text.startswith(_MARK):
                 self._mine = text.startswith(f"{_MARK}{self.attempt.owner} ")
             elif self._mine and not names_another_run(self._run, text):
-                yield self._at, MergedLine(read_at, self.attempt.restart, None, None, text)
+                yield self._at, MergedLine(read_at, self.attempt, None, None, text)
 
 
 def merged(streams: Iterable[Iterable[tuple[float, MergedLine]]]) -> Iterator[MergedLine]:
@@ -168,21 +170,22 @@ def event_lines(events: Iterable[Event]) -> Iterator[tuple[float, MergedLine]]:
         if words is None or event.attempt is None:
             continue
         at = max(at, event.time)
-        line = MergedLine(event.time, event.attempt.restart, None, None, words(event))
+        line = MergedLine(event.time, event.attempt, None, None, words(event))
         yield at, line
 
 
 def rank_files(run: RunDirectory, attempt: Attempt) -> list[Path]:
     """Return the log files of the ranks of ``attempt``, in the order of ranks."""
-    files = run.attempt_logs(attempt.job, attempt.restart).glob("rank-*.log")
+    files = run.attempt_logs(attempt).glob("rank-*.log")
     return sorted(path for path in files if _RANK_FILE.fullmatch(path.name))
 
 
-def _step_times(lines: Iterable[Mapping[str, object]]) -> Iterator[tuple[tuple[int, int], float]]:
+def _step_times(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, int], float]]:
     for line in lines:
         step, when, restart = line.get("step"), line.get("time"), line.get("restart", 0)
         if isinstance(step, int) and isinstance(when, int | float) and isinstance(restart, int):
-            yield (restart, step), float(when)
+            attempt = Attempt("", restart, int(line.get("in_place") or 0))
+            yield (attempt.label, step), float(when)
 
 
 def _opened(event: Event) -> str:
@@ -190,7 +193,8 @@ def _opened(event: Event) -> str:
     nodes, attempt = event.fields.get("nodes"), event.attempt
     assert attempt is not None
     where = f" on {nodes} node{'s' * (nodes != 1)}" if isinstance(nodes, int) else ""
-    return f"attempt {attempt.owner} begins{where}, {day}"
+    how = " inside the allocation" if attempt.in_place else ""
+    return f"attempt {attempt.owner} begins{how}{where}, {day}"
 
 
 def _ended(event: Event) -> str:
@@ -231,7 +235,7 @@ def require_log(run: RunDirectory, rank: int | None, option: str = "--rank ") ->
     attempt = last_attempt(run)
     if attempt is None:
         raise UserError(f"{run.name}: has no log yet ({jobs.state(run).word}); look again later")
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     ranks = len(list(folder.glob("rank-*.log")))
     if not ranks:
         why = (read_json(run.result) or {}).get("reason")

@@ -4,11 +4,11 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpcrun.api.state_words import restarts_by_cause, state_in_words
+from hpcrun.api.state_words import restarts_by_cause, restarts_in_place, state_in_words
 from hpcrun.checkpoint.storage.manifest import has_commit
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
@@ -108,19 +108,23 @@ def _speed(lines: Sequence[dict[str, Any]]) -> tuple[str, float] | None:
 
 def _seconds_per_step(lines: Sequence[dict[str, Any]]) -> float | None:
     """Return the pace over the lines of the last attempt, or None if fewer than two lines have one."""
-    restart = lines[-1].get("restart")
-    oldest, newest = _point(lines, restart), _point(reversed(lines), restart)
+    attempt = _attempt_of(lines[-1])
+    oldest, newest = _point(lines, attempt), _point(reversed(lines), attempt)
     if oldest is None or newest is None:
         return None
     (first, began), (last, ended) = oldest, newest
     return (ended - began) / (last - first) if last > first and ended >= began else None
 
 
-def _point(lines: Iterable[dict[str, Any]], restart: Any) -> tuple[int, float] | None:
-    """Return step and time of the first of ``lines`` with both."""
+def _attempt_of(line: Mapping[str, Any]) -> tuple[Any, Any]:
+    return line.get("restart"), line.get("in_place", 0)
+
+
+def _point(lines: Iterable[dict[str, Any]], attempt: tuple[Any, Any]) -> tuple[int, float] | None:
+    """Return step and time of the first of the attempt's ``lines`` with both."""
     for line in lines:
         step, when = line.get("step"), _number(line.get("time"))
-        if line.get("restart") == restart and isinstance(step, int) and when is not None:
+        if _attempt_of(line) == attempt and isinstance(step, int) and when is not None:
             return step, when
     return None
 
@@ -173,6 +177,7 @@ def row_of(
         "executor": state.executor,
         "attempts": len(all_histories(events)),
         "restarts": restarts_by_cause(events),
+        "in_place": restarts_in_place(events),
         # If only the end of a long event log was read, attempts and restarts may be missing.
         "whole_history": log.whole,
         "progress_seconds": _since(pace.latest or _last_output(run_directory, events), now),
@@ -222,7 +227,7 @@ def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int 
     """Return the step that a script has reported in its newest attempt with a report."""
     for record in reversed(all_histories(events)):
         try:
-            logs = run_directory.attempt_logs(record.attempt.job, record.attempt.restart)
+            logs = run_directory.attempt_logs(record.attempt)
             step = published(logs).step
         except OSError:
             continue
@@ -237,7 +242,7 @@ def _last_output(run: RunDirectory, events: Sequence[Event]) -> float | None:
     if not opened or not of_script(events):
         return None
     with contextlib.suppress(OSError):
-        return last_output(run.attempt_logs(opened[-1].job, opened[-1].restart))
+        return last_output(run.attempt_logs(opened[-1]))
     return None
 
 

@@ -45,13 +45,22 @@ def restarts_by_cause(events: Sequence[Event]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def restarts_in_words(restarts: Mapping[str, int]) -> str:
-    """Return ``2 preemptions, 1 crash``; a dash without any restart."""
+def restarts_in_place(events: Sequence[Event]) -> int:
+    """Return how many attempts began as a new step of the same allocation."""
+    return sum(
+        event.what == "opened" and event.attempt is not None and event.attempt.in_place > 0
+        for event in events
+    )
+
+
+def restarts_in_words(restarts: Mapping[str, int], in_place: int = 0) -> str:
+    """Return ``2 preemptions, 1 crash (1 in place)``; a dash without any restart."""
     reported = [
         f"{count} {_CAUSES.get(cause, (cause, cause))[count != 1]}"
         for cause, count in restarts.items()
     ]
-    return ", ".join(reported) or "-"
+    note = f" ({in_place} in place)" if in_place else ""
+    return ", ".join(reported) + note or "-"
 
 
 def _clock(when: float, now: float) -> str:

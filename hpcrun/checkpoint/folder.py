@@ -19,6 +19,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
+from hpcrun.run.attempt import attempt_here
 from hpcrun.run.reports import report
 
 
@@ -71,10 +72,12 @@ def folder_engine(
 
 def _owner() -> str:
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or "0"
-    restart = os.environ.get("SLURM_RESTART_COUNT") or os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    restart = attempt_here(job, os.environ).label
+    if restart == "0":
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT") or restart
     plain = re.sub("[^A-Za-z0-9]", "-", job)[:64].strip("-") or "0"
     # Without a scheduler, two processes started by mistake would write to the same temporary folder.
-    return f"{plain}-{restart or 0}-{secrets.token_hex(3)}"
+    return f"{plain}-{restart}-{secrets.token_hex(3)}"
 
 
 def require_arguments(

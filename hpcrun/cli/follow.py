@@ -154,7 +154,7 @@ class _Watcher:
     def _on_event(self, event: Event) -> None:
         if event.what == "opened" and event.attempt is not None:
             self._opened = True
-            folder = self._run.attempt_logs(event.attempt.job, event.attempt.restart)
+            folder = self._run.attempt_logs(event.attempt)
             if self._log_tail is not None:
                 self._on_lines(self._log_tail.read(ended=True))
             self._log_tail = Tail(folder / "rank-00000.log")

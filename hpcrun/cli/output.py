@@ -112,7 +112,7 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
     attempt = last_attempt(run)
     if attempt is None:
         return
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     # Only the rank that the reason names: tracebacks of other ranks show lost connections.
     cause = first_cause(
         read_failures(folder),

@@ -103,7 +103,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "ETA": _dashed("eta_seconds", short_duration),
     "speed": _speed,
     "goodput": _goodput,
-    "restarts": lambda row: restarts_in_words(row["restarts"]),
+    "restarts": lambda row: restarts_in_words(row["restarts"], row.get("in_place", 0)),
     "saved": _dashed("committed"),
     "last": _dashed("progress_seconds", lambda seconds: f"{short_duration(seconds)} ago"),
     "attempts": _dashed("attempts"),

@@ -217,6 +217,10 @@ class Restarts(Section):
         description="Consecutive crashes, hangs or time limits without a new commit, or without the report.",
     )
     same_step: Count | None = Field(default=2, description="Crashes at the same step.")
+    in_place: bool = Field(
+        default=True,
+        description="Start again inside the allocation, without a requeue, while its nodes live.",
+    )
 
 
 class Checkpoint(Section):

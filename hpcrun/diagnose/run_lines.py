@@ -42,7 +42,7 @@ def lines_of_attempt(
     Raises:
         OSError: a log cannot be read.
     """
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     yield from _records(run, folder)
     logs = sorted(path for pattern in LOGS for path in folder.glob(pattern))
     for path in logs[:most_files]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hpcrun.config import Config, Job, load_resolved
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
-from hpcrun.job import notifying
+from hpcrun.job import in_place, notifying
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, finalize, write_result
@@ -30,7 +30,7 @@ from hpcrun.job.requeue import (
     withdraw,
 )
 from hpcrun.job.scheduler_view import Ending, JobView, batch_log, ending_of, query_job, reason_given
-from hpcrun.job.srun import BatchJob, RanksEnd, Way
+from hpcrun.job.srun import BatchJob, RanksEnd, Way, step_name
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
@@ -121,34 +121,42 @@ def finalize_attempt(
     return EndedAttempt(classification, config, ending.view, sender)
 
 
+@dataclass(frozen=True)
+class Conclusion:
+    """The exit code for the batch script, or the attempt that follows inside the allocation."""
+
+    code: int
+    following: Attempt | None = None
+
+
 def conclude(
     run: RunDirectory, job: BatchJob, ranks: RanksEnd, way: Way, clock: Clock | None = None
-) -> int:
-    """Finalize the attempt, start the run again if the policy allows it, return the batch script's exit code.
+) -> Conclusion:
+    """Finalize the attempt, and start the run again if the policy allows it.
 
-    0: the training is done, or the job has been requeued. 75: the run is to continue, but this step has not
-    requeued the job. Any other code: the run has ended.
+    The caller blocks the stop signals and starts the following attempt. Exit code 0: the training is done, or
+    the job has been requeued. 75: the run is to continue, but this step has not requeued the job. Any other
+    code: the run has ended.
     """
     attempt, clock = job.attempt, clock or Clock()
     try:
         ended = _finalized(run, attempt, ranks, clock)
     except RunTakenOver as other:
         _say(str(other))
-        return other.code
+        return Conclusion(other.code)
     except Exception as error:
-        return _unrecorded(run, attempt, ranks.code, error)
+        return Conclusion(_unrecorded(run, attempt, ranks.code, error))
     # Also without a restart of this run: the user's other runs exclude the node. The requeue of a pack knows
     # only the recorded end, without the diagnosis.
     record_bad_nodes(run, attempt, ended.classification)
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
-        return final_code(ended.classification, ranks.code)
-    code = exitcodes.UNFINISHED
-    if not way.packed:
-        code = _start_again(run, attempt, ended, latest(job.end_time, clock), way, clock)
-    # Slurm ends the sender with this script; the next attempt then sends again.
-    notifying.wait(ended.sender, _SENDER_PATIENCE)
-    return code
+        return Conclusion(final_code(ended.classification, ranks.code))
+    again = _start_again(run, attempt, ended, latest(job.end_time, clock), way, clock)
+    if again.following is None:
+        # Slurm ends the sender with this script; the next attempt then sends again.
+        notifying.wait(ended.sender, _SENDER_PATIENCE)
+    return again
 
 
 def _finalized(run: RunDirectory, attempt: Attempt, ranks: RanksEnd, clock: Clock) -> EndedAttempt:
@@ -188,8 +196,56 @@ def _start_again(
     until: float,
     way: Way,
     clock: Clock,
+) -> Conclusion:
+    """Let the next attempt start. The only place that chooses how."""
+    obstacle = in_place_obstacle(run, attempt, ended, way, clock)
+    if obstacle is None:
+        _say("the next attempt starts inside the allocation")
+        return Conclusion(exitcodes.UNFINISHED, attempt.following)
+    _say(f"no start inside the allocation: {obstacle}")
+    # The requeue of a pack follows the end of all of its runs.
+    if way.packed:
+        return Conclusion(exitcodes.UNFINISHED)
+    return Conclusion(_requeued(run, attempt, ended, until, way, clock))
+
+
+def in_place_obstacle(
+    run: RunDirectory, attempt: Attempt, ended: EndedAttempt, way: Way, clock: Clock
+) -> str | None:
+    """Return why the run cannot start again as a new step of the job; None if it can. Ends the old step."""
+    try:
+        events = read_events(run)
+    except OSError as error:
+        return str(error)
+    config, cause = ended.config, ended.classification.cause
+    obstacle = in_place.attempt_obstacle(events, attempt, cause, wanted=config.restarts.in_place)
+    if obstacle is not None:
+        return obstacle
+    job = in_place.read_allocation(
+        attempt, ended.classification, after=ended.job.exclude_after, hours=ended.job.exclude_hours
+    )
+    lead = float(ended.job.signal_lead)
+    obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
+    if obstacle is None:
+        obstacle = in_place.end_step(attempt, run.path.name if way.packed else step_name(attempt))
+    # Last: nothing may come between these checks and the start.
+    arrived = in_place.arrived_signals()
+    if obstacle is None and arrived:
+        obstacle = f"{min(arrived).name} arrived"
+    if obstacle is None and reason_now(run, attempt, ended) == "cancelled":
+        obstacle = "the run is cancelled"
+    return obstacle
+
+
+def _requeued(
+    run: RunDirectory,
+    attempt: Attempt,
+    ended: EndedAttempt,
+    until: float,
+    way: Way,
+    clock: Clock,
 ) -> int:
-    """Let the next attempt start; return the batch script's exit code. The only place that chooses how."""
+    """Let Slurm start the job again; return the batch script's exit code."""
 
     def failed(kind: str, words: str) -> None:
         note(run, "requeue-failed", attempt, cause=kind, reason=words)

@@ -154,7 +154,7 @@ def _evidence(
     setup: str | None,
 ) -> Evidence:
     """Collect everything known about the end."""
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     failures = read_failures(folder)
     evidence = evidence_of(
         events, attempt, exit_code, ending, None, unfinished=is_unfinished(folder)
@@ -178,7 +178,7 @@ def _ended_unsaved(run: RunDirectory, attempt: Attempt, evidence: Evidence) -> b
     if not evidence.script or stop is None or stop.fields.get("exit_code") != 0:
         return False
     saved = any(event.what == "saved" for event in read_events(run))
-    return not saved and published(run.attempt_logs(attempt.job, attempt.restart)).step is not None
+    return not saved and published(run.attempt_logs(attempt)).step is not None
 
 
 def _programs(evidence: Evidence) -> dict[str, int]:
@@ -246,7 +246,7 @@ def _with_stop_of_other_ranks(
 
     All ranks may have ended with exit code 0 because the script saves on the signal. Then it is not finished.
     """
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     heard = read_heard_stops(folder)
     stops = [one for one in events if one.what == "stopped" and one.attempt == attempt]
     if not heard:

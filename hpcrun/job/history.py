@@ -161,7 +161,7 @@ def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
     if attempt in opened:
         opened = opened[len(opened) - opened[::-1].index(attempt) :]
         return opened[-1] if opened else None
-    newer = [one for one in opened if one.job == attempt.job and one.restart > attempt.restart]
+    newer = [one for one in opened if attempt.is_before(one)]
     return newer[-1] if newer else None
 
 
@@ -174,9 +174,7 @@ def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
     return any(
         event.what == "finished" or (event.what == "ended" and event.cause == Cause.FINISHED.value)
         for event in events
-        if event.attempt is not None
-        and event.attempt.job == attempt.job
-        and event.attempt.restart < attempt.restart
+        if event.attempt is not None and event.attempt.is_before(attempt)
     )
 
 
@@ -205,10 +203,11 @@ def last_committed(events: Sequence[Event]) -> int | None:
 class Goodput:
     """Seconds of a run's wall time.
 
-    queue: from a submission to the first start of its job. start_up: processes start, restore and end.
+    queue: from a submission to the first start of its job. start_up: processes start, restore and end; also
+    the whole time between two attempts in one allocation.
     productive: computing steps that a checkpoint kept. checkpoint: writing checkpoints.
     recomputed: computing steps that were lost and are computed again. requeue_wait: between
-    two attempts of a job. suspended: Slurm had stopped the processes to let another job run. idle: after an
+    two starts of a job. suspended: Slurm had stopped the processes to let another job run. idle: after an
     end, until the next submission.
 
     For a script, all running time counts as productive, because hpcrun cannot see how much of it was saved.
@@ -280,7 +279,9 @@ class _Account:
                 self._asked = event.time
         elif event.what == "opened":
             self._asked = None
-            self._spend(event.time, self._lost if self._state == "running" else self._state)
+            in_place = event.attempt is not None and event.attempt.in_place > 0
+            waited = "start_up" if in_place and self._state == "requeue_wait" else self._state
+            self._spend(event.time, self._lost if self._state == "running" else waited)
             self._state, self._attempt = "start_up", event.attempt
             self._script = bool(event.fields.get("script"))
         elif event.what == "cancelled" and self._state in ("queue", "requeue_wait"):

@@ -109,6 +109,7 @@ def message(run: RunDirectory, due: Due, cluster: str | None) -> dict[str, Any]:
         "loss": _last_loss(run),
         "job": due.attempt.job,
         "restart": due.attempt.restart,
+        "in_place": due.attempt.in_place,
         "cluster": cluster,
         "host": str(event.fields.get("host") or node_name()),
         "time": round(event.time, 3),
@@ -127,7 +128,7 @@ def trial_message(name: str) -> dict[str, Any]:
 
 def _last_lines(run: RunDirectory, attempt: Attempt) -> list[str]:
     """Return the end of the log of the rank that failed first, else of rank 0, else of the batch script."""
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     try:
         failed = [failure.rank for failure in read_failures(folder)]
         logs = [folder / f"rank-{rank:05d}.log" for rank in (*failed[:1], 0)]

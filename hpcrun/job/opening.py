@@ -25,12 +25,12 @@ from hpcrun.job.history import (
     jobs_of,
     last_committed,
 )
-from hpcrun.job.ownership import require_free, require_own_number
+from hpcrun.job.ownership import Occupied, require_free, require_own_number
 from hpcrun.job.policy import Budgets, decide
 from hpcrun.job.scheduler_view import batch_log
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_hang
-from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event, was_cancelled
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.run.record import claim
 from hpcrun.slurm.avoided_nodes import record_dead_nodes
@@ -45,7 +45,7 @@ def already_finished(run: RunDirectory, attempt: Attempt) -> bool:
 
     Each rank checks this before rank 0 opens the attempt; otherwise the other ranks would wait for rank 0.
     """
-    if attempt.restart == 0 or (read_json(run.result) or {}).get("state") != "finished":
+    if attempt.label == "0" or (read_json(run.result) or {}).get("state") != "finished":
         return False
     return finished_before(read_events(run), attempt)
 
@@ -93,6 +93,9 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
             record_event(run, "refused", attempt=attempt, reason=decision.reason)
             write_result(run, history[-1].cause, "", decision.reason, last_committed(events))
             raise Refused(f"{run.name}: not started again: {decision.reason}")
+    if attempt.in_place and was_cancelled(read_events(run), attempt.job):
+        # The cancellation came while the batch step decided.
+        raise Occupied(f"{run.name}: job {attempt.job} is cancelled")
     claim(run, attempt)
     if not history:
         # The result of an earlier job: `submit` removes it, sbatch by hand does not.
@@ -129,7 +132,7 @@ def _end_of(
         word = "cancelled" if asked_to_end(events, record.attempt) else word
     if word in words:
         return Cause(word), f"{word}; killed before it could record its end"
-    hang = read_hang(run.attempt_logs(record.attempt.job, record.attempt.restart))
+    hang = read_hang(run.attempt_logs(record.attempt))
     if hang is not None:
         return Cause.HANG, hang.line
     return (

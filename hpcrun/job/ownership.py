@@ -15,6 +15,7 @@ from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import last_committed, of_script, successor
 from hpcrun.job.scheduler_view import query_job
 from hpcrun.ranks.launchers import job_id, scheduler
+from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, Event, read_events, record_event
@@ -108,7 +109,7 @@ def harmless_code(run: RunDirectory, environ: Mapping[str, str], code: int) -> i
     job = job_id(environ)
     if code == exitcodes.DONE or job is None or scheduler(environ) != "slurm":
         return code
-    attempt = Attempt(job, int(environ.get("SLURM_RESTART_COUNT") or 0))
+    attempt = attempt_here(job, environ)
     newer = successor(read_events(run), attempt)
     if newer is None:
         return code

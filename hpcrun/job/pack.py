@@ -108,9 +108,13 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
 
 
 def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
-    """Return the end that the batch step of ``run`` has recorded; None if there is no readable record."""
+    """Return the newest end that the batch step of ``run`` has recorded in this start of the job, if any."""
     try:
-        events = [one for one in read_events(run) if (one.what, one.attempt) == ("ended", attempt)]
+        events = [
+            one
+            for one in read_events(run)
+            if one.what == "ended" and one.attempt and one.attempt.is_of_start(attempt)
+        ]
         if not events:
             return None
         return EndedAttempt(_classification(events[-1]), load_resolved(run.config), None)

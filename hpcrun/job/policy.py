@@ -14,7 +14,10 @@ from hpcrun.run.events import Cause
 
 @dataclass(frozen=True)
 class Budgets:
-    """Number of restarts that each cause allows since the last submission by a person; None: unlimited."""
+    """Number of restarts that each cause allows since the last submission by a person; None: unlimited.
+
+    ``in_place``: a restart inside the allocation is allowed; it counts as any other restart.
+    """
 
     crash: int | None = 3
     node_failure: int | None = 10
@@ -23,6 +26,7 @@ class Budgets:
     hang: int | None = 3
     no_progress: int | None = 3
     same_step: int | None = 2
+    in_place: bool = True
     script: bool = False
 
 
@@ -229,6 +233,9 @@ SAVE_FAILED = 74
 
 UNFINISHED = 75
 """Stopped at a committed checkpoint and to be continued (sysexits.h EX_TEMPFAIL)."""
+
+AGAIN_IN_PLACE = 76
+"""To be continued at once, without the delay of a requeue (`hpcrun finalize`, for the local cluster only)."""
 
 TERMINATED = 143
 """The run was stopped on request (128 + SIGTERM; batch scripts only): not done, and not requeued."""

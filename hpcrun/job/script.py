@@ -84,7 +84,7 @@ def run_script(
         RunError: rank 0 published no port in time, cannot be reached, or its script has failed.
     """
     # The rendezvous may set variables for gloo, so it comes before the environment is read.
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     step = os.environ.get("SLURM_STEP_ID", "")
     rendezvous_file = RendezvousFile(run, attempt, first=config.local_rank == 0, step=step)
     try:

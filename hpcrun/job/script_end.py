@@ -81,7 +81,7 @@ def note_stop(
         done: the script has finished its work.
     """
     if rank:
-        logs = run.attempt_logs(attempt.job, attempt.restart)
+        logs = run.attempt_logs(attempt)
         try:
             record_heard_stop(logs, rank, HeardStop(reason.name.lower(), code, done))
         except OSError as error:
@@ -163,7 +163,7 @@ class ProgressWatch:
         """
         self._every, self._for_rank_zero = every, for_rank_zero
         self._run, self._attempt, self._rank = run, attempt, rank
-        self._logs = run.attempt_logs(attempt.job, attempt.restart)
+        self._logs = run.attempt_logs(attempt)
         # All ranks together read the published progress at most a hundred times a second.
         self._longest = ranks // 100
         self._folder: Path | None = None

@@ -59,7 +59,7 @@ class ScriptWatch:
         self._rank = config.rank
         self._progress, self._late_signal = progress, late_signal
         self._silent_after = silent_after if config.rank == 0 else None
-        self._logs = run.attempt_logs(attempt.job, attempt.restart)
+        self._logs = run.attempt_logs(attempt)
         self._next_look, self._last_sign = 0.0, time.time()
         self._last_step: int | None = None
         # Rank 0 has claimed the run; the other ranks read the owner from the first file of their attempt.

@@ -138,6 +138,7 @@ def srun_command(
         "--unbuffered",
         # If the site makes sbatch export no variables, srun would export none either.
         "--export=ALL",
+        f"--job-name={step_name(attempt)}",
         # srun of 22.05 and 23.02 does not inherit this option from sbatch.
         *([f"--cpus-per-task={cores}"] if cores and not shared else []),
         # Without this option only the first component starts.
@@ -161,7 +162,7 @@ def node_setup_steps(
     """
     if not options.node_setup:
         return []
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     # The shell has exported job.env before this srun.
     return [node_setup_command(environ, options.srun_args, options.node_setup, folder)]
 
@@ -205,6 +206,7 @@ def torchrun_command(
         "--kill-on-bad-exit=1",
         "--unbuffered",
         "--export=ALL",
+        f"--job-name={step_name(attempt)}",
         # No --cpus-per-task: the only task of a node uses all cores of the job there.
         *(f"--ntasks={nodes}", "--ntasks-per-node=1"),
         f"--output={_log_folder(run, attempt)}/torchrun-%n.log",
@@ -225,7 +227,7 @@ def torchrun_variables(
         # torchrun would set it to 1, whatever cores there are.
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(threads, 1)),
         # torchrun mixes the output of its ranks.
-        "HPCRUN_RANK_LOGS": str(run.attempt_logs(attempt.job, attempt.restart)),
+        "HPCRUN_RANK_LOGS": str(run.attempt_logs(attempt)),
         "HPCRUN_RUN": str(run.path),
     }
 
@@ -247,7 +249,12 @@ def _free_port(attempt: Attempt) -> int:
 
 def _log_folder(run: RunDirectory, attempt: Attempt) -> str:
     # In the name of a log % starts a field of Slurm's.
-    return str(run.attempt_logs(attempt.job, attempt.restart)).replace("%", "%%")
+    return str(run.attempt_logs(attempt)).replace("%", "%%")
+
+
+def step_name(attempt: Attempt) -> str:
+    """Return the name of the step of ``attempt``, by which Slurm's lists show it."""
+    return f"hpcrun-{attempt.owner}"
 
 
 def link_batch_log(run: RunDirectory, attempt: Attempt, kind: str = "batch") -> None:

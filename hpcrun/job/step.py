@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcrun import slurm
@@ -34,6 +35,7 @@ from hpcrun.job.srun import (
     torchrun_variables,
 )
 from hpcrun.ranks.launchers import job_id
+from hpcrun.run.attempt import IN_PLACE
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
@@ -43,9 +45,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+"""The signals by which Slurm or a person ends a job or warns it."""
+
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
 _FIRST_DESCRIPTOR = 200
+# Seconds; the ranks start meanwhile.
+_IMPORT_AFTER = 20.0
 # A write of this size to a pipe is atomic (POSIX, PIPE_BUF).
 _LONGEST = 3000
 
@@ -81,6 +88,11 @@ def run_ranks(
         )
         os.close(report)
         report = -1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_IMPORT_AFTER)
+        # Now, and not between the end of the ranks and their next start. It loads hundreds of modules.
+        import hpcrun.job.ending  # noqa: F401
+
         code = child.wait()
         try:
             words = os.read(reading, 2 * _LONGEST)
@@ -149,21 +161,31 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         require_own_number(run, attempt)
     if way.own_script:
         _prepare_logs(run, attempt)
-    print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
+    print(f"hpcrun: attempt {attempt.owner} on {_hosts()}", flush=True)
     _send_left(run)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
-    ranks = _start(run, attempt, way) if failed is None else RanksEnd(code, failed)
-    if folder is not None and _was_deleted(folder):
-        # A new run may have this name: this job must not write its log and its result.
-        print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
-        return exitcodes.FAILED
-    # From here on no rank runs, and a signal must not end the programs that requeue the job.
-    on_stop_signals(signal.SIG_IGN)
-    from hpcrun.job.ending import conclude
+    while True:
+        ranks = _start(run, job.attempt, way) if failed is None else RanksEnd(code, failed)
+        # From here on no rank runs, and a signal must not end the programs that requeue the job.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        if folder is not None and _was_deleted(folder):
+            # A new run may have this name: this job must not write its log and its result.
+            print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
+            return exitcodes.FAILED
+        from hpcrun.job.ending import conclude
 
-    return conclude(run, job, ranks, way)
+        end = conclude(run, job, ranks, way)
+        if end.following is None:
+            return end.code
+        job = replace(job, attempt=end.following)
+        print(f"hpcrun: attempt {job.attempt.owner} on {_hosts()}", flush=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _hosts() -> str | None:
+    return os.environ.get("SLURM_JOB_NODELIST")
 
 
 def _send_left(run: RunDirectory) -> None:
@@ -179,19 +201,19 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> RanksEnd:
         options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ
     command = srun_command
-    env = dict(options.env)
+    env = {**options.env, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     if way.torchrun:
         command = torchrun_command
-        env = torchrun_variables(run, attempt, environ)
+        env |= torchrun_variables(run, attempt, environ)
     try:
-        make_log_folder(run.attempt_logs(attempt.job, attempt.restart))
-        steps = [
-            *node_setup_steps(run, attempt, options, environ),
-            *preflight_steps(run, options),
-            command(run, attempt, options, environ),
-        ]
+        make_log_folder(run.attempt_logs(attempt))
+        steps = [command(run, attempt, options, environ)]
+        if not attempt.in_place:
+            # The nodes of the job stay prepared.
+            before = node_setup_steps(run, attempt, options, environ)
+            steps = [*before, *preflight_steps(run, options), *steps]
         return run_ranks(options.setup, env, steps, environ)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
@@ -276,5 +298,5 @@ def go_on(number: int, frame: "FrameType | None") -> None:
 
 
 def on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in STOP_SIGNALS:
         signal.signal(number, handler)

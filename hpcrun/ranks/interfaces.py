@@ -191,7 +191,7 @@ def shared_interface(
         RunError: a node does not answer.
             NoSharedInterface: on all ranks, if no interface connects every node to every other.
     """
-    folder = run.attempt_logs(attempt.job, attempt.restart) / "interfaces"
+    folder = run.attempt_logs(attempt) / "interfaces"
     if config.local_rank == 0:
         found = _choose(folder, config, timeout)
     else:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcrun.drafts import draft_folder
 from hpcrun.errors import UserError
@@ -20,6 +20,9 @@ from hpcrun.run.files import (
     write_atomic,
     write_hashed,
 )
+
+if TYPE_CHECKING:
+    from hpcrun.run.attempt import Attempt
 
 _FREE_IT = "put it right, move it away, or choose another --name"
 
@@ -133,9 +136,9 @@ class RunDirectory:
         """Folder of a job's logs."""
         return self.logs / job
 
-    def attempt_logs(self, job: str, restart: int) -> Path:
+    def attempt_logs(self, attempt: "Attempt") -> Path:
         """Folder of an attempt's logs: ``rank-00003.log`` per task, and records of its end."""
-        return self.job_logs(job) / f"restart-{restart}"
+        return self.job_logs(attempt.job) / f"restart-{attempt.label}"
 
     def batch_logs(self, job: str) -> list[Path]:
         """Output of the batch script of ``job``; with ``--pack`` also of the script that runs share."""

@@ -16,6 +16,8 @@ import orjson
 from tqdm import tqdm
 
 from hpcrun.printing import escaped, quoted, say_aside
+from hpcrun.run.attempt import Attempt as Attempt
+from hpcrun.run.attempt import numbers_of
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import (
     append_line,
@@ -41,19 +43,6 @@ class Cause(str, Enum):
     BAD_INPUT = "bad-input"
     SAVE_FAILED = "save-failed"
     EXHAUSTED = "exhausted"
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One start of a job: the job id and its restart count."""
-
-    job: str
-    restart: int
-
-    @property
-    def owner(self) -> str:
-        """Name under which this attempt writes."""
-        return f"{self.job}-{self.restart}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +82,7 @@ def record_event(
     """
     line: dict[str, Any] = {"time": round(time.time(), 3), "event": what}
     if attempt is not None:
-        line |= {"job": attempt.job, "restart": attempt.restart}
+        line |= numbers_of(attempt)
     if cause is not None:
         line["cause"] = cause
     if step is not None:
@@ -149,7 +138,9 @@ def to_event(line: dict[str, Any]) -> Event | None:
         return Event(
             what=str(line["event"]),
             time=float(line.get("time", 0.0)),
-            attempt=Attempt(str(line["job"]), int(line.get("restart", 0)))
+            attempt=Attempt(
+                str(line["job"]), int(line.get("restart", 0)), int(line.get("in_place", 0))
+            )
             if "job" in line
             else None,
             cause=cause,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from hpcrun.drafts import draft_of, process_space, remove_left, runs
 from hpcrun.errors import UserError
+from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunError
 from hpcrun.run.files import read_json
 
@@ -212,9 +213,9 @@ def _holder(lock: Path) -> _Holder | None:
 
 
 def _job() -> list[str] | None:
-    """Return the cluster and number of this Slurm job, and its restart count; None outside of jobs."""
+    """Return the cluster and number of this Slurm job, and its attempt; None outside of jobs."""
     job, cluster = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_CLUSTER_NAME", "")
-    return [f"{cluster}/{job}", os.environ.get("SLURM_RESTART_COUNT") or "0"] if job else None
+    return [f"{cluster}/{job}", attempt_here("", os.environ).label] if job else None
 
 
 def _release(path: Path, token: str, pid: int, released: threading.Event) -> None:

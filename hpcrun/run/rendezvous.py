@@ -86,7 +86,7 @@ class RendezvousFile:
         step: str = "",
         second_look: float = 10.0,
     ) -> None:
-        self._shared = run.attempt_logs(attempt.job, attempt.restart) / "master.json"
+        self._shared = run.attempt_logs(attempt) / "master.json"
         name = hashlib.blake2b(f"{run.path} {attempt.owner}".encode(), digest_size=12).hexdigest()
         self._handed = (memory or memory_folder()) / f"hpcrun-{os.geteuid()}-{name}.json"
         self._first, self._step, self._second_look = first, step, second_look

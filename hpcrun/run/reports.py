@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
 from hpcrun.printing import say_aside
+from hpcrun.run.attempt import IN_PLACE, Attempt, number_columns
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line, read_json, write_json
 
@@ -24,7 +25,7 @@ VARIABLE = "HPCRUN_REPORTS"
 """Environment variable with the folder of a rank's reports."""
 
 # hpcrun writes these columns of metrics.jsonl.
-_RESERVED = ("time", "restart")
+_RESERVED = ("time", "restart", "in_place")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def report(
     Raises:
         TypeError: a step is not an integer, or a metric is not a number.
         ValueError: a step is negative, ``saved`` is True or there are metrics without a ``step``, or a
-            metric is named ``time`` or ``restart``.
+            metric is named ``time``, ``restart`` or ``in_place``.
     """
     folder = os.environ.get(VARIABLE)
     steps = None if step is None else _step(step)
@@ -87,9 +88,11 @@ def report(
             Path(folder), ScriptProgress(steps, kept, None if kept is None else time.time(), done)
         )
         if values and os.environ.get("RANK", "0") == "0":
-            restart = int(os.environ["HPCRUN_RESTART"])
+            attempt = Attempt(
+                "", int(os.environ["HPCRUN_RESTART"]), int(os.environ.get(IN_PLACE) or 0)
+            )
             _REPORTER.append(
-                {"step": steps, "time": round(time.time(), 3), "restart": restart} | values
+                {"step": steps, "time": round(time.time(), 3), **number_columns(attempt)} | values
             )
 
 

@@ -66,6 +66,7 @@ _NAMES = frozenset(
         "HPCRUN_LOCAL_CLUSTER",
         "HPCRUN_LOCAL_JOB",
         "HPCRUN_GPU_JOB",
+        "HPCRUN_IN_PLACE",
     }
 )
 # If two variables have the same key, the later wins, as in sbatch.

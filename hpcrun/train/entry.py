@@ -42,6 +42,7 @@ from hpcrun.ranks.interfaces import (
 )
 from hpcrun.ranks.launchers import read_placement, scheduler
 from hpcrun.ranks.signals import StopFlag, end_helpers
+from hpcrun.run.attempt import IN_PLACE, attempt_here
 from hpcrun.run.directory import RunDirectory, RunError, read_record
 from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, job_of_process, note, read_events
@@ -124,11 +125,12 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     except UserError as error:
         record_refusal(run, error)
         return refuse(error)
-    attempt = Attempt(str(job), distributed.restart_count)
+    in_place = 0 if by_hand else int(os.environ.get(IN_PLACE) or 0)
+    attempt = Attempt(str(job), distributed.restart_count, in_place)
     if not by_hand:
         return run_attempt(run, attempt, config, distributed, flag)
     # If a scheduler starts the ranks, it keeps their logs itself.
-    logs = run.attempt_logs(attempt.job, attempt.restart)
+    logs = run.attempt_logs(attempt)
     with copied_to(logs / f"rank-{distributed.rank:05d}.log"):
         code = run_attempt(run, attempt, config, distributed, flag)
         if distributed.rank == 0:
@@ -182,7 +184,7 @@ def run_attempt(
         # If the run has trained before, this node is the cause, not the config.
         unfit = isinstance(error, NodeUnfit)
         # The nodes of an earlier start were fit, or may have been.
-        worked = attempt.restart > 0 or has_trained(run, attempt)
+        worked = attempt.label != "0" or has_trained(run, attempt)
         if rank == 0 and not (unfit and worked):
             end_helpers()  # As in fail(): the error may come from a step.
             if not isinstance(error, Occupied):
@@ -284,7 +286,7 @@ def record_refusal(run: RunDirectory, error: UserError) -> None:
     try:
         here = read_placement(os.environ)
         if here.job_id is not None:
-            folder = run.attempt_logs(here.job_id, here.restart_count)
+            folder = run.attempt_logs(attempt_here(here.job_id, os.environ))
             plain = error.with_traceback(None)
             record_failure(folder, here.rank, plain, None, bad_input=True)
     except (UserError, OSError) as problem:
@@ -301,7 +303,7 @@ def fail(
     bad_input: bool = False,
 ) -> int:
     """Record and print ``error``; return the exit code."""
-    folder = run.attempt_logs(attempt.job, attempt.restart)
+    folder = run.attempt_logs(attempt)
     # First: dropping the traceback drops the data loader, which would wait for its processes.
     end_helpers()
     if isinstance(error, PlannedStop):

@@ -16,6 +16,7 @@ from hpcrun.ranks.deadline import DeadlineWatch, JobEnd, end_time, query_end_tim
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.ranks.signals import StopFlag, StopReason
+from hpcrun.run.attempt import number_columns
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.train.data.batching import Batching, accumulation_of, worker_processes
@@ -194,7 +195,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         measured,
         sinks,
         ranks=ranks,
-        restart=attempt.restart,
+        attempt=number_columns(attempt),
     )
     metrics.restore(resumed.extra("metrics", []))
     saver = Saver(

@@ -179,7 +179,7 @@ class Context:
             gpu=is_accelerator(device),
             recomputable=why_not_recomputed(model) is None,
         )
-        logs = self.run.attempt_logs(self.attempt.job, self.attempt.restart)
+        logs = self.run.attempt_logs(self.attempt)
         return explaining(used, logs, self.distributed.rank)
 
 

@@ -83,7 +83,7 @@ def test_a_notebooks_table_and_a_log_have_no_foreign_markup(made: RunDirectory) 
     assert "<script>alert('1')<_script>" in shown.text
     assert "\\x1b[2J\\u202e\\x80" in shown.text
     assert page.isprintable()
-    logs = made.attempt_logs(attempt.job, 0)
+    logs = made.attempt_logs(Attempt(attempt.job, 0))
     logs.mkdir(parents=True)
     (logs / "rank-00000.log").write_bytes(b"a\x1b[2J\n\n10%\r20%\nb")
     (logs / "rank-00001.log").write_bytes(b"")

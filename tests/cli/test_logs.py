@@ -20,7 +20,7 @@ def attempt(run: RunDirectory, restart: int, began: float, **logs: str) -> None:
     """Add an attempt of the ranks ``r0``, ``r1`` … that have printed ``logs``."""
     place = {"job": "7", "restart": restart}
     append_line(run.events, {"time": began, "event": "opened", "executor": "local", **place})
-    folder = run.attempt_logs("7", restart)
+    folder = run.attempt_logs(Attempt("7", restart))
     folder.mkdir(parents=True)
     for name, text in logs.items():
         (folder / f"rank-{int(name[1:]):05d}.log").write_text(text)
@@ -91,7 +91,7 @@ def test_lines_are_chosen_by_rank_pattern_and_number(
 def test_errors_shows_what_the_doctor_takes_for_the_cause(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = run.attempt_logs("7", 1) / "rank-00001.log"
+    log = run.attempt_logs(Attempt("7", 1)) / "rank-00001.log"
     log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
     line, verdict, remedy = shown(capsys, "--errors")
     assert line.startswith(f"{'':8} rank 1, restart 1 | logs/7/restart-1/rank-00001.log:2: ")
@@ -105,7 +105,7 @@ def test_under_torchrun_a_line_has_its_rank_or_node(
 ) -> None:
     job = {"launcher": "torchrun", "nodes": 2, "gpus": 2}
     run.config.write_text(json.dumps({"command": ["python", "train.py"], "job": job}))
-    log = run.attempt_logs("7", 1) / "rank-00001.log"
+    log = run.attempt_logs(Attempt("7", 1)) / "rank-00001.log"
     log.write_text("loss 0.25\n[rank3]: ValueError\n[rank2]: IndexError\n")
     told = [line[9:] for line in shown(capsys, "--grep", "loss 0.25|Error")]
     assert told == [
@@ -205,7 +205,7 @@ def test_logs_shows_last_words_or_why_there_are_none(
 ) -> None:
     run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=Attempt("7", 0), executor="local")
-    folder = run.attempt_logs("7", 0)
+    folder = run.attempt_logs(Attempt("7", 0))
     folder.mkdir(parents=True)
     run.result.write_text(json.dumps({"state": "failed", "reason": "setup failed at `module`"}))
     assert guarded(["logs", str(run.path)]) == 2

@@ -62,7 +62,7 @@ def test_a_hang_is_reported_only_once_by_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, attempt = RunDirectory(tmp_path), Attempt("1", 0)
-    logs = run.attempt_logs("1", 0)
+    logs = run.attempt_logs(Attempt("1", 0))
     logs.mkdir(parents=True)
     line = "no progress for 300 s in step 7: rank 1 on n1 does not answer"
     (logs / "rank-00000.log").write_text(
@@ -81,7 +81,7 @@ def test_a_task_cannot_forge_a_line_of_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, attempt = RunDirectory(tmp_path), Attempt("1", 0)
-    logs = run.attempt_logs("1", 0)
+    logs = run.attempt_logs(Attempt("1", 0))
     forged = f"hpcrun: {run.name} is finished"
     record_event(run, "submitted", executor="local", job="1")
     record_event(run, "opened", attempt=attempt)
@@ -132,7 +132,7 @@ def test_a_rank_that_only_lost_its_peers_shows_no_traceback(
     own: Exception | None, shown: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, attempt = RunDirectory(tmp_path), Attempt("1", 0)
-    folder = run.attempt_logs("1", 0)
+    folder = run.attempt_logs(Attempt("1", 0))
     record_event(run, "opened", attempt=attempt)
     write_json(run.result, {"state": "failed", "cause": "crash", "reason": "rank 1 began it"})
     folder.mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_a_rank_that_only_lost_its_peers_shows_no_traceback(
 def test_bad_input_hides_the_tracebacks_of_ranks_that_it_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, folder = RunDirectory(tmp_path), RunDirectory(tmp_path).attempt_logs("1", 0)
+    run, folder = RunDirectory(tmp_path), RunDirectory(tmp_path).attempt_logs(Attempt("1", 0))
     record_event(run, "opened", attempt=Attempt("1", 0))
     write_json(run.result, {"state": "failed", "cause": "bad-input", "reason": "train.x: no"})
     _fail(folder, 1, RuntimeError("Connection closed by peer"))

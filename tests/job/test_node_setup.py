@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.files import read_json
 
 from .step_substitutes import SHOWN, Desk
@@ -64,7 +64,7 @@ def test_the_ranks_use_the_components_that_the_config_names(tmp_path: Path) -> N
 
 def test_a_node_that_cannot_be_prepared_starts_no_rank(tmp_path: Path) -> None:
     desk = Desk(tmp_path, nodes=2, node_setup=["cp big.h5 /scratch"])
-    log = shlex.quote(str(desk.run.attempt_logs("7", 0) / "node-setup-n2.log"))
+    log = shlex.quote(str(desk.run.attempt_logs(Attempt("7", 0)) / "node-setup-n2.log"))
     words = "bash: line 3: cp: cannot stat big.h5\nhpcrun: node_setup failed on n2 with exit code 1"
     desk.answer("srun", f"echo '{words}' > {log}; exit 1")
     assert desk.step() == 2, desk.told()

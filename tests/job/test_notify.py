@@ -179,7 +179,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(
 
 def test_a_message_holds_the_end_of_the_failed_ranks_log(tmp_path: Path) -> None:
     run = new_run(tmp_path, "true")
-    folder = run.attempt_logs("7", 0)
+    folder = run.attempt_logs(Attempt("7", 0))
     record_failure(folder, 3, ValueError("bad"), 12)
     noise = b"\x1b]0;title\x07 " + b"x" * 1000 + b"\n"
     (folder / "rank-00000.log").write_text("of rank 0\n")

@@ -35,7 +35,7 @@ def test_srun_passes_everything_on_and_its_code_is_classified(desk: Desk) -> Non
     open_attempt(desk.run, FIRST, Budgets(crash=0))
     assert desk.step() == 0, desk.told()
     (srun,) = desk.called("srun")
-    log = desk.run.attempt_logs("7", 0)
+    log = desk.run.attempt_logs(Attempt("7", 0))
     assert srun == (
         f"srun --kill-on-bad-exit=1 --unbuffered --export=ALL --output={log}/rank-%5t.log "
         f"{sys.executable} -u -m hpcrun.worker {desk.run.path}"
@@ -104,7 +104,7 @@ def test_a_persons_own_script_takes_nothing_from_the_job_section(tmp_path: Path)
     desk = Desk(tmp_path, setup=["false"], container=["box"], python="/opt/python")
     desk.step("--own-script", SLURM_CPUS_PER_TASK="1")
     (srun,) = desk.called("srun")
-    assert f"--cpus-per-task=1 --output={desk.run.attempt_logs('7', 0)}" in srun
+    assert f"--cpus-per-task=1 --output={desk.run.attempt_logs(Attempt('7', 0))}" in srun
     assert srun.endswith(f"{sys.executable} -u -m hpcrun.worker {desk.run.path}")
 
 
@@ -113,7 +113,7 @@ def test_torchrun_is_started_once_a_node(desk: Desk) -> None:
     desk.answer("srun", f'printf "%s\\n" "$OMP_NUM_THREADS" "$HPCRUN_RANK_LOGS" "$@" > {seen}')
     desk.step("--own-script", "--torchrun", RANKS="2", SLURM_NNODES="2", SLURM_CPUS_ON_NODE="8")
     words = seen.read_text().splitlines()
-    assert words[:2] == ["4", str(desk.run.attempt_logs("7", 0))]
+    assert words[:2] == ["4", str(desk.run.attempt_logs(Attempt("7", 0)))]
     assert {"--ntasks=2", "--ntasks-per-node=1", "--nnodes=2", "--nproc-per-node=2"} <= set(words)
     assert "--master-addr=n1" in words
 

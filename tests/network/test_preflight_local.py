@@ -89,7 +89,7 @@ def test_unfit_nodes_use_the_budget_of_node_failures(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run, first = create(tmp_path / "a", "x", {}), Attempt("7", 0)
-    folder = run.attempt_logs("7", 0)
+    folder = run.attempt_logs(Attempt("7", 0))
     folder.mkdir(parents=True)
     line = "preflight on n2: ecc: GPU 0: 5 uncorrected ECC errors"
     record_report(folder, {"cause": line, "unfit": {"n2": "ecc", "n5": "xid"}})

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from hpcrun.run.events import Attempt
 from tests import jobs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
@@ -21,7 +22,7 @@ def test_a_stopped_rank_is_named_and_the_job_restarts_once(bench, calm):
     first = jobs.events(run, "ended")[0]
     assert (first.cause, first.fields["host"]) == ("hang", "node2")
     assert str(first.fields["reason"]).endswith(": rank 1 on node2 does not answer")
-    folder = run.attempt_logs(bench.job(run), 0)
+    folder = run.attempt_logs(Attempt(bench.job(run), 0))
     assert "in training_step" in (folder / "stacks-rank-00000.txt").read_text()
     assert bench.causes(run) == ["hang", "finished"]
     assert (state, bench.slurm.restarts(bench.job(run))) == ("COMPLETED", 1)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from hpcrun.run.events import Attempt
+
 from .training import Bench
 
 pytestmark = pytest.mark.slurm
@@ -114,7 +116,7 @@ def test_a_script_finds_rank_0_over_another_network(bench, two_networks):
     bench.hpcrun("submit", "--name", "script", "--no-snapshot", *settings, "--", *command)
     run = bench.run("script")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    logs = run.attempt_logs(bench.job(run), 0)
+    logs = run.attempt_logs(Attempt(bench.job(run), 0))
     told = [(logs / f"rank-{rank:05d}.log").read_text() for rank in range(2)]
     assert all("2 ranks met eth0" in text for text in told), told
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcrun.run.events import Attempt
 from tests import jobs
 
 from .cluster import PATIENCE
@@ -69,7 +70,7 @@ def test_a_stale_process_that_continues_to_save_is_superseded(bench, calm):
     begun = jobs.events(run, "started")[1].step or 0
     ghosts = [e.step for e in jobs.events(run, "saved") if e.attempt and not e.attempt.restart]
     assert max(step or 0 for step in ghosts) <= begun
-    ghost = (run.attempt_logs(job, 0) / "rank-00000.log").read_text()
+    ghost = (run.attempt_logs(Attempt(job, 0)) / "rank-00000.log").read_text()
     assert f"{job}-1 of cluster " in ghost
     assert f" owns this run now; {job}-0 stops writing" in ghost
     # Its batch script survives too, and srun reports the lost node: the script must not requeue.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_json
 from tests import jobs
 
@@ -49,10 +50,10 @@ def test_a_node_that_cannot_write_is_excluded(bench: Bench) -> None:
     assert [event.fields["hosts"] for event in jobs.events(run, "excluded")] == [[node]]
     assert bench.slurm.scontrol_show_job(bench.job(run))["ExcNodeList"] == node
     first, second = (
-        read_json(Path(run.attempt_logs(bench.job(run), restart)) / "preflight.json") or {}
+        read_json(Path(run.attempt_logs(Attempt(bench.job(run), restart))) / "preflight.json") or {}
         for restart in (0, 1)
     )
     assert list(first["unfit"]) == [node]
-    assert not list(run.attempt_logs(bench.job(run), 0).glob("rank-*.log"))
+    assert not list(run.attempt_logs(Attempt(bench.job(run), 0)).glob("rank-*.log"))
     assert second["fit"]
     assert node not in second["nodes"]

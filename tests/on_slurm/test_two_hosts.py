@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_json
 from tests import jobs
 
@@ -117,7 +118,7 @@ def test_special_characters_in_paths_and_variables_have_no_effect(slurm):
     assert environ["NCCL_IB_HCA"] == "mlx5_0,mlx5_1"
     assert environ["ODD"] == hostile
     assert "hpcrun: attempt" in bench.batch_log(run)
-    logs = run.attempt_logs(bench.job(run), 0)
+    logs = run.attempt_logs(Attempt(bench.job(run), 0))
     assert len(list(logs.glob("rank-0000[01].log"))) == 2
     assert "resumed" not in bench.hpcrun("logs", "ünïcode@1").stdout
     assert not list(slurm.shared.rglob("owned"))

@@ -84,7 +84,7 @@ def test_ranks_that_end_do_not_recreate_a_deleted_run(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone|No such file"):
         log.flush()
     with pytest.raises(FileNotFoundError):
-        record_failure(run.attempt_logs("7", 0), 0, ValueError("x"), None)
+        record_failure(run.attempt_logs(Attempt("7", 0)), 0, ValueError("x"), None)
     assert [*tmp_path.iterdir()] == []
     # They do not write into a new run of this name either.
     create(run.path, "y", {"created": 2})

@@ -24,7 +24,7 @@ FIRST = Attempt("7", 0)
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     run = create(tmp_path / "a", "{}\n", {})
-    run.attempt_logs(FIRST.job, FIRST.restart).mkdir(parents=True)
+    run.attempt_logs(FIRST).mkdir(parents=True)
     return run
 
 
@@ -116,7 +116,14 @@ def test_metrics_of_rank_0_are_lines_of_the_run(
     hpcrun.report(step=11)
     (line,) = read_lines(run.metrics)
     assert line.pop("time") <= time.time()
-    assert line == {"step": 10, "restart": 2, "loss": 0.5, "val/top-1": 3, "lr": None}
+    assert line == {
+        "step": 10,
+        "restart": 2,
+        "in_place": 0,
+        "loss": 0.5,
+        "val/top-1": 3,
+        "lr": None,
+    }
 
 
 def test_rank_0_publishes_immediately_and_announces_each_save(
@@ -188,5 +195,5 @@ def test_an_attempt_begins_at_the_newest_reported_save(run: RunDirectory) -> Non
 
 def shown(run: RunDirectory) -> tuple[int | None, int | None]:
     """Return the step and the save that the run directory shows."""
-    found = published(run.attempt_logs(FIRST.job, FIRST.restart))
+    found = published(run.attempt_logs(FIRST))
     return found.step, found.saved

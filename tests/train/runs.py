@@ -16,7 +16,7 @@ from hpcrun.job import policy as exitcodes
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Failure, read_failures
-from hpcrun.run.events import Event, read_events
+from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.train import session
 from hpcrun.train.entry import run_rank
 from hpcrun.worker import leave
@@ -81,7 +81,7 @@ class Played:
 
     def failures(self, restart: int = 0) -> dict[int, Failure]:
         """Return the failures of an attempt, by rank."""
-        folder = self.run.attempt_logs(self.run.path.name, restart)
+        folder = self.run.attempt_logs(Attempt(self.run.path.name, restart))
         return {failure.rank: failure for failure in read_failures(folder)}
 
     def kinds(self) -> set[str]:

@@ -77,7 +77,7 @@ def test_a_rank_without_the_submission_folder_reports_its_node(
     for name, value in {**slurm, **place, **hosts, "SLURMD_NODENAME": "n2"}.items():
         monkeypatch.setenv(name, value)
     assert run_rank(run.path, StopFlag()) == 2
-    (failure,) = read_failures(run.attempt_logs("7", 0))
+    (failure,) = read_failures(run.attempt_logs(Attempt("7", 0)))
     assert (failure.rank, failure.host, failure.bad_input) == (2, "n2", True)
     assert failure.message.startswith("/not/on/this/node: the folder from which a was submitted")
 

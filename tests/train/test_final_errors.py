@@ -52,7 +52,7 @@ def ended(
         raise SystemExit(run_attempt(run, attempt, CONFIG, one, STOP))
 
     (code,) = fork_ranks(1, play)
-    found = first_cause(read_failures(run.attempt_logs(attempt.job, attempt.restart)), [])
+    found = first_cause(read_failures(run.attempt_logs(attempt)), [])
     cause, _ = classify(evidence_of(read_events(run), attempt, code, NO_ENDING, found))
     assert code == (exitcodes.BAD_INPUT if cause is Cause.BAD_INPUT else exitcodes.FAILED)
     return cause
@@ -107,7 +107,7 @@ def test_a_node_that_cannot_read_the_checkpoint_is_bad(
     text = "step 12: rank 0 (n5): /r/manifest.json: cannot be read: Connection reset by peer (ECONNRESET)"
     attempt = Attempt("7", 0)
     assert ended(run, attempt, ReadFailure(text, here=True), monkeypatch) is Cause.CRASH
-    found = first_cause(read_failures(run.attempt_logs("7", 0)), [])
+    found = first_cause(read_failures(run.attempt_logs(Attempt("7", 0))), [])
     assert found is not None
     assert (found.line, found.host) == (f"rank 0 on n5: {text}", "n5")
     assert blames_node(found)
@@ -118,5 +118,5 @@ def test_a_peer_of_an_unreadable_checkpoint_is_no_cause(
 ) -> None:
     error = ReadFailure("step 12: rank 1 (n5): cannot be read", here=False)
     assert ended(run, Attempt("7", 0), error, monkeypatch) is Cause.CRASH
-    (failure,) = read_failures(run.attempt_logs("7", 0))
+    (failure,) = read_failures(run.attempt_logs(Attempt("7", 0)))
     assert is_cascade(failure)

@@ -49,7 +49,7 @@ def test_a_hanging_rank_is_named_and_the_run_restarts(tmp_path, holds_lock, code
     hang = ("train.hang_after=5", f"model.holds_lock={holds_lock}")
     played = play_run(tmp_path, HangsOnRank1, *hang)
     assert played.codes == [[exitcodes.FAILED, code]], played.said()
-    folder = played.run.attempt_logs("run", 0)
+    folder = played.run.attempt_logs(Attempt("run", 0))
     assert "in mishap" in stacks_path(folder, 1).read_text()
     assert "in training_step" in stacks_path(folder, 0).read_text()
     assert (folder / "flight-gloo-rank-0").stat().st_size

@@ -99,7 +99,7 @@ def play(folder, name, overrides):
     attempt, codes = Attempt(name, -1), [exitcodes.UNFINISHED] * 2
     while codes == [exitcodes.UNFINISHED] * 2:
         attempt = Attempt(name, attempt.restart + 1)
-        logs = run.attempt_logs(name, attempt.restart)
+        logs = run.attempt_logs(Attempt(name, attempt.restart))
         logs.mkdir(parents=True)
         codes = fork_ranks(2, partial(play_rank, run.path, attempt.restart, logs))
     for number, code in enumerate(codes):

@@ -30,7 +30,7 @@ from hpcrun.diagnose.stacks import ranges
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.files import read_json
 from hpcrun.slurm.launch import jobs
 
@@ -55,12 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose and print; return 1 if a cause or an unknown error was found."""
-    lines, folders, nodes = _lines(arguments)
+    lines, folders, nodes, attempt = _lines(arguments)
     finding = find_cause(lines, nodes)
     dumps = _dumps(folders, arguments.flight_recorder)
     notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
     if notes:
         notes.append("`torchfrtrace DIR --prefix NAME` shows the collectives of all ranks")
+    if finding is not None and attempt is not None and attempt.label != "0":
+        start = "a restart inside the allocation" if attempt.in_place else "a requeue"
+        notes.append(f"the failure is in attempt {attempt.owner}, which began by {start}")
     if arguments.json:
         print_json(_as_data(finding, notes))
     else:
@@ -68,11 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
     return int(finding is not None or bool(notes))
 
 
-def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path], int]:
-    """Return the lines to read, the folders that may contain dumps, and the number of nodes (0: unknown)."""
+_Sources = tuple[Iterator[LogLine], list[Path], int, Attempt | None]
+
+
+def _lines(arguments: argparse.Namespace) -> _Sources:
+    """Return the lines to read, the folders with dumps, the number of nodes (0: unknown), and the attempt."""
     sources: list[str] = arguments.sources
     if sources == ["-"]:
-        return read_stream(sys.stdin.buffer, "-"), [], 0
+        return read_stream(sys.stdin.buffer, "-"), [], 0, None
     if "-" in sources:
         raise UserError("doctor: `-` excludes other sources; pipe all logs into it, or name files")
     paths = [Path(source) for source in sources]
@@ -84,7 +90,8 @@ def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path]
         if not _is_log(path):
             raise UserError(f"{path}: no such log; name files, a folder with logs, or one run")
         files += _logs_in(path) if path.is_dir() else [path]
-    return chain.from_iterable(map(read_log, files)), sorted({path.parent for path in files}), 0
+    folders = sorted({path.parent for path in files})
+    return chain.from_iterable(map(read_log, files)), folders, 0, None
 
 
 def _is_log(path: Path) -> bool:
@@ -97,7 +104,7 @@ def _logs_in(folder: Path) -> list[Path]:
     return sorted(path for pattern in LOGS for path in folder.glob(pattern) if path.is_file())
 
 
-def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int]:
+def _of_run(directory: RunDirectory) -> _Sources:
     result = read_json(directory.result) or {}
     events = read_events(directory)
     attempt = attempt_to_diagnose(events)
@@ -106,13 +113,13 @@ def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int
             f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
         )
     if result.get("state") == "finished":
-        return iter(()), [], 0
+        return iter(()), [], 0, attempt
     current = jobs.current_job(directory)
     on_slurm = current is not None and current[0] == "slurm"
     accounting = accounting_of(attempt.job)[attempt.restart :][:1] if on_slurm else []
-    folder = directory.attempt_logs(attempt.job, attempt.restart)
+    folder = directory.attempt_logs(attempt)
     lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
-    return lines, [folder], nodes_of(events, attempt)
+    return lines, [folder], nodes_of(events, attempt), attempt
 
 
 def _dumps(folders: list[Path], named: Path | None) -> Dumps:

@@ -2,8 +2,9 @@
 about a restart.
 
 The local cluster calls this command after the ranks have ended; in a Slurm job
-the batch step does the same. Exit code 75: the run must be started again. 0:
-the training is done. Any other code: the run ended in a failure (143: stopped
+the batch step does the same. Exit code 75: the run must be started again. 76:
+the run must be started again at once, without the delay of a requeue. 0: the
+training is done. Any other code: the run ended in a failure (143: stopped
 on request).
 """
 
@@ -13,11 +14,13 @@ from pathlib import Path
 
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.ending import RunTakenOver, final_code, finalize_attempt
+from hpcrun.job.in_place import attempt_obstacle
 from hpcrun.job.scheduler_view import Ending, batch_log
 from hpcrun.printing import say
 from hpcrun.ranks.launchers import in_local_cluster, job_id
+from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import read_events
 from hpcrun.run.streams import outlive_full_disk
 
 
@@ -48,20 +51,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunError("finalize: only a job of the local cluster may call this command")
     outlive_full_disk()
     directory = RunDirectory(arguments.run.absolute())
-    attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    attempt = attempt_here(job, os.environ)
     ending = Ending(
         arguments.scheduler, batch_log(directory, attempt), limit_near=arguments.limit_near
     )
     try:
-        classification = finalize_attempt(
-            directory,
-            attempt,
-            arguments.exit_code,
-            ending,
-        ).classification
+        ended = finalize_attempt(directory, attempt, arguments.exit_code, ending)
     except RunTakenOver as other:
         say(f"hpcrun: {other}")
         return other.code
-    if classification.decision.restart:
-        return exitcodes.UNFINISHED
-    return final_code(classification, arguments.exit_code)
+    if not ended.classification.decision.restart:
+        return final_code(ended.classification, arguments.exit_code)
+    obstacle = attempt_obstacle(
+        read_events(directory),
+        attempt,
+        ended.classification.cause,
+        wanted=ended.config.restarts.in_place,
+    )
+    return exitcodes.UNFINISHED if obstacle else exitcodes.AGAIN_IN_PLACE

@@ -202,7 +202,7 @@ def _print_errors(run: RunDirectory) -> int:
         if finding is not None:
             for line in finding.evidence:
                 text = f"{line.place}: {line.text}"
-                say(MergedLine(line.time, attempt.restart, line.rank, None, text).shown())
+                say(MergedLine(line.time, attempt, line.rank, None, text).shown())
             say(f"hpcrun: doctor: {finding.line}", f"hpcrun: remedy: {finding.remedy}")
             return 0
     say(f"hpcrun: {run.name}: no known failure")

@@ -36,6 +36,7 @@ from hpcrun.network.preflight import (
 from hpcrun.network.probes import Needs
 from hpcrun.printing import say, say_aside
 from hpcrun.ranks.launchers import in_local_cluster, job_id, step_hosts
+from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events, was_cancelled
 from hpcrun.run.reports import record_report
@@ -127,7 +128,7 @@ def _before_ranks(arguments: argparse.Namespace) -> int:
     directory, job = RunDirectory(arguments.run.absolute()), job_id(os.environ)
     if job is None:
         raise UserError("preflight: --before-ranks works in a job only; remove the option")
-    folder = directory.attempt_logs(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    folder = directory.attempt_logs(attempt_here(job, os.environ))
     code = _checked(arguments, directory, folder)
     try:
         cancelled = was_cancelled(read_events(directory), job)

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = find_run(arguments)
     attempt = _running_attempt(directory)
     tasks = load_resolved(directory.config).job.world_size
-    mail = Mailbox(directory.attempt_logs(attempt.job, attempt.restart), tasks)
+    mail = Mailbox(directory.attempt_logs(attempt), tasks)
     begun = time.monotonic()
     replies = _ask(mail, tasks, arguments.wait or mail.pause + _WAIT)
     groups = folded(
@@ -72,13 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
             {
                 "job": attempt.job,
                 "restart": attempt.restart,
+                "in_place": attempt.in_place,
                 "summary": summary(groups, unread) if groups else None,
                 "silent": {str(task): _SILENT for task in unread if task not in replies},
                 "replies": [asdict(reply) for _, reply in sorted(replies.items())],
             }
         )
         return int(not replies)
-    heading = f"{directory.name}: job {attempt.job}, restart {attempt.restart}"
+    heading = f"{directory.name}: job {attempt.job}, restart {attempt.label}"
     seconds = time.monotonic() - begun
     say(f"{heading}: {len(replies)} of {tasks} tasks answered in {seconds:.1f} s")
     for problem in sorted(set(problems.values())):

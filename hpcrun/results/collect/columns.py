@@ -22,7 +22,7 @@ _BLOCK = 8 << 20
 # HDF5 describes all columns in one message of 64 KiB.
 _MOST_COLUMNS = 600
 _LONGEST_TEXT = 1000
-_NO_METRICS = ("step", "time", "restart")
+_NO_METRICS = ("step", "time", "restart", "in_place")
 
 
 @dataclass
@@ -237,10 +237,11 @@ def counted(columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_]
         return None
     before, after = steps[:-1], steps[1:]
     back = after < before
-    restart = columns.get("restart")
-    if restart is not None and restart.dtype.kind in "iuf":
-        known = _without_gaps(restart)
-        back |= (after == before) & (known[1:] != known[:-1])
+    for name in ("restart", "in_place"):
+        number = columns.get(name)
+        if number is not None and number.dtype.kind in "iuf":
+            known = _without_gaps(number)
+            back |= (after == before) & (known[1:] != known[:-1])
     rewinds = np.flatnonzero(back)
     if not len(rewinds):
         return None

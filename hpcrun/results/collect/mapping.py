@@ -212,7 +212,8 @@ def joined_rows(
     keep = list if kind == "samples" else _kept
     kept = sorted((row for log in logs.values() for row in keep(log)), key=_step_of)
     return [
-        {key: value for key, value in row.items() if key != "restart"} for row in kept
+        {key: value for key, value in row.items() if key not in ("restart", "in_place")}
+        for row in kept
     ], problems
 
 
@@ -223,7 +224,7 @@ def _overlap(before: Sequence[Row], after: Sequence[Row]) -> bool:
 
 def _kept(rows: Sequence[Row]) -> Iterable[Row]:
     lines = columns_of(
-        [{key: row[key] for key in ("step", "restart") if key in row} for row in rows]
+        [{key: row[key] for key in ("step", "restart", "in_place") if key in row} for row in rows]
     )
     keep = counted(lines.columns, lines.rows)
     return rows if keep is None else compress(rows, keep)

@@ -153,13 +153,14 @@ def _events(store: ResultsFile, key: str) -> list[Event]:
 
 def _event(row: Any) -> Event:
     job = row["job"].decode()
+    other = json.loads(row["fields"].decode() or "{}")
     return Event(
         what=row["event"].decode(),
         time=float(row["time"]),
-        attempt=Attempt(job, int(row["restart"])) if job else None,
+        attempt=Attempt(job, int(row["restart"]), int(other.get("in_place", 0))) if job else None,
         cause=row["cause"].decode() or None,
         step=int(row["step"]) if row["step"] >= 0 else None,
-        fields=json.loads(row["fields"].decode() or "{}"),
+        fields=other,
     )
 
 

@@ -106,6 +106,8 @@ def timeline(events: Sequence[Event], until: float | None) -> Timeline:
         elif what == "opened":
             if not script:
                 found.lose()
+            if event.attempt is not None and event.attempt.in_place and state == WAITING:
+                found._state = STARTING
             found.go(at, STARTING)
             attempt, script = event.attempt, bool(event.fields.get("script"))
         elif what == "cancelled" and state in (QUEUED, WAITING):

@@ -68,9 +68,14 @@ def kill(run: RunDirectory, *, whole: bool = False) -> str:
         _end_ranks(run, job, "KILL", through)
         return f"job {job}: the ranks of this run are killed; the other runs of the job continue"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
-    if waiting or not has_opened(run, job, through) or not kill_steps(job, through):
+    ranks = not waiting and has_opened(run, job, through)
+    if ranks:
+        # Recorded first: the batch step may start the next attempt before this program continues.
+        note_cancelled(run, job)
+    if not ranks or not kill_steps(job, through):
         _checked(slurm.scancel_command(job, cluster=through))
-    note_cancelled(run, job)
+    if not ranks:
+        note_cancelled(run, job)
     return f"job {job}: killed"
 
 
@@ -93,7 +98,7 @@ def preempt(run: RunDirectory) -> str:
     config = load_resolved(run.config)
     name = config.warn_signal
     # Recorded first: the ranks may end before this program continues.
-    record_event(run, "preempted", attempt=Attempt(job, _restarts(run, job)))
+    record_event(run, "preempted", attempt=_newest(run, job))
     if not _told_here(run, executor, job, job_files.PREEMPT, signal.Signals[f"SIG{name}"]):
         _checked(slurm.scancel_command(job, signal=name, cluster=through))
     saves = "" if config.command else "saves and "
@@ -126,7 +131,7 @@ def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = N
 
 def note_cancelled(run: RunDirectory, job: str) -> None:
     """Record the cancellation: Slurm's own record may be lost together with the batch script."""
-    record_event(run, "cancelled", attempt=Attempt(job, _restarts(run, job)))
+    record_event(run, "cancelled", attempt=_newest(run, job))
 
 
 def _end_ranks(run: RunDirectory, job: str, name: str, cluster: str | None) -> None:
@@ -147,8 +152,7 @@ def _end_ranks(run: RunDirectory, job: str, name: str, cluster: str | None) -> N
         raise
     except LaunchError as error:
         if not before:
-            attempt = Attempt(job, _restarts(run, job))
-            record_event(run, "cancel-failed", attempt=attempt, reason=str(error))
+            record_event(run, "cancel-failed", attempt=_newest(run, job), reason=str(error))
         raise
 
 
@@ -187,9 +191,14 @@ def _told_here(
     return True
 
 
-def _restarts(run: RunDirectory, job: str) -> int:
+def _newest(run: RunDirectory, job: str) -> Attempt:
+    """Return the newest attempt of ``job``."""
     mine = [event.attempt for event in read_events(run) if event.attempt]
-    return max((attempt.restart for attempt in mine if attempt.job == job), default=0)
+    return max(
+        (attempt for attempt in mine if attempt.job == job),
+        key=lambda attempt: (attempt.restart, attempt.in_place),
+        default=Attempt(job, 0),
+    )
 
 
 def _checked(command: list[str]) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.local.job_files import (
@@ -75,6 +76,12 @@ def _unmoved(_number: int, _frame: object) -> None:
 REQUEUE = 75
 """The exit code with which the ``after`` command requests another attempt."""
 
+IN_PLACE = 76
+"""The exit code with which the ``after`` command requests another attempt at once."""
+
+# Seconds of the time limit that an attempt needs after the warning before it, or it ends during its start.
+_START_SECONDS = 60.0
+
 _TICK = 0.05
 # After the first failure the other tasks get this long to log their errors, then SIGKILL. The node with the
 # first failed rank may end last: torchrun waits for its other ranks, and a task for a late signal.
@@ -105,12 +112,17 @@ class LocalAttempt:
     ``warned``: the tasks have received the signal that announces the time limit.
     """
 
-    def __init__(self, request: JobRequest, restart: int, orders: Orders) -> None:
-        self._request, self._orders = request, orders
-        self.folder = Path(request.folder) / f"restart-{restart}"
+    def __init__(
+        self, request: JobRequest, attempt: Attempt, orders: Orders, end: float | None
+    ) -> None:
+        """Prepare the attempt; ``end``: when its time limit is over (Unix seconds), if it has a limit."""
+        self._request, self._orders, self._first = request, orders, not attempt.in_place
+        self.folder = Path(request.folder) / f"restart-{attempt.label}"
         self.folder.mkdir(exist_ok=True)
-        self.environ = scrub(os.environ) | job_environment(request, restart) | request.env
-        self._end = time.time() + request.time_limit if request.time_limit else None
+        self.environ = scrub(os.environ) | job_environment(request, attempt) | request.env
+        if end is not None:
+            self.environ["SLURM_JOB_END_TIME"] = str(int(end))
+        self._end = end
         self._kill_at: float | None = None
         self._failed = False
         self._ending: str | None = None
@@ -122,14 +134,14 @@ class LocalAttempt:
         """Start the tasks of each stage in turn and yield its name; raises OSError if one cannot start."""
         request, per_node = self._request, self._request.tasks_per_node
         self._setting_up = True
-        if request.node_setup:
+        if request.node_setup and self._first:
             script = node_setup_script([*request.setup, *request.node_setup])
             self.tasks = [
                 self._started(node * per_node, ["bash", "-c", script], self._node_log(node))
                 for node in range(request.nodes)
             ]
             yield "node_setup"
-        if request.preflight:
+        if request.preflight and self._first:
             command = _with_setup(request, request.preflight)
             self.tasks = [self._started(0, command, self.folder / "preflight.log")]
             yield "preflight"
@@ -263,7 +275,7 @@ class NodeSetupFailed(Exception):
 
 def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
     """Run attempts until the last; return the job's final state and its number of restarts."""
-    restart = 0
+    number = Attempt(request.job_id, 0)
     if is_withdrawn(Path(request.folder)):
         return "CANCELLED", 0
     if request.wait_for:
@@ -275,26 +287,45 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         if why is not None:
             say(why)
             return "CANCELLED", 0
+    end = _end_of(request)
     while True:
-        # A waiting job cannot be preempted: earlier requests do not apply to the next attempt.
-        orders.preempt = orders.warn = False
-        attempt = LocalAttempt(request, restart, orders)
+        attempt = LocalAttempt(request, number, orders, end)
         try:
-            code, word = _ran(request, attempt, restart)
+            code, word = _ran(request, attempt, number.restart)
         finally:
             attempt.kill()
-        tell(request, "COMPLETING", restart)
-        again = _after(request, attempt, code, word)
+        tell(request, "COMPLETING", number.restart)
+        asked = _after(request, attempt, code, word)
         if orders.cancel:
-            return "CANCELLED", restart
-        if not again:
-            return ("COMPLETED" if code == 0 else "FAILED"), restart
-        tell(request, "PENDING", restart)
+            return "CANCELLED", number.restart
+        if (
+            asked == IN_PLACE
+            and not orders.preempt
+            and not orders.warn
+            and _time_left(request, end)
+        ):
+            number = number.following
+            say("starts again at once")
+            continue
+        if asked not in (REQUEUE, IN_PLACE):
+            return ("COMPLETED" if code == 0 else "FAILED"), number.restart
+        tell(request, "PENDING", number.restart)
         say(f"requeued; starts again in {request.requeue_delay:g} s")
         _wait_for_start(request.requeue_delay, orders)
         if orders.cancel:
-            return "CANCELLED", restart
-        restart += 1
+            return "CANCELLED", number.restart
+        # A waiting job cannot be preempted: earlier requests do not apply to the next attempt.
+        orders.preempt = orders.warn = False
+        number, end = Attempt(request.job_id, number.restart + 1), _end_of(request)
+
+
+def _end_of(request: JobRequest) -> float | None:
+    """Return the end of the time limit of a job that starts now."""
+    return time.time() + request.time_limit if request.time_limit else None
+
+
+def _time_left(request: JobRequest, end: float | None) -> bool:
+    return end is None or end - time.time() > request.signal_lead + _START_SECONDS
 
 
 def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int, str | None]:
@@ -311,19 +342,19 @@ def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int,
     return code, word
 
 
-def _after(request: JobRequest, attempt: LocalAttempt, code: int, word: str | None) -> bool:
-    """Run the request's ``after`` command; return True if another attempt follows."""
+def _after(request: JobRequest, attempt: LocalAttempt, code: int, word: str | None) -> int:
+    """Run the request's ``after`` command; return its exit code."""
     if not request.after:
-        return word == "preemption"
+        return REQUEUE if word == "preemption" else 0
     if not Path(request.folder).is_dir():
         say(f"{request.folder} is gone: the run was deleted, and the job ends")
-        return False
+        return 0
     command = [*request.after, "--exit-code", str(code)]
     if word is not None:
         command += ["--scheduler", word]
     elif attempt.warned:
         command.append("--limit-near")
-    return subprocess.run(command, env=attempt.environ, check=False).returncode == REQUEUE
+    return subprocess.run(command, env=attempt.environ, check=False).returncode
 
 
 def _wait_for_start(delay: float, orders: Orders) -> None:

@@ -3,13 +3,13 @@
 import os
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hpcrun.errors import LaunchError
+from hpcrun.run.attempt import IN_PLACE, Attempt
 from hpcrun.run.files import read_json, write_json
 
 State = Literal["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED"]
@@ -177,7 +177,7 @@ def host_name(node: int) -> str:
     return f"local{node}"
 
 
-def job_environment(request: JobRequest, restart: int) -> dict[str, str]:
+def job_environment(request: JobRequest, attempt: Attempt) -> dict[str, str]:
     """Return the variables of the whole job (sbatch(1), "Output environment variables")."""
     tasks = request.nodes * request.tasks_per_node
     hosts = host_name(0) if request.nodes == 1 else f"local[0-{request.nodes - 1}]"
@@ -197,20 +197,20 @@ def job_environment(request: JobRequest, restart: int) -> dict[str, str]:
         "SLURM_TASKS_PER_NODE": layout,
         "SLURM_SUBMIT_HOST": socket.gethostname(),
     }
-    if restart:
+    if attempt.restart:
         # Slurm leaves the variable unset in the first attempt.
-        environ["SLURM_RESTART_COUNT"] = str(restart)
+        environ["SLURM_RESTART_COUNT"] = str(attempt.restart)
+    if attempt.in_place:
+        environ[IN_PLACE] = str(attempt.in_place)
     if request.cpus_per_task:
         environ["SLURM_CPUS_PER_TASK"] = str(request.cpus_per_task)
-    if request.time_limit is not None:
-        environ["SLURM_JOB_END_TIME"] = str(int(time.time() + request.time_limit))
     return environ
 
 
 def step_environment(request: JobRequest, rank: int) -> dict[str, str]:
     """Return the variables of one task (srun(1), "Output environment variables")."""
     node, local_rank = divmod(rank, request.tasks_per_node)
-    shared = job_environment(request, 0)
+    shared = job_environment(request, Attempt(request.job_id, 0))
     environ = {
         "SLURM_STEP_ID": "0",
         "SLURM_STEPID": "0",

@@ -139,6 +139,7 @@ class NonFiniteWatch:
             "time": round(time.time(), 3),
             "job": self._attempt.job,
             "restart": self._attempt.restart,
+            "in_place": self._attempt.in_place,
             "loss_scale": self._trainer.scaler.get_scale() if self._scaled else None,
             "ranks": [
                 {

@@ -324,7 +324,7 @@ def watching(
     if config.job.executor == "debug":
         yield position.at
         return
-    logs = run.attempt_logs(attempt.job, attempt.restart)
+    logs = run.attempt_logs(attempt)
     answering = Answering(
         Mailbox(logs, distributed.world_size),
         rank,

@@ -69,10 +69,10 @@ class MetricsLog:
         sinks: Sinks | None,
         *,
         ranks: Ranks,
-        restart: int,
+        attempt: Mapping[str, int],
     ) -> None:
-        """Gather the ranks' hosts. Collective."""
-        self._trainer, self._sinks, self._ranks, self._restart = trainer, sinks, ranks, restart
+        """Gather the ranks' hosts; every line has the columns ``attempt``. Collective."""
+        self._trainer, self._sinks, self._ranks, self._attempt = trainer, sinks, ranks, attempt
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
         self._every, self._end = config.train.log_every, config.train.steps
         self._batching = batching
@@ -112,7 +112,7 @@ class MetricsLog:
     def write(self, line: Mapping[str, Any]) -> None:
         """Write ``line``, which has a step, with time and restart to the sinks, on rank 0."""
         if self._sinks is not None:
-            now = {"time": round(time.time(), 3), "restart": self._restart}
+            now = {"time": round(time.time(), 3), **self._attempt}
             self._sinks.write({"step": line["step"], **now, **line})
 
     def flush(self) -> None:

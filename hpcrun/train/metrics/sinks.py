@@ -181,5 +181,5 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: value
         for name, value in line.items()
-        if isinstance(value, int | float) and name not in ("step", "time", "restart")
+        if isinstance(value, int | float) and name not in ("step", "time", "restart", "in_place")
     }

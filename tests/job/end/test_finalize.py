@@ -193,7 +193,7 @@ def test_bad_input_is_reported_again_and_not_repeated(run: RunDirectory) -> None
 def test_bad_input_of_a_single_rank_names_the_rank(
     run: RunDirectory, kind: type[NotTrainable]
 ) -> None:
-    folder = run.attempt_logs("7", 0)
+    folder = run.attempt_logs(Attempt("7", 0))
     record_failure(folder, 1, kind("train.deterministic: no"), 3)
     record_failure(folder, 0, raised("Connection closed by peer"), 3)
     # srun kills the other ranks, and returns the highest code.
@@ -204,7 +204,7 @@ def test_bad_input_of_a_single_rank_names_the_rank(
 
 
 def test_the_killed_rank_is_the_cause_before_its_cascade(run: RunDirectory) -> None:
-    folder = run.attempt_logs("7", 0)
+    folder = run.attempt_logs(Attempt("7", 0))
     folder.mkdir(parents=True)
     record_exit(folder, Exit(3, "local0", 1.0, None, 9, induced=False))
     for rank in (0, 1, 2):
@@ -285,7 +285,7 @@ def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None
 
 
 def test_a_hang_is_recorded_with_its_host_and_step(run: RunDirectory) -> None:
-    folder = run.attempt_logs("7", 0)
+    folder = run.attempt_logs(Attempt("7", 0))
     folder.mkdir(parents=True)
     record_hang(folder, Hang(1, "n3", 5.0, 7, "rank 1 on n3 is behind"))
     record_failure(folder, 0, raised("Connection closed by peer"), 7)

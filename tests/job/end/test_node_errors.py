@@ -63,7 +63,7 @@ def lacks(run: RunDirectory, attempt: Attempt, *ranks: int) -> None:
     """Let ``ranks``, two on each node, fail because of a missing file."""
     for rank in ranks:
         error = FileNotFoundError(2, "No such file or directory", "/scratch/train.pt")
-        folder = run.attempt_logs(attempt.job, attempt.restart)
+        folder = run.attempt_logs(attempt)
         record_failure(folder, rank, error, None, f"n{rank // 2 + 1}", bad_input=True)
 
 
@@ -116,7 +116,7 @@ def test_an_uncertain_refusal_after_a_save_is_a_crash(
 
 def test_a_nondeterministic_kernel_is_so_on_every_node(run: RunDirectory) -> None:
     opened(run, FIRST)
-    record_failure(run.attempt_logs("7", 0), 2, NotDeterministic("no"), 3, "n2")
+    record_failure(run.attempt_logs(Attempt("7", 0)), 2, NotDeterministic("no"), 3, "n2")
     assert ended(run, FIRST).cause is Cause.BAD_INPUT
 
 
@@ -132,7 +132,7 @@ def test_a_successor_s_script_words_are_no_bad_input(
     later = Attempt("8", 0)
     opened(run, later, nodes=1, script=True)
     failure = ScriptFailed("a.py ended with exit code 2: a.py: error: unrecognized arguments: -x")
-    record_failure(run.attempt_logs("8", 0), 0, failure, None, "n1")
+    record_failure(run.attempt_logs(Attempt("8", 0)), 0, failure, None, "n1")
     classification = finalize(run, later, 1, of_script(Budgets()))
     assert (classification.cause, classification.decision.restart) == (Cause.CRASH, True)
 
@@ -145,5 +145,7 @@ def test_the_words_of_a_script_count_in_its_first_minute(
     record_event(run, "started", attempt=FIRST)
     ends = time.time() + seconds
     monkeypatch.setattr(time, "time", lambda: ends)
-    record_failure(run.attempt_logs("7", 0), 0, ScriptFailed("a.py: SyntaxError: bad"), None, "n1")
+    record_failure(
+        run.attempt_logs(Attempt("7", 0)), 0, ScriptFailed("a.py: SyntaxError: bad"), None, "n1"
+    )
     assert finalize(run, FIRST, 1, of_script(Budgets())).cause is cause

@@ -191,7 +191,7 @@ def test_the_unfinished_work_of_one_rank_counts(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=FIRST, script=True)
     note_stop(run, FIRST, StopReason.WARNING, 0, None, done=True)
-    logs = run.attempt_logs("7", 0)
+    logs = run.attempt_logs(Attempt("7", 0))
     record_heard_stop(logs, 1, HeardStop("warning", -12))
     record_heard_stop(logs, 2, HeardStop("warning", 0, done=True))
     assert finalize(run, FIRST, 0, of_script(Budgets())).cause is Cause.PREEMPTION
@@ -201,7 +201,7 @@ def test_rank_0_alone_reports_the_end(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=FIRST, script=True)
     note_stop(run, FIRST, StopReason.WARNING, 0, None, done=True)
-    record_heard_stop(run.attempt_logs("7", 0), 1, HeardStop("warning", 0))
+    record_heard_stop(run.attempt_logs(Attempt("7", 0)), 1, HeardStop("warning", 0))
     # The scheduler killed a rank that still worked.
     assert finalize(run, FIRST, 137, of_script(Budgets())).cause is Cause.PREEMPTION
     assert finalize(run, FIRST, 0, of_script(Budgets())).cause is Cause.FINISHED
@@ -212,7 +212,7 @@ def test_a_script_without_output_is_a_hang(
 ) -> None:
     run = create(tmp_path / "a", "{}\n", {})
     record_event(run, "opened", attempt=FIRST, script=True)
-    logs = run.attempt_logs("7", 0)
+    logs = run.attempt_logs(Attempt("7", 0))
     logs.mkdir(parents=True)
     log = logs / "rank-00001.log"
     log.touch()

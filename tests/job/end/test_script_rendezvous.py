@@ -88,7 +88,7 @@ def test_the_failure_of_rank_0_stays_the_cause_for_ranks(run: RunDirectory) -> N
     with pytest.raises(RankZeroFailed, match="failed before this rank reached it"):
         start(run, 1, StopFlag())
     assert not (run.path / "started-1").exists()
-    folder = run.attempt_logs("7", 0)
+    folder = run.attempt_logs(Attempt("7", 0))
     record_failure(folder, 1, RankZeroFailed("rank 0's script failed"), None)
     (failure,) = read_failures(folder)
     assert is_cascade(failure)

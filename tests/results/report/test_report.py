@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
+from hpcrun.run.events import Attempt
 
 from .conftest import MakeRun
 from .page import Page
@@ -86,7 +87,7 @@ def test_equal_failures_are_one_article_with_their_text_once(
     for number, word in enumerate(("boom", "boom", "other")):
         line = f"ValueError: {word} in sample {number}"
         run = make_run(f"r{number}", state="failed", reason=f"rank 0: {line}")
-        logs = run.attempt_logs("7", 1)
+        logs = run.attempt_logs(Attempt("7", 1))
         logs.mkdir(parents=True)
         (logs / "rank-00000.log").write_text(f"Traceback (most recent call last):\n{line}\n")
     assert report(tmp_path / "runs", "-o", tmp_path / "r.html") == 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs, scripts_of_others
 from tests.jobs import outcome
@@ -33,7 +34,7 @@ def logs(run: RunDirectory, restart: int) -> list[str]:
     """Return the output of each rank in an attempt."""
     current = run_jobs.current_job(run)
     assert current is not None
-    folder = run.attempt_logs(current[1], restart)
+    folder = run.attempt_logs(Attempt(current[1], restart))
     return [path.read_text() for path in sorted(folder.glob("rank-*.log"))]
 
 

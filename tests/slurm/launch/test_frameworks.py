@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs, scripts_of_others
 from tests.frameworks import make_environment
@@ -44,5 +45,5 @@ def log(run: RunDirectory, restart: int, rank: int = 0) -> str:
     """Return the output of a rank in an attempt."""
     current = run_jobs.current_job(run)
     assert current is not None
-    path = run.attempt_logs(current[1], restart) / f"rank-{rank:05d}.log"
+    path = run.attempt_logs(Attempt(current[1], restart)) / f"rank-{rank:05d}.log"
     return path.read_text() if path.exists() else ""

@@ -1,0 +1,145 @@
+"""Choose how a run starts again: as a new step inside the allocation, or by a requeue.
+
+A new step needs no queue and no requeue delay. It is possible while the job runs, all of its nodes live, and
+enough of the time limit is left.
+"""
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrun import slurm
+from hpcrun.job.finalize import Classification
+from hpcrun.job.history import START_SECONDS, all_histories
+from hpcrun.job.scheduler_view import JobView, view_of
+from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.slurm.avoided_nodes import nodes_to_avoid, request_of
+from hpcrun.slurm.notation import expand
+
+# The job itself has to end after these causes, or its time is over.
+_POSSIBLE = frozenset({Cause.CRASH, Cause.HANG})
+_DEAD = ("DOWN", "FAIL", "DRAINED", "NOT_RESPONDING", "POWER", "REBOOT")
+# Seconds. Slurm kills what is left of a step 30 s after its end by default (KillWait).
+_STEP_END, _LOOK = 60.0, 0.1
+
+
+def attempt_obstacle(
+    events: Sequence[Event], attempt: Attempt, cause: Cause, *, wanted: bool
+) -> str | None:
+    """Return why the end of ``attempt`` needs a requeue; None if a new step may follow.
+
+    The delay of a requeue helps if a file server is out of service. So a requeue follows an attempt that
+    failed within a minute and without progress, unless it was the first of its job and had begun to train.
+
+    Args:
+        events: the run's events, with the end of the attempt.
+        wanted: ``restarts.in_place``.
+    """
+    if not wanted:
+        return "restarts.in_place is false"
+    if cause not in _POSSIBLE:
+        return f"the cause was {cause.value}"
+    record = next((one for one in all_histories(events) if one.attempt == attempt), None)
+    if record is None:
+        return "the attempt has no record"
+    hasty = record.seconds is not None and record.seconds < START_SECONDS
+    if hasty and not record.progressed and (attempt.in_place or record.begun_at is None):
+        return "it failed within a minute of its start"
+    return None
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The job at the end of an attempt.
+
+    ``view``: the controller's answer. ``dead``: its nodes that are down. ``avoided``: its nodes that the next
+    start must exclude.
+    """
+
+    view: JobView | None
+    dead: Sequence[str] = ()
+    avoided: Sequence[str] = ()
+
+
+def allocation_obstacle(attempt: Attempt, job: Allocation, now: float, lead: float) -> str | None:
+    """Return why the job cannot start another step; None if it can.
+
+    Args:
+        now: Unix seconds.
+        lead: seconds from the warning signal to the time limit.
+    """
+    view = job.view
+    if view is None:
+        return "the controller does not answer"
+    if view.state != "RUNNING" or view.restarts != attempt.restart:
+        return f"the job is {view.state or 'in an unknown state'}"
+    if view.preempted:
+        return "the job is being preempted"
+    if view.end_time is not None and view.end_time - now < lead + START_SECONDS:
+        return "the time limit is near"
+    if job.dead:
+        return f"{', '.join(job.dead)} is down"
+    if job.avoided:
+        return f"{', '.join(job.avoided)} failed too often"
+    return None
+
+
+def read_allocation(
+    attempt: Attempt, ended: Classification, *, after: int | None, hours: float
+) -> Allocation:
+    """Ask Slurm for the job of ``attempt`` and its nodes.
+
+    Args:
+        ended: the end of the attempt.
+        after: number of failures from which a node is excluded; None: never.
+        hours: only failures of the last ``hours`` hours count.
+    """
+    shown = slurm.run(slurm.scontrol_show_job_command(attempt.job))
+    if shown.returncode != 0:
+        return Allocation(None)
+    facts = slurm.parse_show_job(shown.stdout)
+    hosts = expand(facts["NodeList"]) if facts.get("JobState") == "RUNNING" else []
+    unfit = ended.diagnosis.unfit if ended.diagnosis else ()
+    bad = nodes_to_avoid(request_of(facts), after=after, hours=hours, unfit=unfit)
+    avoided = [node for node in hosts if node in bad]
+    return Allocation(view_of(facts), dead_nodes(hosts) if hosts else [], avoided)
+
+
+def arrived_signals() -> frozenset[signal.Signals]:
+    """Return the signals that this process has received since it blocked them, after the end of the ranks."""
+    return frozenset(signal.Signals(number) for number in signal.sigpending())
+
+
+def dead_nodes(hosts: Sequence[str]) -> list[str]:
+    """Return those of ``hosts`` on which Slurm starts no step, as far as the controller answers."""
+    listed = slurm.run(slurm.sinfo_command(hosts=hosts))
+    states = slurm.parse_sinfo(listed.stdout) if listed.returncode == 0 else {}
+    return [
+        node
+        for node, state in states.items()
+        if state.upper().startswith(_DEAD) or state.endswith("*")
+    ]
+
+
+def end_step(attempt: Attempt, name: str) -> str | None:
+    """End what is left of the step ``name``; return None after its end, otherwise the obstacle.
+
+    A rank that survives its srun would keep the GPUs, and Slurm starts no step on them.
+    """
+    late = time.monotonic() + _STEP_END
+    asked = False
+    while True:
+        listed = slurm.run(slurm.squeue_steps_command(attempt.job))
+        if listed.returncode != 0:
+            return "the steps of the job are not known"
+        steps = slurm.parse_steps(listed.stdout, name)
+        if not steps:
+            return None
+        if time.monotonic() > late:
+            return f"step {attempt.job}.{steps[0]} does not end"
+        if not asked:
+            for step in steps:
+                slurm.run(slurm.scancel_command(attempt.job, "KILL", step=step))
+            asked = True
+        time.sleep(_LOOK)
