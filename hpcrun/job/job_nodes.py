@@ -8,17 +8,31 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcrun import slurm
-from hpcrun.job.node_watch import AgentProcess, AgentStep, Limits, NodeWatch
+from hpcrun.errors import ClusterError
+from hpcrun.job.node_watch import AgentProcess, AgentStep, NodeWatch
 from hpcrun.job.spare_probe import PROBE, SpareProbe, probe_command
-from hpcrun.job.step_nodes import JobShape, choose_nodes, replacements
+from hpcrun.job.srun import LaunchOptions
+from hpcrun.job.step_nodes import (
+    JobShape,
+    choose_nodes,
+    replacements,
+    step_options,
+    step_variables,
+)
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note
+from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
 from hpcrun.slurm.environment import without_rank_requests
+from hpcrun.slurm.notation import expand
+
+if TYPE_CHECKING:
+    from hpcrun.diagnose.causes import Diagnosis
+    from hpcrun.job.in_place import Allocation
 
 AGENTS = "hpcrun-agents"
 """The name of the agents' step."""
@@ -26,6 +40,7 @@ _AGENT = ("-m", "hpcrun.job.node_agent")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
 _SRUN = 1.0
 _CONTROLLER = 5.0
+_OF_THE_BATCH_STEP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _STOP = 3.0
 
 
@@ -49,12 +64,30 @@ def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
     return AgentProcess(nodes, agents_command(nodes), environ, told)
 
 
+def nodes_of_job(
+    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+) -> "JobNodes | None":
+    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous.
+
+    Raises:
+        ClusterError: no port is free.
+    """
+    hosts = environ.get("SLURM_JOB_NODELIST")
+    if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
+        return None
+    nodes = tuple(expand(hosts))
+    count = len(nodes) if options.nodes is None else min(options.nodes, len(nodes))
+    shape = JobShape(nodes, (count,), options.tasks)
+    own = environ.get("SLURMD_NODENAME") or nodes[0]
+    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node)
+
+
 class JobNodes:
     """The nodes of this job.
 
     Args:
-        attempt: the first attempt; :meth:`watch_step` names each later one.
-        addresses: where the other nodes reach this process.
+        attempt: the first attempt; :meth:`next_step` names each later one.
+        own: the node of this process.
         gpus: GPUs per node that a spare node must have.
 
     Attributes:
@@ -63,18 +96,11 @@ class JobNodes:
     """
 
     def __init__(
-        self,
-        run: RunDirectory,
-        attempt: Attempt,
-        shape: JobShape,
-        own: str,
-        addresses: Sequence[str],
-        *,
-        gpus: int = 0,
-        limits: Limits | None = None,
-        begin: Any = begin_agents,
+        self, run: RunDirectory, attempt: Attempt, shape: JobShape, own: str, *, gpus: int = 0
     ) -> None:
         self.shape, self.bad, self.used = shape, dict[str, str](), tuple[str, ...]()
+        self._suspects: dict[str, str] = {}
+        self._prepared: set[str] = set()
         self._run, self._attempt, self._gpus = run, attempt, gpus
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
@@ -83,45 +109,100 @@ class JobNodes:
         self._watch = NodeWatch(
             shape.nodes,
             own,
-            addresses,
-            begin,
+            begin_agents,
             lose=self._lose,
             heard=self._hear,
-            limits=limits,
             port_key=f"{attempt.job} agents",
         )
-        self._thread = threading.Thread(target=self._check_spares, daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Start the agents, and the probes of the nodes that no step uses."""
-        self._watch.start()
-        self._thread.start()
+        from hpcrun.ranks.interfaces import rendezvous_addresses
+
+        # A thread that does not block them would take the signals for which the batch step looks.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_BATCH_STEP)
+        try:
+            self._watch.start(rendezvous_addresses(os.environ))
+            self._thread = threading.Thread(target=self._check_spares, daemon=True)
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         """End the agents."""
         self._closing.set()
         self._watch.close()
 
-    def next_step(self, attempt: Attempt) -> tuple[str, ...] | None:
-        """Choose the nodes of the next step and record the replacements; None if too few nodes are left."""
+    def next_step(self, attempt: Attempt) -> tuple[str, ...]:
+        """Choose the nodes of the next step, record the replacements, and end the probes there.
+
+        Raises:
+            ClusterError: too few nodes are left.
+        """
+        with contextlib.suppress(OSError):
+            known = ((event.what, event.attempt) for event in read_events(self._run))
+            self._prepared |= set(self.used) if ("opened", self._attempt) in known else set()
         with self._lock:
-            chosen = choose_nodes(self.shape, self.bad, self.used)
+            chosen = choose_nodes(self.shape, self.bad, self.used, self._suspects)
             if chosen is None:
-                return None
+                raise ClusterError(f"too few nodes are left: {_in_words(self.bad)}")
             before, self.used, self._attempt = self.used, chosen, attempt
         for node, new in replacements(before, chosen):
-            reason = self.bad.get(node, "")
+            reason = self.bad.get(node) or self._suspects.get(node, "")
             note(self._run, "replaced", attempt, lost=node, by=new, reason=reason)
             place = f"{new} replaces {node}" if new else f"the step continues without {node}"
             _say(f"{place}: {reason}")
         self._free(chosen)
         return chosen
 
-    def blame(self, node: str, reason: str) -> None:
-        """Use ``node`` in no later step."""
+    def without_bad_nodes(self, job: "Allocation", diagnosis: "Diagnosis | None") -> "Allocation":
+        """Return ``job`` without its bad nodes, if enough nodes are left for a step.
+
+        A node with one failure is replaced too, if a spare node is left.
+        """
+        from hpcrun.diagnose.causes import blames_node
+
+        gone = [node for node in self.shape.nodes if job.nodes and node not in job.nodes]
+        unfit = diagnosis.unfit if diagnosis else ()
         with self._lock:
-            if node in self.shape.nodes:
-                self.bad.setdefault(node, reason)
+            for nodes, reason in (
+                (gone, "Slurm has taken it out of the job"),
+                (job.dead, "Slurm starts no step there"),
+                (job.avoided, "it failed too often"),
+                (unfit, "it failed the preflight"),
+            ):
+                self.bad |= {node: reason for node in nodes if node not in self.bad}
+            if diagnosis and diagnosis.host and blames_node(diagnosis):
+                self._suspects[diagnosis.host] = diagnosis.line
+            if choose_nodes(self.shape, self.bad, self.used, self._suspects) is None:
+                return replace(job, dead=[node for node in self.shape.nodes if node in self.bad])
+        return replace(job, dead=(), avoided=())
+
+    @property
+    def has_lost_step(self) -> bool:
+        """True if a node of the newest step is lost, so that Slurm cannot end this step."""
+        return any(node in self._watch.lost for node in self.used)
+
+    def options(self) -> list[str]:
+        """Return the options of each srun of the newest step; none for all nodes of the job."""
+        if self.used == self.shape.nodes:
+            return []
+        return step_options(self.shape, self.used, overlap=bool(self._watch.lost))
+
+    def variables(
+        self, environ: Mapping[str, str], nodes: Sequence[str] | None = None
+    ) -> Mapping[str, str]:
+        """Return ``environ`` as in a job that has only ``nodes``, by default those of the newest step."""
+        nodes = self.used if nodes is None else nodes
+        if nodes == self.shape.nodes:
+            return environ
+        return step_variables(environ, self.shape, nodes)
+
+    @property
+    def unprepared(self) -> Sequence[str]:
+        """Nodes of the newest step on which no attempt has opened the run yet."""
+        return [node for node in self.used if node not in self._prepared]
 
     @contextlib.contextmanager
     def watch_step(self, child: "subprocess.Popen[bytes]") -> Iterator[None]:
@@ -131,8 +212,10 @@ class JobNodes:
         """
         with self._lock:
             self._child = child
-            lost = [node for node in self.used if node in self._watch.lost]
-        if lost:
+        if self._thread is None:
+            # The ranks start meanwhile.
+            self._start()
+        if self.has_lost_step:
             self._end_step(child)
         try:
             yield
@@ -231,6 +314,10 @@ def _signal_sruns(parent: int, number: signal.Signals) -> None:
             with contextlib.suppress(psutil.Error):
                 if process.name() == "srun":
                     process.send_signal(number)
+
+
+def _in_words(bad: Mapping[str, str]) -> str:
+    return "; ".join(f"{node}: {reason}" for node, reason in bad.items())
 
 
 def _say(words: str) -> None:

@@ -181,7 +181,6 @@ class NodeWatch:
     Args:
         nodes: all nodes of the job.
         own: the node of this process.
-        addresses: the addresses at which the other nodes may reach this process, in the order to try.
         begin: starts the agents.
         lose: called in the watch's thread with each lost node and the reason.
         heard: called there with each message of a node that is not a beat.
@@ -194,7 +193,6 @@ class NodeWatch:
         self,
         nodes: Sequence[str],
         own: str,
-        addresses: Sequence[str],
         begin: Begin,
         *,
         lose: Callable[[str, str], None],
@@ -208,8 +206,7 @@ class NodeWatch:
         self._states = {node: NodeState() for node in nodes}
         self._server = listen(port_candidates(port_key))
         self._key = secrets.token_hex(16)
-        port = self._server.getsockname()[1]
-        self._told = {"addresses": list(addresses), "port": port, "key": self._key}
+        self._told: dict[str, Any] = {}
         self._steps: list[AgentStep] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -217,8 +214,14 @@ class NodeWatch:
         self._strangers: dict[Connection, float] = {}
         self._thread = threading.Thread(target=self._run, name="hpcrun-node-watch", daemon=True)
 
-    def start(self) -> None:
-        """Start the agents and watch them; the agents connect later."""
+    def start(self, addresses: Sequence[str]) -> None:
+        """Start the agents and watch them; the agents connect later.
+
+        Args:
+            addresses: where the other nodes may reach this process, in the order to try.
+        """
+        port = self._server.getsockname()[1]
+        self._told = {"addresses": list(addresses), "port": port, "key": self._key}
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ, None)
         self._start_agents(self.nodes)

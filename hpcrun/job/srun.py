@@ -60,6 +60,7 @@ class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
+    ``nodes``: nodes of a step; None: all of the job. ``gpus_per_node``, ``tasks``: per node.
     """
 
     gpus: bool = False
@@ -71,6 +72,10 @@ class LaunchOptions:
     container: Sequence[str] = ()
     python: str | None = None
     shares_cores: bool = False
+    nodes: int | None = None
+    gpus_per_node: int = 0
+    tasks: int = 1
+    in_place: bool = True
 
 
 def read_launch_options(run: RunDirectory) -> LaunchOptions:
@@ -84,7 +89,9 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
     import yaml
 
     try:
-        job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
+        config: Mapping[str, Any] = yaml.safe_load(run.config.read_text()) or {}
+        job: Mapping[str, Any] = config.get("job") or {}
+        gpus = int(job.get("gpus") or 1)
         return LaunchOptions(
             gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
@@ -94,8 +101,12 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             srun_args=[str(option) for option in job.get("srun_args") or ()],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
+            nodes=int(job.get("nodes") or 1),
+            gpus_per_node=0 if job.get("cpu") else gpus,
+            tasks=1 if job.get("launcher") else int(job.get("tasks_per_node") or gpus),
+            in_place=bool((config.get("restarts") or {}).get("in_place", True)),
         )
-    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise UserError(
             f"{run.config}: is not the config of a run; submit the run again"
         ) from error

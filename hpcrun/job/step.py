@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
-from hpcrun.errors import UserError
+from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import policy as exitcodes
+from hpcrun.job.job_nodes import JobNodes, nodes_of_job
 from hpcrun.job.opening import own_variables
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
@@ -62,6 +63,7 @@ def run_ranks(
     env: Mapping[str, str],
     steps: Sequence[Sequence[str]],
     environ: Mapping[str, str],
+    nodes: JobNodes | None = None,
 ) -> RanksEnd:
     """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
 
@@ -72,6 +74,7 @@ def run_ranks(
         env: variables for the ranks only.
         steps: the srun commands; the last starts the ranks.
         environ: the environment of the first line.
+        nodes: ends the steps when it loses one of them.
 
     Raises:
         OSError: bash cannot be started.
@@ -88,12 +91,13 @@ def run_ranks(
         )
         os.close(report)
         report = -1
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_IMPORT_AFTER)
-        # Now, and not between the end of the ranks and their next start. It loads hundreds of modules.
-        import hpcrun.job.ending  # noqa: F401
+        with contextlib.nullcontext() if nodes is None else nodes.watch_step(child):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_IMPORT_AFTER)
+            # Now, and not between the end of the ranks and their next start. It loads hundreds of modules.
+            import hpcrun.job.ending  # noqa: F401
 
-        code = child.wait()
+            code = child.wait()
         try:
             words = os.read(reading, 2 * _LONGEST)
         except BlockingIOError:
@@ -166,8 +170,23 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
+    nodes = None if failed is not None else _watched_nodes(run, attempt, way)
+    with contextlib.nullcontext() if nodes is None else contextlib.closing(nodes):
+        return _run_attempts(run, job, way, folder, nodes, failed, code)
+
+
+def _run_attempts(
+    run: RunDirectory,
+    job: BatchJob,
+    way: Way,
+    folder: HeldFolder | None,
+    nodes: JobNodes | None,
+    failed: str | None,
+    code: int,
+) -> int:
+    """Run one attempt after the other inside the allocation; return the exit code for the batch script."""
     while True:
-        ranks = _start(run, job.attempt, way) if failed is None else RanksEnd(code, failed)
+        ranks = _start(run, job.attempt, way, nodes) if failed is None else RanksEnd(code, failed)
         # From here on no rank runs, and a signal must not end the programs that requeue the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if folder is not None and _was_deleted(folder):
@@ -176,12 +195,27 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
             return exitcodes.FAILED
         from hpcrun.job.ending import conclude
 
-        end = conclude(run, job, ranks, way)
+        end = conclude(run, job, ranks, way, nodes=nodes)
         if end.following is None:
             return end.code
         job = replace(job, attempt=end.following)
         print(f"hpcrun: attempt {job.attempt.owner} on {_hosts()}", flush=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | None:
+    """Return the nodes of this job with a watch over them; None if other runs share the job."""
+    if way.packed:
+        return None
+    try:
+        options = LaunchOptions() if way.own_script else read_launch_options(run)
+        return nodes_of_job(run, attempt, options, os.environ)
+    except UserError:
+        # The start of the ranks reports it.
+        return None
+    except (ClusterError, OSError) as error:
+        print(f"hpcrun: only Slurm notices a lost node: {error}", flush=True)
+        return None
 
 
 def _hosts() -> str | None:
@@ -195,11 +229,15 @@ def _send_left(run: RunDirectory) -> None:
     start(run)
 
 
-def _start(run: RunDirectory, attempt: Attempt, way: Way) -> RanksEnd:
+def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
     options = LaunchOptions() if way.own_script else read_launch_options(run)
     if way.packed:
         options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ
+    if nodes is not None:
+        nodes.next_step(attempt)
+        environ = nodes.variables(environ)
+        options = replace(options, srun_args=[*nodes.options(), *options.srun_args])
     command = srun_command
     env = {**options.env, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
@@ -211,10 +249,17 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> RanksEnd:
         make_log_folder(run.attempt_logs(attempt))
         steps = [command(run, attempt, options, environ)]
         if not attempt.in_place:
-            # The nodes of the job stay prepared.
             before = node_setup_steps(run, attempt, options, environ)
             steps = [*before, *preflight_steps(run, options), *steps]
-        return run_ranks(options.setup, env, steps, environ)
+        elif nodes is not None and (new := nodes.unprepared):
+            # The other nodes of the job stay prepared.
+            placed = [f"--nodes={len(new)}", f"--nodelist={','.join(new)}"]
+            there = replace(options, srun_args=[*options.srun_args, *placed])
+            before = node_setup_steps(run, attempt, there, environ)
+            own = [f"{name}={value}" for name, value in nodes.variables({}, new).items()]
+            checks = [["env", *own, *words] for words in preflight_steps(run, options)]
+            steps = [*before, *checks, *steps]
+        return run_ranks(options.setup, env, steps, environ, nodes)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
         return RanksEnd(exitcodes.BAD_INPUT)

@@ -79,7 +79,6 @@ class Machine:
         self.watch = NodeWatch(
             NODES,
             "node1",
-            ["127.0.0.1"],
             self._begin,
             lose=self.lost.__setitem__,
             heard=lambda node, message: self.messages.append((node, message)),
@@ -95,7 +94,7 @@ class Machine:
         return Several(nodes, told)
 
     def connect_all(self) -> None:
-        self.watch.start()
+        self.watch.start(["127.0.0.1"])
         assert self.watch.wait(lambda: len(self.watch.connected()) == len(NODES), PATIENCE)
 
     def agent(self, node: str) -> psutil.Process:
@@ -164,7 +163,7 @@ def test_a_stopped_agent_is_no_lost_node(machine):
 
 def test_a_node_that_is_dead_at_the_start_is_lost(machine):
     machine.dead.add("node2")
-    machine.watch.start()
+    machine.watch.start(["127.0.0.1"])
     assert machine.watch.wait(lambda: len(machine.watch.connected()) == 2, PATIENCE)
     assert set(machine.lost) == {"node2"}
 

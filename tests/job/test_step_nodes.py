@@ -10,12 +10,11 @@ from hpcrun.job.step_nodes import (
     JobShape,
     choose_nodes,
     replacements,
-    shape_of,
     step_options,
     step_variables,
 )
 
-FOUR = JobShape(("node1", "node2", "node3", "node4"), (3,), 2, 1)
+FOUR = JobShape(("node1", "node2", "node3", "node4"), (3,), 2)
 ENVIRON = {
     "SLURM_JOB_NODELIST": "node[1-4]",
     "SLURM_NNODES": "4",
@@ -45,14 +44,15 @@ def test_a_spare_takes_the_place_of_a_bad_node(bad, before, chosen):
     ("bad", "count"), [(0, 4), (1, 2), (2, 2), (3, None)], ids=["all", "one", "two", "three"]
 )
 def test_a_step_shrinks_to_an_allowed_count(bad, count):
-    shape = shape_of(ENVIRON, 4, 2, least=2, allowed=(4, 2))
-    assert shape is not None
+    shape = JobShape(FOUR.nodes, (4, 2), 2)
     chosen = choose_nodes(shape, shape.nodes[:bad])
     assert (chosen and len(chosen)) == count
 
 
-def test_a_heterogeneous_job_has_no_shape():
-    assert shape_of({**ENVIRON, "SLURM_HET_SIZE": "2"}, 4, 2) is None
+def test_a_suspect_is_used_only_if_the_others_are_too_few():
+    before = ("node1", "node2", "node3")
+    assert choose_nodes(FOUR, (), before, ["node2"]) == ("node1", "node3", "node4")
+    assert choose_nodes(FOUR, ["node4"], before, ["node2"]) == before
 
 
 def test_each_replacement_names_both_nodes():
@@ -66,6 +66,9 @@ def test_variables_describe_only_the_nodes_of_the_step():
     variables = step_variables(ENVIRON, FOUR, ("node1", "node3", "node4"))
     assert variables == {
         "SLURM_JOB_NODELIST": "node1,node3,node4",
+        "SLURM_NODELIST": "node1,node3,node4",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_NPROCS": "6",
         "SLURM_NNODES": "3",
         "SLURM_NTASKS": "6",
         "SLURM_TASKS_PER_NODE": "2(x3)",
