@@ -16,6 +16,8 @@ def test_a_range_excludes_a_bad_node_and_starts_on_fewer(
     tmp_path: Path, nodes: int | str, excluded: list[str]
 ) -> None:
     desk = Desk(tmp_path, nodes=nodes, gpus=2)
+    text = desk.run.config.read_text()
+    desk.run.config.write_text(text.replace("in_place: true", "in_place: false"))
     pending = SHOWN.replace("RUNNING", "PENDING") + "   NumNodes=3 Partition=batch\\n"
     desk.answer(
         "scontrol",
