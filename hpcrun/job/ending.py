@@ -32,6 +32,7 @@ from hpcrun.job.requeue import (
 )
 from hpcrun.job.scheduler_view import Ending, JobView, batch_log, ending_of, query_job, reason_given
 from hpcrun.job.srun import BatchJob, RanksEnd, Way, step_name
+from hpcrun.job.stop_signals import arrived_signals
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
@@ -292,7 +293,7 @@ def in_place_obstacle(
     if obstacle is None:
         obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
     # Last: nothing may come between these checks and the start.
-    arrived = in_place.arrived_signals()
+    arrived = arrived_signals()
     if obstacle is None and arrived:
         obstacle = f"{min(arrived).name} arrived"
     if obstacle is None and reason_now(run, attempt, ended) == "cancelled":

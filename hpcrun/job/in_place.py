@@ -4,7 +4,6 @@ A new step needs no queue and no requeue delay. It is possible while the job run
 enough of the time limit is left.
 """
 
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,11 +121,6 @@ def has_begun(run: RunDirectory, attempt: Attempt) -> bool:
         return any(run.attempt_logs(attempt).glob("*-*.log"))
     except OSError:
         return True
-
-
-def arrived_signals() -> frozenset[signal.Signals]:
-    """Return the signals that this process has received since it blocked them, after the end of the ranks."""
-    return frozenset(signal.Signals(number) for number in signal.sigpending())
 
 
 def dead_nodes(hosts: Sequence[str]) -> list[str]:

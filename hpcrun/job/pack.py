@@ -21,13 +21,8 @@ from hpcrun.job.ending import (
 from hpcrun.job.policy import Clock
 from hpcrun.job.requeue import requeue
 from hpcrun.job.srun import BatchJob, link_batch_log
-from hpcrun.job.step import (
-    forget_begun,
-    go_on,
-    note_begun,
-    on_stop_signals,
-    take_over_variables,
-)
+from hpcrun.job.step import forget_begun, note_begun, take_over_variables
+from hpcrun.job.stop_signals import go_on, on_stop_signals
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.slurm.node_setup import die_with_parent
