@@ -170,6 +170,7 @@ def conclude(
     attempt, clock = job.attempt, clock or Clock()
     if ranks.killed:
         # Ranks that survive their srun would write after the recorded end.
+        in_place.kill_srun(run, attempt)
         in_place.end_step(attempt, _step_of(run, attempt, way))
     until = latest(job.end_time, clock)
     if attempt.in_place and not in_place.has_begun(run, attempt):

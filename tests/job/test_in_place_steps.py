@@ -5,6 +5,7 @@ import shlex
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpcrun.job.opening import open_attempt
@@ -49,7 +50,10 @@ def requeued(desk: Desk) -> bool:
 def test_a_crash_is_followed_by_a_step_of_the_same_job(desk: Desk) -> None:
     assert desk.step() == 0, desk.told()
     assert desk.ends() == ["crash", "finished"]
-    assert len(desk.called("srun")) == 2
+    first, second = desk.called("srun")
+    assert "--immediate" not in first
+    # Otherwise srun would wait until the end of the job for resources that do not become free.
+    assert "--immediate=60" in second
     assert not requeued(desk)
 
 
@@ -130,3 +134,19 @@ def test_a_killed_batch_step_is_continued_by_the_next(desk: Desk, recorded: bool
         FIRST,
         FIRST.following,
     ]
+
+
+def test_the_shell_of_a_killed_batch_step_starts_no_ranks(tmp_path: Path) -> None:
+    """Its srun would compete with that of the next batch step."""
+    here = shlex.quote(str(tmp_path / "here"))
+    desk = Desk(tmp_path, setup=[f"touch {here}; sleep 600"])
+    desk.run.unstarted("7").write_text("n1\n")
+    first = desk.start()
+    jobs.wait_for((tmp_path / "here").exists)
+    (shell,) = psutil.Process(first.pid).children()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(60)
+    assert desk.step() == 0, desk.told()
+    assert jobs.has_ended(shell.pid)
+    assert requeued(desk)
+    assert desk.called("srun") == []
