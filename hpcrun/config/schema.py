@@ -28,6 +28,7 @@ from hpcrun.config.fields import (
     Word,
     time_seconds,
 )
+from hpcrun.config.node_counts import NodeCount, node_limits
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -42,7 +43,9 @@ from hpcrun.config.training import (
 class Job(Section):
     """Resources and options of the job, in Slurm's terms: see sbatch(1), srun(1) and slurm.conf(5)."""
 
-    nodes: Annotated[Count, SubmitOption("N")] = Field(default=1, description="Number of nodes.")
+    nodes: Annotated[NodeCount, SubmitOption("N|N-M")] = Field(
+        default=1, description="Number of nodes; 2-4: as many as Slurm has at each start."
+    )
     gpus: Annotated[GpuCount, SubmitOption("N")] = Field(
         default=1,
         description="GPUs per node (4, a100:4), one rank each; on the CPU: ranks per node.",
@@ -191,9 +194,24 @@ class Job(Section):
         return self.cpus_per_task * self.gpus
 
     @property
+    def min_nodes(self) -> int:
+        """Smallest number of nodes with which the job starts."""
+        return node_limits(self.nodes)[0]
+
+    @property
+    def max_nodes(self) -> int:
+        """Largest number of nodes with which the job starts."""
+        return node_limits(self.nodes)[1]
+
+    @property
+    def elastic(self) -> bool:
+        """True if the number of nodes is a range, so that each start may have another number."""
+        return self.min_nodes < self.max_nodes
+
+    @property
     def world_size(self) -> int:
-        """Number of tasks of the job. Each task is a rank, except with a launcher."""
-        return self.nodes * self.tasks_on_node
+        """Largest number of tasks of the job. Each task is a rank, except with a launcher."""
+        return self.max_nodes * self.tasks_on_node
 
     @property
     def time_seconds(self) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
+from hpcrun.job.node_count import elastic_options
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -101,7 +102,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             node_setup=[str(line) for line in job.get("node_setup") or ()],
             preflight=bool(job.get("preflight")),
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
-            srun_args=[str(option) for option in job.get("srun_args") or ()],
+            srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
         )

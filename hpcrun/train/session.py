@@ -20,7 +20,7 @@ from hpcrun.run.attempt import number_columns
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
-from hpcrun.train.data.batching import Batching, accumulation_of, worker_processes
+from hpcrun.train.data.batching import Batching, accumulation_of, count_line, worker_processes
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.health import hang_diagnosis as flight_recorder
@@ -307,7 +307,7 @@ def build_validation(
         opened.validation_set,
         context.ranks,
         batch_size=config.train.batch_size,
-        accumulation=accumulation_of(config.train, distributed.world_size),
+        accumulation=accumulation_of(config, distributed.world_size),
         limit=config.train.validate_batches,
         same_count=trainer.forward_is_collective,
         workers=worker_processes(config, os.environ),
@@ -344,6 +344,9 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
     ranks = trainer.distributed.world_size
     where = f"resumed from step {start}" if restored else "starting at step 0"
     lines.append(f"{context.run.name}: {where}, {ranks} {'rank' if ranks == 1 else 'ranks'}")
+    nodes = trainer.distributed.num_nodes
+    if (line := count_line(context.config, nodes, ranks)) is not None:
+        lines.append(line)
     for line in lines:
         print(f"hpcrun: {line}", flush=True)
     note(
@@ -352,6 +355,8 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         context.attempt,
         step=start,
         ranks=ranks,
+        nodes=nodes,
+        accumulation=batching.accumulation,
         parallel=trainer.parallel,
     )
     rates = learning_rate_lines(context.config, trainer.optimizer)
