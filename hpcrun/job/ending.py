@@ -173,11 +173,11 @@ def conclude(
         in_place.kill_srun(run, attempt)
         in_place.end_step(attempt, _step_of(run, attempt, way))
     until = latest(job.end_time, clock)
-    if attempt.in_place and not in_place.has_begun(run, attempt):
+    if attempt.in_place and not in_place.was_launched(run, attempt):
         before = recorded_end(run, attempt.is_of_start)
         if before is not None:
             # Slurm starts no step, or the set-up does not work twice. That is no failure of the run.
-            _say(f"{attempt.owner} has started no rank")
+            _say(f"{attempt.owner} could not start its ranks")
             return _requeue(run, attempt, before, until, way, clock)
     try:
         known = recorded_end(run, lambda one: one == attempt) if ranks.left else None

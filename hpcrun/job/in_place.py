@@ -5,6 +5,7 @@ enough of the time limit is left.
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from hpcrun import slurm
 from hpcrun.job.finalize import Classification
 from hpcrun.job.history import START_SECONDS, all_histories
 from hpcrun.job.policy import Clock
-from hpcrun.job.scheduler_view import EARLY, JobView, view_of
+from hpcrun.job.scheduler_view import EARLY, JobView, batch_log, view_of
 from hpcrun.job.srun import output_option
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.slurm.avoided_nodes import nodes_to_avoid, request_of
 from hpcrun.slurm.notation import expand
 
@@ -119,12 +120,18 @@ def read_allocation(
     return Allocation(view_of(facts), dead_nodes(hosts) if hosts else [], avoided)
 
 
-def has_begun(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return True if Slurm has started a task of ``attempt``: then the task has a log."""
+_LAUNCH = re.compile(r"^srun: error: (?:Application launch failed|Unable to create step)", re.M)
+
+
+def was_launched(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return True if Slurm has started all tasks of ``attempt``, as far as files can be read."""
     try:
-        return any(run.attempt_logs(attempt).glob("*-*.log"))
+        if any((one.what, one.attempt) == ("opened", attempt) for one in read_events(run)):
+            return True
+        started = any(run.attempt_logs(attempt).glob("*-*.log"))
     except OSError:
         return True
+    return started and not _LAUNCH.search(batch_log(run, attempt))
 
 
 def dead_nodes(hosts: Sequence[str]) -> list[str]:

@@ -149,10 +149,13 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         return _run_attempts(run, job, way, again=True)
     again = note_begun(run)
     try:
-        return _run_attempts(run, job, way, failed, code, again=again)
-    finally:
-        # Also after a refusal: with the file, the batch script starts this program again.
+        ended = _run_attempts(run, job, way, failed, code, again=again)
+    except UserError:
+        # With the file, the batch script starts this program again, as after an unexpected error.
         forget_begun(run)
+        raise
+    forget_begun(run)
+    return ended
 
 
 def _run_attempts(

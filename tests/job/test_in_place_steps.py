@@ -47,7 +47,7 @@ def requeued(desk: Desk) -> bool:
     return "scontrol requeue 7" in desk.called("scontrol")
 
 
-def test_a_crash_is_followed_by_a_step_of_the_same_job(desk: Desk) -> None:
+def test_a_crash_is_followed_by_a_new_step(desk: Desk) -> None:
     assert desk.step() == 0, desk.told()
     assert desk.ends() == ["crash", "finished"]
     first, second = desk.called("srun")
@@ -57,7 +57,9 @@ def test_a_crash_is_followed_by_a_step_of_the_same_job(desk: Desk) -> None:
     assert not requeued(desk)
 
 
-@pytest.mark.parametrize("end", ["exit 1", "echo 'srun: error: Unable to create step'; exit 1"])
+@pytest.mark.parametrize(
+    "end", ["exit 1", f"{RANK}echo 'srun: error: Application launch failed: Gone'; exit 233"]
+)
 def test_a_step_that_does_not_start_uses_no_budget(desk: Desk, end: str) -> None:
     ranks(desk, f"{RANK}exit 1", end)
     assert desk.step() == 0, desk.told()
@@ -65,7 +67,7 @@ def test_a_step_that_does_not_start_uses_no_budget(desk: Desk, end: str) -> None
     assert requeued(desk)
 
 
-def test_a_setup_that_fails_the_second_time_leads_to_a_requeue(tmp_path: Path) -> None:
+def test_a_setup_that_fails_later_leads_to_a_requeue(tmp_path: Path) -> None:
     desk = Desk(tmp_path, setup=[f"mkdir {shlex.quote(str(tmp_path / 'once'))}"])
     open_attempt(desk.run, FIRST, Budgets())
     record_event(desk.run, "started", attempt=FIRST, step=0)
@@ -93,7 +95,7 @@ def test_a_request_between_two_attempts_is_obeyed(desk: Desk, asked: str) -> Non
     assert requeued(desk) == (asked == "preempted")
 
 
-def test_ranks_without_an_srun_end_before_their_end_is_recorded(desk: Desk) -> None:
+def test_ranks_without_an_srun_end_before_the_record(desk: Desk) -> None:
     """Ranks that survive their srun would save after the recorded end."""
     alive = shlex.quote(str(desk.calls.parent / "alive"))
     ranks(desk, f"{RANK}touch {alive}; exit 137")
@@ -136,7 +138,7 @@ def test_a_killed_batch_step_is_continued_by_the_next(desk: Desk, recorded: bool
     ]
 
 
-def test_the_shell_of_a_killed_batch_step_starts_no_ranks(tmp_path: Path) -> None:
+def test_the_shell_of_a_killed_step_starts_no_ranks(tmp_path: Path) -> None:
     """Its srun would compete with that of the next batch step."""
     here = shlex.quote(str(tmp_path / "here"))
     desk = Desk(tmp_path, setup=[f"touch {here}; sleep 600"])

@@ -100,7 +100,7 @@ def test_a_script_and_a_pack_start_again_in_place(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_start_again_in_place_with_the_same_bits(bench: Bench) -> None:
+def test_ranks_of_torchrun_start_again_with_the_same_bits(bench: Bench) -> None:
     runs = [bench.prepare(name, model__pause=0.05) for name in ("calm", "killed")]
     for run in runs:
         script = str(SBATCH / "train_torchrun.sbatch")
@@ -119,7 +119,7 @@ def test_ranks_of_torchrun_start_again_in_place_with_the_same_bits(bench: Bench)
 
 
 @pytest.mark.slow
-def test_a_program_that_starts_its_own_ranks_starts_again_in_place(slurm: SlurmCluster) -> None:
+def test_a_program_with_its_own_ranks_starts_again_in_place(slurm: SlurmCluster) -> None:
     """Without a reported save, an attempt restarts in place if it ran for a minute."""
     bench = Bench(slurm)
     interpreter = make_environment(slurm.shared / "frameworks", "accelerate")
