@@ -8,7 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpcrun.job.history import asked_to_end
 from hpcrun.job.opening import open_attempt
+from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import read_events, record_event
 from tests import jobs
@@ -93,6 +95,14 @@ def test_a_request_between_two_attempts_is_obeyed(desk: Desk, asked: str) -> Non
     assert desk.step() == (0 if asked == "preempted" else 143), desk.told()
     assert len(desk.called("srun")) == 1
     assert requeued(desk) == (asked == "preempted")
+
+
+def test_a_cancellation_before_the_next_attempt_opens_is_kept(desk: Desk) -> None:
+    record_event(desk.run, "ended", attempt=FIRST, cause="crash", restart_allowed=True)
+    record_event(desk.run, "cancelled", attempt=FIRST)
+    with pytest.raises(Occupied, match="job 7 is cancelled"):
+        open_attempt(desk.run, FIRST.following, Budgets())
+    assert asked_to_end(read_events(desk.run), FIRST.following)
 
 
 def test_ranks_without_an_srun_end_before_the_record(desk: Desk) -> None:
