@@ -168,10 +168,11 @@ def conclude(
     code: the run has ended.
     """
     attempt, clock = job.attempt, clock or Clock()
+    alive = None
     if ranks.killed:
         # Ranks that survive their srun would write after the recorded end.
         in_place.kill_srun(run, attempt)
-        in_place.end_step(attempt, _step_of(run, attempt, way))
+        alive = in_place.end_step(attempt, _step_of(run, attempt, way))
     until = latest(job.end_time, clock)
     if attempt.in_place and not in_place.was_launched(run, attempt):
         before = recorded_end(run, attempt.is_of_start)
@@ -193,7 +194,7 @@ def conclude(
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
         return Conclusion(final_code(ended.classification, ranks.code))
-    again = _start_again(run, attempt, ended, until, way, clock)
+    again = _start_again(run, attempt, ended, until, way, clock, alive)
     if again.following is None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
@@ -237,10 +238,15 @@ def _start_again(
     until: float,
     way: Way,
     clock: Clock,
+    obstacle: str | None,
 ) -> Conclusion:
-    """Let the next attempt start. The only place that chooses how."""
+    """Let the next attempt start. The only place that chooses how.
+
+    Args:
+        obstacle: why no step can follow, if that is known already.
+    """
     try:
-        obstacle = in_place_obstacle(run, attempt, ended, way, clock)
+        obstacle = obstacle or in_place_obstacle(run, attempt, ended, way, clock)
     except Exception as error:
         # It costs a requeue and not the run.
         traceback.print_exc()
