@@ -10,9 +10,8 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
@@ -36,19 +35,13 @@ from hpcrun.job.srun import (
     torchrun_command,
     torchrun_variables,
 )
+from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run.attempt import IN_PLACE
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.slurm.environment import export_from_environment
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-
-STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
-"""The signals by which Slurm or a person ends a job or warns it."""
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
@@ -160,10 +153,13 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         return _run_attempts(run, job, way, again=True)
     again = note_begun(run)
     try:
-        return _run_attempts(run, job, way, failed, code, again=again)
-    finally:
-        # Also after a refusal: with the file, the batch script starts this program again.
+        ended = _run_attempts(run, job, way, failed, code, again=again)
+    except UserError:
+        # With the file, the batch script starts this program again, as after an unexpected error.
         forget_begun(run)
+        raise
+    forget_begun(run)
+    return ended
 
 
 def _run_attempts(
@@ -385,12 +381,3 @@ def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
         return already_finished(run, attempt)
     except OSError:
         return False
-
-
-def go_on(number: int, frame: "FrameType | None") -> None:
-    """Handle a signal that the ranks have received as well."""
-
-
-def on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
-    for number in STOP_SIGNALS:
-        signal.signal(number, handler)
