@@ -109,7 +109,7 @@ def finalize_attempt(
     config = load_resolved(run.config)
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
-    budgets = Budgets(**config.restarts.model_dump())
+    budgets = Budgets(**config.restarts.budgets)
     classification = finalize(
         run,
         attempt,

@@ -76,8 +76,7 @@ def nodes_of_job(
     if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
         return None
     nodes = tuple(expand(hosts))
-    count = len(nodes) if options.nodes is None else min(options.nodes, len(nodes))
-    shape = JobShape(nodes, (count,), options.tasks)
+    shape = JobShape(nodes, options.nodes or len(nodes), options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
     return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node)
 
@@ -170,7 +169,7 @@ class JobNodes:
                 (gone, "Slurm has taken it out of the job"),
                 (job.dead, "Slurm starts no step there"),
                 (job.avoided, "it failed too often"),
-                (unfit, "it failed the preflight"),
+                (unfit, diagnosis.line if diagnosis else ""),
             ):
                 self.bad |= {node: reason for node in nodes if node not in self.bad}
             if diagnosis and diagnosis.host and blames_node(diagnosis):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
+from hpcrun.job.node_count import elastic_options, tasks_on_node
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -60,7 +61,7 @@ class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
-    ``nodes``: nodes of a step; None: all of the job. ``gpus_per_node``, ``tasks``: per node.
+    ``nodes``: ``job.nodes``; None: all nodes of the job. ``gpus_per_node``, ``tasks``: per node.
     """
 
     gpus: bool = False
@@ -72,7 +73,7 @@ class LaunchOptions:
     container: Sequence[str] = ()
     python: str | None = None
     shares_cores: bool = False
-    nodes: int | None = None
+    nodes: int | str | None = None
     gpus_per_node: int = 0
     tasks: int = 1
     in_place: bool = True
@@ -98,12 +99,12 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             node_setup=[str(line) for line in job.get("node_setup") or ()],
             preflight=bool(job.get("preflight")),
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
-            srun_args=[str(option) for option in job.get("srun_args") or ()],
+            srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
-            nodes=int(job.get("nodes") or 1),
+            nodes=job.get("nodes") or 1,
             gpus_per_node=0 if job.get("cpu") else gpus,
-            tasks=1 if job.get("launcher") else int(job.get("tasks_per_node") or gpus),
+            tasks=tasks_on_node(job),
             in_place=bool((config.get("restarts") or {}).get("in_place", True)),
         )
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:

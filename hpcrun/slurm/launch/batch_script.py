@@ -145,10 +145,10 @@ def sbatch_lines(folder: Path, job: Job, array: "ArrayTasks | None" = None) -> l
     options: dict[str, object] = {
         "job-name": run.name.replace("/", "-"),
         "array": array.option if array is not None else None,
-        "nodes": job.nodes + job.spares,
+        "nodes": job.nodes if job.elastic else job.max_nodes + job.spares,
         # Otherwise Slurm ends a job that loses a node.
-        "no-kill": job.spares > 0,
-        "ntasks-per-node": job.tasks_on_node,
+        "no-kill": job.elastic or job.spares > 0,
+        **_task_options(job),
         **_gpu_options(job),
         "cpus-per-task": job.cpus_of_task,
         "time": job.time,
@@ -183,6 +183,17 @@ def _output(run: RunDirectory, array: "ArrayTasks | None") -> str:
     if array.packs:
         return f"{folder}/{run.logs.name}/pack-%A_%a.log"
     return f"{folder}/{array.pattern}/{run.logs.name}/batch-%A_%a.log"
+
+
+def _task_options(job: Job) -> dict[str, object]:
+    """Return the request for the CPUs of a node's tasks.
+
+    With a range of nodes, only srun gets the number of tasks. With --ntasks-per-node, Slurm 22.05 records
+    their sum at a start, and the requeued job waits until it has as many nodes again.
+    """
+    if not job.elastic:
+        return {"ntasks-per-node": job.tasks_on_node}
+    return {"mincpus": job.tasks_on_node * (job.cpus_of_task or 1)}
 
 
 def _gpu_options(job: Job) -> dict[str, object]:
