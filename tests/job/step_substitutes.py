@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.config import Config, to_yaml
+from hpcrun.job.job_nodes import AGENTS
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, read_events
 
@@ -71,8 +72,9 @@ class Desk:
         return (self.run.logs / "batch-7.log").read_text()
 
     def called(self, program: str) -> list[str]:
+        """Return the calls of a program, without the srun of the node agents."""
         lines = self.calls.read_text().splitlines()
-        return [line for line in lines if line.split()[0] == program]
+        return [line for line in lines if line.split()[0] == program and AGENTS not in line]
 
     def ends(self) -> list[str | None]:
         return [event.cause for event in read_events(self.run) if event.what == "ended"]

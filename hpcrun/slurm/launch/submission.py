@@ -45,7 +45,7 @@ def choose_executor(config: Config) -> ExecutorName:
             f"job.spares: {config.job.spares}: this machine is the only node, so none can replace "
             "another; use --spares 0, or submit to Slurm"
         )
-    if config.job.elastic:
+    if config.job.elastic or config.job.spares:
         refuse_fixed_counts(config.job)
     if wanted == "local":
         local_devices(config)
