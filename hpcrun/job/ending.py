@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,9 @@ from hpcrun.job import in_place, notifying
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, finalize, write_result
-from hpcrun.job.history import asked_to_end, last_committed, successor
+from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
 from hpcrun.job.ownership import Occupied, refusal, require_free
-from hpcrun.job.policy import Budgets, Clock, of_script
+from hpcrun.job.policy import Budgets, Clock, Decision, of_script
 from hpcrun.job.requeue import (
     WORD_PATIENCE,
     ContinuationError,
@@ -125,6 +126,33 @@ def finalize_attempt(
     return EndedAttempt(classification, config, ending.view, sender)
 
 
+def recorded_end(run: RunDirectory, belongs: Callable[[Attempt], bool]) -> EndedAttempt | None:
+    """Return the newest recorded end of an attempt that ``belongs``, without its diagnosis, or None."""
+    try:
+        events = [
+            one
+            for one in read_events(run)
+            if one.what == "ended" and one.attempt and belongs(one.attempt)
+        ]
+        if not events:
+            return None
+        return EndedAttempt(_classification(events[-1]), load_resolved(run.config), None)
+    except (OSError, UserError, ValueError) as error:
+        complain(f"{run.name}: its recorded end cannot be read: {error}")
+        return None
+
+
+def _classification(ended: Event) -> Classification:
+    fields = ended.fields
+    return Classification(
+        Cause(ended.cause),
+        ended.step,
+        str(fields.get("reason") or ""),
+        Decision(bool(fields.get("restart_allowed")), str(fields.get("decision") or "")),
+        None,
+    )
+
+
 @dataclass(frozen=True)
 class Conclusion:
     """The exit code for the batch script, or the attempt that follows inside the allocation."""
@@ -148,8 +176,20 @@ def conclude(
     code: the run has ended.
     """
     attempt, clock = job.attempt, clock or Clock()
+    lost_step = nodes is not None and nodes.has_lost_step
+    if ranks.killed and not lost_step:
+        # Ranks that survive their srun would write after the recorded end.
+        in_place.end_step(attempt, _step_of(run, attempt, way))
+    until = latest(job.end_time, clock)
+    if attempt.in_place and not lost_step and not in_place.has_begun(run, attempt):
+        before = recorded_end(run, attempt.is_of_start)
+        if before is not None:
+            # Slurm starts no step, or the set-up does not work twice. That is no failure of the run.
+            _say(f"{attempt.owner} has started no rank")
+            return _requeue(run, attempt, before, until, way, clock)
     try:
-        ended = _finalized(run, attempt, ranks, clock)
+        known = recorded_end(run, lambda one: one == attempt) if ranks.left else None
+        ended = known or _finalized(run, attempt, ranks, clock)
     except RunTakenOver as other:
         _say(str(other))
         return Conclusion(other.code)
@@ -161,7 +201,7 @@ def conclude(
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
         return Conclusion(final_code(ended.classification, ranks.code))
-    again = _start_again(run, attempt, ended, latest(job.end_time, clock), way, clock, nodes)
+    again = _start_again(run, attempt, ended, until, way, clock, nodes)
     if again.following is None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
@@ -208,15 +248,35 @@ def _start_again(
     nodes: "JobNodes | None",
 ) -> Conclusion:
     """Let the next attempt start. The only place that chooses how."""
-    obstacle = in_place_obstacle(run, attempt, ended, way, clock, nodes)
+    try:
+        obstacle = in_place_obstacle(run, attempt, ended, way, clock, nodes)
+    except Exception as error:
+        # It costs a requeue and not the run.
+        traceback.print_exc()
+        obstacle = str(error)
     if obstacle is None:
         _say("the next attempt starts inside the allocation")
         return Conclusion(exitcodes.UNFINISHED, attempt.following)
     _say(f"no start inside the allocation: {obstacle}")
+    return _requeue(run, attempt, ended, until, way, clock)
+
+
+def _requeue(
+    run: RunDirectory,
+    attempt: Attempt,
+    ended: EndedAttempt,
+    until: float,
+    way: Way,
+    clock: Clock,
+) -> Conclusion:
     # The requeue of a pack follows the end of all of its runs.
     if way.packed:
         return Conclusion(exitcodes.UNFINISHED)
     return Conclusion(_requeued(run, attempt, ended, until, way, clock))
+
+
+def _step_of(run: RunDirectory, attempt: Attempt, way: Way) -> str:
+    return run.path.name if way.packed else step_name(attempt)
 
 
 def in_place_obstacle(
@@ -238,21 +298,29 @@ def in_place_obstacle(
     if obstacle is not None:
         return obstacle
     job = in_place.read_allocation(
-        attempt, ended.classification, after=ended.job.exclude_after, hours=ended.job.exclude_hours
+        attempt,
+        ended.classification,
+        clock,
+        after=ended.job.exclude_after,
+        hours=ended.job.exclude_hours,
     )
     lead = float(ended.job.signal_lead)
+    lost_step = nodes is not None and nodes.has_lost_step
     if nodes is not None:
         job = nodes.without_bad_nodes(job, ended.classification.diagnosis)
     obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
     # The step of a lost node ends when Slurm notices the loss; the batch step has ended its ranks.
-    if obstacle is None and not (nodes is not None and nodes.has_lost_step):
-        obstacle = in_place.end_step(attempt, run.path.name if way.packed else step_name(attempt))
+    if obstacle is None and not lost_step:
+        obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
     # Last: nothing may come between these checks and the start.
     arrived = in_place.arrived_signals()
     if obstacle is None and arrived:
         obstacle = f"{min(arrived).name} arrived"
     if obstacle is None and reason_now(run, attempt, ended) == "cancelled":
         obstacle = "the run is cancelled"
+    with contextlib.suppress(OSError):
+        if obstacle is None and asked_to_requeue(read_events(run), attempt):
+            obstacle = "`hpcrun preempt` asked for a requeue"
     return obstacle
 
 

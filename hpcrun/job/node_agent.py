@@ -220,7 +220,10 @@ class Agent:
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         order, arguments = message.get("do"), message.get("with") or {}
-        if order == "ping":
+        if order == "end":
+            self.close()
+            os._exit(0)
+        elif order == "ping":
             self._answers.append({"pong": True})
         elif order == "start":
             try:

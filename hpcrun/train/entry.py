@@ -27,6 +27,7 @@ from hpcrun.errors import (
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.command import Launcher, launching_python
 from hpcrun.job.finalize import finalize
+from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets, of_script
@@ -226,6 +227,9 @@ def _run(
             nodes=distributed.num_nodes,
             hosts=_slurm_hosts(distributed),
         )
+        if attempt.in_place and asked_to_requeue(read_events(run), attempt):
+            # `hpcrun preempt` came between two attempts and found no rank to signal.
+            signal.raise_signal(signal.SIGUSR2)
     config = resolve_interface(config, run, attempt, distributed)
     require_node(config, distributed)
     if config.command:

@@ -134,7 +134,7 @@ def config_text(*overrides: Any) -> str:
     return to_yaml(resolve([override_layer([*overrides])]))
 
 
-def play_rank(rank: int, run: Path, restart: int, nodes: int) -> None:
+def play_rank(rank: int, run: Path, restart: int, nodes: int = 1) -> None:
     """Run as a task of the local cluster, with its variables, entry point and exit.
 
     One node has two ranks, several nodes have one rank each.

@@ -66,7 +66,7 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
         metrics=MetricsLog(
             *(config, task, trainer, batching, measured, sinks),
             ranks=Ranks(),
-            restart=0,
+            attempt={"restart": 0},
             slow=SlowNodeWatch(run, Attempt("1", 0), ["n0"], replace=False),
         ),
         saver=saver,

@@ -101,8 +101,8 @@ def refuse_fixed_counts(job: Job) -> None:
         for option in getattr(job, key):
             if any(given_option([option], *names) is not None for names in _FIXED_COUNTS.items()):
                 raise LaunchError(
-                    f"job.{key}: {option}: fixes what {cause} leaves to each start; remove the option, or use "
-                    "one number of nodes without spares"
+                    f"job.{key}: {option}: fixes what {cause} leaves to each start; remove the option, or "
+                    "use one number of nodes without spares"
                 )
 
 
