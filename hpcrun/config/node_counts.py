@@ -73,6 +73,12 @@ def node_contradictions(config: "Config") -> Iterator[tuple[list[str], str]]:
             f"{ranks // job.tasks_on_node} micro-batches, each with at least one; use {parts} or more"
             f"{fewer if job.elastic else ''}",
         )
+    if job.spares and not config.restarts.in_place:
+        yield (
+            ["job.spares", "restarts.in_place"],
+            "a spare node serves a restart inside the allocation; set restarts.in_place=true, "
+            "or use no spares",
+        )
     if not job.elastic:
         return
     if job.spares:

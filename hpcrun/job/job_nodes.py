@@ -67,16 +67,13 @@ def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
 def nodes_of_job(
     run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
 ) -> "JobNodes | None":
-    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous.
-
-    Raises:
-        ClusterError: no port is free.
-    """
+    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
     hosts = environ.get("SLURM_JOB_NODELIST")
     if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
         return None
     nodes = tuple(expand(hosts))
-    shape = JobShape(nodes, options.nodes or len(nodes), options.tasks)
+    # sbatch_args may change the number of nodes.
+    shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
     return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node)
 
@@ -119,12 +116,15 @@ class JobNodes:
         """Start the agents, and the probes of the nodes that no step uses."""
         from hpcrun.ranks.interfaces import rendezvous_addresses
 
+        self._thread = threading.Thread(target=self._check_spares, daemon=True)
         # A thread that does not block them would take the signals for which the batch step looks.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_BATCH_STEP)
         try:
             self._watch.start(rendezvous_addresses(os.environ))
-            self._thread = threading.Thread(target=self._check_spares, daemon=True)
             self._thread.start()
+        except (ClusterError, OSError, RuntimeError) as error:
+            # For example, no port or no thread is left.
+            _say(f"only Slurm notices a lost node: {error}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -204,7 +204,8 @@ class NodeWatch:
         self._own, self._begin, self._lose, self._heard = own, begin, lose, heard
         self._limits = limits or Limits()
         self._states = {node: NodeState() for node in nodes}
-        self._server = listen(port_candidates(port_key))
+        self._ports = port_candidates(port_key)
+        self._server: socket.socket | None = None
         self._key = secrets.token_hex(16)
         self._told: dict[str, Any] = {}
         self._steps: list[AgentStep] = []
@@ -219,11 +220,16 @@ class NodeWatch:
 
         Args:
             addresses: where the other nodes may reach this process, in the order to try.
+
+        Raises:
+            ClusterError: no port is free.
+            RuntimeError: no thread can be started.
         """
+        self._server = listen(self._ports)
+        self._server.setblocking(False)
         port = self._server.getsockname()[1]
         self._told = {"addresses": list(addresses), "port": port, "key": self._key}
-        self._server.setblocking(False)
-        self._selector.register(self._server, selectors.EVENT_READ, None)
+        self._selector.register(self._server, selectors.EVENT_READ, self._server)
         self._start_agents(self.nodes)
         self._thread.start()
 
@@ -237,7 +243,8 @@ class NodeWatch:
         for state in self._states.values():
             if state.connection is not None:
                 state.connection.link.close()
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         self._selector.close()
 
     def connected(self) -> list[str]:
@@ -279,7 +286,8 @@ class NodeWatch:
             answered = state.connection is not None and (state.heard or 0.0) > asked
             return answered or node in self.lost or state.heard is None
 
-        self.wait(lambda: self._closing or all(map(is_decided, watched)), self._limits.decision)
+        if self._thread.is_alive():
+            self.wait(lambda: self._closing or all(map(is_decided, watched)), self._limits.decision)
         return {node: self.lost[node] for node in watched if node in self.lost}
 
     def _start_agents(self, nodes: Sequence[str]) -> None:
@@ -303,17 +311,17 @@ class NodeWatch:
     def _run(self) -> None:
         while not self._closing:
             for key, _ in self._selector.select(_TICK):
-                if key.data is None:
-                    self._accept()
+                if key.data is self._server:
+                    self._accept(key.data)
                 else:
                     self._read(key.data)
             self._look()
             with self._changed:
                 self._changed.notify_all()
 
-    def _accept(self) -> None:
+    def _accept(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            link, _ = self._server.accept()
+            link, _ = server.accept()
             # A reader that does not read must not stop the watch.
             link.settimeout(1.0)
             connection = Connection(link)
@@ -395,8 +403,10 @@ class NodeWatch:
                 state.probed = True
                 threading.Thread(target=self._probe, args=(state,), daemon=True).start()
             if is_lost(state, now, self._limits) and not cut_off and node != self._own:
-                since = f"{now - state.heard:.0f} s"
-                self._set_lost(node, f"no heartbeat for {since}, and its network does not answer")
+                reason = (
+                    f"no heartbeat for {now - state.heard:.0f} s, and its network does not answer"
+                )
+                self._set_lost(node, reason)
         dropped = [
             node
             for node, state in self._states.items()

@@ -71,7 +71,8 @@ class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
-    ``nodes``: ``job.nodes``; None: all nodes of the job. ``gpus_per_node``, ``tasks``: per node.
+    ``node_range``: ``job.nodes``, if it is a range. ``spares``: nodes that the ranks do not use.
+    ``gpus_per_node``, ``tasks``: per node.
     """
 
     gpus: bool = False
@@ -83,7 +84,8 @@ class LaunchOptions:
     container: Sequence[str] = ()
     python: str | None = None
     shares_cores: bool = False
-    nodes: int | str | None = None
+    node_range: str | None = None
+    spares: int = 0
     gpus_per_node: int = 0
     tasks: int = 1
     in_place: bool = True
@@ -102,7 +104,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
     try:
         config: Mapping[str, Any] = yaml.safe_load(run.config.read_text()) or {}
         job: Mapping[str, Any] = config.get("job") or {}
-        gpus = int(job.get("gpus") or 1)
+        gpus, nodes = int(job.get("gpus") or 1), str(job.get("nodes"))
         return LaunchOptions(
             gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
@@ -112,7 +114,8 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
-            nodes=job.get("nodes") or 1,
+            node_range=nodes if "-" in nodes else None,
+            spares=int(job.get("spares") or 0),
             gpus_per_node=0 if job.get("cpu") else gpus,
             tasks=tasks_on_node(job),
             in_place=bool((config.get("restarts") or {}).get("in_place", True)),

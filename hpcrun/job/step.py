@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
-from hpcrun.errors import ClusterError, UserError
+from hpcrun.errors import UserError
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.job_nodes import JobNodes, nodes_of_job
 from hpcrun.job.opening import own_variables
@@ -224,13 +224,10 @@ def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | 
         return None
     try:
         options = LaunchOptions() if way.own_script else read_launch_options(run)
-        return nodes_of_job(run, attempt, options, os.environ)
     except UserError:
         # The start of the ranks reports it.
         return None
-    except (ClusterError, OSError) as error:
-        print(f"hpcrun: only Slurm notices a lost node: {error}", flush=True)
-        return None
+    return nodes_of_job(run, attempt, options, os.environ)
 
 
 def _hosts() -> str | None:
