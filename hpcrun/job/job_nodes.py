@@ -212,7 +212,7 @@ class JobNodes:
         with self._lock:
             self._child = child
         if self._thread is None:
-            # The ranks start meanwhile.
+            # Here, so that the start of the ranks does not wait for it.
             self._start()
         if self.has_lost_step:
             self._end_step(child)
@@ -234,7 +234,7 @@ class JobNodes:
         with contextlib.suppress(OSError):
             add_failure(bad_nodes_path(), node, reason, str(self._run.path), self._attempt.owner)
         if child is not None:
-            # The watch must go on meanwhile.
+            # In another thread, because the watch must continue.
             threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
 
     def _end_step(self, child: "subprocess.Popen[bytes]") -> None:

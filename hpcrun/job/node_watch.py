@@ -4,7 +4,7 @@ Slurm reports a lost node after `SlurmdTimeout`, by default 300 s, and the ranks
 collective until then. A node counts as lost in one of two cases, and in no other:
 
 - No beat for 5 s, and the kernel of the node neither accepts nor refuses a connection for 3 s, while other
-  nodes answer. A node whose agent is stopped or was killed still answers.
+  nodes answer. A node still answers after its agent was stopped or killed.
 - The connection has ended, and Slurm cannot start a new agent there.
 """
 
@@ -102,7 +102,7 @@ class AgentProcess:
         return self._words.read(1 << 16).decode(errors="replace")
 
     def close(self) -> None:
-        """Tell the agents to end, by a line for their standard input; kill what does not end."""
+        """Ask the agents to end, by a line for their standard input; kill what does not end."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(END)
@@ -117,7 +117,7 @@ class AgentProcess:
 
 @dataclass
 class NodeState:
-    """What the watch knows of a node; times are those of time.monotonic.
+    """The known facts of a node; times are those of time.monotonic.
 
     ``heard``: the last message; None: the node is not watched, because no agent has connected yet, or none
     can be started. ``unreached``: since then the node's kernel does not answer. ``door``: where the agent
@@ -162,7 +162,7 @@ def lost_by_words(words: str, nodes: Sequence[str]) -> list[str]:
 def kernel_answers(address: str, port: int, seconds: float) -> bool | None:
     """Return True if the host of ``address`` accepts or refuses a connection, False if it does not answer.
 
-    None: this host cannot tell, for example without a network of its own.
+    None: unknown, for example because this host has no network.
     """
     try:
         socket.create_connection((address, port), seconds).close()
@@ -248,7 +248,7 @@ class NodeWatch:
         self._selector.close()
 
     def connected(self) -> list[str]:
-        """Return the nodes whose agent is connected now."""
+        """Return the nodes with a connected agent."""
         return [node for node, state in self._states.items() if state.connection is not None]
 
     def door(self, node: str) -> Mapping[str, Any]:
@@ -431,7 +431,7 @@ class NodeWatch:
         reason = " ".join(words.split())[-300:] or "their processes have ended"
         self._start_again(missing, reason)
 
-    def _start_again(self, nodes: Sequence[str], why: str = "their processes end at once") -> None:
+    def _start_again(self, nodes: Sequence[str], why: str = "their processes end") -> None:
         """Start new agents: first together, then each by itself, because one node can keep others away."""
         again = [node for node in nodes if self._states[node].starts < _STARTS]
         if len(again) < len(nodes):
@@ -442,7 +442,7 @@ class NodeWatch:
             self._start_agents(group)
 
     def _probe(self, state: NodeState) -> None:
-        """Ask the kernel of a node for an answer, in a thread of its own."""
+        """Ask the kernel of a node for an answer; runs in a thread."""
         began = time.monotonic()
         answer = kernel_answers(state.address, int(state.door["port"]), self._limits.unreached)
         if answer is False:

@@ -25,7 +25,7 @@ from .step_substitutes import FIRST, Desk
 REASON = "no heartbeat for 6 s, and its network does not answer"
 
 
-def test_a_job_with_spares_requests_more_nodes_and_survives_a_loss():
+def test_a_job_with_spares_requests_them_and_survives_losses():
     lines = sbatch_lines(Path("/runs/a"), Job(nodes=4, spares=2))
     assert "#SBATCH --nodes=6" in lines
     assert "#SBATCH --no-kill" in lines
@@ -61,7 +61,7 @@ def test_an_option_of_srun_must_not_choose_the_nodes():
         choose_executor(Config(job=job))
 
 
-def test_a_lost_node_is_the_cause_of_what_the_ranks_report(tmp_path):
+def test_a_lost_node_is_the_cause_of_the_end(tmp_path):
     run = create(tmp_path / "a", "command: []\n", {})
     record_event(run, "node-lost", attempt=FIRST, host="n2", reason=REASON)
     cause, line = classify(evidence_of(read_events(run), FIRST, 137, NO_ENDING, None))

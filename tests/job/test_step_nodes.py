@@ -49,7 +49,7 @@ def test_a_step_shrinks_to_an_allowed_count(bad, count):
     assert (chosen and len(chosen)) == count
 
 
-def test_a_suspect_is_used_only_if_the_others_are_too_few():
+def test_a_suspect_is_used_if_others_are_too_few():
     before = ("node1", "node2", "node3")
     assert choose_nodes(FOUR, (), before, ["node2"]) == ("node1", "node3", "node4")
     assert choose_nodes(FOUR, ["node4"], before, ["node2"]) == before
