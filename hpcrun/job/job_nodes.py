@@ -174,9 +174,12 @@ class JobNodes:
                 self.bad |= {node: reason for node in nodes if node not in self.bad}
             if diagnosis and diagnosis.host and blames_node(diagnosis):
                 self._suspects[diagnosis.host] = diagnosis.line
-            if choose_nodes(self.shape, self.bad, self.used, self._suspects) is None:
-                return replace(job, dead=[node for node in self.shape.nodes if node in self.bad])
-        return replace(job, dead=(), avoided=())
+            enough = choose_nodes(self.shape, self.bad, self.used, self._suspects) is not None
+        if enough:
+            return replace(job, dead=(), avoided=())
+        lost = [node for node in self.shape.nodes if node in self._watch.lost or node in gone]
+        dead = list(dict.fromkeys([*job.dead, *lost]))
+        return replace(job, dead=dead, avoided=job.avoided or list(self.bad))
 
     @property
     def has_lost_step(self) -> bool:

@@ -34,6 +34,8 @@ _NOT_OF_THE_JOB = re.compile(
 )
 # Starts of a node's agent, the first included.
 _STARTS = 4
+# Seconds for the start of the agents, with a Python from a busy file server.
+_START = 120.0
 # Seconds in which an agent that was cut off connects again by itself.
 _AGAIN = 1.5
 
@@ -213,6 +215,8 @@ class NodeWatch:
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[Connection, float] = {}
+        self._agents: dict[Connection, str] = {}
+        self._patience_ends: float | None = None
         self._thread = threading.Thread(target=self._run, name="hpcrun-node-watch", daemon=True)
 
     def start(self, addresses: Sequence[str]) -> None:
@@ -231,6 +235,7 @@ class NodeWatch:
         self._told = {"addresses": list(addresses), "port": port, "key": self._key}
         self._selector.register(self._server, selectors.EVENT_READ, self._server)
         self._start_agents(self.nodes)
+        self._patience_ends = time.monotonic() + _START
         self._thread.start()
 
     def close(self) -> None:
@@ -305,8 +310,14 @@ class NodeWatch:
         for node in nodes:
             self._states[node].heard = self._states[node].restart = None
             self._states[node].starts = _STARTS
+        self._say_unwatched(nodes, why)
+
+    def _say_unwatched(self, nodes: Sequence[str], why: str) -> None:
         named = ", ".join(nodes[:4]) + (" …" if len(nodes) > 4 else "")
-        _say(f"no heartbeat of {named}, so only Slurm notices a loss: {why}")
+        print(f"hpcrun: no heartbeat of {named}, so only Slurm notices a loss: {why}", flush=True)
+
+    def _is_unknown(self, node: str) -> bool:
+        return self._states[node].heard is None and node not in self.lost
 
     def _run(self) -> None:
         while not self._closing:
@@ -337,7 +348,7 @@ class NodeWatch:
             self._drop(connection)
             return
         for message in messages:
-            node = self._node_of(connection)
+            node = self._agents.get(connection)
             if node is None:
                 self._greet(connection, message)
                 continue
@@ -351,10 +362,6 @@ class NodeWatch:
             except OSError:
                 self._drop(connection)
                 return
-
-    def _node_of(self, connection: Connection) -> str | None:
-        found = (node for node, state in self._states.items() if state.connection is connection)
-        return next(found, None)
 
     def _greet(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Accept an agent with the key, in place of an earlier agent of its node."""
@@ -370,12 +377,13 @@ class NodeWatch:
         state = self._states[node]
         if state.connection is not None:
             self._drop(state.connection)
+        self._agents[connection] = node
         state.connection, state.address = connection, connection.link.getpeername()[0]
         state.door, state.heard, state.unreached = message["door"], time.monotonic(), None
         state.restart = None
 
     def _drop(self, connection: Connection) -> None:
-        node = self._node_of(connection)
+        node = self._agents.pop(connection, None)
         if node is not None:
             self._states[node].connection = None
         self._strangers.pop(connection, None)
@@ -394,6 +402,11 @@ class NodeWatch:
                 self._steps.remove(step)
                 step.close()
                 self._end_of_step(step, words)
+        if self._patience_ends is not None and now > self._patience_ends:
+            self._patience_ends = None
+            silent = [node for node in self.nodes if self._is_unknown(node)]
+            if silent:
+                self._say_unwatched(silent, "the agent there does not connect; is a port closed?")
         cut_off = all_others_silent(self._states, self._own)
         for node, state in self._states.items():
             if node in self.lost or state.heard is None:
@@ -423,11 +436,7 @@ class NodeWatch:
                 state.restart = None
             if node in lost and state.connection is None and node != self._own:
                 self._set_lost(node, "its agent has ended, and Slurm cannot start another")
-        missing = [
-            node
-            for node in step.nodes
-            if self._states[node].heard is None and node not in self.lost
-        ]
+        missing = [node for node in step.nodes if self._is_unknown(node)]
         reason = " ".join(words.split())[-300:] or "their processes have ended"
         self._start_again(missing, reason)
 
@@ -458,7 +467,3 @@ class NodeWatch:
         if state.connection is not None:
             self._drop(state.connection)
         self._lose(node, reason)
-
-
-def _say(words: str) -> None:
-    print(f"hpcrun: {words}", flush=True)

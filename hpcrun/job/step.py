@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
-from hpcrun.errors import UserError
+from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.job_nodes import JobNodes, nodes_of_job
 from hpcrun.job.opening import own_variables
@@ -247,7 +247,11 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
         options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ
     if nodes is not None:
-        nodes.next_step(attempt)
+        try:
+            nodes.next_step(attempt)
+        except ClusterError as error:
+            print(f"hpcrun: {error}", flush=True)
+            return RanksEnd(exitcodes.FAILED)
         environ = nodes.variables(environ)
         options = replace(options, srun_args=[*nodes.options(), *options.srun_args])
     command = srun_command
