@@ -17,6 +17,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import last_output
 from hpcrun.run.events import Event, Recent, last_lines, read_events
 from hpcrun.run.files import open_regular, read_json
+from hpcrun.run.replaced_nodes import replaced_now
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import slow_now
 from hpcrun.slurm.launch.jobs import RunState
@@ -186,6 +187,7 @@ def row_of(
         "goodput": _goodput(run_directory, log, now),
         "detail": state.detail,
         "slow": [one.line for one in slow_now(events)] if state.word == "running" else [],
+        "replaced": replaced_now(events) if state.word == "running" else [],
         "diagnosis": diagnosis_of(run_directory, events) if failed and diagnose else None,
         "directory": str(run_directory.path),
     }

@@ -73,13 +73,19 @@ def node_contradictions(config: "Config") -> Iterator[tuple[list[str], str]]:
             f"{ranks // job.tasks_on_node} micro-batches, each with at least one; use {parts} or more"
             f"{fewer if job.elastic else ''}",
         )
+    if job.spares and not config.restarts.in_place:
+        yield (
+            ["job.spares", "restarts.in_place"],
+            "a spare node serves a restart inside the allocation; set restarts.in_place=true, "
+            "or use no spares",
+        )
     if not job.elastic:
         return
     if job.spares:
         yield (
             ["job.spares", "job.nodes"],
-            f"{job.spares} spare nodes need one number of nodes, not {job.nodes}: with the range, the run "
-            "continues on fewer nodes; use --spares 0, or one number",
+            f"a job with {job.nodes} nodes continues without a lost node, so spare nodes would be idle; use "
+            "one number of nodes, or no spares",
         )
     if train.deterministic == "strict" and not config.command:
         yield (

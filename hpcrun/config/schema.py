@@ -212,11 +212,6 @@ class Job(Section):
         return self.min_nodes < self.max_nodes
 
     @property
-    def outlives_nodes(self) -> bool:
-        """True if the run continues inside the allocation after the loss of a node."""
-        return self.elastic or self.spares > 0
-
-    @property
     def world_size(self) -> int:
         """Largest number of tasks of the job. Each task is a rank, except with a launcher."""
         return self.max_nodes * self.tasks_on_node

@@ -19,7 +19,6 @@ from hpcrun.job.spare_probe import PROBE, SpareProbe, probe_command
 from hpcrun.job.srun import LaunchOptions
 from hpcrun.job.step_nodes import (
     JobShape,
-    allowed_counts,
     choose_nodes,
     replacements,
     step_options,
@@ -68,16 +67,13 @@ def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
 def nodes_of_job(
     run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
 ) -> "JobNodes | None":
-    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous.
-
-    Raises:
-        ClusterError: no port is free.
-    """
+    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
     hosts = environ.get("SLURM_JOB_NODELIST")
     if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
         return None
     nodes = tuple(expand(hosts))
-    shape = JobShape(nodes, allowed_counts(options.nodes, len(nodes)), options.tasks)
+    # sbatch_args may change the number of nodes.
+    shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
     return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node)
 
@@ -120,12 +116,15 @@ class JobNodes:
         """Start the agents, and the probes of the nodes that no step uses."""
         from hpcrun.ranks.interfaces import rendezvous_addresses
 
+        self._thread = threading.Thread(target=self._check_spares, daemon=True)
         # A thread that does not block them would take the signals for which the batch step looks.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_BATCH_STEP)
         try:
             self._watch.start(rendezvous_addresses(os.environ))
-            self._thread = threading.Thread(target=self._check_spares, daemon=True)
             self._thread.start()
+        except (ClusterError, OSError, RuntimeError) as error:
+            # For example, no port or no thread is left.
+            _say(f"only Slurm notices a lost node: {error}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -170,14 +169,17 @@ class JobNodes:
                 (gone, "Slurm has taken it out of the job"),
                 (job.dead, "Slurm starts no step there"),
                 (job.avoided, "it failed too often"),
-                (unfit, "it failed the preflight"),
+                (unfit, diagnosis.line if diagnosis else ""),
             ):
                 self.bad |= {node: reason for node in nodes if node not in self.bad}
             if diagnosis and diagnosis.host and blames_node(diagnosis):
                 self._suspects[diagnosis.host] = diagnosis.line
-            if choose_nodes(self.shape, self.bad, self.used, self._suspects) is None:
-                return replace(job, dead=[node for node in self.shape.nodes if node in self.bad])
-        return replace(job, dead=(), avoided=())
+            enough = choose_nodes(self.shape, self.bad, self.used, self._suspects) is not None
+        if enough:
+            return replace(job, dead=(), avoided=())
+        lost = [node for node in self.shape.nodes if node in self._watch.lost or node in gone]
+        dead = list(dict.fromkeys([*job.dead, *lost]))
+        return replace(job, dead=dead, avoided=job.avoided or list(self.bad))
 
     @property
     def has_lost_step(self) -> bool:
@@ -213,7 +215,7 @@ class JobNodes:
         with self._lock:
             self._child = child
         if self._thread is None:
-            # The ranks start meanwhile.
+            # Here, so that the start of the ranks does not wait for it.
             self._start()
         if self.has_lost_step:
             self._end_step(child)
@@ -235,7 +237,7 @@ class JobNodes:
         with contextlib.suppress(OSError):
             add_failure(bad_nodes_path(), node, reason, str(self._run.path), self._attempt.owner)
         if child is not None:
-            # The watch must go on meanwhile.
+            # In another thread, because the watch must continue.
             threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
 
     def _end_step(self, child: "subprocess.Popen[bytes]") -> None:

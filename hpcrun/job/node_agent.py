@@ -10,6 +10,7 @@ key. Each later message is a JSON line on the connection.
 import contextlib
 import json
 import os
+import queue
 import select
 import signal
 import socket
@@ -149,13 +150,13 @@ def _begin_child() -> None:
     die_with_parent()
 
 
-class Agent:
+class NodeAgent:
     """A node, for the batch step: beats, and obeys the messages of its connection."""
 
     def __init__(self, node: str, addresses: Sequence[str], port: int, key: str) -> None:
         self._node, self._addresses, self._port, self._key = node, addresses, port, key
         self._programs = Programs()
-        self._answers: list[dict[str, Any]] = []
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard = 0.0
         from hpcrun.ranks.interfaces import own_interfaces
 
@@ -215,22 +216,24 @@ class Agent:
                 self._obey(message)
 
     def _taken(self) -> list[dict[str, Any]]:
-        taken, self._answers = self._answers, []
-        return taken
+        return [self._answers.get() for _ in range(self._answers.qsize())]
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         order, arguments = message.get("do"), message.get("with") or {}
-        if order == "ping":
-            self._answers.append({"pong": True})
+        if order == "end":
+            self.close()
+            os._exit(0)
+        elif order == "ping":
+            self._answers.put({"pong": True})
         elif order == "start":
             try:
                 self._programs.start(**arguments)
             except OSError as error:
                 facts = {"ended": arguments.get("name"), "code": 127, "output": str(error)}
-                self._answers.append(facts)
+                self._answers.put(facts)
         elif order == "stop":
             self._programs.stop(**arguments)
-            self._answers.append({"stopped": arguments["name"]})
+            self._answers.put({"stopped": arguments["name"]})
         elif order == "reach":
             threading.Thread(target=self._reach, kwargs=dict(arguments), daemon=True).start()
 
@@ -238,11 +241,10 @@ class Agent:
         """Report the interfaces from which the doors of all ``peers`` answer."""
         others = [Listener(**peer) for peer in peers]
         names = reached(self._door.interfaces, others)
-        # A list is replaced and never changed by two threads at once: append is atomic.
-        self._answers.append({"reached": names, "of": list(self._door.interfaces)})
+        self._answers.put({"reached": names, "of": list(self._door.interfaces)})
 
 
-def _end_with_input(agent: Agent) -> None:
+def _end_with_input(agent: NodeAgent) -> None:
     """End this process when the batch step says so on standard input, or outside of a job closes it."""
     told = ""
     with contextlib.suppress(OSError, ValueError):
@@ -262,7 +264,7 @@ def main() -> None:
     if not told:
         return
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    agent = Agent(node, told["addresses"], told["port"], told["key"])
+    agent = NodeAgent(node, told["addresses"], told["port"], told["key"])
     threading.Thread(target=_end_with_input, args=(agent,), daemon=True).start()
     agent.run()
     agent.close()

@@ -4,7 +4,7 @@ Slurm reports a lost node after `SlurmdTimeout`, by default 300 s, and the ranks
 collective until then. A node counts as lost in one of two cases, and in no other:
 
 - No beat for 5 s, and the kernel of the node neither accepts nor refuses a connection for 3 s, while other
-  nodes answer. A node whose agent is stopped or was killed still answers.
+  nodes answer. A node still answers after its agent was stopped or killed.
 - The connection has ended, and Slurm cannot start a new agent there.
 """
 
@@ -34,6 +34,8 @@ _NOT_OF_THE_JOB = re.compile(
 )
 # Starts of a node's agent, the first included.
 _STARTS = 4
+# Seconds for the start of the agents, with a Python from a busy file server.
+_START = 120.0
 # Seconds in which an agent that was cut off connects again by itself.
 _AGAIN = 1.5
 
@@ -102,7 +104,7 @@ class AgentProcess:
         return self._words.read(1 << 16).decode(errors="replace")
 
     def close(self) -> None:
-        """Tell the agents to end, by a line for their standard input; kill what does not end."""
+        """Ask the agents to end, by a line for their standard input; kill what does not end."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(END)
@@ -117,7 +119,7 @@ class AgentProcess:
 
 @dataclass
 class NodeState:
-    """What the watch knows of a node; times are those of time.monotonic.
+    """The known facts of a node; times are those of time.monotonic.
 
     ``heard``: the last message; None: the node is not watched, because no agent has connected yet, or none
     can be started. ``unreached``: since then the node's kernel does not answer. ``door``: where the agent
@@ -162,7 +164,7 @@ def lost_by_words(words: str, nodes: Sequence[str]) -> list[str]:
 def kernel_answers(address: str, port: int, seconds: float) -> bool | None:
     """Return True if the host of ``address`` accepts or refuses a connection, False if it does not answer.
 
-    None: this host cannot tell, for example without a network of its own.
+    None: unknown, for example because this host has no network.
     """
     try:
         socket.create_connection((address, port), seconds).close()
@@ -204,7 +206,8 @@ class NodeWatch:
         self._own, self._begin, self._lose, self._heard = own, begin, lose, heard
         self._limits = limits or Limits()
         self._states = {node: NodeState() for node in nodes}
-        self._server = listen(port_candidates(port_key))
+        self._ports = port_candidates(port_key)
+        self._server: socket.socket | None = None
         self._key = secrets.token_hex(16)
         self._told: dict[str, Any] = {}
         self._steps: list[AgentStep] = []
@@ -212,6 +215,8 @@ class NodeWatch:
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[Connection, float] = {}
+        self._agents: dict[Connection, str] = {}
+        self._patience_ends: float | None = None
         self._thread = threading.Thread(target=self._run, name="hpcrun-node-watch", daemon=True)
 
     def start(self, addresses: Sequence[str]) -> None:
@@ -219,12 +224,18 @@ class NodeWatch:
 
         Args:
             addresses: where the other nodes may reach this process, in the order to try.
+
+        Raises:
+            ClusterError: no port is free.
+            RuntimeError: no thread can be started.
         """
+        self._server = listen(self._ports)
+        self._server.setblocking(False)
         port = self._server.getsockname()[1]
         self._told = {"addresses": list(addresses), "port": port, "key": self._key}
-        self._server.setblocking(False)
-        self._selector.register(self._server, selectors.EVENT_READ, None)
+        self._selector.register(self._server, selectors.EVENT_READ, self._server)
         self._start_agents(self.nodes)
+        self._patience_ends = time.monotonic() + _START
         self._thread.start()
 
     def close(self) -> None:
@@ -237,11 +248,12 @@ class NodeWatch:
         for state in self._states.values():
             if state.connection is not None:
                 state.connection.link.close()
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         self._selector.close()
 
     def connected(self) -> list[str]:
-        """Return the nodes whose agent is connected now."""
+        """Return the nodes with a connected agent."""
         return [node for node, state in self._states.items() if state.connection is not None]
 
     def door(self, node: str) -> Mapping[str, Any]:
@@ -279,7 +291,8 @@ class NodeWatch:
             answered = state.connection is not None and (state.heard or 0.0) > asked
             return answered or node in self.lost or state.heard is None
 
-        self.wait(lambda: self._closing or all(map(is_decided, watched)), self._limits.decision)
+        if self._thread.is_alive():
+            self.wait(lambda: self._closing or all(map(is_decided, watched)), self._limits.decision)
         return {node: self.lost[node] for node in watched if node in self.lost}
 
     def _start_agents(self, nodes: Sequence[str]) -> None:
@@ -297,23 +310,29 @@ class NodeWatch:
         for node in nodes:
             self._states[node].heard = self._states[node].restart = None
             self._states[node].starts = _STARTS
+        self._say_unwatched(nodes, why)
+
+    def _say_unwatched(self, nodes: Sequence[str], why: str) -> None:
         named = ", ".join(nodes[:4]) + (" …" if len(nodes) > 4 else "")
-        _say(f"no heartbeat of {named}, so only Slurm notices a loss: {why}")
+        print(f"hpcrun: no heartbeat of {named}, so only Slurm notices a loss: {why}", flush=True)
+
+    def _is_unknown(self, node: str) -> bool:
+        return self._states[node].heard is None and node not in self.lost
 
     def _run(self) -> None:
         while not self._closing:
             for key, _ in self._selector.select(_TICK):
-                if key.data is None:
-                    self._accept()
+                if key.data is self._server:
+                    self._accept(key.data)
                 else:
                     self._read(key.data)
             self._look()
             with self._changed:
                 self._changed.notify_all()
 
-    def _accept(self) -> None:
+    def _accept(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            link, _ = self._server.accept()
+            link, _ = server.accept()
             # A reader that does not read must not stop the watch.
             link.settimeout(1.0)
             connection = Connection(link)
@@ -329,7 +348,7 @@ class NodeWatch:
             self._drop(connection)
             return
         for message in messages:
-            node = self._node_of(connection)
+            node = self._agents.get(connection)
             if node is None:
                 self._greet(connection, message)
                 continue
@@ -344,27 +363,27 @@ class NodeWatch:
                 self._drop(connection)
                 return
 
-    def _node_of(self, connection: Connection) -> str | None:
-        found = (node for node, state in self._states.items() if state.connection is connection)
-        return next(found, None)
-
     def _greet(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Accept an agent with the key, in place of an earlier agent of its node."""
         self._strangers.pop(connection, None)
         node = str(message.get("node"))
         right = secrets.compare_digest(str(message.get("key")), self._key)
         if not right or node not in self._states or node in self.lost:
+            # An agent of an earlier batch step, or of a node that was given up.
+            with contextlib.suppress(OSError):
+                connection.send({"do": "end"})
             self._drop(connection)
             return
         state = self._states[node]
         if state.connection is not None:
             self._drop(state.connection)
+        self._agents[connection] = node
         state.connection, state.address = connection, connection.link.getpeername()[0]
         state.door, state.heard, state.unreached = message["door"], time.monotonic(), None
         state.restart = None
 
     def _drop(self, connection: Connection) -> None:
-        node = self._node_of(connection)
+        node = self._agents.pop(connection, None)
         if node is not None:
             self._states[node].connection = None
         self._strangers.pop(connection, None)
@@ -383,6 +402,11 @@ class NodeWatch:
                 self._steps.remove(step)
                 step.close()
                 self._end_of_step(step, words)
+        if self._patience_ends is not None and now > self._patience_ends:
+            self._patience_ends = None
+            silent = [node for node in self.nodes if self._is_unknown(node)]
+            if silent:
+                self._say_unwatched(silent, "the agent there does not connect; is a port closed?")
         cut_off = all_others_silent(self._states, self._own)
         for node, state in self._states.items():
             if node in self.lost or state.heard is None:
@@ -392,8 +416,10 @@ class NodeWatch:
                 state.probed = True
                 threading.Thread(target=self._probe, args=(state,), daemon=True).start()
             if is_lost(state, now, self._limits) and not cut_off and node != self._own:
-                silence = f"{now - state.heard:.0f} s"
-                self._set_lost(node, f"no heartbeat for {silence}, and its network does not answer")
+                reason = (
+                    f"no heartbeat for {now - state.heard:.0f} s, and its network does not answer"
+                )
+                self._set_lost(node, reason)
         dropped = [
             node
             for node, state in self._states.items()
@@ -410,15 +436,11 @@ class NodeWatch:
                 state.restart = None
             if node in lost and state.connection is None and node != self._own:
                 self._set_lost(node, "its agent has ended, and Slurm cannot start another")
-        missing = [
-            node
-            for node in step.nodes
-            if self._states[node].heard is None and node not in self.lost
-        ]
+        missing = [node for node in step.nodes if self._is_unknown(node)]
         reason = " ".join(words.split())[-300:] or "their processes have ended"
         self._start_again(missing, reason)
 
-    def _start_again(self, nodes: Sequence[str], why: str = "their processes end at once") -> None:
+    def _start_again(self, nodes: Sequence[str], why: str = "their processes end") -> None:
         """Start new agents: first together, then each by itself, because one node can keep others away."""
         again = [node for node in nodes if self._states[node].starts < _STARTS]
         if len(again) < len(nodes):
@@ -429,7 +451,7 @@ class NodeWatch:
             self._start_agents(group)
 
     def _probe(self, state: NodeState) -> None:
-        """Ask the kernel of a node for an answer, in a thread of its own."""
+        """Ask the kernel of a node for an answer; runs in a thread."""
         began = time.monotonic()
         answer = kernel_answers(state.address, int(state.door["port"]), self._limits.unreached)
         if answer is False:
@@ -445,7 +467,3 @@ class NodeWatch:
         if state.connection is not None:
             self._drop(state.connection)
         self._lose(node, reason)
-
-
-def _say(words: str) -> None:
-    print(f"hpcrun: {words}", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.job.step_nodes import elastic_options, tasks_on_node
+from hpcrun.job.node_count import elastic_options, tasks_on_node
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -62,7 +62,7 @@ class RanksEnd:
 
     @property
     def killed(self) -> bool:
-        """True if srun may have been killed, so that its ranks may still run."""
+        """True if srun may have been killed alone, so that its ranks still run."""
         return self.code == 128 + signal.SIGKILL
 
 
@@ -71,7 +71,8 @@ class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
-    ``nodes``: nodes of a step, or a range; None: all of the job. ``gpus_per_node``, ``tasks``: per node.
+    ``node_range``: ``job.nodes``, if it is a range. ``spares``: nodes that the ranks do not use.
+    ``gpus_per_node``, ``tasks``: per node.
     """
 
     gpus: bool = False
@@ -83,7 +84,8 @@ class LaunchOptions:
     container: Sequence[str] = ()
     python: str | None = None
     shares_cores: bool = False
-    nodes: int | str | None = None
+    node_range: str | None = None
+    spares: int = 0
     gpus_per_node: int = 0
     tasks: int = 1
     in_place: bool = True
@@ -102,7 +104,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
     try:
         config: Mapping[str, Any] = yaml.safe_load(run.config.read_text()) or {}
         job: Mapping[str, Any] = config.get("job") or {}
-        gpus = int(job.get("gpus") or 1)
+        gpus, nodes = int(job.get("gpus") or 1), str(job.get("nodes"))
         return LaunchOptions(
             gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
@@ -112,7 +114,8 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
-            nodes=job.get("nodes") or 1,
+            node_range=nodes if "-" in nodes else None,
+            spares=int(job.get("spares") or 0),
             gpus_per_node=0 if job.get("cpu") else gpus,
             tasks=tasks_on_node(job),
             in_place=bool((config.get("restarts") or {}).get("in_place", True)),
@@ -161,13 +164,12 @@ def srun_command(
         # If the site makes sbatch export no variables, srun would export none either.
         "--export=ALL",
         f"--job-name={step_name(attempt)}",
-        *_no_wait(attempt),
         # srun of 22.05 and 23.02 does not inherit this option from sbatch.
         *([f"--cpus-per-task={cores}"] if cores and not shared else []),
         # Without this option only the first component starts.
         *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
         *options.srun_args,
-        f"{output_option(run, attempt)}rank-%5t.log",
+        f"--output={_log_folder(run, attempt)}/rank-%5t.log",
         *(["bash", "-c", _TELL_CORES, str(cores)] if shared else []),
         *surviving(options.container),
         *options.container,
@@ -230,10 +232,9 @@ def torchrun_command(
         "--unbuffered",
         "--export=ALL",
         f"--job-name={step_name(attempt)}",
-        *_no_wait(attempt),
         # No --cpus-per-task: the only task of a node uses all cores of the job there.
         *(f"--ntasks={nodes}", "--ntasks-per-node=1"),
-        f"{output_option(run, attempt)}torchrun-%n.log",
+        f"--output={_log_folder(run, attempt)}/torchrun-%n.log",
         *("bash", "-c", start, python),
         *(f"--nnodes={nodes}", f"--nproc-per-node={ranks}"),
         *(f"--master-addr={hosts[0]}", f"--master-port={_free_port(attempt)}"),
@@ -271,23 +272,14 @@ def _free_port(attempt: Attempt) -> int:
     raise UserError("no free port for torchrun; `ss -ltn` shows the processes that use the ports")
 
 
-def output_option(run: RunDirectory, attempt: Attempt) -> str:
-    """Return the beginning of srun's option for the logs, up to their names; no other srun has it."""
+def _log_folder(run: RunDirectory, attempt: Attempt) -> str:
     # In the name of a log % starts a field of Slurm's.
-    return f"--output={run.attempt_logs(attempt)}/".replace("%", "%%")
+    return str(run.attempt_logs(attempt)).replace("%", "%%")
 
 
 def step_name(attempt: Attempt) -> str:
     """Return the name of the step of ``attempt``, by which Slurm's lists show it."""
     return f"hpcrun-{attempt.owner}"
-
-
-def _no_wait(attempt: Attempt) -> list[str]:
-    """Return the option with which a step in place gives up after a minute if its resources are not free.
-
-    Without it, srun would wait for them until the end of the job, and a requeue could not follow.
-    """
-    return ["--immediate=60"] if attempt.in_place else []
 
 
 def newest_left(run: RunDirectory, attempt: Attempt) -> Attempt | None:

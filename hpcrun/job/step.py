@@ -237,13 +237,10 @@ def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | 
         return None
     try:
         options = LaunchOptions() if way.own_script else read_launch_options(run)
-        return nodes_of_job(run, attempt, options, os.environ)
     except UserError:
         # The start of the ranks reports it.
         return None
-    except (ClusterError, OSError) as error:
-        print(f"hpcrun: only Slurm notices a lost node: {error}", flush=True)
-        return None
+    return nodes_of_job(run, attempt, options, os.environ)
 
 
 def _hosts() -> str | None:
@@ -262,15 +259,19 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
     if way.packed:
         options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ
+    if nodes is not None:
+        try:
+            nodes.next_step(attempt)
+        except ClusterError as error:
+            print(f"hpcrun: {error}", flush=True)
+            return RanksEnd(exitcodes.FAILED)
+        environ = nodes.variables(environ)
+        options = replace(options, srun_args=[*nodes.options(), *options.srun_args])
     command = srun_command
     env = {**options.env, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     try:
-        if nodes is not None:
-            nodes.next_step(attempt)
-            environ = nodes.variables(environ)
-            options = replace(options, srun_args=[*nodes.options(), *options.srun_args])
         if way.torchrun:
             command = torchrun_command
             env |= torchrun_variables(run, attempt, environ)

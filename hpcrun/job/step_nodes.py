@@ -6,47 +6,20 @@ The variables of the batch script describe all nodes of the job, as they were at
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from hpcrun.job.node_count import nodes_for_step
+from hpcrun.job.node_count import step_options as count_options
 
 _EQUAL = re.compile(r"(\d+)\(x\d+\)|\d+")
 
 
 @dataclass(frozen=True)
 class JobShape:
-    """The nodes of a job. ``counts``: allowed numbers of nodes of a step, the best first.
-
-    ``tasks``: tasks per node.
-    """
+    """The nodes of a job. ``wanted``: ``job.nodes``, the number of nodes of a step. ``tasks``: per node."""
 
     nodes: tuple[str, ...]
-    counts: tuple[int, ...]
+    wanted: int | str
     tasks: int
-
-
-def allowed_counts(nodes: int | str | None, given: int) -> tuple[int, ...]:
-    """Return the allowed numbers of nodes of a step, the largest first.
-
-    Args:
-        nodes: the value of ``job.nodes``, such as 3 or "3-4"; None: all nodes of the job.
-        given: the number of nodes of the job.
-    """
-    least, _, most = str(nodes or given).partition("-")
-    largest = min(int(most or least), given)
-    return tuple(range(largest, min(int(least), largest) - 1, -1))
-
-
-def tasks_on_node(job: Mapping[str, Any]) -> int:
-    """Return the tasks per node that the section ``job`` of a resolved config requests."""
-    if job.get("launcher"):
-        return 1
-    return int(job.get("tasks_per_node") or job.get("gpus") or 1)
-
-
-def elastic_options(job: Mapping[str, Any]) -> list[str]:
-    """Return srun's option for a range of nodes; none for one number, which sbatch has with the tasks."""
-    if "-" not in str(job.get("nodes")):
-        return []
-    return [f"--ntasks-per-node={tasks_on_node(job)}"]
 
 
 def choose_nodes(
@@ -61,8 +34,8 @@ def choose_nodes(
     ``suspects`` are used only if the others are too few.
     """
     good = [node for node in shape.nodes if node not in bad]
-    count = next((count for count in shape.counts if count <= len(good)), None)
-    if count is None:
+    count = nodes_for_step(shape.wanted, len(good))
+    if not count:
         return None
     preferred = sorted(good, key=lambda node: (node in suspects, node not in before))
     return tuple(node for node in good if node in preferred[:count])
@@ -82,12 +55,9 @@ def step_options(shape: JobShape, nodes: Sequence[str], *, overlap: bool) -> lis
         overlap: a step with a lost node holds its resources until Slurm notices the loss; the next step
             shares them. Its processes on the other nodes have ended.
     """
-    count = len(nodes)
     return [
         "--no-kill",
-        f"--nodes={count}",
-        f"--ntasks={count * shape.tasks}",
-        f"--ntasks-per-node={shape.tasks}",
+        *count_options(len(nodes), shape.tasks),
         f"--nodelist={','.join(nodes)}",
         *(["--overlap"] if overlap else []),
     ]

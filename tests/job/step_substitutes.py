@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.config import Config, to_yaml
+from hpcrun.job.job_nodes import AGENTS
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, read_events
 
@@ -40,10 +41,8 @@ class Desk:
     def answer(self, program: str, script: str) -> None:
         stand_in = self.bin / program
         calls = shlex.quote(str(self.calls))
-        # The step of the agents runs until the batch step ends; no test here concerns it.
-        agents = 'case "$*" in *hpcrun-agents*) exec cat > /dev/null;; esac\n'
-        if program != "srun":
-            agents = ""
+        # This Slurm starts no node agents.
+        agents = f'[[ "$*" != *{AGENTS}* ]] || exit 1\n'
         stand_in.write_text(f'#!/bin/bash\n{agents}echo "{program} $*" >> {calls}\n{script}\n')
         stand_in.chmod(0o755)
 

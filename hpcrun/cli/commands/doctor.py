@@ -32,6 +32,7 @@ from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
+from hpcrun.run.replaced_nodes import replaced_now
 from hpcrun.run.slow_nodes import slow_now
 from hpcrun.slurm.launch import jobs
 
@@ -113,7 +114,7 @@ def _of_run(directory: RunDirectory) -> _Sources:
         raise UserError(
             f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
         )
-    notes = [one.line for one in slow_now(events)]
+    notes = [*(one.line for one in slow_now(events)), *replaced_now(events)]
     if attempt.label != "0":
         start = "a restart inside the allocation" if attempt.in_place else "a requeue"
         notes.append(f"attempt {attempt.owner} began by {start}")

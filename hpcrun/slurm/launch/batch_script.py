@@ -147,7 +147,7 @@ def sbatch_lines(folder: Path, job: Job, array: "ArrayTasks | None" = None) -> l
         "array": array.option if array is not None else None,
         "nodes": job.nodes if job.elastic else job.max_nodes + job.spares,
         # Otherwise Slurm ends a job that loses a node.
-        "no-kill": job.outlives_nodes,
+        "no-kill": job.elastic or job.spares > 0,
         **_task_options(job),
         **_gpu_options(job),
         "cpus-per-task": job.cpus_of_task,

@@ -91,17 +91,18 @@ def fitted(
 
 
 def refuse_fixed_counts(job: Job) -> None:
-    """Refuse options that contradict a range of ``job.nodes``.
+    """Refuse options that contradict a range of ``job.nodes``, or spare nodes.
 
     Raises:
         LaunchError: an option of sbatch or srun fixes the nodes or the number of tasks.
     """
+    cause = f"job.nodes={job.nodes}" if job.elastic else f"job.spares={job.spares}"
     for key in ("sbatch_args", "srun_args"):
         for option in getattr(job, key):
             if any(given_option([option], *names) is not None for names in _FIXED_COUNTS.items()):
                 raise LaunchError(
-                    f"job.{key}: {option}: fixes what job.nodes={job.nodes} leaves to each start; remove the "
-                    "option, or use one number of nodes"
+                    f"job.{key}: {option}: fixes what {cause} leaves to each start; remove the option, or "
+                    "use one number of nodes without spares"
                 )
 
 

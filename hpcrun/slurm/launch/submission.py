@@ -40,13 +40,13 @@ def choose_executor(config: Config) -> ExecutorName:
             say_aside(
                 "hpcrun: Slurm is installed but not configured here; the job runs on this machine"
             )
-    if config.job.elastic:
-        refuse_fixed_counts(config.job)
     if wanted != "slurm" and config.job.spares:
         raise LaunchError(
             f"job.spares: {config.job.spares}: this machine is the only node, so none can replace "
             "another; use --spares 0, or submit to Slurm"
         )
+    if config.job.elastic or config.job.spares:
+        refuse_fixed_counts(config.job)
     if wanted == "local":
         local_devices(config)
         refuse_task_counts(config.job)
