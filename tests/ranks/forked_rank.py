@@ -64,8 +64,10 @@ def act(word: str, number: str = "0") -> None:
     elif word == "offer":
         fork_client.offer_own_state("1")
     elif word == "exit":
+        print(os.getpid())
         sys.exit(int(number))
     elif word == "die":
+        print(os.getpid(), flush=True)
         signal.signal(int(number), signal.SIG_DFL) if int(number) != signal.SIGKILL else None
         os.kill(os.getpid(), int(number))
     elif word == "wait":

@@ -64,7 +64,8 @@ def new_run(folder: Path, *, stop: bool) -> RunDirectory:
 
 
 def variables(name: str) -> dict[str, str]:
-    inherited = {key: text for key, text in os.environ.items() if key != "OMP_NUM_THREADS"}
+    changing = ("OMP_NUM_THREADS", "PYTEST_CURRENT_TEST")
+    inherited = {key: text for key, text in os.environ.items() if key not in changing}
     return inherited | {"PYTHONPATH": str(ROOT), FORK_SERVER: name}
 
 
