@@ -53,6 +53,7 @@ def import_all() -> None:
     import numpy.ma  # noqa: F401, numpy.unique imports it
 
     import hpcrun.job.ownership
+    import hpcrun.train.entry
     import hpcrun.train.session  # noqa: F401
     from hpcrun.config import resolve
 

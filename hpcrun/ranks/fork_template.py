@@ -254,7 +254,7 @@ class _Template:
                 state = client.launched
                 reason = difference(self._own.state, state)
                 if reason is not None:
-                    self._refuse(client, f"its {reason} is another")
+                    self._refuse(client, f"the {reason} differs from that of the server")
                 elif reason := _unable():
                     self._refuse(client, f"the server cannot fork: {reason}")
                 elif self._fork(client, state):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 # No library reads these variables at import; they differ between tasks, steps or runs of a job.
 _PER_TASK = re.compile(
-    r"(SLURM|SLURMD|SRUN|PMI|PMI2|PMIX|HPCRUN)_\w+|MASTER_ADDR|MASTER_PORT|TMPDIR|SHLVL|_"
+    r"(SLURM|SLURMD|SRUN|PMI|PMI2|PMIX|SLINGSHOT|PALS|HPCRUN)_\w+|MASTER_ADDR|MASTER_PORT|TMPDIR|SHLVL|_"
     r"|(CUDA|ROCR|HIP)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
 )
 _PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")

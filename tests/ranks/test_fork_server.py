@@ -23,6 +23,15 @@ PROGRAM = str(Path(__file__).with_name("forked_rank.py"))
 RANK = ("-u", PROGRAM)
 NAME = f"test-{os.getpid()}"
 ROOT = Path(__file__).parents[2]
+STARTED: "list[subprocess.Popen[str]]" = []
+
+
+@pytest.fixture(autouse=True)
+def no_task_left() -> Iterator[None]:
+    """Kill what a failed test leaves."""
+    yield
+    while STARTED:
+        STARTED.pop().kill()
 
 
 def variables(name: str = NAME, **more: str) -> dict[str, str]:
@@ -35,7 +44,8 @@ def start(*words: str, name: str = NAME, **options: Any) -> "subprocess.Popen[st
     """Start a task as a launcher does."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     given = {"env": variables(name), "cwd": ROOT, "text": True, **pipes, **options}
-    return subprocess.Popen([sys.executable, *RANK, *words], **given)
+    STARTED.append(subprocess.Popen([sys.executable, *RANK, *words], **given))
+    return STARTED[-1]
 
 
 def facts(name: str = NAME, **options: Any) -> tuple[dict[str, Any], str]:
