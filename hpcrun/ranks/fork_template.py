@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +147,18 @@ def _unable() -> str | None:
 
 @dataclass(eq=False)
 class _Client:
-    """A connection: ``rank``, ``launched``: the forked process, and the state that it was asked for."""
+    """A connection with a task.
+
+    ``launched``: the state that the task has sent; ``differs``: what a fork cannot take over of it; ``rank``:
+    the forked process; ``left``: the task has ended before its rank.
+    """
 
     connection: socket.socket
     inbox: Inbox
-    rank: int | None = None
     launched: ProcessState | None = None
-    left: bool = field(default=False)
+    differs: str | None = None
+    rank: int | None = None
+    left: bool = False
 
 
 class _Template:
@@ -222,6 +227,7 @@ class _Template:
                 return None
             if "fork" in message:
                 client.launched = read_state(message["fork"])
+                client.differs = difference(self._own.state, client.launched)
                 return None
             offer = Offer.read(message["offer"])
             same = difference(self._own.state, offer.state) is None
@@ -252,9 +258,8 @@ class _Template:
         for client in list(self._clients.values()):
             if client.rank is None and client.launched is not None:
                 state = client.launched
-                reason = difference(self._own.state, state)
-                if reason is not None:
-                    self._refuse(client, f"the {reason} differs from that of the server")
+                if client.differs is not None:
+                    self._refuse(client, f"the {client.differs} differs from that of the server")
                 elif reason := _unable():
                     self._refuse(client, f"the server cannot fork: {reason}")
                 elif self._fork(client, state):

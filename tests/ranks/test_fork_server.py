@@ -259,9 +259,10 @@ def test_no_rank_is_forked_from_a_process_with_threads() -> None:
     assert b"cannot fork ranks: it has 2 threads" in errors
 
 
-def test_a_server_ends_with_its_parent() -> None:
-    name = f"{NAME}-parent"
-    command = fork_server_command(name, parent=os.getpid())
+@pytest.mark.parametrize("threads", [None, "1"])
+def test_a_server_ends_with_its_parent(threads: str | None) -> None:
+    name = f"{NAME}-parent-{threads}"
+    command = fork_server_command(name, parent=os.getpid(), threads=threads, rank=RANK)
     code = (
         "import os, subprocess, sys;"
         f"words = {command!r};"
