@@ -196,7 +196,8 @@ class _Template:
                 elif client := self._clients.get(descriptor):
                     offer = self._read(client)
                     if offer is not None and self._is_idle():
-                        print(f"hpcrun: {become_template(offer, where, cpus)}", file=sys.stderr)
+                        problem = become_template(offer, where, cpus)
+                        print(f"hpcrun: the fork server stays as it is: {problem}", file=sys.stderr)
             if self._fork_waiting():
                 return
 
@@ -303,7 +304,8 @@ class _Template:
             used = min(int(threads), cpus), min(int(threads), len(own.cpus))
             if threads != own.threads or used[0] != used[1]:
                 raise ValueError(
-                    f"it has {threads} threads on {cpus} CPUs, the server {own.threads} on {len(own.cpus)}"
+                    f"it gets {threads} threads on {cpus} CPUs, and the server has {own.threads} on "
+                    f"{len(own.cpus)}"
                 )
             client.connection.setblocking(True)
             send(client.connection, {"rank": os.getpid()})

@@ -64,8 +64,12 @@ def new_run(folder: Path, *, stop: bool) -> RunDirectory:
 
 
 def variables(name: str) -> dict[str, str]:
-    changing = ("OMP_NUM_THREADS", "PYTEST_CURRENT_TEST")
-    inherited = {key: text for key, text in os.environ.items() if key not in changing}
+    # pytest changes its own variable, and conftest.py gives every library one thread.
+    inherited = {
+        key: text
+        for key, text in os.environ.items()
+        if not key.endswith("_NUM_THREADS") and key != "PYTEST_CURRENT_TEST"
+    }
     return inherited | {"PYTHONPATH": str(ROOT), FORK_SERVER: name}
 
 
