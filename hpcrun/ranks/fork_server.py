@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hpcrun.ranks.fork_messages import BadMessage, Inbox, is_own, listen, own_address, send
-from hpcrun.ranks.fork_template import IGNORED, Offer, become_template
+from hpcrun.ranks.fork_template import IGNORED, RankStart, become_template
 from hpcrun.ranks.process_state import own_state
 from hpcrun.slurm.node_setup import die_with_parent
 
@@ -69,7 +69,7 @@ def main() -> NoReturn:
     where, cpus = own_address(given.name), os.sched_getaffinity(0)
     if given.threads is not None:
         state = own_state()._replace(options=given.rank, arguments=[])
-        problem = become_template(Offer(state, given.threads, state.cpus), where, cpus)
+        problem = become_template(RankStart(state, given.threads, state.cpus), where, cpus)
         raise SystemExit(f"hpcrun: no fork server: {problem}")
     try:
         listener = listen(where)
@@ -81,7 +81,7 @@ def main() -> NoReturn:
             print(f"hpcrun: the fork server waits for another rank: {problem}", file=sys.stderr)
 
 
-def _next_offer(listener: socket.socket) -> Offer | None:
+def _next_offer(listener: socket.socket) -> RankStart | None:
     """Answer one client; return its offer, or None."""
     connection, _ = listener.accept()
     inbox = Inbox(connection)
@@ -91,7 +91,7 @@ def _next_offer(listener: socket.socket) -> Offer | None:
             return None
         message = inbox.wait()
         if "offer" in message:
-            return Offer.read(message["offer"])
+            return RankStart.read(message["offer"])
         # Its first rank has not come yet, so this is no news.
         send(connection, {"refused": ""})
     except (OSError, EOFError, BadMessage, TypeError):

@@ -41,7 +41,7 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 @dataclass(frozen=True)
-class Offer:
+class RankStart:
     """What a rank, or the caller of the fork server, says about the ranks of this node.
 
     ``threads``: their OMP_NUM_THREADS; ``cpus``: those of one rank.
@@ -52,7 +52,7 @@ class Offer:
     cpus: list[int]
 
     @classmethod
-    def read(cls, message: dict[str, Any]) -> "Offer":
+    def read(cls, message: dict[str, Any]) -> "RankStart":
         """Return the offer in a message; raises BadMessage."""
         try:
             cpus = [int(cpu) for cpu in message["cpus"]]
@@ -61,7 +61,7 @@ class Offer:
             raise BadMessage(f"no offer: {error!r}") from error
 
 
-def become_template(offer: Offer, where: str, cpus: set[int]) -> str:
+def become_template(offer: RankStart, where: str, cpus: set[int]) -> str:
     """Replace this process by a template; return the reason if that is impossible.
 
     Args:
@@ -123,7 +123,7 @@ def wait_for_ranks(imports: Callable[[], None], threads: Callable[[], str]) -> N
         listener = listen(terms["where"])
     except OSError as error:
         raise SystemExit(f"hpcrun: this process cannot fork ranks: {error}") from error
-    template = _Template(listener, Offer(state, given, sorted(cpus)), changes, threads)
+    template = _Template(listener, RankStart(state, given, sorted(cpus)), changes, threads)
     template.serve(terms["where"], set(terms["cpus"]))
 
 
@@ -167,7 +167,7 @@ class _Template:
     def __init__(
         self,
         listener: socket.socket,
-        own: Offer,
+        own: RankStart,
         changes: dict[str, str],
         threads: Callable[[], str],
     ) -> None:
@@ -214,7 +214,7 @@ class _Template:
             self._clients[connection.fileno()] = _Client(connection, Inbox(connection))
             self._poll.register(connection, select.POLLIN)
 
-    def _read(self, client: _Client) -> Offer | None:
+    def _read(self, client: _Client) -> RankStart | None:
         """Read from a client; return its offer if this template does not suit it."""
         if client.rank is not None:
             # Only the end of the task is of interest here; the rank reads its messages.
@@ -230,7 +230,7 @@ class _Template:
                 client.launched = read_state(message["fork"])
                 client.differs = difference(self._own.state, client.launched)
                 return None
-            offer = Offer.read(message["offer"])
+            offer = RankStart.read(message["offer"])
             same = difference(self._own.state, offer.state) is None
             self._drop(client)
             return None if same and offer.threads == self._own.threads else offer
