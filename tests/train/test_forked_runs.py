@@ -43,6 +43,11 @@ class Threaded(Regression):
     def train_dataset(self) -> Products:
         return Products(600)
 
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        # Each thread adds a part of a sum, so their number decides the last bits of the gradients.
+        sums = [weights.abs().sum() for weights in model.parameters()]
+        return super().loss(model, batch) + 1e-6 * torch.stack(sums).square().sum()
+
     def mishap(self) -> None:
         if self.calls == 3:
             threads = Path(self.config.data.own["log"])
