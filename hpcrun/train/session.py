@@ -32,7 +32,7 @@ from hpcrun.train.model.compile_cache import CompileCache, open_cache
 from hpcrun.train.optimizer import JointOptimizer, learning_rate_lines
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import TRAINING, VALIDATING, Position
-from hpcrun.train.saving import Saver, build_engine, build_interval
+from hpcrun.train.saving import Saver, build_engine, build_interval, memory_interval
 from hpcrun.train.setup import (
     Context,
     OpenedTask,
@@ -92,9 +92,14 @@ class Loop:
             if self.early.due:
                 self.metrics.log_pending(done)
             self.saver.poll()
+            in_memory = self.saver.due_in_memory(done)
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
                 with self._saving():
                     self.saver.start(done)
+            elif in_memory:
+                with self.position.at("saving"), self.metrics.paused():
+                    self.metrics.flush()
+                    self.saver.start_in_memory(done)
             if self.early.due:
                 break
         self.profile.close(self.early.end(train.steps))
@@ -203,6 +208,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         trainer,
         engine,
         interval=build_interval(run, config, ranks, lambda: saver.costs),
+        memory=memory_interval(config),
         batches=batches,
         early=early,
         metrics=metrics,
@@ -211,7 +217,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
             "environment": resumed.environment,
             "ways": parallelism(config),
         },
-        saved=start if resumed.checkpoint else None,
+        saved=resumed.saved,
     )
     held_out = build_validation(context, opened, trainer)
     loop = Loop(

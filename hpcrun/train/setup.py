@@ -349,6 +349,11 @@ class Resumed:
         """The first step of this attempt."""
         return self.checkpoint.step if self.checkpoint else 0
 
+    @property
+    def saved(self) -> int | None:
+        """The restored step, if a checkpoint on disk has it."""
+        return self.start if self.checkpoint and self.checkpoint.on_disk else None
+
     def extra(self, key: str, default: Any) -> Any:
         """Return an entry of the checkpoint's extra data, or ``default``."""
         return self.checkpoint.shared["extra"].get(key, default) if self.checkpoint else default
