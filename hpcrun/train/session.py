@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcrun.checkpoint.outcome import Restored
 from hpcrun.config import Config, parallelism, recorded
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import StopAgreement
@@ -341,12 +342,20 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         step=start,
         ranks=ranks,
         parallel=trainer.parallel,
+        **(memory_facts(restored) if restored else {}),
     )
     rates = learning_rate_lines(context.config, trainer.optimizer)
     joint = trainer.optimizer
     parts = joint.lines() if isinstance(joint, JointOptimizer) else ()
     for line in (*batching.lines(context.config.train.steps), *rates, *parts):
         print(f"hpcrun: {line}", flush=True)
+
+
+def memory_facts(restored: Restored) -> dict[str, Any]:
+    """Return what the event ``started`` says about a state from memory, which is no commit."""
+    if restored.memory is None:
+        return {}
+    return {"on_disk": restored.memory.committed, "snapshot": restored.memory.created}
 
 
 def open_compile_cache(context: Context, device: torch.device) -> CompileCache:

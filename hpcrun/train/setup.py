@@ -351,8 +351,8 @@ class Resumed:
 
     @property
     def saved(self) -> int | None:
-        """The restored step, if a checkpoint on disk has it."""
-        return self.start if self.checkpoint and self.checkpoint.on_disk else None
+        """The newest step on disk; None if there is none."""
+        return self.checkpoint.committed if self.checkpoint else None
 
     def extra(self, key: str, default: Any) -> Any:
         """Return an entry of the checkpoint's extra data, or ``default``."""

@@ -32,7 +32,7 @@ class Killed(Regression):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("fsdp", marks=pytest.mark.slow), "ddp"])
 @forked
 def test_a_killed_run_continues_from_memory_with_the_same_bits(tmp_path, parallel):
     options = [f"train.parallel={parallel}", "checkpoint.every=0", "train.log_every=1"]

@@ -21,8 +21,8 @@ import xxhash
 
 from hpcrun.checkpoint.memory.buffers import KeptBuffers
 from hpcrun.checkpoint.memory.files import MemoryFiles, NodeMemory
-from hpcrun.checkpoint.memory.peers import PeerFile, host_addresses, serving
-from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.memory.peers import PeerAddress, PeerFile, host_addresses, serving
+from hpcrun.checkpoint.outcome import FromMemory, Restored
 from hpcrun.checkpoint.sharded import restore
 from hpcrun.checkpoint.sharded.host_staging import Pin, pin
 from hpcrun.checkpoint.sharded.rank_file import file_name
@@ -41,7 +41,7 @@ _ROOT = Path("memory of the nodes")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MemorySnapshot:
     """A snapshot that all ranks have hashed: its step and manifest, and on rank 0 the index."""
 
     step: int
@@ -64,16 +64,20 @@ class MemoryCopies:
     Args:
         client: the keeper of this node.
         buffers: the staging memory of the saves.
+        nodes: number of nodes with a keeper.
         peers: True to copy the files of each node to the next node.
     """
 
-    def __init__(self, client: KeeperClient, buffers: KeptBuffers, *, peers: bool) -> None:
-        self._client, self.buffers, self._peers = client, buffers, peers
+    def __init__(
+        self, client: KeeperClient, buffers: KeptBuffers, *, nodes: int, peers: bool
+    ) -> None:
+        self._client, self.buffers = client, buffers
+        self._nodes, self._peers = nodes, peers and nodes > 1
         self._hosts = host_addresses(os.environ)
         self.active = True
         """True until the copies end, on all ranks after the same snapshot."""
 
-    def keep(self, snapshot: Snapshot, size: int, ranks: Ranks) -> str | None:
+    def keep(self, snapshot: MemorySnapshot, size: int, ranks: Ranks) -> str | None:
         """Keep the snapshot in the buffer that was filled last; return why that is not possible. Collective.
 
         After a failure on any rank the copies end on all ranks.
@@ -89,7 +93,7 @@ class MemoryCopies:
         mine: tuple[MemoryFile, ...] = ()
         try:
             mine = self._put(snapshot, size, ranks.rank)
-        except (OSError, CheckpointError) as error:
+        except Exception as error:  # of any type: the other ranks wait for this rank's report
             trouble = ranks.named(error)
         if self._peers:
             missed = self._fetch(snapshot, mine, ranks)
@@ -128,29 +132,38 @@ class MemoryCopies:
             here, files = self._client.files()
         if not any(ranks.gather(len(files))):
             return None, []
-        newest = ranks.from_rank_0(lambda: max(store.steps(), default=-1))
-        with serving(self._client.secret, self._hosts, self._client.open) as address:
+        newest = ranks.from_rank_0(lambda: max(store.steps(), default=None))
+        with self._serving() as address:
             everyone = ranks.gather(NodeMemory(here, tuple(files), address))
             found = MemoryFiles(self._client, here, ranks.rank, everyone)
             # -1: a skipped step, so that the text of an error does not advise to remove the folder.
-            older = [-1, *(step for step in found.snapshots if step < newest)]
+            older = [-1, *(step for step in found.snapshots if step < (newest or 0))]
             memory = CheckpointStore(_ROOT, store.owner, fs=found, patience=0)
             restored: Restored | None = None
             notes: list[str] = []
             try:
                 restored = restore.restore(memory, ranks, template, older)
+                if restored is not None:
+                    step = restored.step
+                    created = ranks.from_rank_0(lambda: memory.manifest(step).created)
+                    facts = FromMemory(newest, created)
+                    restored = replace(restored, memory=facts)
             except CheckpointError as error:
                 notes = [f"the copies in memory are not used: {one_line(error)}"]
         with contextlib.suppress(OSError):
             self._client.only("" if restored is None else found.snapshots[restored.step])
         if restored is None:
             return None, notes
-        at = "as on disk" if restored.step == newest else f"the newest step on disk is {newest}"
-        line = f"step {restored.step} was read from memory ({at if newest >= 0 else 'none is on disk'})"
-        on_disk = restored.step == newest
-        return replace(restored, notes=(*restored.notes, line), on_disk=on_disk), notes
+        at = "none is on disk" if newest is None else f"the newest step on disk is {newest}"
+        line = f"step {restored.step} was read from memory ({at})"
+        return replace(restored, notes=(*restored.notes, line)), notes
 
-    def _put(self, snapshot: Snapshot, size: int, rank: int) -> tuple[MemoryFile, ...]:
+    def _serving(self) -> contextlib.AbstractContextManager[PeerAddress | None]:
+        if self._nodes == 1:
+            return contextlib.nullcontext()
+        return serving(self._client.secret, self._hosts, self._client.open)
+
+    def _put(self, snapshot: MemorySnapshot, size: int, rank: int) -> tuple[MemoryFile, ...]:
         """Give this rank's files to the keeper, and return them."""
         if self.buffers.refused is not None:
             raise CheckpointError(self.buffers.refused)
@@ -165,11 +178,13 @@ class MemoryCopies:
                 self._received(files[-1], partial(_write, content=content))
         return tuple(files)
 
-    def _fetch(self, snapshot: Snapshot, mine: Sequence[MemoryFile], ranks: Ranks) -> str | None:
+    def _fetch(
+        self, snapshot: MemorySnapshot, mine: Sequence[MemoryFile], ranks: Ranks
+    ) -> str | None:
         """Copy files of the node before this one; return why that is not possible. Collective."""
         trouble: str | None = None
         here = ""
-        with serving(self._client.secret, self._hosts, self._client.open) as address:
+        with self._serving() as address:
             with contextlib.suppress(OSError):
                 here, _ = self._client.files()
             everyone = ranks.gather(NodeMemory(here, tuple(mine), address))
@@ -177,15 +192,16 @@ class MemoryCopies:
                 for source in _sources(everyone, ranks.rank):
                     for file in source.files:
                         self._copy(snapshot, file, source)
-            except (OSError, CheckpointError) as error:
+            except Exception as error:  # as above
                 trouble = ranks.named(error)
             # The server stays until every rank has its copies.
             ranks.gather(None)
         return trouble
 
-    def _copy(self, snapshot: Snapshot, file: MemoryFile, source: NodeMemory) -> None:
+    def _copy(self, snapshot: MemorySnapshot, file: MemoryFile, source: NodeMemory) -> None:
         """Copy a file of another node, compare it with its hash, and give it to the keeper."""
-        assert source.address is not None
+        if source.address is None:
+            raise CheckpointError("a node does not serve its memory")
         self.buffers.require_room(file.size)
         content = xxhash.xxh3_128()
 
@@ -260,11 +276,12 @@ def open_copies(
         key: the key of the keepers; None: from the environment.
     """
     client = KeeperClient(key or os.environ.get(VARIABLE, ""), run)
-    reached = False
+    here = ""
     if client.key:
         with contextlib.suppress(OSError):
-            reached = bool(client.files())
-    if not all(ranks.gather(reached)):
+            here, _ = client.files()
+    everyone = ranks.gather(here)
+    if not all(everyone):
         return None
 
     def release() -> None:
@@ -272,4 +289,4 @@ def open_copies(
             client.only()
 
     buffers = KeptBuffers(release, limit=limit, ranks_on_host=ranks_on_host, pinned=pinned, pin=pin)
-    return MemoryCopies(client, buffers, peers=peers)
+    return MemoryCopies(client, buffers, nodes=len(set(everyone)), peers=peers)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from hpcrun.errors import ClusterError
 from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.interfaces import own_interfaces, rendezvous_addresses
 from hpcrun.run.memory_keeper import MemoryFile
@@ -48,8 +49,8 @@ def host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
 @contextmanager
 def serving(
     key: str, hosts: Sequence[str], open_file: Callable[[MemoryFile], int]
-) -> Iterator[PeerAddress]:
-    """Serve files to other nodes during the block.
+) -> Iterator[PeerAddress | None]:
+    """Serve files to other nodes during the block; yields None if this host has no free port.
 
     Args:
         key: the key of the job.
@@ -57,7 +58,12 @@ def serving(
         open_file: returns a descriptor, which the server closes; raises OSError.
     """
     lines: set[socket.socket] = set()
-    with listen([0]) as door:
+    try:
+        listener = listen([0])
+    except ClusterError:  # the other ranks wait for this rank's report
+        yield None
+        return
+    with listener as door:
 
         def accept() -> None:
             while True:

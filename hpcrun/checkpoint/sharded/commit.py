@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 
-from hpcrun.checkpoint.memory.copies import MemoryCopies, Snapshot
+from hpcrun.checkpoint.memory.copies import MemoryCopies, MemorySnapshot
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
 from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, hashed, write
@@ -83,7 +83,8 @@ class CommitProtocol:
         if outcome.ok and self._memory is not None and self._memory.active:
             try:
                 kept = self._keep(job, written)
-            except RuntimeError as error:  # a rank is gone; the step is committed nevertheless
+            except Exception as error:  # such as a lost rank; the step is committed nevertheless
+                self._memory.end(str(error))
                 kept = SaveOutcome(False, job.step, error=self._ranks.named(error))
             if kept.error is not None:
                 outcome = replace(outcome, notes=(*outcome.notes, kept.error))
@@ -156,7 +157,7 @@ class CommitProtocol:
             return found
         index = self._index if self._ranks.rank == 0 else None
         size = job.share.size if isinstance(job.share, RankShard) and job.share.safe else 0
-        trouble = memory.keep(Snapshot(job.step, found, index), size, self._ranks)
+        trouble = memory.keep(MemorySnapshot(job.step, found, index), size, self._ranks)
         if trouble is not None:
             trouble = f"no copies of the saves stay in memory from here on: {trouble}"
         return SaveOutcome(trouble is None, job.step, error=trouble, in_memory=True)
