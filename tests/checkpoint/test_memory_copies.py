@@ -301,6 +301,8 @@ def test_a_superseded_attempt_keeps_no_snapshot(folder, rank):
         saving.start(2, {}, {}, {}, in_memory=True)
         (outcome,) = saving.wait()
         assert agreed((outcome.ok, outcome.fenced)) == (False, True)
+        assert not saving.ready_for_memory()
+        assert stored(client) == {1: FILES}
 
 
 @ranks(2)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from hpcrun.checkpoint.memory.copies import MemoryCopies
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.job import policy as exitcodes
 from hpcrun.run.files import read_lines
@@ -59,6 +60,29 @@ def test_a_killed_run_continues_from_memory_with_the_same_bits(tmp_path, paralle
     ]
     assert list(losses[0]) == list(range(1, 9))
     assert losses[0] == losses[1]
+
+
+@forked
+def test_a_rank_that_loses_its_peer_leaves_the_last_snapshot(tmp_path):
+    with keeper() as (client, _):
+
+        def begin(rank, restart):
+            os.environ[VARIABLE] = client.key
+            if (rank, restart) == (0, 0):
+                keep, calls = MemoryCopies.keep, []
+
+                def killed_at_the_second(*arguments):
+                    calls.append(1)
+                    if len(calls) == 2:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return keep(*arguments)
+
+                MemoryCopies.keep = killed_at_the_second
+
+        options = ["checkpoint.every=0", "checkpoint.memory_every=1"]
+        played = play_run(tmp_path, Regression, *options, begin=begin)
+    assert played.codes == [[-signal.SIGKILL, exitcodes.FAILED], *DONE], played.said()
+    assert "was read from memory" in played.said()
 
 
 @forked

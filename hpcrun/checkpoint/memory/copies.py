@@ -75,7 +75,7 @@ class MemoryCopies:
         self._nodes, self._peers = nodes, peers and nodes > 1
         self._hosts = host_addresses(os.environ)
         self.active = True
-        """True until the copies end, on all ranks after the same snapshot."""
+        """False: this attempt keeps no further snapshot. The ranks agree on it unless one of them is gone."""
 
     def keep(self, snapshot: MemorySnapshot, size: int, ranks: Ranks) -> str | None:
         """Keep the snapshot in the buffer that was filled last; return why that is not possible. Collective.
@@ -109,7 +109,10 @@ class MemoryCopies:
         return None
 
     def end(self, reason: str) -> None:
-        """Keep no snapshot any more, and free the memory of the copies on this node; on all ranks."""
+        """Keep no snapshot any more, and free the memory of the copies on this node; on all ranks.
+
+        Not after the loss of a rank: the next attempt needs the last snapshot.
+        """
         self.active = False
         self.buffers.end(reason)
 

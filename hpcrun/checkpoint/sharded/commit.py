@@ -84,7 +84,7 @@ class CommitProtocol:
             try:
                 kept = self._keep(job, written)
             except Exception as error:  # such as a lost rank; the step is committed nevertheless
-                self._memory.end(str(error))
+                self._memory.active = False
                 kept = SaveOutcome(False, job.step, error=self._ranks.named(error))
             if kept.error is not None:
                 outcome = replace(outcome, notes=(*outcome.notes, kept.error))
@@ -153,7 +153,10 @@ class CommitProtocol:
 
         found = self._ranks.from_rank_0(content)
         if isinstance(found, SaveOutcome):
-            memory.end(found.error or "")
+            if found.fenced:
+                memory.active = False  # the memory belongs to the newer attempt
+            else:
+                memory.end(found.error or "")
             return found
         index = self._index if self._ranks.rank == 0 else None
         size = job.share.size if isinstance(job.share, RankShard) and job.share.safe else 0
