@@ -159,20 +159,16 @@ def _answer(line: socket.socket, key: str, open_file: Callable[[MemoryFile], int
     except OSError as error:
         line.sendall(_HEAD.pack(-(error.errno or errno.EIO)))
         return
-    try:
+    with os.fdopen(descriptor, "rb", buffering=0) as content:
         line.sendall(_HEAD.pack(size_of(descriptor, file)))
         while True:
             position, length = _received_number(line), _received_number(line)
             # A file that has become shorter ends early, and the receiver sees it.
             count = max(0, min(length, size_of(descriptor, file) - position))
             line.sendall(_HEAD.pack(count))
-            while count:
-                sent = os.sendfile(line.fileno(), descriptor, position, count)
-                if sent == 0:
-                    return
-                position, count = position + sent, count - sent
-    finally:
-        os.close(descriptor)
+            # sendfile(2) alone does not wait on a socket with a timeout.
+            if count and line.sendfile(content, position, count) < count:
+                return
 
 
 def size_of(descriptor: int, file: MemoryFile) -> int:
