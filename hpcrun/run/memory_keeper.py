@@ -33,7 +33,7 @@ VARIABLE = "HPCRUN_MEMORY_KEEPER"
 Nodes that share a machine, as in the local cluster, may have a keeper each: ``KEY/NODE``.
 """
 
-_LIMIT = 1 << 16
+_LIMIT = 1 << 18
 _PATIENCE = 5.0
 _STALLED = 1.0
 _SPARED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -140,7 +140,7 @@ class CommitProtocol:
         if memory is None:
             raise ValueError("no memory to keep a snapshot in")
 
-        def content() -> bytes | SaveOutcome:
+        def content() -> bytes | str | SaveOutcome:
             try:
                 self._still_mine()
                 records = self._index_in_memory(job, written)
@@ -149,18 +149,20 @@ class CommitProtocol:
             except OwnedByAnotherAttempt as error:
                 return SaveOutcome(False, job.step, error=str(error), fenced=True, in_memory=True)
             except CheckpointError as error:
-                return SaveOutcome(False, job.step, error=str(error), in_memory=True)
+                return str(error)
 
         found = self._ranks.from_rank_0(content)
+        trouble: str | None = None
         if isinstance(found, SaveOutcome):
-            if found.fenced:
-                memory.active = False  # the memory belongs to the newer attempt
-            else:
-                memory.end(found.error or "")
+            memory.active = False  # the memory belongs to the newer attempt
             return found
-        index = self._index if self._ranks.rank == 0 else None
-        size = job.share.size if isinstance(job.share, RankShard) and job.share.safe else 0
-        trouble = memory.keep(MemorySnapshot(job.step, found, index), size, self._ranks)
+        if isinstance(found, str):
+            trouble = found
+            memory.end(trouble)
+        else:
+            index = self._index if self._ranks.rank == 0 else None
+            size = job.share.size if isinstance(job.share, RankShard) and job.share.safe else 0
+            trouble = memory.keep(MemorySnapshot(job.step, found, index), size, self._ranks)
         if trouble is not None:
             trouble = f"no copies of the saves stay in memory from here on: {trouble}"
         return SaveOutcome(trouble is None, job.step, error=trouble, in_memory=True)
