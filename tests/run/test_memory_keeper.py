@@ -1,5 +1,6 @@
 """The keeper of a job's memory: it holds two snapshots of a run, and ends with its parent."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import pytest
 
 from hpcrun.run.memory_keeper import KeeperClient, MemoryFile, new_file, new_key, start
 
+KIND = socket.SOCK_SEQPACKET
 STARTER = """
 import sys
 from hpcrun.run.memory_keeper import start
@@ -94,11 +96,35 @@ def test_a_second_keeper_of_a_node_is_refused(client):
 @pytest.mark.parametrize("message", [b"", b"not JSON", b"{}", b'{"run": "a", "do": "put"}'])
 def test_a_broken_request_leaves_the_keeper_at_work(client, message):
     put(client, 1, "a", "one")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+    with socket.socket(socket.AF_UNIX, KIND) as line:
         line.connect(address_of(client))
         line.send(message)
         line.recv(1000)
     assert names(client) == ["one"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_a_process_of_another_user_gets_no_answer(client):
+    put(client, 1, "a", "one")
+    address, child = address_of(client), os.fork()
+    if child == 0:
+        code = 2
+        with contextlib.suppress(BaseException), socket.socket(socket.AF_UNIX, KIND) as line:
+            os.setuid(65534)
+            line.connect(address)
+            with contextlib.suppress(OSError):
+                line.send(b'{"run": "/runs/a", "do": "list"}')
+            code = 0 if answer_of(line) == b"" else 1
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert names(client) == ["one"]
+
+
+def answer_of(line):
+    try:
+        return line.recv(1000)
+    except ConnectionResetError:
+        return b""
 
 
 def address_of(client):
