@@ -129,13 +129,14 @@ def answer_of(line):
 
 def address_of(client):
     """Return the only abstract address of the keeper's process, from the kernel's list."""
-    (address,) = (
+    assert client.files()
+    # A connection that ends has the address too.
+    (address,) = {
         each.laddr
         for process in psutil.Process().children()
         for each in process.net_connections(kind="unix")
         if str(each.laddr).startswith("@hpcrun-")
-    )
-    assert client.files()
+    }
     return "\0" + address[1:]
 
 
