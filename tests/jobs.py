@@ -34,6 +34,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 from hpcrun.ranks.signals import STOP
+from hpcrun.run.attempt import attempt_here
 from hpcrun.train.task import Task
 
 
@@ -72,9 +73,8 @@ class Probe(Task):
         return (model(values).squeeze(-1) - values.sum(-1)).square().mean()
 
     def note(self, indices):
-        name = "samples-{}-{}-{}.jsonl".format(
-            os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0"), os.environ["RANK"]
-        )
+        attempt = attempt_here(os.environ["SLURM_JOB_ID"], os.environ).owner
+        name = "samples-{}-{}.jsonl".format(attempt, os.environ["RANK"])
         with open(os.path.join(self.config.data.own["log"], name), "a") as log:
             log.write(json.dumps(indices.tolist()) + "\\n")
 
@@ -279,7 +279,7 @@ def samples_by_step(
     found: dict[int, list[list[int]]] = {}
     for started in events(run, "started"):
         assert started.attempt is not None
-        path = folder / f"samples-{started.attempt.job}-{started.attempt.restart}-{rank}.jsonl"
+        path = folder / f"samples-{started.attempt.owner}-{rank}.jsonl"
         # Each process computes its first micro-batch twice, to lay out DDP's buckets.
         batches = [json.loads(line) for line in path.read_text().splitlines()][1:]
         for number in range(len(batches) // accumulation):

@@ -20,30 +20,43 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 from chaoslib.compare import verify  # noqa: E402
-from chaoslib.disturbed import ANY_STEP, NODES, PATIENCE, Chaos  # noqa: E402
+from chaoslib.disturbed import ANY_STEP, NODES, PATIENCE, STEPS_PER_FAULT, Chaos  # noqa: E402
 from chaoslib.faults import disturb, plan, table  # noqa: E402
 
+from hpcrun.run.directory import RunDirectory  # noqa: E402
 from tests.on_slurm import cluster  # noqa: E402
 from tests.on_slurm.cluster import SlurmCluster  # noqa: E402
 
 
-def run(slurm: SlurmCluster, faults: int, ranks: int, seed: int) -> None:
+def run(slurm: SlurmCluster, wanted: argparse.Namespace) -> None:
     """Train undisturbed, train with faults, compare, and print; raises AssertionError on a difference."""
-    dice = random.Random(seed)
-    planned = plan(faults, dice)
-    chaos = Chaos(slurm, faults, ranks, dice)
+    chaos = Chaos(slurm, wanted.faults, wanted.ranks, random.Random(wanted.seed))
     reference = chaos.submit("undisturbed", "at-once", save_every=0)
     chaos.wait_for_account(reference, PATIENCE + chaos.steps)
-    print(f"undisturbed: {chaos.steps} steps on {NODES} x {ranks} ranks", flush=True)
-    chaos.submit("disturbed", "pace", save_every=5)
+    print(f"undisturbed: {chaos.steps} steps on {NODES} x {wanted.ranks} ranks", flush=True)
+    columns = [disturbed(chaos, reference, wanted)]
+    if wanted.compare:
+        print("the same faults with restarts.in_place=false", flush=True)
+        dice = random.Random(wanted.seed)
+        chaos = Chaos(slurm, wanted.faults, wanted.ranks, dice, in_place=False)
+        columns.append(disturbed(chaos, reference, wanted))
+        print(f"  {'':<18} {'in place':>10} {'requeued':>10}")
+    for key in columns[0]:
+        print(f"  {key:<18} " + " ".join(f"{column[key]:>10}" for column in columns))
+    print(f"seed {wanted.seed}: {wanted.faults} faults, weights and samples are identical")
+
+
+def disturbed(chaos: Chaos, reference: RunDirectory, wanted: argparse.Namespace) -> dict[str, str]:
+    """Train with faults and compare with the run ``reference``; return figures."""
+    chaos.write("pace", str(STEPS_PER_FAULT))
+    chaos.submit(chaos.run.name, "pace", save_every=5)
+    planned = plan(wanted.faults, chaos.dice, wanted.during_restarts, wanted.only)
     met = disturb(chaos, planned)
     chaos.allow(ANY_STEP)
     chaos.wait_for_account(chaos.run, PATIENCE)
     figures = verify(chaos, reference)
-    print(table(met))
-    for key, value in figures.items():
-        print(f"  {key:<18} {value}")
-    print(f"seed {seed}: {faults} faults, weights and samples are identical")
+    print(table(met), flush=True)
+    return figures
 
 
 def main() -> int:
@@ -58,6 +71,17 @@ def main() -> int:
     parser.add_argument(
         "--ranks", type=int, default=2, metavar="R", help="ranks per node (default 2)"
     )
+    parser.add_argument(
+        "--during-restarts",
+        action="store_true",
+        help="kill a rank, and inject each fault at a random moment of the restart that follows",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="also with restarts.in_place=false, and the same faults",
+    )
+    parser.add_argument("--only", metavar="KIND", help="inject only faults of this kind")
     parser.add_argument("--keep", action="store_true", help="keep the cluster running")
     wanted = parser.parse_args()
     why_not = cluster.why_not()
@@ -69,7 +93,7 @@ def main() -> int:
     name = f"chaos-{os.getpid()}"
     slurm = cluster.start(name, nodes=4, grace_s=5)
     try:
-        run(slurm, wanted.faults, wanted.ranks, wanted.seed)
+        run(slurm, wanted)
     except AssertionError as failure:
         print(f"chaos: seed {wanted.seed}: {failure}", file=sys.stderr)
         return 1

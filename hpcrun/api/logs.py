@@ -210,6 +210,8 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "suspended": lambda event: f"was suspended for {event.fields.get('seconds')} s",
     "save-failed": lambda event: f"a checkpoint of step {event.step} could not be written",
     "nonfinite": lambda event: f"gradients are not finite in step {event.step}",
+    "slow": lambda event: f"waits for {event.fields.get('host')}, which has become slow",
+    "slow-over": lambda event: f"no longer waits for {event.fields.get('host')}",
     "preempted": lambda _: "gets the preemption signal (`hpcrun preempt`)",
     "cancelled": lambda _: "is cancelled (`hpcrun cancel`)",
     "cancel-failed": lambda _: "is not cancelled: Slurm refused the signal",

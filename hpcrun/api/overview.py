@@ -199,6 +199,7 @@ def _unreadable(run: RunDirectory, error: OSError) -> dict[str, Any]:
         "restarts": {},
         "whole_history": False,
         "age_seconds": 0,
+        "slow": [],
         "goodput": Goodput().as_record(),
         "detail": reason,
         "directory": str(run.path),

@@ -18,6 +18,7 @@ from hpcrun.run.endings import last_output
 from hpcrun.run.events import Event, Recent, last_lines, read_events
 from hpcrun.run.files import open_regular, read_json
 from hpcrun.run.reports import published
+from hpcrun.run.slow_nodes import slow_now
 from hpcrun.slurm.launch.jobs import RunState
 
 # Bytes to read from the end of metrics.jsonl, about 30 lines, to compute the pace.
@@ -184,6 +185,7 @@ def row_of(
         "age_seconds": round(now - (log.began or now)),
         "goodput": _goodput(run_directory, log, now),
         "detail": state.detail,
+        "slow": [one.line for one in slow_now(events)] if state.word == "running" else [],
         "diagnosis": diagnosis_of(run_directory, events) if failed and diagnose else None,
         "directory": str(run_directory.path),
     }

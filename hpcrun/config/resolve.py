@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
+from hpcrun.config.node_counts import node_contradictions
 from hpcrun.config.problems import ConfigError, Problem, unknown, words
 from hpcrun.config.schema import Config
 from hpcrun.config.shape import idle_keys, known_keys, sharing_contradictions
@@ -128,14 +129,7 @@ def _line_order(problem: Problem) -> tuple[str, int]:
 def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
     """Yield contradictions between valid keys: the keys, starting with the key to change, and the text."""
     job, train = config.job, config.train
-    parts = job.world_size * (train.accumulation if train.micro_batch is None else 1)
-    # A command of the user may divide its work in any way.
-    if train.batch_size < parts and not config.command:
-        yield (
-            ["train.batch_size", "job.gpus", "job.nodes", "train.accumulation"],
-            f"{train.batch_size} samples are too few for {job.nodes} x {job.gpus} ranks x "
-            f"{parts // job.world_size} micro-batches, each with at least one; use {parts} or more",
-        )
+    yield from node_contradictions(config)
     if train.micro_batch is not None and train.accumulation > 1:
         yield (
             ["train.accumulation", "train.micro_batch"],
@@ -161,6 +155,12 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
         yield (
             ["train.validate_every", "train.patience"],
             "train.patience counts validations during training; set the steps between validations",
+        )
+    saves = config.checkpoint
+    if config.restarts.replace_slow and not (saves.every or saves.minutes or saves.auto):
+        yield (
+            ["checkpoint.every", "restarts.replace_slow"],
+            "restarts.replace_slow restarts after a save during training; set the steps between saves",
         )
     yield from sharing_contradictions(config)
     if config.optim.warmup_steps > train.steps:

@@ -4,7 +4,7 @@ The sections are immutable. An unknown key is an error, because an ignored typin
 GPU time. Only `model` and `data` accept further keys, which belong to the task.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ from hpcrun.config.fields import (
     Word,
     time_seconds,
 )
+from hpcrun.config.node_counts import NodeCount, node_limits
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -42,7 +43,9 @@ from hpcrun.config.training import (
 class Job(Section):
     """Resources and options of the job, in Slurm's terms: see sbatch(1), srun(1) and slurm.conf(5)."""
 
-    nodes: Annotated[Count, SubmitOption("N")] = Field(default=1, description="Number of nodes.")
+    nodes: Annotated[NodeCount, SubmitOption("N|N-M")] = Field(
+        default=1, description="Number of nodes; 2-4: as many as Slurm has at each start."
+    )
     gpus: Annotated[GpuCount, SubmitOption("N")] = Field(
         default=1,
         description="GPUs per node (4, a100:4), one rank each; on the CPU: ranks per node.",
@@ -191,9 +194,24 @@ class Job(Section):
         return self.cpus_per_task * self.gpus
 
     @property
+    def min_nodes(self) -> int:
+        """Smallest number of nodes with which the job starts."""
+        return node_limits(self.nodes)[0]
+
+    @property
+    def max_nodes(self) -> int:
+        """Largest number of nodes with which the job starts."""
+        return node_limits(self.nodes)[1]
+
+    @property
+    def elastic(self) -> bool:
+        """True if the number of nodes is a range, so that each start may have another number."""
+        return self.min_nodes < self.max_nodes
+
+    @property
     def world_size(self) -> int:
-        """Number of tasks of the job. Each task is a rank, except with a launcher."""
-        return self.nodes * self.tasks_on_node
+        """Largest number of tasks of the job. Each task is a rank, except with a launcher."""
+        return self.max_nodes * self.tasks_on_node
 
     @property
     def time_seconds(self) -> int | None:
@@ -202,7 +220,7 @@ class Job(Section):
 
 
 class Restarts(Section):
-    """Maximum number of restarts after each cause; null: no limit."""
+    """Maximum number of restarts after each cause (null: no limit), and reasons for further restarts."""
 
     crash: FromZero | None = Field(default=3, description="After a rank crashed.")
     node_failure: FromZero | None = Field(default=10, description="After a node failed.")
@@ -218,6 +236,14 @@ class Restarts(Section):
         default=True,
         description="Start again inside the allocation, without a requeue, while its nodes live.",
     )
+    replace_slow: bool = Field(
+        default=False, description="Restart at the next save without a node that has become slow."
+    )
+
+    @property
+    def budgets(self) -> dict[str, Any]:
+        """The maximum numbers of restarts, by key."""
+        return self.model_dump(exclude={"in_place", "replace_slow"})
 
 
 class Checkpoint(Section):

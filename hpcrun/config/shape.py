@@ -159,7 +159,7 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
             "torch's loss scaler reads a factor for offloaded gradients before its copy to the CPU has "
             "ended; use bf16, or fsdp.cpu_offload=false",
         )
-    if config.fsdp.shard == "hybrid" and job.nodes == 1:
+    if config.fsdp.shard == "hybrid" and job.min_nodes == 1:
         yield (
             ["fsdp.shard", "job.nodes"],
             "hybrid keeps a copy on each node and needs several nodes; use full",

@@ -51,7 +51,7 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
 
     begun = time.monotonic()
     seed_alike(config.seed)
-    ranks = config.job.world_size
+    ranks = config.job.min_nodes * config.job.tasks_on_node
     task = load_task(config)
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
     found = trace(task, config, memory, _tell)

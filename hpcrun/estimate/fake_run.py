@@ -57,13 +57,18 @@ def trace(
         UserError: the task, its model or its data cannot be used, the step depends on the values of its
             data, or ``fsdp.cpu_offload`` is set.
     """
-    job, ranks = config.job, config.job.world_size
+    job = config.job
+    # With a range, the smallest number has the largest shards, and the largest micro-batch may be another's.
+    ranks = job.min_nodes * job.tasks_on_node
     if config.fsdp.cpu_offload:
         raise UserError(
             "fsdp.cpu_offload: estimate counts the GPU's memory only; set it to false for the estimate"
         )
-    accumulation = accumulation_of(config.train, ranks)
-    micro_batch = Batching(config.train.batch_size, ranks, accumulation).micro_batch
+    accumulation = accumulation_of(config, ranks)
+    micro_batch = max(
+        Batching(config.train.batch_size, count, accumulation_of(config, count)).micro_batch
+        for count in (ranks, job.world_size)
+    )
     batch = first_batch(task, config, micro_batch, tell)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = _build(task, mode, tell)
@@ -73,7 +78,7 @@ def trace(
     sharded = parallel == "fsdp" and ranks > 1
     distributed = DistributedConfig(
         world_size=ranks if sharded else 1,
-        num_nodes=job.nodes if sharded else 1,
+        num_nodes=job.min_nodes if sharded else 1,
         num_gpus_per_node=job.gpus if sharded else 1,
     )
     # Compilation and unused parameters change the memory little, and read values. Layers in fp8 keep

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from hpcrun import slurm
 from hpcrun.diagnose.causes import blames_node
@@ -43,7 +44,11 @@ def exclude_bad_nodes(
     if shown.returncode != 0:
         return
     facts = slurm.parse_show_job(shown.stdout)
-    request = request_of(facts, max(_nodes_of(read_events(run), attempt) for run in runs))
+    events = [read_events(run) for run in runs]
+    request = request_of(facts, max(_nodes_of(one, attempt) for one in events))
+    least = _least_nodes(events[0])
+    if least is not None:
+        request = replace(request, nodes=least)
     found = [
         classification.diagnosis for classification in classifications if classification.diagnosis
     ]
@@ -105,6 +110,13 @@ def _nodes_of(
     counted = [count for count in reported if isinstance(count, int)]
     given = environ.get("SLURM_JOB_NUM_NODES", "")
     return max([1, *counted, *([int(given)] if given.isdecimal() else [])])
+
+
+def _least_nodes(events: Sequence[Event]) -> int | None:
+    """Return the smallest number of nodes of a job with a range of ``job.nodes``; None without a range."""
+    submitted = [event.fields.get("nodes") for event in events if event.what == "submitted"]
+    least, dash, _ = str(submitted[-1] if submitted else "").partition("-")
+    return int(least) if dash and least.isdecimal() else None
 
 
 def _print(line: str) -> None:

@@ -12,6 +12,7 @@ from hpcrun.job import policy as exitcodes
 from hpcrun.job.history import asked_to_end, asked_to_yield
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.run.slow_nodes import STOPPED
 
 _BY_SCHEDULER = {
     "preemption": Cause.PREEMPTION,
@@ -233,6 +234,12 @@ TABLE: tuple[Row, ...] = (
         lambda e: e.stopped and e.word in _BY_SCHEDULER,
         _by_scheduler,
         lambda e: f"{e.word}: {e.saved}",
+    ),
+    Row(
+        "an agreed stop to replace a slow node",
+        lambda e: e.stop_signal == STOPPED,
+        Cause.NODE_FAILURE,
+        lambda e: f"{e.diagnosis.line if e.diagnosis else 'a slow node'}; {e.saved}",
     ),
     Row(
         # For example the late end of an earlier step: srun ends steps by name, and both have that name.

@@ -44,7 +44,9 @@ def check_command(config: Config, folder: Path) -> None:
             prepared_by=[*job.setup, *job.node_setup],
         )
     if job.launcher is None:
-        line = separate_trainings(config.command, folder, nodes=job.nodes, tasks=job.tasks_on_node)
+        line = separate_trainings(
+            config.command, folder, nodes=job.max_nodes, tasks=job.tasks_on_node
+        )
         if line is not None:
             say_aside(f"hpcrun: {line}")
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hpcrun.config import Config, Job, load_resolved
@@ -17,9 +18,9 @@ from hpcrun.job import in_place, notifying
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, finalize, write_result
-from hpcrun.job.history import asked_to_end, last_committed, successor
+from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
 from hpcrun.job.ownership import Occupied, refusal, require_free
-from hpcrun.job.policy import Budgets, Clock, of_script
+from hpcrun.job.policy import Budgets, Clock, Decision, of_script
 from hpcrun.job.requeue import (
     WORD_PATIENCE,
     ContinuationError,
@@ -105,7 +106,7 @@ def finalize_attempt(
     config = load_resolved(run.config)
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
-    budgets = Budgets(**config.restarts.model_dump())
+    budgets = Budgets(**config.restarts.budgets)
     classification = finalize(
         run,
         attempt,
@@ -119,6 +120,33 @@ def finalize_attempt(
     _say(f"{classification.cause.value}: {classification.line}")
     _say(classification.decision.reason)
     return EndedAttempt(classification, config, ending.view, sender)
+
+
+def recorded_end(run: RunDirectory, belongs: Callable[[Attempt], bool]) -> EndedAttempt | None:
+    """Return the newest recorded end of an attempt that ``belongs``, without its diagnosis, or None."""
+    try:
+        events = [
+            one
+            for one in read_events(run)
+            if one.what == "ended" and one.attempt and belongs(one.attempt)
+        ]
+        if not events:
+            return None
+        return EndedAttempt(_classification(events[-1]), load_resolved(run.config), None)
+    except (OSError, UserError, ValueError) as error:
+        complain(f"{run.name}: its recorded end cannot be read: {error}")
+        return None
+
+
+def _classification(ended: Event) -> Classification:
+    fields = ended.fields
+    return Classification(
+        Cause(ended.cause),
+        ended.step,
+        str(fields.get("reason") or ""),
+        Decision(bool(fields.get("restart_allowed")), str(fields.get("decision") or "")),
+        None,
+    )
 
 
 @dataclass(frozen=True)
@@ -139,8 +167,19 @@ def conclude(
     code: the run has ended.
     """
     attempt, clock = job.attempt, clock or Clock()
+    if ranks.killed:
+        # Ranks that survive their srun would write after the recorded end.
+        in_place.end_step(attempt, _step_of(run, attempt, way))
+    until = latest(job.end_time, clock)
+    if attempt.in_place and not in_place.has_begun(run, attempt):
+        before = recorded_end(run, attempt.is_of_start)
+        if before is not None:
+            # Slurm starts no step, or the set-up does not work twice. That is no failure of the run.
+            _say(f"{attempt.owner} has started no rank")
+            return _requeue(run, attempt, before, until, way, clock)
     try:
-        ended = _finalized(run, attempt, ranks, clock)
+        known = recorded_end(run, lambda one: one == attempt) if ranks.left else None
+        ended = known or _finalized(run, attempt, ranks, clock)
     except RunTakenOver as other:
         _say(str(other))
         return Conclusion(other.code)
@@ -152,7 +191,7 @@ def conclude(
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
         return Conclusion(final_code(ended.classification, ranks.code))
-    again = _start_again(run, attempt, ended, latest(job.end_time, clock), way, clock)
+    again = _start_again(run, attempt, ended, until, way, clock)
     if again.following is None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
@@ -198,15 +237,35 @@ def _start_again(
     clock: Clock,
 ) -> Conclusion:
     """Let the next attempt start. The only place that chooses how."""
-    obstacle = in_place_obstacle(run, attempt, ended, way, clock)
+    try:
+        obstacle = in_place_obstacle(run, attempt, ended, way, clock)
+    except Exception as error:
+        # It costs a requeue and not the run.
+        traceback.print_exc()
+        obstacle = str(error)
     if obstacle is None:
         _say("the next attempt starts inside the allocation")
         return Conclusion(exitcodes.UNFINISHED, attempt.following)
     _say(f"no start inside the allocation: {obstacle}")
+    return _requeue(run, attempt, ended, until, way, clock)
+
+
+def _requeue(
+    run: RunDirectory,
+    attempt: Attempt,
+    ended: EndedAttempt,
+    until: float,
+    way: Way,
+    clock: Clock,
+) -> Conclusion:
     # The requeue of a pack follows the end of all of its runs.
     if way.packed:
         return Conclusion(exitcodes.UNFINISHED)
     return Conclusion(_requeued(run, attempt, ended, until, way, clock))
+
+
+def _step_of(run: RunDirectory, attempt: Attempt, way: Way) -> str:
+    return run.path.name if way.packed else step_name(attempt)
 
 
 def in_place_obstacle(
@@ -222,18 +281,25 @@ def in_place_obstacle(
     if obstacle is not None:
         return obstacle
     job = in_place.read_allocation(
-        attempt, ended.classification, after=ended.job.exclude_after, hours=ended.job.exclude_hours
+        attempt,
+        ended.classification,
+        clock,
+        after=ended.job.exclude_after,
+        hours=ended.job.exclude_hours,
     )
     lead = float(ended.job.signal_lead)
     obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
     if obstacle is None:
-        obstacle = in_place.end_step(attempt, run.path.name if way.packed else step_name(attempt))
+        obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
     # Last: nothing may come between these checks and the start.
     arrived = in_place.arrived_signals()
     if obstacle is None and arrived:
         obstacle = f"{min(arrived).name} arrived"
     if obstacle is None and reason_now(run, attempt, ended) == "cancelled":
         obstacle = "the run is cancelled"
+    with contextlib.suppress(OSError):
+        if obstacle is None and asked_to_requeue(read_events(run), attempt):
+            obstacle = "`hpcrun preempt` asked for a requeue"
     return obstacle
 
 

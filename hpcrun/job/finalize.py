@@ -45,6 +45,7 @@ from hpcrun.run.endings import (
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
 from hpcrun.run.files import read_json, write_hashed
 from hpcrun.run.reports import published
+from hpcrun.run.slow_nodes import STOPPED, slow_nodes
 
 _ORDERLY = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
 
@@ -159,6 +160,8 @@ def _evidence(
     evidence = evidence_of(
         events, attempt, exit_code, ending, None, unfinished=is_unfinished(folder)
     )
+    if evidence.stopped is not None and evidence.stopped.cause == STOPPED:
+        return replace(evidence, diagnosis=_of_slow_nodes(events, attempt, evidence.stopped))
     unlaunched = None
     if evidence.word is None:
         unlaunched = _unlaunched(events, attempt, setup, ending.log, folder)
@@ -170,6 +173,18 @@ def _evidence(
         diagnosis=first_cause(failures, read_exits(folder), ending.log, read_hang(folder), folder),
         of_node=concerns_a_node(events, attempt, failures),
     )
+
+
+def _of_slow_nodes(events: Sequence[Event], attempt: Attempt, stop: Event) -> Diagnosis:
+    """Return the diagnosis of a stop to replace slow nodes: the next start avoids them, as unfit nodes."""
+    hosts = tuple(map(str, stop.fields.get("hosts", ())))
+    mine = [event for event in events if event.attempt == attempt]
+    # A node that has recovered since is replaced too.
+    found = {one.host: one for one in slow_nodes(mine) if one.host in hosts}
+    line = "; ".join(one.line for one in found.values()) or f"slow: {', '.join(hosts)}"
+    host = hosts[0] if hosts else None
+    rank = found[host].rank if host in found else None
+    return Diagnosis(line, rank, host, stop.step, None, 0, node_fault=True, unfit=hosts)
 
 
 def _ended_unsaved(run: RunDirectory, attempt: Attempt, evidence: Evidence) -> bool:

@@ -121,6 +121,12 @@ def asked_to_yield(events: Sequence[Event], attempt: Attempt) -> bool:
     return any(event.what == "preempted" and event.attempt == attempt for event in events)
 
 
+def asked_to_requeue(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Return True if `hpcrun preempt` came in the start of the job that ``attempt`` belongs to."""
+    asked = (event.attempt for event in events if event.what == "preempted" and event.attempt)
+    return any(one.is_of_start(attempt) for one in asked)
+
+
 def _note(record: dict[str, Any], event: Event) -> None:
     """Update the record of the attempt from the event."""
     if event.what == "started":
@@ -163,6 +169,13 @@ def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
         return opened[-1] if opened else None
     newer = [one for one in opened if attempt.is_before(one)]
     return newer[-1] if newer else None
+
+
+def starts_before(events: Sequence[Event], attempt: Attempt) -> int:
+    """Return the number of starts of the job's ranks before ``attempt``: requeues, and restarts in place."""
+    opened = {event.attempt for event in events if event.what == "opened" and event.attempt}
+    earlier = [one for one in opened if one.is_before(attempt) and not one.is_of_start(attempt)]
+    return attempt.restart + attempt.in_place + sum(one.in_place > 0 for one in earlier)
 
 
 def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:

@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from hpcrun import slurm
 from hpcrun.job.finalize import Classification
 from hpcrun.job.history import START_SECONDS, all_histories
-from hpcrun.job.scheduler_view import JobView, view_of
+from hpcrun.job.policy import Clock
+from hpcrun.job.scheduler_view import EARLY, JobView, view_of
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event
 from hpcrun.slurm.avoided_nodes import nodes_to_avoid, request_of
 from hpcrun.slurm.notation import expand
 
 # The job itself has to end after these causes, or its time is over.
 _POSSIBLE = frozenset({Cause.CRASH, Cause.HANG})
-_DEAD = ("DOWN", "FAIL", "DRAINED", "NOT_RESPONDING", "POWER", "REBOOT")
-# Seconds. Slurm kills what is left of a step 30 s after its end by default (KillWait).
-_STEP_END, _LOOK = 60.0, 0.1
+# Slurm would start a step on a draining node, but somebody wants the node empty.
+_DEAD = ("DOWN", "FAIL", "DRAIN", "NOT_RESPONDING", "POWER", "REBOOT")
+# Seconds. srun itself waits until KillWait is over, so what is left then cannot be killed.
+_STEP_END, _LOOK = 20.0, 0.1
+_CONTROLLER = 60.0
 
 
 def attempt_obstacle(
@@ -76,7 +80,7 @@ def allocation_obstacle(attempt: Attempt, job: Allocation, now: float, lead: flo
         return f"the job is {view.state or 'in an unknown state'}"
     if view.preempted:
         return "the job is being preempted"
-    if view.end_time is not None and view.end_time - now < lead + START_SECONDS:
+    if view.end_time is not None and view.end_time - now < lead + EARLY:
         return "the time limit is near"
     if job.dead:
         return f"{', '.join(job.dead)} is down"
@@ -86,24 +90,38 @@ def allocation_obstacle(attempt: Attempt, job: Allocation, now: float, lead: flo
 
 
 def read_allocation(
-    attempt: Attempt, ended: Classification, *, after: int | None, hours: float
+    attempt: Attempt, ended: Classification, clock: Clock, *, after: int | None, hours: float
 ) -> Allocation:
-    """Ask Slurm for the job of ``attempt`` and its nodes.
+    """Ask Slurm for the job of ``attempt`` and its nodes; wait a minute for a controller that restarts.
 
     Args:
         ended: the end of the attempt.
         after: number of failures from which a node is excluded; None: never.
         hours: only failures of the last ``hours`` hours count.
     """
-    shown = slurm.run(slurm.scontrol_show_job_command(attempt.job))
+    late = clock.now() + _CONTROLLER
+    for _ in range(int(_CONTROLLER)):
+        shown = slurm.run(slurm.scontrol_show_job_command(attempt.job))
+        if shown.returncode == 0 or clock.now() >= late:
+            break
+        clock.sleep(1.0)
     if shown.returncode != 0:
         return Allocation(None)
     facts = slurm.parse_show_job(shown.stdout)
-    hosts = expand(facts["NodeList"]) if facts.get("JobState") == "RUNNING" else []
+    nodes = facts.get("NodeList", "")
+    hosts = expand(nodes) if nodes and facts.get("JobState") == "RUNNING" else []
     unfit = ended.diagnosis.unfit if ended.diagnosis else ()
     bad = nodes_to_avoid(request_of(facts), after=after, hours=hours, unfit=unfit)
     avoided = [node for node in hosts if node in bad]
     return Allocation(view_of(facts), dead_nodes(hosts) if hosts else [], avoided)
+
+
+def has_begun(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return True if Slurm has started a task of ``attempt``: then the task has a log."""
+    try:
+        return any(run.attempt_logs(attempt).glob("*-*.log"))
+    except OSError:
+        return True
 
 
 def arrived_signals() -> frozenset[signal.Signals]:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from hpcrun.config import load_resolved
-from hpcrun.errors import UserError
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes
 from hpcrun.job.ending import (
@@ -18,14 +16,21 @@ from hpcrun.job.ending import (
     continue_in_another_job,
     latest,
     reason_now,
+    recorded_end,
 )
-from hpcrun.job.finalize import Classification
-from hpcrun.job.policy import Clock, Decision
+from hpcrun.job.policy import Clock
 from hpcrun.job.requeue import requeue
-from hpcrun.job.srun import link_batch_log
-from hpcrun.job.step import forget_unstarted, go_on, on_stop_signals, take_over_variables
+from hpcrun.job.srun import BatchJob, link_batch_log
+from hpcrun.job.step import (
+    forget_begun,
+    go_on,
+    note_begun,
+    on_stop_signals,
+    take_over_variables,
+)
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event, note, read_events
+from hpcrun.run.events import Attempt, note
+from hpcrun.slurm.node_setup import die_with_parent
 
 
 def run_pack(runs: Sequence[RunDirectory]) -> int:
@@ -40,8 +45,15 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
     job = take_over_variables()
+    note_begun(runs[0])
+    try:
+        return _run_all(runs, job)
+    finally:
+        forget_begun(runs[0])
+
+
+def _run_all(runs: Sequence[RunDirectory], job: BatchJob) -> int:
     attempt = job.attempt
-    forget_unstarted(runs[0])
     print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
     steps = [(run, _started(run, attempt)) for run in runs if not run.result.exists()]
     codes = {run: exitcodes.FAILED if step is None else step.wait() for run, step in steps}
@@ -64,7 +76,14 @@ def _started(run: RunDirectory, attempt: Attempt) -> "subprocess.Popen[bytes] | 
         link_batch_log(run, attempt, "pack")
     try:
         with (run.logs / f"batch-{attempt.job}.log").open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # If this program is killed, another one starts them again.
+                preexec_fn=die_with_parent,
+            )
     except OSError as error:
         print(f"hpcrun: {run.name}: does not start: {error}", flush=True)
         return None
@@ -77,7 +96,7 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
         end_time: of the job, in Unix seconds; None without a limit.
     """
     clock = Clock()
-    ended = {run: _recorded_end(run, attempt) for run in runs}
+    ended = {run: recorded_end(run, attempt.is_of_start) for run in runs}
 
     def failed(kind: str, words: str) -> None:
         for run in runs:
@@ -105,33 +124,6 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
         return exitcodes.UNFINISHED
     _exclude_bad_nodes(attempt, {run: ended[run] for run in runs})
     return exitcodes.DONE
-
-
-def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
-    """Return the newest end that the batch step of ``run`` has recorded in this start of the job, if any."""
-    try:
-        events = [
-            one
-            for one in read_events(run)
-            if one.what == "ended" and one.attempt and one.attempt.is_of_start(attempt)
-        ]
-        if not events:
-            return None
-        return EndedAttempt(_classification(events[-1]), load_resolved(run.config), None)
-    except (OSError, UserError, ValueError) as error:
-        complain(f"{run.name}: its recorded end cannot be read: {error}")
-        return None
-
-
-def _classification(ended: Event) -> Classification:
-    fields = ended.fields
-    return Classification(
-        Cause(ended.cause),
-        ended.step,
-        str(fields.get("reason") or ""),
-        Decision(bool(fields.get("restart_allowed")), str(fields.get("decision") or "")),
-        None,
-    )
 
 
 def _exclude_bad_nodes(

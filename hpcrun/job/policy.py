@@ -14,10 +14,7 @@ from hpcrun.run.events import Cause
 
 @dataclass(frozen=True)
 class Budgets:
-    """Number of restarts that each cause allows since the last submission by a person; None: unlimited.
-
-    ``in_place``: a restart inside the allocation is allowed; it counts as any other restart.
-    """
+    """Number of restarts that each cause allows since the last submission by a person; None: unlimited."""
 
     crash: int | None = 3
     node_failure: int | None = 10
@@ -26,7 +23,6 @@ class Budgets:
     hang: int | None = 3
     no_progress: int | None = 3
     same_step: int | None = 2
-    in_place: bool = True
     script: bool = False
 
 

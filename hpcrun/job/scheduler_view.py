@@ -23,7 +23,7 @@ SchedulerWord = Literal["preemption", "cancelled", "time-limit", "node-failure"]
 # The messages of slurmstepd reach the batch log within milliseconds.
 _PATIENCE, _LOOK = 5.0, 0.05
 # Slurm may send its warning signal a minute early (sbatch(1), --signal), and checks every 30 s.
-_EARLY = 90.0
+EARLY = 90.0
 # Watchdogs and timeouts of torch count the suspended time, so they may end a job soon after its resume.
 _AFTER_SUSPENSION = 300.0
 
@@ -153,7 +153,7 @@ def _limit_near(view: JobView, lead: float) -> bool:
     # A cancellation sets the end time to the time of the cancellation.
     if view.end_time is None or view.preempted or view.state != "RUNNING":
         return False
-    return view.end_time - time.time() <= lead + _EARLY
+    return view.end_time - time.time() <= lead + EARLY
 
 
 def reason_given(run: RunDirectory, attempt: Attempt, view: JobView | None = None) -> str | None:

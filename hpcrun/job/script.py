@@ -23,6 +23,7 @@ from hpcrun.diagnose.run_lines import script_exception
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.command import Launcher
+from hpcrun.job.history import starts_before
 from hpcrun.job.py_spy import script_stacks
 from hpcrun.job.script_end import ProgressWatch, ScriptEnd, note_stop, record_end
 from hpcrun.job.script_watch import ScriptWatch
@@ -33,7 +34,7 @@ from hpcrun.ranks.launchers import LOOPBACK, step_hosts
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_unfinished
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent
@@ -109,7 +110,7 @@ def run_script(
             **launcher_variables(met, attempt),
             **progress.variables,
             "HPCRUN_RUN": str(run.path),
-            "HPCRUN_RESTART": str(attempt.restart),
+            "HPCRUN_RESTART": str(starts_before(read_events(run), attempt)),
         }
         # Adopt before the script starts: a wrapper may die of a signal at any time.
         adopt_orphans()

@@ -1,6 +1,7 @@
 """The srun command of a job: one task per rank, or one torchrun per node."""
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
+from hpcrun.job.node_count import elastic_options
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -49,10 +51,19 @@ class Way:
 
 @dataclass(frozen=True)
 class RanksEnd:
-    """The exit code of the ranks, or of the command ``failed`` that failed before srun started."""
+    """The exit code of the ranks, or of the command ``failed`` that failed before srun started.
+
+    ``left``: the batch step that started them was killed, and another one continues its work.
+    """
 
     code: int
     failed: str | None = None
+    left: bool = False
+
+    @property
+    def killed(self) -> bool:
+        """True if srun may have been killed alone, so that its ranks still run."""
+        return self.code == 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             node_setup=[str(line) for line in job.get("node_setup") or ()],
             preflight=bool(job.get("preflight")),
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
-            srun_args=[str(option) for option in job.get("srun_args") or ()],
+            srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
         )
@@ -255,6 +266,14 @@ def _log_folder(run: RunDirectory, attempt: Attempt) -> str:
 def step_name(attempt: Attempt) -> str:
     """Return the name of the step of ``attempt``, by which Slurm's lists show it."""
     return f"hpcrun-{attempt.owner}"
+
+
+def newest_left(run: RunDirectory, attempt: Attempt) -> Attempt | None:
+    """Return the newest attempt with a folder among ``attempt`` and the attempts in place after it."""
+    left = None
+    while run.attempt_logs(attempt).exists():
+        left, attempt = attempt, attempt.following
+    return left
 
 
 def link_batch_log(run: RunDirectory, attempt: Attempt, kind: str = "batch") -> None:

@@ -26,6 +26,7 @@ from hpcrun.job.srun import (
     RanksEnd,
     Way,
     link_batch_log,
+    newest_left,
     node_setup_steps,
     preflight_steps,
     read_launch_options,
@@ -151,9 +152,26 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
     job = take_over_variables()
-    # Before any refusal: with the file, the batch script would take it for an interpreter that does not
-    # start.
-    forget_unstarted(run)
+    if way.packed:
+        return _run_attempts(run, job, way, again=True)
+    again = note_begun(run)
+    try:
+        return _run_attempts(run, job, way, failed, code, again=again)
+    finally:
+        # Also after a refusal: with the file, the batch script starts this program again.
+        forget_begun(run)
+
+
+def _run_attempts(
+    run: RunDirectory,
+    job: BatchJob,
+    way: Way,
+    failed: str | None = None,
+    code: int = 1,
+    *,
+    again: bool,
+) -> int:
+    """Run attempts until the last of this start of the job; ``again``: there may be attempts already."""
     folder = _opened_folder(run)
     attempt = job.attempt
     # A file server that does not answer costs the attempt and not the run.
@@ -161,13 +179,23 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         require_own_number(run, attempt)
     if way.own_script:
         _prepare_logs(run, attempt)
-    print(f"hpcrun: attempt {attempt.owner} on {_hosts()}", flush=True)
+    left = newest_left(run, attempt) if again and failed is None else None
+    if left is None:
+        print(f"hpcrun: attempt {attempt.owner} on {_hosts()}", flush=True)
+    else:
+        job = replace(job, attempt=left)
+        print(f"hpcrun: the batch step of attempt {left.owner} was killed", flush=True)
     _send_left(run)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
     while True:
-        ranks = _start(run, job.attempt, way) if failed is None else RanksEnd(code, failed)
+        if left is not None:
+            ranks, left = RanksEnd(128 + signal.SIGKILL, left=True), None
+        elif failed is not None:
+            ranks = RanksEnd(code, failed)
+        else:
+            ranks = _start(run, job.attempt, way)
         # From here on no rank runs, and a signal must not end the programs that requeue the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if folder is not None and _was_deleted(folder):
@@ -246,8 +274,25 @@ def _prepare_logs(run: RunDirectory, attempt: Attempt) -> None:
         print(f"hpcrun: {run.logs}: {error.strerror}; Slurm's messages are not read", flush=True)
 
 
-def forget_unstarted(run: RunDirectory) -> None:
-    """Remove the file that shows the batch script that its interpreter does not start."""
+_BEGUN = "begun "
+
+
+def note_begun(run: RunDirectory) -> bool:
+    """Note for the batch script that its interpreter has started; return True if one was killed before.
+
+    The batch script starts this program again as long as the file is there, and counts its lines.
+    """
+    path = run.unstarted(os.environ["SLURM_JOB_ID"])
+    try:
+        before = path.read_text()
+        path.write_text(_BEGUN)
+    except OSError:
+        return False
+    return before.startswith(_BEGUN)
+
+
+def forget_begun(run: RunDirectory) -> None:
+    """Remove the file that makes the batch script start this program again."""
     try:
         run.unstarted(os.environ["SLURM_JOB_ID"]).unlink(missing_ok=True)
     except OSError as error:

@@ -15,13 +15,14 @@ class StopReason(IntEnum):
 
     TERMINATE (SIGTERM: a preemption or a cancellation; its sender decides about a restart)
     outranks WARNING (SIGUSR2 or SIGUSR1, Slurm's ``--signal``: hpcrun requeues) and DEADLINE (hpcrun's
-    own clock).
+    own clock). SLOW_NODE (a slow node is to be replaced) has time until the next save, so it comes last.
     """
 
     NONE = 0
-    DEADLINE = 1
-    WARNING = 2
-    TERMINATE = 3
+    SLOW_NODE = 1
+    DEADLINE = 2
+    WARNING = 3
+    TERMINATE = 4
 
 
 # NCCL may catch SIGUSR1, so SIGUSR2 warns a task. A script may want SIGUSR1 (job.warn_signal).

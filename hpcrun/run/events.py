@@ -51,11 +51,11 @@ class Event:
 
     Values of ``what``: submitted (by a person), opened and started (an attempt), saved (``found``: reported
     later because of a crash), save-failed, stopped (at an agreed step), nonfinite (gradients at a step),
-    suspended (by Slurm, for ``seconds``; reported when it continues), trained (all steps are done),
-    bad-input, refused, finished, ended (with its cause), requeue-failed, excluded (nodes that failed too
-    often), cancelled (by a person, on Slurm), preempted (by a person), occupied (another job was ``refused``
-    because the ``holder`` had the run), given-up (no job continues the run), notified and notify-failed (the
-    outcome of a notification).
+    suspended (by Slurm, for ``seconds``; reported when it continues), slow (a node, see ``slow_nodes.py``),
+    slow-over, trained (all steps are done), bad-input, refused, finished, ended (with its cause),
+    requeue-failed, excluded (nodes that failed too often), cancelled (by a person, on Slurm), preempted (by a
+    person), occupied (another job was ``refused`` because the ``holder`` had the run), given-up (no job
+    continues the run), notified and notify-failed (the outcome of a notification).
     """
 
     what: str

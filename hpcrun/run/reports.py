@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
 from hpcrun.printing import say_aside
-from hpcrun.run.attempt import IN_PLACE, Attempt, number_columns
+from hpcrun.run.attempt import attempt_here, number_columns
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line, read_json, write_json
 
@@ -88,9 +88,7 @@ def report(
             Path(folder), ScriptProgress(steps, kept, None if kept is None else time.time(), done)
         )
         if values and os.environ.get("RANK", "0") == "0":
-            attempt = Attempt(
-                "", int(os.environ["HPCRUN_RESTART"]), int(os.environ.get(IN_PLACE) or 0)
-            )
+            attempt = attempt_here("", os.environ)
             _REPORTER.append(
                 {"step": steps, "time": round(time.time(), 3), **number_columns(attempt)} | values
             )

@@ -96,7 +96,7 @@ def compile_mode(
     if not train.compile:
         return None
     mode = train.compile_mode
-    parts = accumulation_of(train, distributed.world_size)
+    parts = accumulation_of(config, distributed.world_size)
     graphs = mode in vendor.WITHOUT_GRAPHS and bool(distributed.device_ids)
     if parts == 1 or parallel == "fsdp" or not graphs:
         return mode

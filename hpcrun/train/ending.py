@@ -4,6 +4,7 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from hpcrun.train.task import Task
 from hpcrun.train.validation import EarlyStopping
 
 _REASONS = {
+    StopReason.SLOW_NODE: "another node takes the place of a slow node (restarts.replace_slow)",
     StopReason.TERMINATE: "by SIGTERM (a cancellation, or a preemption)",
     StopReason.WARNING: "by SIGUSR2 (the warning before a time limit or a preemption)",
     StopReason.DEADLINE: "the time limit is near",
@@ -31,9 +33,18 @@ _REASONS = {
 
 
 def stopped(
-    run: RunDirectory, attempt: Attempt, stop: StopReason, saver: Saver, trainer: AMPTrainer
+    run: RunDirectory,
+    attempt: Attempt,
+    stop: StopReason,
+    saver: Saver,
+    trainer: AMPTrainer,
+    leaving: Sequence[str] = (),
 ) -> int:
-    """Log that all ranks stopped before the end, and return the exit code."""
+    """Log that all ranks stopped before the end, and return the exit code.
+
+    Args:
+        leaving: on rank 0, the slow nodes that another node is to replace.
+    """
     if trainer.is_main_process:
         print(f"hpcrun: stopped: {_REASONS[stop]}; saved up to step {saver.saved}", flush=True)
         committed = saver.failed is None
@@ -41,9 +52,10 @@ def stopped(
             run,
             "stopped",
             attempt,
-            cause=stop.name.lower(),
+            cause=stop.name.lower().replace("_", "-"),
             step=saver.saved,
             committed=committed,
+            **({"hosts": [*leaving]} if stop is StopReason.SLOW_NODE else {}),
         )
     return exitcodes.UNFINISHED if saver.failed is None else exitcodes.SAVE_FAILED
 

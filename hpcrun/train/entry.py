@@ -27,6 +27,7 @@ from hpcrun.errors import (
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.command import Launcher, launching_python
 from hpcrun.job.finalize import finalize
+from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets, of_script
@@ -214,7 +215,7 @@ def _run(
             print(f"hpcrun: {run.name}: the training is done already", flush=True)
         return exitcodes.DONE
     if distributed.rank == 0:
-        budgets = Budgets(**config.restarts.model_dump())
+        budgets = Budgets(**config.restarts.budgets)
         open_attempt(
             run,
             attempt,
@@ -226,6 +227,9 @@ def _run(
             nodes=distributed.num_nodes,
             hosts=_slurm_hosts(distributed),
         )
+        if attempt.in_place and asked_to_requeue(read_events(run), attempt):
+            # `hpcrun preempt` came between two attempts and found no rank to signal.
+            signal.raise_signal(signal.SIGUSR2)
     config = resolve_interface(config, run, attempt, distributed)
     require_node(config, distributed)
     if config.command:
@@ -240,7 +244,9 @@ def _run(
 
 def _slurm_hosts(distributed: DistributedConfig) -> str | None:
     """Return the job's nodes if Slurm started the ranks; only then can nodes be recorded as bad."""
-    return os.environ.get("SLURM_JOB_NODELIST") if distributed.launch_method == "slurm" else None
+    # Not the nodes of the job that this step leaves out.
+    hosts = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    return hosts if distributed.launch_method == "slurm" else None
 
 
 def has_trained(run: RunDirectory, attempt: Attempt) -> bool:
@@ -374,13 +380,18 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
             f"train.parallel: {train.parallel}, but {ranks} ranks were started, which would each train "
             "a separate model; start one rank, or set train.parallel=ddp"
         )
-    elif train.batch_size < ranks * (train.accumulation if train.micro_batch is None else 1):
+    elif train.batch_size < ranks * (1 if _follows(config) else train.accumulation):
         line = (
             f"train.batch_size: {train.batch_size} samples are too few for the {ranks} ranks that were "
             f"started x train.accumulation={train.accumulation}; start fewer ranks"
         )
     if line is not None:
         raise error_on_all_ranks(line, distributed.rank)
+
+
+def _follows(config: Config) -> bool:
+    """Return True if the number of micro-batches follows from the number of ranks."""
+    return config.train.micro_batch is not None or config.job.elastic
 
 
 def resolve_interface(

@@ -18,16 +18,19 @@ from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run.attempt import number_columns
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
-from hpcrun.train.data.batching import Batching, accumulation_of, worker_processes
+from hpcrun.train.data.batching import Batching, accumulation_of, count_line, worker_processes
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
+from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.health.watchdog import watching
 from hpcrun.train.metrics.log import MetricsLog, measure
 from hpcrun.train.metrics.sinks import build_sinks
-from hpcrun.train.metrics.timing import Profile, TimedSteps
+from hpcrun.train.metrics.stopwatch import TimedSteps
+from hpcrun.train.metrics.timing import Profile
 from hpcrun.train.model import compile_cache as compilation
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
 from hpcrun.train.optimizer import JointOptimizer, learning_rate_lines
@@ -72,10 +75,11 @@ class Loop:
 
         On return the last step is committed, unless ``saver.failed`` says why not.
         """
-        train = self.config.train
+        train, leaving = self.config.train, False
         for step in self.steps:
             stop = self.agreement.exchange(step, self.reason_to_stop())
-            if stop:
+            leaving = leaving or stop is StopReason.SLOW_NODE
+            if stop > StopReason.SLOW_NODE:
                 self.nonfinite.finish()
                 with self._saving():
                     self.saver.finish(step)
@@ -94,8 +98,16 @@ class Loop:
                 self.metrics.log_pending(done)
             self.saver.poll()
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
-                with self._saving():
-                    self.saver.start(done)
+                if leaving and done < train.steps and not self.early.due:
+                    self.nonfinite.finish()
+                    with self._saving():
+                        self.saver.finish(done)
+                    # A slow node is no reason to stop without the checkpoint.
+                    if self.saver.failed is None:
+                        return StopReason.SLOW_NODE
+                else:
+                    with self._saving():
+                        self.saver.start(done)
             if self.early.due:
                 break
         self.profile.close(self.early.end(train.steps))
@@ -174,6 +186,10 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
     measured = measure(config, opened.task, opened.model, device)
     resumed = build_model(context, opened, engine, device)
     trainer, start = resumed.trainer, resumed.start
+    measured.watch.exclude_waits(trainer.model, compiled=config.train.compile)
+    slow = SlowNodeWatch(
+        run, attempt, ranks.gather(node_name()), replace=config.restarts.replace_slow
+    )
     position.start = start
     early = EarlyStopping(config.train.patience, config.train.min_delta)
     early.load_state_dict(resumed.extra("early_stopping", early.state_dict()))
@@ -196,6 +212,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         sinks,
         ranks=ranks,
         attempt=number_columns(attempt),
+        slow=slow,
     )
     metrics.restore(resumed.extra("metrics", []))
     saver = Saver(
@@ -221,7 +238,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         batches=measured.watch.batches(batches),
         take=take,
         agreement=StopAgreement(ranks.group, config.train.stop_check_every),
-        reason_to_stop=stop_reason(config, flag, main=main),
+        reason_to_stop=stop_reason(config, flag, slow, main=main),
         validate=lambda: (
             None if held_out is None else validate(trainer, opened.task, held_out, ranks=ranks)
         ),
@@ -268,7 +285,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         if held_out is not None:
             held_out.close()
     if stop:
-        code = stopped(run, attempt, stop, saver, trainer)
+        code = stopped(run, attempt, stop, saver, trainer, slow.leaving)
     else:
         with at("making the report"):
             code = finished(context, opened.task, trainer, saver, engine, early, loss)
@@ -290,7 +307,7 @@ def build_validation(
         opened.validation_set,
         context.ranks,
         batch_size=config.train.batch_size,
-        accumulation=accumulation_of(config.train, distributed.world_size),
+        accumulation=accumulation_of(config, distributed.world_size),
         limit=config.train.validate_batches,
         same_count=trainer.forward_is_collective,
         workers=worker_processes(config, os.environ),
@@ -327,6 +344,9 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
     ranks = trainer.distributed.world_size
     where = f"resumed from step {start}" if restored else "starting at step 0"
     lines.append(f"{context.run.name}: {where}, {ranks} {'rank' if ranks == 1 else 'ranks'}")
+    nodes = trainer.distributed.num_nodes
+    if (line := count_line(context.config, nodes, ranks)) is not None:
+        lines.append(line)
     for line in lines:
         print(f"hpcrun: {line}", flush=True)
     note(
@@ -335,6 +355,8 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         context.attempt,
         step=start,
         ranks=ranks,
+        nodes=nodes,
+        accumulation=batching.accumulation,
         parallel=trainer.parallel,
     )
     rates = learning_rate_lines(context.config, trainer.optimizer)
@@ -359,13 +381,15 @@ def open_compile_cache(context: Context, device: torch.device) -> CompileCache:
     return cache
 
 
-def stop_reason(config: Config, flag: StopFlag, *, main: bool) -> Callable[[], StopReason]:
-    """Return a function for the reason to stop: a signal, or (on rank 0, ``main``) the time limit."""
+def stop_reason(
+    config: Config, flag: StopFlag, slow: SlowNodeWatch, *, main: bool
+) -> Callable[[], StopReason]:
+    """Return a function for the reason to stop: a signal, or on rank 0 (``main``) ``slow`` or the time."""
     deadline = _watch_deadline(config) if main else None
 
     def reason() -> StopReason:
         late = deadline is not None and deadline.due()
-        return max(flag.reason, StopReason.DEADLINE if late else StopReason.NONE)
+        return max(flag.reason, StopReason.DEADLINE if late else StopReason.NONE, slow.reason)
 
     return reason
 

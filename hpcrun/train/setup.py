@@ -23,7 +23,13 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, read_events
 from hpcrun.train.build import build_trainer
-from hpcrun.train.data.batches import Steps, length, require_trainable, training_steps
+from hpcrun.train.data.batches import (
+    Steps,
+    length,
+    require_any_ranks,
+    require_trainable,
+    training_steps,
+)
 from hpcrun.train.data.batching import Batching, accumulation_of, worker_processes
 from hpcrun.train.data.streams import StreamState
 from hpcrun.train.determinism import (
@@ -304,6 +310,8 @@ def open_on_rank(
     seed_for_datasets(config.seed)
     dataset, validation_set = task.train_dataset(), task.validation_dataset()
     require_trainable(dataset, ranks, worker_processes(config, os.environ))
+    if config.job.elastic:
+        require_any_ranks(dataset, config)
     if validation_set is not None:
         length(validation_set)
     elif config.train.patience is not None:
@@ -413,7 +421,7 @@ def _changed_ways(
     before: dict[str, Any], config: Config, trainer: DistributedAMPTrainer
 ) -> list[str]:
     """Return how ``config`` differs from the ways ``before``, as far as it matters to ``trainer``."""
-    several = accumulation_of(config.train, trainer.distributed.world_size) > 1
+    several = accumulation_of(config, trainer.distributed.world_size) > 1
     return changed_ways(
         before,
         config,
@@ -446,7 +454,7 @@ def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps:
             rank=distributed.rank,
             world_size=distributed.world_size,
             batch_size=config.train.batch_size,
-            accumulation=accumulation_of(config.train, distributed.world_size),
+            accumulation=accumulation_of(config, distributed.world_size),
             seed=config.seed,
             workers=worker_processes(config, os.environ),
             pin_memory=is_accelerator(resumed.trainer.device),

@@ -82,7 +82,7 @@ def real(config: Config, task: Task, rank: int) -> int:
         num_gpus_per_node=gpus,
         device_ids=(),
     )
-    accumulation = accumulation_of(config.train, ranks)
+    accumulation = accumulation_of(config, ranks)
     samples = Batching(config.train.batch_size, ranks, accumulation).micro_batch
     parallel: Any = "single" if ranks == 1 else config.train.parallel
     by_tensors = parallel == "fsdp" or "classifier" in config.task

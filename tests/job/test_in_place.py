@@ -1,5 +1,7 @@
 """The choice between a new step inside the allocation and a requeue."""
 
+from itertools import pairwise
+
 import pytest
 
 from hpcrun.job.in_place import Allocation, allocation_obstacle, attempt_obstacle
@@ -78,7 +80,7 @@ def test_a_job_that_ends_or_lost_nodes_needs_a_requeue(job: Allocation, now: flo
 def test_attempts_of_a_job_are_ordered_by_restart_and_step() -> None:
     steps = [Attempt("7", 0), Attempt("7", 0, 1), Attempt("7", 0, 10), Attempt("7", 1)]
     assert [step.owner for step in steps] == ["7-0", "7-0.1", "7-0.10", "7-1"]
-    for earlier, later in zip(steps, steps[1:], strict=False):
+    for earlier, later in pairwise(steps):
         assert earlier.is_before(later)
         assert not later.is_before(earlier)
     assert not Attempt("8", 0).is_before(Attempt("7", 1))

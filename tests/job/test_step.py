@@ -37,7 +37,8 @@ def test_srun_passes_everything_on_and_its_code_is_classified(desk: Desk) -> Non
     (srun,) = desk.called("srun")
     log = desk.run.attempt_logs(Attempt("7", 0))
     assert srun == (
-        f"srun --kill-on-bad-exit=1 --unbuffered --export=ALL --output={log}/rank-%5t.log "
+        "srun --kill-on-bad-exit=1 --unbuffered --export=ALL --job-name=hpcrun-7-0 "
+        f"--output={log}/rank-%5t.log "
         f"{sys.executable} -u -m hpcrun.worker {desk.run.path}"
     )
     assert log.is_dir()
@@ -257,16 +258,16 @@ def test_an_end_that_a_full_disk_refuses_ends_the_run(
 
     monkeypatch.setattr("hpcrun.run.events.append_line", full)
     clock = Clock(now=lambda: 0.0, sleep=waits.append)
-    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(137), Way(), clock) == 137
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(137), Way(), clock).code == 137
     assert len(waits) == 2
     told = capsys.readouterr().err
     assert "the end of 7-0 cannot be recorded: [Errno 28]" in told
     assert "free some space there, then `hpcrun resume" in told
     assert [event.what for event in read_events(desk.run)] == ["opened"]
     # A script that a signal ended with exit code 0 is not finished.
-    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), Way(), clock) == 1
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), Way(), clock).code == 1
     write_json(desk.run.result, {"state": "finished"})
-    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), Way(), clock) == 0
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), Way(), clock).code == 0
 
 
 def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:

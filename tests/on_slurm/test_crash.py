@@ -15,7 +15,7 @@ from .cluster import PATIENCE
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
-def test_a_killed_rank_causes_one_restart_with_the_same_bits(bench, calm):
+def test_a_killed_rank_restarts_in_place_with_the_same_bits(bench, calm):
     run = bench.submit("killed", model__pause=0.03, train__timeout=600)
     with bench.held_at(run, 14):
         (victim,) = bench.pids(run, 1)
@@ -33,15 +33,21 @@ def test_a_killed_rank_causes_one_restart_with_the_same_bits(bench, calm):
     assert str(first.fields["reason"]).startswith("rank 1 on node2 was killed by SIGKILL")
     assert first.fields["host"] == "node2"
     assert bench.causes(run) == ["crash", "finished"]
-    assert (state, bench.slurm.restarts(bench.job(run))) == ("COMPLETED", 1)
+    assert (state, bench.slurm.restarts(bench.job(run))) == ("COMPLETED", 0)
+    assert [event.attempt.in_place for event in jobs.events(run, "opened")] == [0, 1]
     assert jobs.final_state(run) == jobs.final_state(calm)
     log = bench.batch_log(run)
-    assert log.index("hpcrun: crash: rank 1 on node2") < log.index("DUE TO JOB REQUEUE")
+    assert "starts inside the allocation" in log[log.index("hpcrun: crash: rank 1 on node2") :]
+    assert "1 crash (1 in place)" in bench.hpcrun("status", "killed").stdout
 
 
 def test_two_exceptions_at_one_step_end_the_run(bench):
     run = bench.submit(
-        "crashing", model__fault={"rank": 1, "call": 9}, checkpoint__every=0, train__accumulation=1
+        "crashing",
+        model__fault={"rank": 1, "call": 9},
+        checkpoint__every=0,
+        train__accumulation=1,
+        restarts__in_place=False,
     )
     assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     result = bench.result(run)

@@ -108,7 +108,7 @@ def test_metrics_of_rank_0_are_lines_of_the_run(
 ) -> None:
     reports(monkeypatch, tmp_path)
     monkeypatch.setenv("HPCRUN_RUN", str(run.path))
-    monkeypatch.setenv("HPCRUN_RESTART", "2")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         others: dict[str, Any] = {"val/top-1": 3, "lr": math.nan}

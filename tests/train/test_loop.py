@@ -10,11 +10,14 @@ from hpcrun.config import Config
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines
 from hpcrun.train.data.batching import Batching
+from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
-from hpcrun.train.metrics.timing import FlopCounter, Stopwatch
+from hpcrun.train.metrics.stopwatch import Stopwatch
+from hpcrun.train.metrics.timing import FlopCounter
 from hpcrun.train.model.compile_cache import open_cache
 from hpcrun.train.position import Position
 from hpcrun.train.session import Loop
@@ -61,7 +64,10 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
         validate=lambda: None,
         early=EarlyStopping(None, 0.0),
         metrics=MetricsLog(
-            config, task, trainer, batching, measured, sinks, ranks=Ranks(), restart=0
+            *(config, task, trainer, batching, measured, sinks),
+            ranks=Ranks(),
+            attempt={"restart": 0},
+            slow=SlowNodeWatch(run, Attempt("1", 0), ["n0"], replace=False),
         ),
         saver=saver,
         nonfinite=SimpleNamespace(check=lambda _: None, finish=lambda: None),

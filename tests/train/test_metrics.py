@@ -16,25 +16,18 @@ from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines, write_json
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.metrics.log import (
-    MetricsLog,
-    StepMeasurements,
-    StragglerWatch,
-    straggler,
-)
+from hpcrun.train.health.slow_nodes import SlowNodeWatch
+from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
-from hpcrun.train.metrics.timing import (
-    FlopCounter,
-    StepTimeMeans,
-    Stopwatch,
-    peak_here,
-    peak_of,
-    twin,
-)
+from hpcrun.train.metrics.stopwatch import StepTimeMeans, Stopwatch
+from hpcrun.train.metrics.timing import FlopCounter, peak_here, peak_of, twin
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import StepGate
+
+ALONE = SlowNodeWatch(RunDirectory(Path()), Attempt("1", 0), ["n0"], replace=False)
 
 
 @pytest.fixture
@@ -45,40 +38,22 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_a_straggler_is_a_rank_that_delays_the_step() -> None:
-    assert straggler([0.1, 0.1, 0.25, 0.1], step=0.3) == 2
-    assert straggler([0.1, 0.1, 0.14, 0.1], step=0.3) is None
-    assert straggler([0.001, 0.001, 0.01], step=1.0) is None
-    assert straggler([0.5], step=1.0) is None
-    # In tiny steps, milliseconds are noise of the machine.
-    assert straggler([0.0041, 0.0068], step=0.012) is None
-
-
-def test_a_persistent_straggler_is_reported_at_most_every_ten_minutes() -> None:
-    now = 0.0
-    watch = StragglerWatch(["a", "b"], clock=lambda: now)
-    slow = [0.1, 0.3]
-    assert watch.check(10, slow, 0.4) is None
-    told = watch.check(20, slow, 0.4)
-    assert told is not None
-    assert "rank 1 on b: it takes 300.0 ms for data and forward pass, they take 100.0 ms" in told
-    assert watch.check(30, slow, 0.4) is None
-    now = 601.0
-    assert watch.check(40, slow, 0.4) is not None
-
-
 def test_the_stopwatch_gives_means_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([-60.0, 0.0, 1.0, 3.0, 10.0, 14.0, 20.0])
+    clock = iter([-60.0, 0.0, 1.0, 3.0, 4.0, 7.0, 10.0, 14.0, 15.0, 18.0, 24.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     watch = Stopwatch(torch.device("cpu"))
     watch.start()
     loss = watch.timed(lambda *_: torch.zeros(()))
-    loss(nn.Identity(), None)  # From 1 to 3.
+    watch.waited(0.5)
+    loss(nn.Identity(), None)  # From 1 to 3, in the first step of the process.
+    watch.waited(0.25)
+    loss(nn.Identity(), None)  # From 4 to 7.
     with watch.paused():  # From 10 to 14.
         pass
-    watch.waited(0.5)
+    watch.waited(0.75)
+    loss(nn.Identity(), None)  # From 15 to 18, in the step after the pause.
     lap = watch.lap(2)
-    assert (lap.step, lap.data, lap.own) == (8.0, 0.25, 1.25)
+    assert (lap.step, lap.data, lap.own) == (10.0, 0.75, 3.25)
 
 
 class Event:
@@ -120,7 +95,15 @@ class Training:
         sinks = SimpleNamespace(write=self.lines.append)
         batching = batching or Batching(1, ranks=1)
         self.log = MetricsLog(
-            config, task, self.trainer, batching, measured, sinks, ranks=Ranks(), restart=0
+            config,
+            task,
+            self.trainer,
+            batching,
+            measured,
+            sinks,
+            ranks=Ranks(),
+            attempt={"restart": 0},
+            slow=ALONE,
         )
         self.done = 0
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.train.metrics.timing import Profile, Stopwatch, steps_of
+from hpcrun.train.metrics.stopwatch import Stopwatch
+from hpcrun.train.metrics.timing import Profile, steps_of
 from hpcrun.train.position import Position
 
 

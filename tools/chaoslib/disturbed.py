@@ -12,6 +12,8 @@ from pathlib import Path
 from devclusterlib import cluster as devcluster
 from devclusterlib.errors import CommandFailed
 
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.job.history import last_committed
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
@@ -26,7 +28,7 @@ PATIENCE = 300.0
 # Slurm sends the warning at its next tick (30 s) if less than this lead and a minute is left. A cut
 # limit leaves one to two minutes.
 WARNING_LEAD = 110
-LIMIT_MINUTES = 30
+LIMIT_MINUTES = 240
 ANY_STEP = 1_000_000
 
 # The task slows itself down. The tool could not: it waits for a node while the restarted run continues.
@@ -49,10 +51,26 @@ class Paced(Probe):
 
 
 class Chaos:
-    """The disturbed run and its cluster."""
+    """The disturbed run and its cluster.
 
-    def __init__(self, slurm: SlurmCluster, faults: int, ranks: int, dice: random.Random) -> None:
-        self.slurm, self.ranks, self.dice = slurm, ranks, dice
+    Args:
+        slurm: the cluster.
+        faults: number of faults, which sets the length of the run.
+        ranks: ranks per node.
+        dice: chooses nodes and moments.
+        in_place: restart inside the allocation where that is possible.
+    """
+
+    def __init__(
+        self,
+        slurm: SlurmCluster,
+        faults: int,
+        ranks: int,
+        dice: random.Random,
+        *,
+        in_place: bool = True,
+    ) -> None:
+        self.slurm, self.ranks, self.dice, self.in_place = slurm, ranks, dice, in_place
         # Extra steps, because training continues during a fault.
         self.steps = STEPS_PER_FAULT * (faults + 5)
         self.folder = slurm.shared / "chaos"
@@ -61,7 +79,8 @@ class Chaos:
         self.write("empty.yaml", "{}\n")
         self.write("at-once", str(ANY_STEP))
         self.write("pace", str(STEPS_PER_FAULT))
-        self.run = RunDirectory(self.folder / "runs" / "disturbed")
+        name = "disturbed" if in_place else "requeued"
+        self.run = RunDirectory(self.folder / "runs" / name)
         self._looked = 0.0
         self._held = False
 
@@ -96,6 +115,7 @@ class Chaos:
                 # Injected faults must not use budgets; a fault may come before the next commit.
                 "restarts.crash": None, "restarts.node_failure": None, "restarts.hang": None,
                 "restarts.no_progress": None,
+                "restarts.in_place": self.in_place,
                 # Injected faults must not exclude nodes.
                 "job.exclude_after": None,
             },
@@ -125,6 +145,22 @@ class Chaos:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
             whole = log.read().rpartition(b"\n")[0]
         return int(json.loads(whole.splitlines()[-1])["step"]) if whole else 0
+
+    def check_saved(self) -> None:
+        """Check every byte of the newest committed step, which must be no older than the event log says.
+
+        Raises:
+            AssertionError: it is older.
+            CheckpointError: it is damaged.
+        """
+        logged = last_committed(read_events(self.run)) or 0
+        store = CheckpointStore(self.run.checkpoints, "chaos-0")
+        newest = max(store.steps(), default=0)
+        assert newest >= logged, (
+            f"step {logged} was saved, and {newest} is the newest\n{self.story()}"
+        )
+        if newest:
+            store.check(newest)
 
     def ends(self) -> list[str]:
         """Return the causes of all ended attempts."""

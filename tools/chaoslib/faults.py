@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tests import jobs
 
 from .disturbed import LIMIT_MINUTES, STEPS_PER_FAULT, Chaos
+from .restarting import STRIKES, during_restart
 
 # Seconds; without a controller, Slurm notices no node failure.
 MOST_WITHOUT_CONTROLLER = 60.0
@@ -81,8 +82,8 @@ def cut_link(chaos: Chaos) -> str:
 
 def cancel_and_resume(chaos: Chaos) -> str:
     """Cancel the job with scancel, then resume the run."""
-    chaos.hpcrun("cancel", "disturbed")
-    chaos.hpcrun("resume", "disturbed", "--detach")
+    chaos.hpcrun("cancel", chaos.run.name)
+    chaos.hpcrun("resume", chaos.run.name, "--detach")
     return f"now job {chaos.job()}"
 
 
@@ -123,10 +124,14 @@ def time_limit(chaos: Chaos) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and the causes that the event log may have for its end (none: the attempt does not end)."""
+    """A fault, and the causes that the event log may have for its end (none: the attempt does not end).
+
+    ``during``: it strikes during a restart, with any causes.
+    """
 
     strike: Callable[[Chaos], str]
     causes: tuple[str, ...]
+    during: bool = False
 
 
 FAULTS: dict[str, Fault] = {
@@ -141,6 +146,9 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+_DOUBLE = "a rank, then "
+FAULTS |= {f"{_DOUBLE}{kind}": Fault(during_restart(kind), (), during=True) for kind in STRIKES}
+
 # Slurm ends remains of an earlier attempt by the step's id, which may hit the new attempt too.
 _STRIKES = 3
 UNPLANNED = {"node-failure", "crash", "hang"}
@@ -154,11 +162,20 @@ class Planned:
     step: int
 
 
-def plan(faults: int, dice: random.Random) -> list[Planned]:
-    """Return the faults in random order with their steps; every kind occurs before a kind repeats."""
+def plan(
+    faults: int, dice: random.Random, during: bool = False, only: str | None = None
+) -> list[Planned]:
+    """Return the faults in random order with their steps; every kind occurs before a kind repeats.
+
+    Args:
+        during: only faults that strike during a restart.
+        only: one of these.
+    """
+    kinds = [name for name, fault in FAULTS.items() if fault.during == during]
+    kinds = [name for name in kinds if only is None or name.endswith(only)]
     order: list[str] = []
     while len(order) < faults:
-        order += dice.sample(list(FAULTS), len(FAULTS))
+        order += dice.sample(kinds, len(kinds))
     return [
         Planned(name, STEPS_PER_FAULT * number + dice.randint(1, STEPS_PER_FAULT // 2))
         for number, name in enumerate(order[:faults])
@@ -172,7 +189,7 @@ def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
         chaos.allow(STEPS_PER_FAULT * number)
         last = _meet(chaos, planned)
         print(
-            f"fault {number:>3}: {last.fault:<16} at step {last.step:>5}, next step after "
+            f"fault {number:>3}: {last.fault:<26} at step {last.step:>5}, next step after "
             f"{last.recovery:5.1f} s  ({last.detail})",
             flush=True,
         )
@@ -213,7 +230,12 @@ def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
     chaos.allow(had + 2)
     chaos.wait(chaos.starts_again, "the run did not start again")
     chaos.wait(lambda: chaos.step() > had, "the run made no progress")
+    chaos.check_saved()
     causes = chaos.ends()[ends:]
+    if fault.during:
+        return Met(
+            planned.fault, at, f"{detail}: {', '.join(causes)}", time.monotonic() - begun
+        ), None
     if fault.causes and causes[:1] and causes[0] in UNPLANNED - set(fault.causes):
         return Met(planned.fault, at, detail, 0.0), causes[0]
     meant, more = (causes[:1], causes[1:]) if fault.causes else ([], causes)
@@ -228,10 +250,10 @@ def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
 
 def table(met: list[Met]) -> str:
     """Return the number of each fault, and the time from fault to new progress."""
-    lines = [f"  {'fault':<16} {'times':>5} {'mean':>8} {'longest':>8}"]
+    lines = [f"  {'fault':<26} {'times':>5} {'mean':>8} {'longest':>8}"]
     for name in FAULTS:
         took = [one.recovery for one in met if one.fault == name]
         if took:
             mean, longest = sum(took) / len(took), max(took)
-            lines.append(f"  {name:<16} {len(took):>5} {mean:>6.1f} s {longest:>6.1f} s")
+            lines.append(f"  {name:<26} {len(took):>5} {mean:>6.1f} s {longest:>6.1f} s")
     return "\n".join(lines)

@@ -31,7 +31,7 @@ class SubmitOptions(TypedDict, total=False):
     overrides: Mapping[str, Any] | None
     name: str | None
     runs_dir: str | os.PathLike[str] | None
-    nodes: int | None
+    nodes: int | str | None
     gpus: int | str | None
     tasks_per_node: int | None
     launcher: str | None
@@ -124,8 +124,8 @@ def submit(
         options: ``name``, and options of the job, which are keys of the config's section ``job``: ``nodes``,
             ``gpus``, ``tasks_per_node``, ``launcher``, ``cpu``, ``executor``, ``time``, ``cpus_per_task``,
             ``mem``, ``cluster``, ``partition``, ``account``, ``qos``, ``constraint``, ``reservation``,
-            ``exclusive`` and ``exclude``. ``gpus`` are per node (``4``, ``"a100:4"``), and ``time`` is
-            ``"HH:MM:SS"`` or minutes.
+            ``exclusive`` and ``exclude``. ``nodes`` is a number or a range (``"2-4"``), ``gpus`` are per node
+            (``4``, ``"a100:4"``), and ``time`` is ``"HH:MM:SS"`` or minutes.
 
     Returns:
         The run, or the sweep.

@@ -30,8 +30,9 @@ from hpcrun.diagnose.stacks import ranges
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
+from hpcrun.run.slow_nodes import slow_now
 from hpcrun.slurm.launch import jobs
 
 
@@ -55,30 +56,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose and print; return 1 if a cause or an unknown error was found."""
-    lines, folders, nodes, attempt = _lines(arguments)
+    lines, folders, nodes, told = _lines(arguments)
     finding = find_cause(lines, nodes)
     dumps = _dumps(folders, arguments.flight_recorder)
     notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
     if notes:
         notes.append("`torchfrtrace DIR --prefix NAME` shows the collectives of all ranks")
-    if finding is not None and attempt is not None and attempt.label != "0":
-        start = "a restart inside the allocation" if attempt.in_place else "a requeue"
-        notes.append(f"the failure is in attempt {attempt.owner}, which began by {start}")
+    code = int(finding is not None or bool(notes))
+    # These are no failures.
+    notes += told
     if arguments.json:
         print_json(_as_data(finding, notes))
     else:
         say(*_report(finding), *(f"note      {note}" for note in notes))
-    return int(finding is not None or bool(notes))
+    return code
 
 
-_Sources = tuple[Iterator[LogLine], list[Path], int, Attempt | None]
+_Sources = tuple[Iterator[LogLine], list[Path], int, list[str]]
+"""Lines of logs, folders that may contain dumps, the number of nodes (0: unknown), notes about the run."""
 
 
 def _lines(arguments: argparse.Namespace) -> _Sources:
-    """Return the lines to read, the folders with dumps, the number of nodes (0: unknown), and the attempt."""
+    """Return what to read."""
     sources: list[str] = arguments.sources
     if sources == ["-"]:
-        return read_stream(sys.stdin.buffer, "-"), [], 0, None
+        return read_stream(sys.stdin.buffer, "-"), [], 0, []
     if "-" in sources:
         raise UserError("doctor: `-` excludes other sources; pipe all logs into it, or name files")
     paths = [Path(source) for source in sources]
@@ -90,8 +92,7 @@ def _lines(arguments: argparse.Namespace) -> _Sources:
         if not _is_log(path):
             raise UserError(f"{path}: no such log; name files, a folder with logs, or one run")
         files += _logs_in(path) if path.is_dir() else [path]
-    folders = sorted({path.parent for path in files})
-    return chain.from_iterable(map(read_log, files)), folders, 0, None
+    return chain.from_iterable(map(read_log, files)), sorted({path.parent for path in files}), 0, []
 
 
 def _is_log(path: Path) -> bool:
@@ -112,14 +113,18 @@ def _of_run(directory: RunDirectory) -> _Sources:
         raise UserError(
             f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
         )
+    notes = [one.line for one in slow_now(events)]
+    if attempt.label != "0":
+        start = "a restart inside the allocation" if attempt.in_place else "a requeue"
+        notes.append(f"attempt {attempt.owner} began by {start}")
     if result.get("state") == "finished":
-        return iter(()), [], 0, attempt
+        return iter(()), [], 0, notes
     current = jobs.current_job(directory)
     on_slurm = current is not None and current[0] == "slurm"
     accounting = accounting_of(attempt.job)[attempt.restart :][:1] if on_slurm else []
     folder = directory.attempt_logs(attempt)
     lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
-    return lines, [folder], nodes_of(events, attempt), attempt
+    return lines, [folder], nodes_of(events, attempt), notes
 
 
 def _dumps(folders: list[Path], named: Path | None) -> Dumps:

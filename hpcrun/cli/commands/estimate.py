@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     slow = config.amp.dtype == "bf16" and (arguments.gpu or "").lower().startswith("v100")
     found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
     if arguments.json:
-        print_json({**found, "nodes": config.job.nodes, "gpus": config.job.gpus})
+        print_json({**found, "nodes": config.job.min_nodes, "gpus": config.job.gpus})
     else:
         say(*_lines(found, config, arguments.gpu or "GPU"))
     return 0 if found["fits"] else _DOES_NOT_FIT
@@ -61,7 +61,7 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
     job = config.job
     billions = found["parameters"] / 1e9
     size = f"{billions:.2f} billion" if billions >= 0.1 else f"{billions * 1000:.1f} million"
-    ranks = f"{job.nodes} x {job.gpus} {gpu}" if job.world_size > 1 else f"one {gpu}"
+    ranks = f"{job.min_nodes} x {job.gpus} {gpu}" if found["ranks"] > 1 else f"one {gpu}"
     yield f"{size} parameters, {found['parallel']} on {ranks}, {config.amp.dtype}"
     yield from found["remarks"]
     yield (

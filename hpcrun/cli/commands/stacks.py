@@ -20,7 +20,7 @@ from hpcrun.diagnose.stacks import folded, group_lines, ranges, summary
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.stacks import Mailbox, Reply
 from hpcrun.slurm.launch import jobs
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--wait {arguments.wait:g}: should be above 0 and below 3600 seconds")
     directory = find_run(arguments)
     attempt = _running_attempt(directory)
-    tasks = load_resolved(directory.config).job.world_size
+    tasks = _tasks_of(directory, attempt)
     mail = Mailbox(directory.attempt_logs(attempt), tasks)
     begun = time.monotonic()
     replies = _ask(mail, tasks, arguments.wait or mail.pause + _WAIT)
@@ -99,6 +99,13 @@ def _running_attempt(run: RunDirectory) -> Attempt:
         remedy = "`hpcrun doctor` reads its logs" if not state.live else "look again later"
         raise UserError(f"{run.name}: is {state.word}, and only a running job has stacks; {remedy}")
     return attempt
+
+
+def _tasks_of(run: RunDirectory, attempt: Attempt) -> int:
+    """Return the number of tasks of ``attempt``; with a range of nodes only its event has it."""
+    opened = [it for it in read_events(run) if it.what == "opened" and it.attempt == attempt]
+    count = opened[-1].fields.get("ranks") if opened else None
+    return count if isinstance(count, int) else load_resolved(run.config).job.world_size
 
 
 def _ask(mail: Mailbox, tasks: int, seconds: float) -> dict[int, Reply]:

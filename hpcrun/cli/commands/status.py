@@ -138,6 +138,7 @@ def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
         say(*(f"{row['name']}: {row['says']}" for row in long))
     if len(arguments.runs) == 1 and len(rows) == 1 and rows[0]["goodput"]["wall"]:
         say(_where_the_time_went(rows[0]))
+    say(*(f"{row['name']}: {line}" for row in rows for line in row.get("slow", ())))
     say(*(f"{row['name']}: doctor: {row['diagnosis']}" for row in rows if row.get("diagnosis")))
 
 

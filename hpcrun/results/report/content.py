@@ -38,6 +38,7 @@ from hpcrun.results.report.runs import (
 )
 from hpcrun.results.statistics import ConfidenceInterval, Spread, describe, mean_interval
 from hpcrun.results.store import ResultsFile
+from hpcrun.run.slow_nodes import SlowNode, slow_nodes
 
 # Metrics about the progress of a run, not about its result.
 _OF_THE_MACHINE = re.compile(
@@ -129,6 +130,11 @@ class Content:
             for key, value in (known[0].items() if known else ())
             if key != "name" and len({shown(config.get(key)) for config in known}) == 1
         }
+
+    @property
+    def slow(self) -> Sequence[tuple[str, SlowNode]]:
+        """The slow nodes of all attempts, each with the key of its run."""
+        return [(run.key, one) for run in self.runs for one in slow_nodes(run.events)]
 
     @property
     def ends(self) -> Sequence[tuple[str, int]]:

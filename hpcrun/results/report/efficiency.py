@@ -153,10 +153,17 @@ def _gpus(run: ReportedRun, records: Sequence[AttemptUsage]) -> int | None:
     known = [one.gpus for one in records if one.gpus is not None]
     if known:
         return max(known)
-    nodes, each = number(run.config.get("job.nodes")), number(run.config.get("job.gpus"))
+    nodes, each = _nodes(run), number(run.config.get("job.gpus"))
     # A run on this machine uses the GPUs that exist, and a site may allocate whole nodes.
     asks = run.executor == "slurm" and run.config.get("job.gpu_request") != "none"
     return int(nodes * each) if asks and nodes is not None and each is not None else None
+
+
+def _nodes(run: ReportedRun) -> float | None:
+    """Return the requested nodes; with a range, the largest number that an attempt had."""
+    given = [event.fields.get("nodes") for event in run.events if event.what == "opened"]
+    counts = [float(count) for count in given if isinstance(count, int)]
+    return number(run.config.get("job.nodes")) or max(counts, default=None)
 
 
 def _cpus(run: ReportedRun, records: Sequence[AttemptUsage]) -> tuple[int | None, float | None]:
@@ -166,7 +173,7 @@ def _cpus(run: ReportedRun, records: Sequence[AttemptUsage]) -> tuple[int | None
     if known:
         return max(one.cpus for one in known if one.cpus is not None), used
     each = number(run.config.get("job.cpus_per_task"))
-    nodes, ranks = number(run.config.get("job.nodes")), number(run.config.get("job.gpus"))
+    nodes, ranks = _nodes(run), number(run.config.get("job.gpus"))
     tasks = number(run.config.get("job.tasks_per_node"))
     if each is None or nodes is None or ranks is None:
         return None, used

@@ -146,7 +146,7 @@ def sbatch_lines(folder: Path, job: Job, array: "ArrayTasks | None" = None) -> l
         "job-name": run.name.replace("/", "-"),
         "array": array.option if array is not None else None,
         "nodes": job.nodes,
-        "ntasks-per-node": job.tasks_on_node,
+        **_task_options(job),
         **_gpu_options(job),
         "cpus-per-task": job.cpus_of_task,
         "time": job.time,
@@ -181,6 +181,17 @@ def _output(run: RunDirectory, array: "ArrayTasks | None") -> str:
     if array.packs:
         return f"{folder}/{run.logs.name}/pack-%A_%a.log"
     return f"{folder}/{array.pattern}/{run.logs.name}/batch-%A_%a.log"
+
+
+def _task_options(job: Job) -> dict[str, object]:
+    """Return the request for the CPUs of a node's tasks.
+
+    With a range of nodes, only srun gets the number of tasks. With --ntasks-per-node, Slurm 22.05 records
+    their sum at a start, and the requeued job waits until it has as many nodes again.
+    """
+    if not job.elastic:
+        return {"ntasks-per-node": job.tasks_on_node}
+    return {"mincpus": job.tasks_on_node * (job.cpus_of_task or 1)}
 
 
 def _gpu_options(job: Job) -> dict[str, object]:

@@ -38,7 +38,9 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         self.accepted: str | None = None
         self.cluster: str | None = None
         self.script = folder
-        self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.tasks_on_node)
+        self.update_parameters(
+            nodes=request.job.max_nodes, ntasks_per_node=request.job.tasks_on_node
+        )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return batch_script(self._request)

@@ -28,6 +28,11 @@ _SHARE_OPTIONS = (
     *("core-spec", "thread-spec", "hint", "threads-per-core", "ntasks-per-core", "extra-node-info"),
     *("sockets-per-node", "cores-per-socket", "ntasks-per-socket"),
 )
+# Options that fix the nodes or the number of tasks, long and short.
+_FIXED_COUNTS = {
+    **{"nodes": "N", "ntasks": "n", "ntasks-per-node": None, "ntasks-per-gpu": None},
+    **{"nodelist": "w", "nodefile": "F", "relative": "r", "use-min-nodes": None},
+}
 _FEATURES = re.compile(r"[\w.-]+(?:[&,][\w.-]+)*")
 
 
@@ -83,6 +88,21 @@ def fitted(
     elif job.node_share:
         update |= _one_core_per_rank(job)
     return job.model_copy(update=update), lines
+
+
+def refuse_fixed_counts(job: Job) -> None:
+    """Refuse options that contradict a range of ``job.nodes``.
+
+    Raises:
+        LaunchError: an option of sbatch or srun fixes the nodes or the number of tasks.
+    """
+    for key in ("sbatch_args", "srun_args"):
+        for option in getattr(job, key):
+            if any(given_option([option], *names) is not None for names in _FIXED_COUNTS.items()):
+                raise LaunchError(
+                    f"job.{key}: {option}: fixes what job.nodes={job.nodes} leaves to each start; remove the "
+                    "option, or use one number of nodes"
+                )
 
 
 def _one_core_per_rank(job: Job) -> dict[str, object]:

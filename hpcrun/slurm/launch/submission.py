@@ -18,6 +18,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, Reader, read_events
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script, job_name
+from hpcrun.slurm.launch.resources import refuse_fixed_counts
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted, take_back
 from hpcrun.slurm.local.submission import local_devices, refuse_task_counts, submit_local, worker
 
@@ -38,6 +39,8 @@ def choose_executor(config: Config) -> ExecutorName:
             say_aside(
                 "hpcrun: Slurm is installed but not configured here; the job runs on this machine"
             )
+    if config.job.elastic:
+        refuse_fixed_counts(config.job)
     if wanted == "local":
         local_devices(config)
         refuse_task_counts(config.job)
@@ -59,7 +62,7 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     request = batch_request(run, config)
     job = config.job
     lines = [
-        f"# {executor}: {job.nodes} x {job.tasks_on_node} processes on this machine, each running",
+        f"# {executor}: {job.max_nodes} x {job.tasks_on_node} processes on this machine, each running",
         f"#   {' '.join(worker(run, job))}",
         "# With Slurm, this script would go to sbatch:",
         "",

@@ -41,7 +41,7 @@ def local_devices(config: Config) -> list[str] | None:
     available = visible_gpus(os.environ)
     if config.job.cpu or not available:
         return None
-    wanted = config.job.nodes * config.job.gpus
+    wanted = config.job.max_nodes * config.job.gpus
     if available < wanted:
         raise LaunchError(
             f"{wanted} ranks, but this machine shows {available} GPUs: request at most {available} "
@@ -97,7 +97,8 @@ def submit_local(
         job_id=folder.name,
         folder=str(folder),
         command=worker(run, job),
-        nodes=job.nodes,
+        # This machine always has room for the largest number.
+        nodes=job.max_nodes,
         tasks_per_node=job.tasks_on_node,
         cpus_per_task=job.cpus_of_task,
         devices=devices,

@@ -14,6 +14,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.data import batching as order
 from hpcrun.train.data.batching import Batching, Uneven, reseed, start_worker
@@ -117,6 +118,31 @@ def require_trainable(dataset: Dataset[Any], ranks: int, workers: int) -> None:
             raise UserError(
                 f"data: {type(dataset).__name__} cannot return a sample by index; give it __getitem__"
             )
+
+
+def require_any_ranks(dataset: Dataset[Any], config: Config) -> None:
+    """Raise UserError if a stream cannot continue on every number of nodes of the range ``job.nodes``."""
+    if not isinstance(dataset, IterableDataset):
+        return
+    job, name = config.job, type(dataset).__name__
+    if getattr(dataset, "shards_itself", None):
+        raise UserError(
+            f"data: {name} shards itself, so a resume needs the same number of ranks, but job.nodes is "
+            f"{job.nodes}; use one number of nodes"
+        )
+    counts = range(job.min_nodes, job.max_nodes + 1)
+    ranks = {nodes: nodes * job.tasks_on_node for nodes in counts}
+    fit = [
+        nodes
+        for nodes in counts
+        if ranks[nodes] * order.accumulation_of(config, ranks[nodes]) <= config.train.batch_size
+    ]
+    if len(fit) < len(counts):
+        raise UserError(
+            f"train.batch_size: {config.train.batch_size} samples do not give every micro-batch a sample on "
+            f"each number of nodes in {job.nodes}, and data: {name}, a stream, has no padding; numbers that "
+            f"work: {', '.join(map(str, fit)) or 'none'}; use one of them, or a larger train.batch_size"
+        )
 
 
 def length(dataset: Dataset[Any]) -> int:

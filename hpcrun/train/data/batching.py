@@ -23,7 +23,6 @@ import torch
 from torch.utils.data import Dataset
 
 from hpcrun.config import Config
-from hpcrun.config.training import Train
 from hpcrun.errors import UserError
 from hpcrun.ranks.signals import ignore_in_helper_process
 
@@ -227,11 +226,34 @@ class Batching:
         return 0 if self.epoch is None else self.epoch % self.batch_size
 
 
-def accumulation_of(train: Train, ranks: int) -> int:
-    """Return the micro-batches per step and rank: ``train.accumulation``, or from ``train.micro_batch``."""
-    if train.micro_batch is None:
+def accumulation_of(config: Config, ranks: int) -> int:
+    """Return the micro-batches per step and rank: ``train.accumulation``, or from ``train.micro_batch``.
+
+    With a range of ``job.nodes``, ``train.accumulation`` is that of the largest number of nodes. Fewer ranks
+    take more micro-batches, so that no micro-batch has more samples than with the largest number.
+    """
+    train, most = config.train, config.job.world_size
+    if train.micro_batch is not None:
+        return accumulation_for(train.batch_size, ranks, train.micro_batch)
+    if not config.job.elastic or ranks >= most:
         return train.accumulation
-    return accumulation_for(train.batch_size, ranks, train.micro_batch)
+    micro_batch = _ceil(train.batch_size, most * train.accumulation)
+    return max(train.accumulation, accumulation_for(train.batch_size, ranks, micro_batch))
+
+
+def count_line(config: Config, nodes: int, ranks: int) -> str | None:
+    """Return how an attempt on ``nodes`` nodes with ``ranks`` ranks differs from the largest number of nodes.
+
+    None without a range of ``job.nodes``.
+    """
+    if not config.job.elastic:
+        return None
+    now, planned = (accumulation_of(config, count) for count in (ranks, config.job.world_size))
+    instead = "" if now == planned else f" instead of {planned}"
+    return (
+        f"{nodes} of {config.job.nodes} nodes: accumulation {now}{instead}; batches and the order of samples "
+        "do not depend on the number of nodes, the last bits do"
+    )
 
 
 def accumulation_for(batch_size: int, ranks: int, micro_batch: int) -> int:

@@ -4,9 +4,8 @@ import contextlib
 import math
 import operator
 import resource
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +16,11 @@ from torch import nn
 from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
 from hpcrun.ranks.collective import Ranks
-from hpcrun.run.endings import node_name
 from hpcrun.train.data.batching import Batching
+from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.sinks import Sinks
-from hpcrun.train.metrics.timing import FlopCounter, StepTimeMeans, Stopwatch, peak_here, twin
+from hpcrun.train.metrics.stopwatch import StepTimeMeans, Stopwatch
+from hpcrun.train.metrics.timing import FlopCounter, peak_here, twin
 from hpcrun.train.step.trainer import AMPTrainer, LossFunction, StepResult
 from hpcrun.train.task import Task
 
@@ -70,17 +70,17 @@ class MetricsLog:
         *,
         ranks: Ranks,
         attempt: Mapping[str, int],
+        slow: SlowNodeWatch,
     ) -> None:
-        """Gather the ranks' hosts; every line has the columns ``attempt``. Collective."""
+        """Store the arguments; every line has the columns ``attempt``."""
         self._trainer, self._sinks, self._ranks, self._attempt = trainer, sinks, ranks, attempt
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
         self._every, self._end = config.train.log_every, config.train.steps
         self._batching = batching
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
         self._window = LossWindow(batching)
-        self._hosts: list[str] = ranks.gather(node_name())
+        self._slow = slow
         self._gpu = vendor.gpu_use(trainer.device)
-        self._stragglers = StragglerWatch(self._hosts)
 
     def step(self, done: int, result: StepResult) -> None:
         """Record the result of a step; ``done``: finished steps. Collective at logged steps."""
@@ -100,6 +100,8 @@ class MetricsLog:
         ranks = self._gather(loss, lap)
         if ranks is not None:
             self._log(done, results[-1], self._batching.samples(steps) / len(steps), ranks)
+            times, own = [one[1] for one in ranks], [one[3] for one in ranks]
+            self._slow.add(done, len(steps), own, max(times))
 
     def saved(self, done: int) -> list[float]:
         """Return what a checkpoint after ``done`` steps needs about unlogged steps. Collective."""
@@ -148,7 +150,7 @@ class MetricsLog:
         if self._sinks is None:
             dist.gather(mine, group=self._ranks.group)
             return None
-        found = [torch.empty_like(mine) for _ in self._hosts]
+        found = [torch.empty_like(mine) for _ in self._slow.hosts]
         dist.gather(mine, found, group=self._ranks.group)
         return [one.tolist() for one in found]
 
@@ -173,7 +175,7 @@ class MetricsLog:
             slowest = own.index(max(own))
             line |= {
                 "slowest_rank": slowest,
-                "slowest_host": self._hosts[slowest],
+                "slowest_host": self._slow.hosts[slowest],
                 "slowest_own_time": _rounded(own[slowest]),
                 "fastest_own_time": _rounded(min(own)),
             }
@@ -184,9 +186,6 @@ class MetricsLog:
         if self._trainer.gate.skipped:
             line["skipped"] = self._trainer.gate.skipped
         self.write(line)
-        warning = self._stragglers.check(done, own, step)
-        if warning is not None:
-            print(f"hpcrun: {warning}", flush=True)
 
 
 def _memory(device: torch.device) -> float:
@@ -213,60 +212,6 @@ def gpu_facts(busy: Sequence[float], used: Sequence[float]) -> dict[str, float]:
 def _rounded(value: float) -> float:
     """Round to four significant digits; the rest is noise."""
     return float(f"{value:.4g}")
-
-
-_FACTOR = 1.5
-_LEAST = 0.01  # Seconds; in tiny steps smaller differences are noise.
-_WEIGHT = 0.1
-_QUIET = 600.0
-
-
-def straggler(own: Sequence[float], step: float) -> int | None:
-    """Return the rank that takes clearly longer than the others, or None.
-
-    Args:
-        own: seconds of each rank's own part of a step (data and forward pass).
-        step: seconds of a whole step; a delay must be a noticeable part of it.
-    """
-    if len(own) < 2:
-        return None
-    rank = max(range(len(own)), key=own.__getitem__)
-    usual = _others(own, rank)
-    late = own[rank] - usual
-    return rank if own[rank] > _FACTOR * usual and late > max(_WEIGHT * step, _LEAST) else None
-
-
-class StragglerWatch:
-    """Reports a slow rank once, and again after ten minutes if it is still slow."""
-
-    def __init__(self, hosts: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        """``hosts``: the host of every rank."""
-        self._hosts, self._clock = hosts, clock
-        self._reported: tuple[int, float] | None = None
-        self._last: int | None = None
-
-    def check(self, done: int, own: Sequence[float], step: float) -> str | None:
-        """Return a line about a rank that was slow in this logged step and the previous one, if it is new."""
-        rank, before = straggler(own, step), self._last
-        self._last = rank
-        if rank is None or rank != before:
-            return None
-        now = self._clock()
-        if (
-            self._reported is not None
-            and self._reported[0] == rank
-            and now - self._reported[1] < _QUIET
-        ):
-            return None
-        self._reported = rank, now
-        return (
-            f"step {done}: the other ranks wait for rank {rank} on {self._hosts[rank]}: it takes "
-            f"{own[rank] * 1e3:.1f} ms for data and forward pass, they take {_others(own, rank) * 1e3:.1f} ms"
-        )
-
-
-def _others(own: Sequence[float], rank: int) -> float:
-    return statistics.median([seconds for other, seconds in enumerate(own) if other != rank])
 
 
 _NOTHING = [0.0, 0.0, 0.0, 0.0]

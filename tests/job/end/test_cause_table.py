@@ -17,6 +17,7 @@ WRONG = Diagnosis("rank 1 on n2: no such file", 1, "n2", None, None, 0, bad_inpu
 UNFIT = Diagnosis(
     "preflight on n2: ecc: 5 errors", None, "n2", None, None, 0, node_fault=True, unfit=("n2",)
 )
+SLOW = Diagnosis("n2 is slow", 1, "n2", 10, None, 0, node_fault=True, unfit=("n2",))
 NODE = Diagnosis("rank 1 on n2: execve()", 1, "n2", None, None, 0, node_fault=True)
 
 
@@ -67,6 +68,10 @@ CASES = {
     "an agreed stop, for which Slurm gives a reason": (
         evidence(BY_TERM, word="preemption", was_not_requested=True),
         (Cause.PREEMPTION, "preemption: stopped and saved at step 10"),
+    ),
+    "an agreed stop to replace a slow node": (
+        evidence(event("stopped", "slow-node", **SAVED), diagnosis=SLOW, limit_near=True),  # type: ignore[arg-type]
+        (Cause.NODE_FAILURE, "n2 is slow; stopped and saved at step 10"),
     ),
     "an agreed stop by a SIGTERM that was not a cancellation": (
         evidence(BY_TERM, was_not_requested=True),

@@ -42,7 +42,7 @@ def test_a_second_job_of_a_live_run_changes_nothing(
     with pytest.raises(Occupied, match="a: job 7 already has this run; job 8 does not start"):
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert (read_json(run.owner) or {})["owner"] == "7-0"
-    assert conclude(run, BatchJob(SECOND), RanksEnd(137), Way()) == exitcodes.BAD_INPUT
+    assert conclude(run, BatchJob(SECOND), RanksEnd(137), Way()).code == exitcodes.BAD_INPUT
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
@@ -86,7 +86,8 @@ def test_a_failed_setup_next_to_a_live_job_changes_nothing(
     slurm_says("RUNNING", tmp_path, monkeypatch)
     before = read_events(run)
     assert (
-        conclude(run, BatchJob(SECOND), RanksEnd(1, "module load x"), Way()) == exitcodes.BAD_INPUT
+        conclude(run, BatchJob(SECOND), RanksEnd(1, "module load x"), Way()).code
+        == exitcodes.BAD_INPUT
     )
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()

@@ -13,7 +13,7 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.run.events import Attempt
 
-from .conftest import MakeRun
+from .conftest import MakeRun, add_event
 from .page import Page
 
 SECTIONS = [
@@ -97,6 +97,17 @@ def test_equal_failures_are_one_article_with_their_text_once(
     assert page.words.count("boom in sample 0") == 1
     assert page.words.count("boom in sample 1") == 0
     assert page.words.count("other in sample 2") == 1
+
+
+def test_slow_nodes_are_in_the_report(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a")
+    add_event(run, "slow", 70, restart=1, step=30, host="n<2>", rank=3, ratio=1.624)
+    add_event(run, "slow-over", 75, restart=1, step=38, host="n<2>")
+    assert report(tmp_path / "runs", "-o", tmp_path / "page.html") == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "n&lt;2&gt;" in page
+    assert "1.62" in page
+    assert "step 30 to step 38" in page
 
 
 def test_a_results_file_gives_the_same_figures(sweep: Path, tmp_path: Path) -> None:

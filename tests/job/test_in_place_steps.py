@@ -1,0 +1,132 @@
+"""The batch step between two attempts in one allocation, with substitutes for Slurm's programs."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.policy import Budgets
+from hpcrun.run.events import read_events, record_event
+from tests import jobs
+
+from .step_substitutes import FIRST, Desk
+
+# A rank of the second attempt trains to the end.
+RANK = """\
+for word in "$@"; do case $word in --output=*) logs=$(dirname "${word#--output=}");; esac; done
+touch "$logs/rank-00000.log"
+"""
+FINISHES = """\
+line='{"time": 9e9, "job": "7", "restart": 0, "in_place": 1, "event": "%%s"}\\n'
+printf "$line" opened >> %(events)s; printf "$line" finished >> %(events)s; exit 0
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """A run whose first attempt has begun to train."""
+    desk = Desk(tmp_path)
+    open_attempt(desk.run, FIRST, Budgets())
+    record_event(desk.run, "started", attempt=FIRST, step=0)
+    ranks(desk, f"{RANK}exit 1")
+    return desk
+
+
+def ranks(desk: Desk, first: str, then: str | None = None) -> None:
+    """Let srun run ``first`` for the first attempt, and ``then`` for others."""
+    events = {"events": shlex.quote(str(desk.run.events))}
+    then = RANK + FINISHES % events if then is None else then
+    desk.answer("srun", f'if [[ "$*" == *hpcrun-7-0\\ * ]]; then\n{first}\nfi\n{then}')
+
+
+def requeued(desk: Desk) -> bool:
+    return "scontrol requeue 7" in desk.called("scontrol")
+
+
+def test_a_crash_is_followed_by_a_step_of_the_same_job(desk: Desk) -> None:
+    assert desk.step() == 0, desk.told()
+    assert desk.ends() == ["crash", "finished"]
+    assert len(desk.called("srun")) == 2
+    assert not requeued(desk)
+
+
+@pytest.mark.parametrize("end", ["exit 1", "echo 'srun: error: Unable to create step'; exit 1"])
+def test_a_step_that_does_not_start_uses_no_budget(desk: Desk, end: str) -> None:
+    ranks(desk, f"{RANK}exit 1", end)
+    assert desk.step() == 0, desk.told()
+    assert desk.ends() == ["crash"], desk.told()
+    assert requeued(desk)
+
+
+def test_a_setup_that_fails_the_second_time_leads_to_a_requeue(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, setup=[f"mkdir {shlex.quote(str(tmp_path / 'once'))}"])
+    open_attempt(desk.run, FIRST, Budgets())
+    record_event(desk.run, "started", attempt=FIRST, step=0)
+    ranks(desk, f"{RANK}exit 1")
+    assert desk.step() == 0, desk.told()
+    assert desk.ends() == ["crash"], desk.told()
+    assert requeued(desk)
+
+
+@pytest.mark.parametrize("number", ["USR2", "TERM"])
+def test_a_signal_between_two_attempts_leads_to_a_requeue(desk: Desk, number: str) -> None:
+    desk.answer("squeue", f"kill -{number} $PPID")
+    assert desk.step() == 0, desk.told()
+    assert f"SIG{number} arrived" in desk.told()
+    assert desk.ends() == ["crash"]
+    assert requeued(desk)
+
+
+@pytest.mark.parametrize("asked", ["preempted", "cancelled"])
+def test_a_request_between_two_attempts_is_obeyed(desk: Desk, asked: str) -> None:
+    line = f'{{"time": 9e9, "event": "{asked}", "job": "7", "restart": 0}}'
+    desk.answer("squeue", f"echo '{line}' >> {shlex.quote(str(desk.run.events))}")
+    assert desk.step() == (0 if asked == "preempted" else 143), desk.told()
+    assert len(desk.called("srun")) == 1
+    assert requeued(desk) == (asked == "preempted")
+
+
+def test_ranks_without_an_srun_end_before_their_end_is_recorded(desk: Desk) -> None:
+    """Ranks that survive their srun would save after the recorded end."""
+    alive = shlex.quote(str(desk.calls.parent / "alive"))
+    ranks(desk, f"{RANK}touch {alive}; exit 137")
+    desk.answer("squeue", f"[ ! -e {alive} ] || echo '7.0|hpcrun-7-0'")
+    ended = f"grep -c ended {shlex.quote(str(desk.run.events))}"
+    desk.answer("scancel", f"rm {alive}; {ended} > {shlex.quote(str(desk.calls.parent / 'n'))}")
+    assert desk.step() == 0, desk.told()
+    assert desk.called("scancel") == ["scancel --signal=KILL 7.0"]
+    assert (desk.calls.parent / "n").read_text() == "0\n"
+    assert desk.ends() == ["crash", "finished"]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_killed_batch_step_is_continued_by_the_next(desk: Desk, recorded: bool) -> None:
+    alive = shlex.quote(str(desk.calls.parent / "alive"))
+    if recorded:
+        # The program dies after the record, in its first question for the steps of the job.
+        desk.answer("squeue", "kill -9 $PPID")
+    else:
+        ranks(desk, f"{RANK}touch {alive}; exec sleep 60")
+    desk.run.unstarted("7").write_text("n1\n")
+    first = desk.start()
+    if not recorded:
+        jobs.wait_for((desk.calls.parent / "alive").exists)
+        os.kill(first.pid, signal.SIGKILL)
+    assert first.wait(60) == -signal.SIGKILL
+    assert desk.run.unstarted("7").exists()
+    desk.answer("squeue", f"[ ! -e {alive} ] || echo '7.0|hpcrun-7-0'")
+    desk.answer("scancel", f"rm {alive}")
+    with desk.run.unstarted("7").open("a") as count:
+        count.write("n1\n")
+    assert desk.step() == 0, desk.told()
+    assert len(desk.called("scancel")) == (not recorded)
+    assert desk.ends() == ["crash", "finished"], desk.told()
+    assert len(desk.called("srun")) == 2
+    assert not desk.run.unstarted("7").exists()
+    assert [one.attempt for one in read_events(desk.run) if one.what == "opened"] == [
+        FIRST,
+        FIRST.following,
+    ]
