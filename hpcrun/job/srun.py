@@ -71,6 +71,7 @@ class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
+    ``script``: the ranks run a program of the user, which may save on SIGTERM.
     """
 
     gpus: bool = False
@@ -82,6 +83,7 @@ class LaunchOptions:
     container: Sequence[str] = ()
     python: str | None = None
     shares_cores: bool = False
+    script: bool = False
 
 
 def read_launch_options(run: RunDirectory) -> LaunchOptions:
@@ -95,7 +97,8 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
     import yaml
 
     try:
-        job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
+        config = yaml.safe_load(run.config.read_text()) or {}
+        job: Mapping[str, Any] = config.get("job") or {}
         return LaunchOptions(
             gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
@@ -105,6 +108,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
+            script=bool(config.get("command")),
         )
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
         raise UserError(
