@@ -95,8 +95,10 @@ def makers(
     }
 
 
-def measure(slurm: SlurmCluster, case: str, make: Callable[[Place], System]) -> dict[str, float]:
-    """Start a run, disturb it, and return the seconds of each part of its restart."""
+def measure(
+    slurm: SlurmCluster, case: str, make: Callable[[Place], System]
+) -> dict[str, float] | None:
+    """Start a run, disturb it, and return the seconds of each part of its restart; None without a restart."""
     place = Place(slurm, f"run-{next(_numbers)}")
     system = make(place)
     try:
@@ -114,7 +116,8 @@ def measure(slurm: SlurmCluster, case: str, make: Callable[[Place], System]) -> 
         begun = process_start(new[0].pid)
         return durations(fault, system.parts(fault, launchers.at, new, begun))
     except Stuck as stuck:
-        raise SystemExit(f"restart: {case}: {stuck}\n{system.story()}") from stuck
+        print(f"restart: {case}: {stuck}\n{system.story()}", file=sys.stderr, flush=True)
+        return None
     finally:
         place.end()
 
@@ -179,8 +182,10 @@ def main() -> int:
         compared = makers(slurm, wanted)
         for _ in range(wanted.rounds):
             for (case, system), make in compared.items():
-                found.setdefault((case, system), []).append(measure(slurm, case, make))
-                print(row(case, system, found[case, system][-1], None), file=sys.stderr, flush=True)
+                seconds = measure(slurm, case, make)
+                if seconds is not None:
+                    found.setdefault((case, system), []).append(seconds)
+                    print(row(case, system, seconds, None), file=sys.stderr, flush=True)
     finally:
         cluster.stop(name)
     if wanted.json is not None:

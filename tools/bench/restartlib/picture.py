@@ -28,7 +28,7 @@ def draw(medians: Mapping[tuple[str, str], Mapping[str, float]], path: Path) -> 
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
-    with plt.style.context(["default", str(_STYLE)]):
+    with plt.style.context(["default", str(_STYLE), {"font.family": "DejaVu Sans"}]):
         figure, axes = plt.subplots(figsize=(7.2, 0.7 + 0.32 * len(medians)), layout="constrained")
         rows = list(reversed(medians))
         before = [0.0] * len(rows)
