@@ -59,6 +59,8 @@ CASES = ("crash", "hang", "lost node")
 SYSTEMS = ("in place", "requeue", "torchrun", "ft_launcher")
 TOTAL = "total"
 _numbers = itertools.count(1)
+# Seconds. A fault later than shortly after a start is the usual one: the fork servers are ready.
+_TRAINED = 20.0
 
 
 def makers(
@@ -103,7 +105,7 @@ def measure(
     system = make(place)
     try:
         system.start()
-        wait(lambda: system.saves() >= 2, "two saves")
+        wait(lambda: system.saves() >= 2 and place.trained() >= _TRAINED, "two saves")
         old, victim = place.newest(0), place.newest(VICTIM)
         launchers = Ends(system.launchers())
         fault = time.time()

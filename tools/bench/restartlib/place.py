@@ -57,6 +57,11 @@ class Place:
             return []
         return [Mark(**json.loads(line)) for line in lines]
 
+    def trained(self) -> float:
+        """Return the seconds since the end of the first step; 0 before it."""
+        steps = (mark.time for mark in self.marks() if mark.what == "step")
+        return time.time() - next(steps, time.time())
+
     def newest(self, rank: int) -> Mark:
         """Return the last mark of ``rank``."""
         return next(mark for mark in reversed(self.marks()) if mark.rank == rank)
