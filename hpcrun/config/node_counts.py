@@ -75,6 +75,12 @@ def node_contradictions(config: "Config") -> Iterator[tuple[list[str], str]]:
         )
     if not job.elastic:
         return
+    if job.spares:
+        yield (
+            ["job.spares", "job.nodes"],
+            f"{job.spares} spare nodes need one number of nodes, not {job.nodes}: with the range, the run "
+            "continues on fewer nodes; use --spares 0, or one number",
+        )
     if train.deterministic == "strict" and not config.command:
         yield (
             ["job.nodes", "train.deterministic"],

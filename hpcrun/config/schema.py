@@ -46,6 +46,9 @@ class Job(Section):
     nodes: Annotated[NodeCount, SubmitOption("N|N-M")] = Field(
         default=1, description="Number of nodes; 2-4: as many as Slurm has at each start."
     )
+    spares: Annotated[FromZero, SubmitOption("K")] = Field(
+        default=0, description="Spare nodes of the job, which replace lost nodes within seconds."
+    )
     gpus: Annotated[GpuCount, SubmitOption("N")] = Field(
         default=1,
         description="GPUs per node (4, a100:4), one rank each; on the CPU: ranks per node.",
@@ -207,6 +210,11 @@ class Job(Section):
     def elastic(self) -> bool:
         """True if the number of nodes is a range, so that each start may have another number."""
         return self.min_nodes < self.max_nodes
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """True if the run continues inside the allocation after the loss of a node."""
+        return self.elastic or self.spares > 0
 
     @property
     def world_size(self) -> int:

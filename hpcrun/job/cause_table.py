@@ -152,6 +152,8 @@ def _is_of_node(e: Evidence) -> bool:
 
 def host_of(e: Evidence) -> str | None:
     """Return the node that failed first, if known."""
+    if "node-lost" in e.events:
+        return str(e.events["node-lost"].fields.get("host"))
     refused = e.events["bad-input"].fields.get("host") if "bad-input" in e.events else None
     if refused:
         return str(refused)
@@ -283,6 +285,12 @@ TABLE: tuple[Row, ...] = (
         lambda e: e.word in _BY_SCHEDULER,
         _by_scheduler,
         lambda e: f"{e.word}, before a checkpoint could be written",
+    ),
+    Row(
+        "the batch step has lost a node and ended the ranks on the others",
+        lambda e: "node-lost" in e.events,
+        Cause.NODE_FAILURE,
+        lambda e: f"{host_of(e)} was lost: {e.reason('node-lost', 'it does not answer')}",
     ),
     Row(
         "an error that other nodes may not have",

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hpcrun.config import Config, Job, load_resolved
 from hpcrun.diagnose.read_log import scheduler_word
@@ -35,6 +36,9 @@ from hpcrun.job.srun import BatchJob, RanksEnd, Way, step_name
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
+
+if TYPE_CHECKING:
+    from hpcrun.job.job_nodes import JobNodes
 
 # Seconds after which a file server that has recovered answers at the latest.
 _TRIES, _PAUSE = 3, 5.0
@@ -158,7 +162,12 @@ class Conclusion:
 
 
 def conclude(
-    run: RunDirectory, job: BatchJob, ranks: RanksEnd, way: Way, clock: Clock | None = None
+    run: RunDirectory,
+    job: BatchJob,
+    ranks: RanksEnd,
+    way: Way,
+    clock: Clock | None = None,
+    nodes: "JobNodes | None" = None,
 ) -> Conclusion:
     """Finalize the attempt, and start the run again if the policy allows it.
 
@@ -191,7 +200,7 @@ def conclude(
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
         return Conclusion(final_code(ended.classification, ranks.code))
-    again = _start_again(run, attempt, ended, until, way, clock)
+    again = _start_again(run, attempt, ended, until, way, clock, nodes)
     if again.following is None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
@@ -235,10 +244,11 @@ def _start_again(
     until: float,
     way: Way,
     clock: Clock,
+    nodes: "JobNodes | None",
 ) -> Conclusion:
     """Let the next attempt start. The only place that chooses how."""
     try:
-        obstacle = in_place_obstacle(run, attempt, ended, way, clock)
+        obstacle = in_place_obstacle(run, attempt, ended, way, clock, nodes)
     except Exception as error:
         # It costs a requeue and not the run.
         traceback.print_exc()
@@ -269,7 +279,12 @@ def _step_of(run: RunDirectory, attempt: Attempt, way: Way) -> str:
 
 
 def in_place_obstacle(
-    run: RunDirectory, attempt: Attempt, ended: EndedAttempt, way: Way, clock: Clock
+    run: RunDirectory,
+    attempt: Attempt,
+    ended: EndedAttempt,
+    way: Way,
+    clock: Clock,
+    nodes: "JobNodes | None" = None,
 ) -> str | None:
     """Return why the run cannot start again as a new step of the job; None if it can. Ends the old step."""
     try:
@@ -277,7 +292,8 @@ def in_place_obstacle(
     except OSError as error:
         return str(error)
     config, cause = ended.config, ended.classification.cause
-    obstacle = in_place.attempt_obstacle(events, attempt, cause, wanted=config.restarts.in_place)
+    wanted, watched = config.restarts.in_place, nodes is not None
+    obstacle = in_place.attempt_obstacle(events, attempt, cause, wanted=wanted, watched=watched)
     if obstacle is not None:
         return obstacle
     job = in_place.read_allocation(
@@ -288,8 +304,11 @@ def in_place_obstacle(
         hours=ended.job.exclude_hours,
     )
     lead = float(ended.job.signal_lead)
+    if nodes is not None:
+        job = nodes.without_bad_nodes(job, ended.classification.diagnosis)
     obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
-    if obstacle is None:
+    # The step of a lost node ends when Slurm notices the loss; the batch step has ended its ranks.
+    if obstacle is None and not (nodes is not None and nodes.has_lost_step):
         obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
     # Last: nothing may come between these checks and the start.
     arrived = in_place.arrived_signals()

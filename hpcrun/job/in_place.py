@@ -29,7 +29,7 @@ _CONTROLLER = 60.0
 
 
 def attempt_obstacle(
-    events: Sequence[Event], attempt: Attempt, cause: Cause, *, wanted: bool
+    events: Sequence[Event], attempt: Attempt, cause: Cause, *, wanted: bool, watched: bool = False
 ) -> str | None:
     """Return why the end of ``attempt`` needs a requeue; None if a new step may follow.
 
@@ -39,9 +39,12 @@ def attempt_obstacle(
     Args:
         events: the run's events, with the end of the attempt.
         wanted: ``restarts.in_place``.
+        watched: lost nodes are known, so a step on the other nodes may follow.
     """
     if not wanted:
         return "restarts.in_place is false"
+    if watched and cause is Cause.NODE_FAILURE:
+        return None
     if cause not in _POSSIBLE:
         return f"the cause was {cause.value}"
     record = next((one for one in all_histories(events) if one.attempt == attempt), None)
@@ -57,11 +60,12 @@ def attempt_obstacle(
 class Allocation:
     """The job at the end of an attempt.
 
-    ``view``: the controller's answer. ``dead``: its nodes that are down. ``avoided``: its nodes that the next
-    start must exclude.
+    ``view``: the controller's answer. ``nodes``: those that Slurm counts as the job's. ``dead``: its nodes
+    that are down. ``avoided``: its nodes that the next start must exclude.
     """
 
     view: JobView | None
+    nodes: Sequence[str] = ()
     dead: Sequence[str] = ()
     avoided: Sequence[str] = ()
 
@@ -113,7 +117,7 @@ def read_allocation(
     unfit = ended.diagnosis.unfit if ended.diagnosis else ()
     bad = nodes_to_avoid(request_of(facts), after=after, hours=hours, unfit=unfit)
     avoided = [node for node in hosts if node in bad]
-    return Allocation(view_of(facts), dead_nodes(hosts) if hosts else [], avoided)
+    return Allocation(view_of(facts), hosts, dead_nodes(hosts) if hosts else [], avoided)
 
 
 def has_begun(run: RunDirectory, attempt: Attempt) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.job.node_count import elastic_options
+from hpcrun.job.step_nodes import elastic_options, tasks_on_node
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -72,6 +72,7 @@ class LaunchOptions:
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
     ``script``: the ranks run a program of the user, which may save on SIGTERM.
+    ``nodes``: nodes of a step, or a range; None: all of the job. ``gpus_per_node``, ``tasks``: per node.
     """
 
     gpus: bool = False
@@ -84,6 +85,10 @@ class LaunchOptions:
     python: str | None = None
     shares_cores: bool = False
     script: bool = False
+    nodes: int | str | None = None
+    gpus_per_node: int = 0
+    tasks: int = 1
+    in_place: bool = True
 
 
 def read_launch_options(run: RunDirectory) -> LaunchOptions:
@@ -97,8 +102,9 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
     import yaml
 
     try:
-        config = yaml.safe_load(run.config.read_text()) or {}
+        config: Mapping[str, Any] = yaml.safe_load(run.config.read_text()) or {}
         job: Mapping[str, Any] = config.get("job") or {}
+        gpus = int(job.get("gpus") or 1)
         return LaunchOptions(
             gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
@@ -109,8 +115,12 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
             script=bool(config.get("command")),
+            nodes=job.get("nodes") or 1,
+            gpus_per_node=0 if job.get("cpu") else gpus,
+            tasks=tasks_on_node(job),
+            in_place=bool((config.get("restarts") or {}).get("in_place", True)),
         )
-    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise UserError(
             f"{run.config}: is not the config of a run; submit the run again"
         ) from error

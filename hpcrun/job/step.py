@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
-from hpcrun.errors import UserError
+from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import policy as exitcodes
+from hpcrun.job.job_nodes import JobNodes, nodes_of_job
 from hpcrun.job.opening import own_variables
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
@@ -65,6 +66,7 @@ def run_ranks(
     env: Mapping[str, str],
     steps: Sequence[Sequence[str]],
     environ: Mapping[str, str],
+    nodes: JobNodes | None = None,
     hasten: Callable[[str], None] | None = None,
 ) -> RanksEnd:
     """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
@@ -76,6 +78,7 @@ def run_ranks(
         env: variables for the ranks only.
         steps: the srun commands; the last starts the ranks.
         environ: the environment of the first line.
+        nodes: ends the steps when it loses one of them.
         hasten: ends a step with a failed rank; see :class:`StepMessages`.
 
     Raises:
@@ -99,12 +102,13 @@ def run_ranks(
             messages.begin()
         os.close(report)
         report = -1
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_IMPORT_AFTER)
-        # Now, and not between the end of the ranks and their next start. It loads hundreds of modules.
-        import hpcrun.job.ending  # noqa: F401
+        with contextlib.nullcontext() if nodes is None else nodes.watch_step(child):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_IMPORT_AFTER)
+            # Now, and not between the end of the ranks and their next start. It loads hundreds of modules.
+            import hpcrun.job.ending  # noqa: F401
 
-        code = child.wait()
+            code = child.wait()
         messages.finish()
         try:
             words = os.read(reading, 2 * _LONGEST)
@@ -207,13 +211,31 @@ def _run_attempts(
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
-    while True:
+    nodes = None if failed is not None else _watched_nodes(run, attempt, way)
+    with contextlib.nullcontext() if nodes is None else contextlib.closing(nodes):
+        first = None
         if left is not None:
-            ranks, left = RanksEnd(128 + signal.SIGKILL, left=True), None
+            first = RanksEnd(128 + signal.SIGKILL, left=True)
         elif failed is not None:
-            ranks = RanksEnd(code, failed)
-        else:
-            ranks = _start(run, job.attempt, way)
+            first = RanksEnd(code, failed)
+        return _run_in_turn(run, job, way, folder, nodes, first)
+
+
+def _run_in_turn(
+    run: RunDirectory,
+    job: BatchJob,
+    way: Way,
+    folder: HeldFolder | None,
+    nodes: JobNodes | None,
+    ranks: RanksEnd | None,
+) -> int:
+    """Run one attempt after the other inside the allocation; return the exit code for the batch script.
+
+    Args:
+        ranks: the end of the first attempt, if it has ended already.
+    """
+    while True:
+        ranks = ranks or _start(run, job.attempt, way, nodes)
         # From here on no rank runs, and a signal must not end the programs that requeue the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if folder is not None and _was_deleted(folder):
@@ -222,12 +244,28 @@ def _run_attempts(
             return exitcodes.FAILED
         from hpcrun.job.ending import conclude
 
-        end = conclude(run, job, ranks, way)
+        end = conclude(run, job, ranks, way, nodes=nodes)
+        ranks = None
         if end.following is None:
             return end.code
         job = replace(job, attempt=end.following)
         print(f"hpcrun: attempt {job.attempt.owner} on {_hosts()}", flush=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | None:
+    """Return the nodes of this job with a watch over them; None if other runs share the job."""
+    if way.packed:
+        return None
+    try:
+        options = LaunchOptions() if way.own_script else read_launch_options(run)
+        return nodes_of_job(run, attempt, options, os.environ)
+    except UserError:
+        # The start of the ranks reports it.
+        return None
+    except (ClusterError, OSError) as error:
+        print(f"hpcrun: only Slurm notices a lost node: {error}", flush=True)
+        return None
 
 
 def _hosts() -> str | None:
@@ -241,7 +279,7 @@ def _send_left(run: RunDirectory) -> None:
     start(run)
 
 
-def _start(run: RunDirectory, attempt: Attempt, way: Way) -> RanksEnd:
+def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
     options = LaunchOptions() if way.own_script else read_launch_options(run)
     if way.packed:
         options = sharing_node(run, options)
@@ -250,18 +288,29 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> RanksEnd:
     env = {**options.env, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
-    if way.torchrun:
-        command = torchrun_command
-        env |= torchrun_variables(run, attempt, environ)
     try:
+        if nodes is not None:
+            nodes.next_step(attempt)
+            environ = nodes.variables(environ)
+            options = replace(options, srun_args=[*nodes.options(), *options.srun_args])
+        if way.torchrun:
+            command = torchrun_command
+            env |= torchrun_variables(run, attempt, environ)
         make_log_folder(run.attempt_logs(attempt))
         steps = [command(run, attempt, options, environ)]
         if not attempt.in_place:
-            # The nodes of the job stay prepared.
             before = node_setup_steps(run, attempt, options, environ)
             steps = [*before, *preflight_steps(run, options), *steps]
+        elif nodes is not None and (new := nodes.unprepared):
+            # The other nodes of the job stay prepared.
+            placed = [f"--nodes={len(new)}", f"--nodelist={','.join(new)}"]
+            there = replace(options, srun_args=[*options.srun_args, *placed])
+            before = node_setup_steps(run, attempt, there, environ)
+            own = [f"{name}={value}" for name, value in nodes.variables({}, new).items()]
+            checks = [["env", *own, *words] for words in preflight_steps(run, options)]
+            steps = [*before, *checks, *steps]
         hasten = None if options.script or way.own_script else partial(kill_step, environ=environ)
-        return run_ranks(options.setup, env, steps, environ, hasten)
+        return run_ranks(options.setup, env, steps, environ, nodes, hasten)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
         return RanksEnd(exitcodes.BAD_INPUT)

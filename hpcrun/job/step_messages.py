@@ -9,12 +9,14 @@ import contextlib
 import fcntl
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
 
 from hpcrun import slurm
 from hpcrun.job import kill_ranks
+from hpcrun.slurm.notation import expand
 
 GRACE = 3.0
 """Seconds in which the other ranks may end by themselves, and record their own failures."""
@@ -25,6 +27,7 @@ _TERMINATING = re.compile(rb"srun: (?:.* )?Terminating StepId=\S*\.(\d+)$")
 # Seconds; a background process of the set-up may keep the other end open.
 _DRAIN = 0.5
 _TIMEOUT = 20.0
+_OF_THE_BATCH_STEP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StepMessages:
@@ -46,7 +49,12 @@ class StepMessages:
     def begin(self) -> None:
         """Pass messages on. The descriptor is closed here: another process has inherited it, or none will."""
         os.close(self.descriptor)
-        self._thread.start()
+        # A thread that does not block them would take the signals for which the batch step looks.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_BATCH_STEP)
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def finish(self) -> None:
         """Return when the messages are passed on; srun has ended."""
@@ -77,11 +85,11 @@ def _write(text: bytes) -> None:
 
 
 def kill_step(step: str, environ: Mapping[str, str]) -> None:
-    """Kill the processes of a step on all nodes of the job; what remains gets Slurm's SIGKILL after KillWait.
+    """Kill the processes of a step on its nodes; what remains gets Slurm's SIGKILL after KillWait.
 
     Args:
         step: its number.
-        environ: the environment of the batch script.
+        environ: the environment of the batch script, with the nodes of the step.
     """
     print("hpcrun: kills the ranks that do not answer SIGTERM", flush=True)
     done = slurm.run(kill_step_command(step, environ), _TIMEOUT, _without_requests(environ))
@@ -91,12 +99,12 @@ def kill_step(step: str, environ: Mapping[str, str]) -> None:
 
 
 def kill_step_command(step: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the command that kills the processes of a step of this job."""
-    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    """Return the command that kills the processes of a step on the nodes of ``environ``."""
+    hosts = environ["SLURM_JOB_NODELIST"]
+    count = len(expand(hosts))
     return [
-        "srun",
-        f"--jobid={environ['SLURM_JOB_ID']}",
-        *("--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
+        *("srun", f"--jobid={environ['SLURM_JOB_ID']}", "--overlap", "--no-kill"),
+        *(f"--nodes={count}", f"--nodelist={hosts}", f"--ntasks={count}", "--ntasks-per-node=1"),
         *("--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=hpcrun-kill"),
         *(sys.executable, "-I", "-S", kill_ranks.__file__, step),
     ]

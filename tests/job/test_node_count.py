@@ -2,8 +2,14 @@
 
 import pytest
 
-from hpcrun.job.node_count import elastic_options, nodes_for_step, step_options, tasks_on_node
 from hpcrun.job.srun import read_launch_options
+from hpcrun.job.step_nodes import (
+    JobShape,
+    allowed_counts,
+    choose_nodes,
+    elastic_options,
+    tasks_on_node,
+)
 from hpcrun.run.directory import create
 from tests.train.runs import config_text
 
@@ -18,11 +24,10 @@ from tests.train.runs import config_text
     ],
 )
 def test_a_step_has_all_living_nodes_of_the_range(nodes, counts):
-    assert [nodes_for_step(nodes, living) for living in range(5)] == counts
-
-
-def test_a_step_sets_its_number_of_nodes_and_tasks():
-    assert step_options(3, 2) == ["--nodes=3", "--ntasks=6", "--ntasks-per-node=2"]
+    names = tuple(f"n{number}" for number in range(4))
+    shape = JobShape(names, allowed_counts(nodes, 4), 1)
+    chosen = [choose_nodes(shape, names[living:]) for living in range(5)]
+    assert [len(step or ()) for step in chosen] == counts
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_only_processes_of_the_step_are_killed() -> None:
     processes = [subprocess.Popen(sleep, env=os.environ | env) for env in (mine, *others)]
     try:
         assert processes_of("3", ENVIRON) == [processes[0].pid]
-        command = kill_step_command("3", ENVIRON)
+        command = kill_step_command("3", ENVIRON | {"SLURM_JOB_NODELIST": "n1"})
         words = command[command.index(sys.executable) :]
         subprocess.run(words, env=os.environ | ENVIRON, check=True)
         assert processes[0].wait(60) == -signal.SIGKILL

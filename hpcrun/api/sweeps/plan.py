@@ -165,6 +165,8 @@ def _unpackable(job: Job) -> str | None:
     """Return the reason why runs with this request cannot share a job; None: they can."""
     if job.nodes != 1:
         return f"a packed run has one node, and job.nodes is {job.nodes}; use --nodes 1, or omit --pack"
+    if job.spares:
+        return "a packed run has no spare nodes; use --spares 0, or omit --pack"
     if job.launcher is not None:
         return f"a packed run has one task, and {job.launcher} starts several; omit one of the two"
     if job.tasks_on_node != 1:

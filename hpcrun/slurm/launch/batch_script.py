@@ -145,7 +145,9 @@ def sbatch_lines(folder: Path, job: Job, array: "ArrayTasks | None" = None) -> l
     options: dict[str, object] = {
         "job-name": run.name.replace("/", "-"),
         "array": array.option if array is not None else None,
-        "nodes": job.nodes,
+        "nodes": job.nodes if job.elastic else job.max_nodes + job.spares,
+        # Otherwise Slurm ends a job that loses a node.
+        "no-kill": job.outlives_nodes,
         **_task_options(job),
         **_gpu_options(job),
         "cpus-per-task": job.cpus_of_task,

@@ -39,7 +39,8 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         self.cluster: str | None = None
         self.script = folder
         self.update_parameters(
-            nodes=request.job.max_nodes, ntasks_per_node=request.job.tasks_on_node
+            nodes=request.job.max_nodes + request.job.spares,
+            ntasks_per_node=request.job.tasks_on_node,
         )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:

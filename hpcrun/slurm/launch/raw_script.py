@@ -19,7 +19,7 @@ _IN_THE_SCRIPT = ("--requeue", "--open-mode=append")
 
 def raw_command(run: RunDirectory, config: Config) -> str:
     """Return the shell line that submits ``run`` with ``train.sbatch`` and its config's `job:` section."""
-    request = batch_request(run, fitted_to_slurm(config))
+    request = batch_request(run, fitted_to_slurm(_without_spares(config)))
     words = ["sbatch", *_options(request), str(SCRIPTS / "train.sbatch"), str(run.path)]
     python3 = shutil.which("python3")
     # The script runs the shell's python3 unless this variable names another interpreter.
@@ -29,8 +29,12 @@ def raw_command(run: RunDirectory, config: Config) -> str:
 
 def not_in_the_script(config: Config) -> list[str]:
     """Return the keys of `job:` that ``config`` sets and that no option of sbatch can express."""
-    keys = ("setup", "node_setup", "preflight", "env", "srun_args", "container")
+    keys = ("setup", "node_setup", "preflight", "env", "srun_args", "container", "spares")
     return [f"job.{key}" for key in keys if getattr(config.job, key)]
+
+
+def _without_spares(config: Config) -> Config:
+    return config.model_copy(update={"job": config.job.model_copy(update={"spares": 0})})
 
 
 def _options(request: BatchRequest) -> list[str]:

@@ -170,7 +170,8 @@ def bad_nodes(job: Job) -> list[str]:
     fixed = bool(job.constraint or job.reservation)
     gpus = None if job.cpu else {"": job.gpus}
     excluded = frozenset(expand(job.exclude) if job.exclude else ())
-    wanted = NodeRequest(job.partition, job.min_nodes, fixed, gpus, excluded)
+    count = job.min_nodes + job.spares
+    wanted = NodeRequest(job.partition, count, fixed, gpus, excluded)
     request = with_options(wanted, job.sbatch_args)
     bad = nodes_to_avoid(request, after=job.exclude_after, hours=job.exclude_hours)
     if bad:

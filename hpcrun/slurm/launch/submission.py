@@ -30,7 +30,8 @@ def choose_executor(config: Config) -> ExecutorName:
     """Return the executor that the config names, or with ``auto`` Slurm if Slurm is configured here.
 
     Raises:
-        LaunchError: there are fewer GPUs than ranks, or the local cluster lacks a requested feature.
+        LaunchError: there are fewer GPUs than ranks, spare nodes without Slurm, or the local cluster lacks a
+            requested feature.
     """
     wanted = config.job.executor
     if wanted == "auto":
@@ -41,6 +42,11 @@ def choose_executor(config: Config) -> ExecutorName:
             )
     if config.job.elastic:
         refuse_fixed_counts(config.job)
+    if wanted != "slurm" and config.job.spares:
+        raise LaunchError(
+            f"job.spares: {config.job.spares}: this machine is the only node, so none can replace "
+            "another; use --spares 0, or submit to Slurm"
+        )
     if wanted == "local":
         local_devices(config)
         refuse_task_counts(config.job)

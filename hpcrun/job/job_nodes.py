@@ -1,0 +1,324 @@
+"""The nodes of a job during its steps: a lost node ends the step, and spare nodes are checked."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcrun import slurm
+from hpcrun.errors import ClusterError
+from hpcrun.job.node_watch import AgentProcess, AgentStep, NodeWatch
+from hpcrun.job.spare_probe import PROBE, SpareProbe, probe_command
+from hpcrun.job.srun import LaunchOptions
+from hpcrun.job.step_nodes import (
+    JobShape,
+    allowed_counts,
+    choose_nodes,
+    replacements,
+    step_options,
+    step_variables,
+)
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
+from hpcrun.slurm.environment import without_rank_requests
+from hpcrun.slurm.notation import expand
+
+if TYPE_CHECKING:
+    from hpcrun.diagnose.causes import Diagnosis
+    from hpcrun.job.in_place import Allocation
+
+AGENTS = "hpcrun-agents"
+"""The name of the agents' step."""
+_AGENT = ("-m", "hpcrun.job.node_agent")
+# Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
+_SRUN = 1.0
+_CONTROLLER = 5.0
+_OF_THE_BATCH_STEP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_STOP = 3.0
+
+
+def agents_command(nodes: Sequence[str]) -> list[str]:
+    """Build the srun of one agent per node, which shares all resources with the ranks' steps."""
+    count = str(len(nodes))
+    return [
+        "srun",
+        "--overlap",
+        "--no-kill",
+        *("--nodes", count, "--ntasks", count, "--ntasks-per-node", "1"),
+        *("--nodelist", ",".join(nodes), "--mem=0", "--cpu-bind=none", "--export=ALL"),
+        *("--kill-on-bad-exit=0", "--wait=0", f"--job-name={AGENTS}"),
+        *(sys.executable, *_AGENT),
+    ]
+
+
+def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
+    """Start an agent on each node by srun."""
+    environ = without_rank_requests(os.environ)
+    return AgentProcess(nodes, agents_command(nodes), environ, told)
+
+
+def nodes_of_job(
+    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+) -> "JobNodes | None":
+    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous.
+
+    Raises:
+        ClusterError: no port is free.
+    """
+    hosts = environ.get("SLURM_JOB_NODELIST")
+    if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
+        return None
+    nodes = tuple(expand(hosts))
+    shape = JobShape(nodes, allowed_counts(options.nodes, len(nodes)), options.tasks)
+    own = environ.get("SLURMD_NODENAME") or nodes[0]
+    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node)
+
+
+class JobNodes:
+    """The nodes of this job.
+
+    Args:
+        attempt: the first attempt; :meth:`next_step` names each later one.
+        own: the node of this process.
+        gpus: GPUs per node that a spare node must have.
+
+    Attributes:
+        bad: the nodes that no step uses any more, each with the reason.
+        used: the nodes of the newest step.
+    """
+
+    def __init__(
+        self, run: RunDirectory, attempt: Attempt, shape: JobShape, own: str, *, gpus: int = 0
+    ) -> None:
+        self.shape, self.bad, self.used = shape, dict[str, str](), tuple[str, ...]()
+        self._suspects: dict[str, str] = {}
+        self._prepared: set[str] = set()
+        self._run, self._attempt, self._gpus = run, attempt, gpus
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()
+        self._probes: dict[str, SpareProbe] = {}
+        self._closing = threading.Event()
+        self._watch = NodeWatch(
+            shape.nodes,
+            own,
+            begin_agents,
+            lose=self._lose,
+            heard=self._hear,
+            port_key=f"{attempt.job} agents",
+        )
+        self._thread: threading.Thread | None = None
+
+    def _start(self) -> None:
+        """Start the agents, and the probes of the nodes that no step uses."""
+        from hpcrun.ranks.interfaces import rendezvous_addresses
+
+        # A thread that does not block them would take the signals for which the batch step looks.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_BATCH_STEP)
+        try:
+            self._watch.start(rendezvous_addresses(os.environ))
+            self._thread = threading.Thread(target=self._check_spares, daemon=True)
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def close(self) -> None:
+        """End the agents."""
+        self._closing.set()
+        self._watch.close()
+
+    def next_step(self, attempt: Attempt) -> tuple[str, ...]:
+        """Choose the nodes of the next step, record the replacements, and end the probes there.
+
+        Raises:
+            ClusterError: too few nodes are left.
+        """
+        with contextlib.suppress(OSError):
+            known = ((event.what, event.attempt) for event in read_events(self._run))
+            self._prepared |= set(self.used) if ("opened", self._attempt) in known else set()
+        with self._lock:
+            chosen = choose_nodes(self.shape, self.bad, self.used, self._suspects)
+            if chosen is None:
+                raise ClusterError(f"too few nodes are left: {_in_words(self.bad)}")
+            before, self.used, self._attempt = self.used, chosen, attempt
+        for node, new in replacements(before, chosen):
+            reason = self.bad.get(node) or self._suspects.get(node, "")
+            note(self._run, "replaced", attempt, lost=node, by=new, reason=reason)
+            place = f"{new} replaces {node}" if new else f"the step continues without {node}"
+            _say(f"{place}: {reason}")
+        self._free(chosen)
+        return chosen
+
+    def without_bad_nodes(self, job: "Allocation", diagnosis: "Diagnosis | None") -> "Allocation":
+        """Return ``job`` without its bad nodes, if enough nodes are left for a step.
+
+        A node with one failure is replaced too, if a spare node is left.
+        """
+        from hpcrun.diagnose.causes import blames_node
+
+        gone = [node for node in self.shape.nodes if job.nodes and node not in job.nodes]
+        unfit = diagnosis.unfit if diagnosis else ()
+        with self._lock:
+            for nodes, reason in (
+                (gone, "Slurm has taken it out of the job"),
+                (job.dead, "Slurm starts no step there"),
+                (job.avoided, "it failed too often"),
+                (unfit, "it failed the preflight"),
+            ):
+                self.bad |= {node: reason for node in nodes if node not in self.bad}
+            if diagnosis and diagnosis.host and blames_node(diagnosis):
+                self._suspects[diagnosis.host] = diagnosis.line
+            if choose_nodes(self.shape, self.bad, self.used, self._suspects) is None:
+                return replace(job, dead=[node for node in self.shape.nodes if node in self.bad])
+        return replace(job, dead=(), avoided=())
+
+    @property
+    def has_lost_step(self) -> bool:
+        """True if a node of the newest step is lost, so that Slurm cannot end this step."""
+        return any(node in self._watch.lost for node in self.used)
+
+    def options(self) -> list[str]:
+        """Return the options of each srun of the newest step; none for all nodes of the job."""
+        if self.used == self.shape.nodes:
+            return []
+        return step_options(self.shape, self.used, overlap=bool(self._watch.lost))
+
+    def variables(
+        self, environ: Mapping[str, str], nodes: Sequence[str] | None = None
+    ) -> Mapping[str, str]:
+        """Return ``environ`` as in a job that has only ``nodes``, by default those of the newest step."""
+        nodes = self.used if nodes is None else nodes
+        if nodes == self.shape.nodes:
+            return environ
+        return step_variables(environ, self.shape, nodes)
+
+    @property
+    def unprepared(self) -> Sequence[str]:
+        """Nodes of the newest step on which no attempt has opened the run yet."""
+        return [node for node in self.used if node not in self._prepared]
+
+    @contextlib.contextmanager
+    def watch_step(self, child: "subprocess.Popen[bytes]") -> Iterator[None]:
+        """End the step of ``child`` when a node of the step is lost; at its end, wait for the decision.
+
+        The process ``child`` has the srun of the ranks among its descendants.
+        """
+        with self._lock:
+            self._child = child
+        if self._thread is None:
+            # The ranks start meanwhile.
+            self._start()
+        if self.has_lost_step:
+            self._end_step(child)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._child = None
+            self._watch.decided(self.used)
+
+    def _lose(self, node: str, reason: str) -> None:
+        with self._lock:
+            self.bad.setdefault(node, reason)
+            child = self._child if node in self.used else None
+            used = node in self.used
+        what = "node-lost" if used else "spare-lost"
+        note(self._run, what, self._attempt, host=node, reason=reason)
+        _say(f"{node} is lost: {reason}")
+        with contextlib.suppress(OSError):
+            add_failure(bad_nodes_path(), node, reason, str(self._run.path), self._attempt.owner)
+        if child is not None:
+            # The watch must go on meanwhile.
+            threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
+
+    def _end_step(self, child: "subprocess.Popen[bytes]") -> None:
+        """Kill the ranks on the other nodes, which wait for the lost node, and their srun."""
+        job = self._attempt.job
+        listed = slurm.run(slurm.squeue_steps_command(job), timeout=_CONTROLLER)
+        agents = slurm.parse_steps(listed.stdout, AGENTS)
+        for step in slurm.parse_steps(listed.stdout):
+            if step not in agents:
+                slurm.run(slurm.scancel_command(job, step=step), timeout=_CONTROLLER)
+        if listed.returncode != 0:
+            # srun ends its step itself.
+            _signal_sruns(child.pid, signal.SIGTERM)
+        if not _ends(child, _SRUN):
+            _signal_sruns(child.pid, signal.SIGKILL)
+
+    def _hear(self, node: str, message: Mapping[str, Any]) -> None:
+        probe = self._probes.get(node)
+        if probe is not None:
+            probe.hear(message)
+
+    def _check_spares(self) -> None:
+        command = probe_command(self._run.path, self._gpus)
+        while not self._closing.wait(1.0):
+            with self._lock:
+                idle = [
+                    node
+                    for node in self._watch.connected()
+                    if self.used and node not in self.used and node not in self.bad
+                ]
+                peers = [node for node in self.used if node not in self.bad][:2]
+            doors = [door for node in peers if (door := self._watch.door(node))]
+            for node in idle:
+                probe = self._probes.setdefault(node, SpareProbe())
+                fault = probe.fault(time.monotonic())
+                if fault is not None:
+                    self._reject(node, fault)
+                    continue
+                for order, arguments in probe.orders(time.monotonic(), command, doors):
+                    self._watch.send(node, order, **arguments)
+
+    def _reject(self, node: str, fault: str) -> None:
+        with self._lock:
+            if node in self.used:
+                return
+            self.bad.setdefault(node, fault)
+        note(self._run, "spare-unfit", self._attempt, host=node, reason=fault)
+        _say(f"the spare node {node} is unfit: {fault}")
+
+    def _free(self, chosen: Sequence[str]) -> None:
+        """Stop the probes on nodes that a step will use, and wait until their GPUs are free."""
+        running = [node for node in chosen if node in self._probes and self._probes[node].running]
+        for node in running:
+            self._watch.send(node, "stop", name=PROBE)
+        self._watch.wait(lambda: not any(self._probes[node].running for node in running), _STOP)
+        for node in running:
+            del self._probes[node]
+
+
+def _ends(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Return True if ``child`` ends in time; another thread waits for it too."""
+    late = time.monotonic() + seconds
+    while time.monotonic() < late:
+        if child.returncode is not None or not Path(f"/proc/{child.pid}").exists():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _signal_sruns(parent: int, number: signal.Signals) -> None:
+    """Send a signal to each srun among the descendants of ``parent``."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(parent).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "srun":
+                    process.send_signal(number)
+
+
+def _in_words(bad: Mapping[str, str]) -> str:
+    return "; ".join(f"{node}: {reason}" for node, reason in bad.items())
+
+
+def _say(words: str) -> None:
+    print(f"hpcrun: {words}", flush=True)

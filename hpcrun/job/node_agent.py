@@ -1,0 +1,273 @@
+"""The agent of a node: ``python -m hpcrun.job.node_agent``, one light process for the whole job.
+
+It sends a beat every second to the batch step, so that the loss of the node is noticed within seconds. It
+also runs programs for the batch step, such as the probes of a spare node. It ends with the batch step.
+
+The first line of standard input, which srun forwards to each node, has the batch step's addresses, port and
+key. Each later message is a JSON line on the connection.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import IO, Any
+
+from hpcrun.ranks.addresses import AnswerServer, Listener, reached
+from hpcrun.slurm.node_setup import die_with_parent
+
+BEAT = 1.0
+"""Seconds between two beats."""
+END = b"end\n"
+"""The last line of standard input. Without it, the batch step has not ended: its node may be lost."""
+_CONNECT = 3.0
+# Seconds without an answer to the beats, after which the connection is made again.
+_SILENT = 10.0
+_ALONE = 30.0
+# Seconds between two questions to the controller, of an agent without a batch step.
+_ASK = 10.0
+_PAUSE = 0.5
+_OUTPUT = 1 << 18
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Connection:
+    """A socket that carries JSON lines."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self._left = b""
+        self._sending = threading.Lock()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message; raises OSError, also if the other end does not read for some seconds."""
+        with self._sending:
+            self.link.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Return the complete messages that have arrived; None if the other end is closed.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        part = self.link.recv(1 << 16)
+        if not part:
+            return None
+        *lines, self._left = (self._left + part).split(b"\n")
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    found.append(value)
+        return found
+
+
+class Programs:
+    """The programs that the agent runs; each has a name and is the leader of its process group."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes] | None]] = {}
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        output: str | None = None,
+        nice: int = 0,
+    ) -> None:
+        """Start a program in place of one with the same name.
+
+        Args:
+            env: variables in addition to those of the agent.
+            output: a file for its output; None: the output is returned at its end.
+
+        Raises:
+            OSError: the program or the file cannot be opened.
+        """
+        self.stop(name)
+        kept = tempfile.TemporaryFile() if output is None else None  # noqa: SIM115
+        with contextlib.ExitStack() as files:
+            out: IO[bytes] | None = kept
+            if output is not None:
+                out = files.enter_context(open(output, "ab"))  # noqa: PTH123
+            command = [*(["nice", "-n", str(nice)] if nice else []), *argv]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.DEVNULL if output is None else subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+                preexec_fn=_begin_child,
+            )
+        self._running[name] = process, kept
+
+    def stop(self, name: str) -> None:
+        """Kill a program and its process group, and wait for its end."""
+        process, kept = self._running.pop(name, (None, None))
+        if process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if kept is not None:
+            kept.close()
+
+    def ended(self) -> list[dict[str, Any]]:
+        """Return a message for each program that has ended since the last call."""
+        over = [name for name, (process, _) in self._running.items() if process.poll() is not None]
+        found = []
+        for name in over:
+            process, kept = self._running.pop(name)
+            output = ""
+            if kept is not None:
+                with kept:
+                    kept.seek(0)
+                    output = kept.read(_OUTPUT).decode(errors="replace")
+            found.append({"ended": name, "code": process.returncode, "output": output})
+        return found
+
+    def close(self) -> None:
+        """Kill all programs."""
+        for name in list(self._running):
+            self.stop(name)
+
+
+def _begin_child() -> None:
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    die_with_parent()
+
+
+class Agent:
+    """A node, for the batch step: beats, and obeys the messages of its connection."""
+
+    def __init__(self, node: str, addresses: Sequence[str], port: int, key: str) -> None:
+        self._node, self._addresses, self._port, self._key = node, addresses, port, key
+        self._programs = Programs()
+        self._answers: list[dict[str, Any]] = []
+        self._heard = 0.0
+        from hpcrun.ranks.interfaces import own_interfaces
+
+        self._door = AnswerServer(own_interfaces())
+
+    def run(self) -> None:
+        """Serve until the end of the job; outside of one, until the batch step has been away for 30 s."""
+        self._heard, asked = time.monotonic(), 0.0
+        while True:
+            connection = self._connect()
+            if connection is not None:
+                with connection.link, contextlib.suppress(OSError):
+                    self._serve(connection)
+            time.sleep(_PAUSE)
+            if time.monotonic() - self._heard < _ALONE:
+                continue
+            if "SLURM_JOB_ID" not in os.environ:
+                return
+            if time.monotonic() - asked > _ASK:
+                from hpcrun.job.lost_batch_host import requeue_without_batch_host
+
+                requeue_without_batch_host(self._node, os.environ)
+                asked = time.monotonic()
+
+    def close(self) -> None:
+        """End the programs of the agent."""
+        self._programs.close()
+
+    def _connect(self) -> Connection | None:
+        for address in self._addresses:
+            with contextlib.suppress(OSError):
+                link = socket.create_connection((address, self._port), _CONNECT)
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return Connection(link)
+        return None
+
+    def _serve(self, connection: Connection) -> None:
+        """Beat and obey until the connection ends; the batch step answers every beat."""
+        hello = {"key": self._key, "node": self._node, "pid": os.getpid()}
+        connection.send(hello | {"door": asdict(self._door.door)})
+        due, silent = 0.0, time.monotonic() + _SILENT
+        while time.monotonic() < silent:
+            if time.monotonic() >= due:
+                connection.send({"beat": time.time()})
+                due = time.monotonic() + BEAT
+            for message in [*self._programs.ended(), *self._taken()]:
+                connection.send(message)
+            ready, _, _ = select.select([connection.link], [], [], BEAT / 4)
+            if not ready:
+                continue
+            messages = connection.receive()
+            if messages is None:
+                return
+            self._heard = time.monotonic()
+            silent = self._heard + _SILENT
+            for message in messages:
+                self._obey(message)
+
+    def _taken(self) -> list[dict[str, Any]]:
+        taken, self._answers = self._answers, []
+        return taken
+
+    def _obey(self, message: Mapping[str, Any]) -> None:
+        order, arguments = message.get("do"), message.get("with") or {}
+        if order == "ping":
+            self._answers.append({"pong": True})
+        elif order == "start":
+            try:
+                self._programs.start(**arguments)
+            except OSError as error:
+                facts = {"ended": arguments.get("name"), "code": 127, "output": str(error)}
+                self._answers.append(facts)
+        elif order == "stop":
+            self._programs.stop(**arguments)
+            self._answers.append({"stopped": arguments["name"]})
+        elif order == "reach":
+            threading.Thread(target=self._reach, kwargs=dict(arguments), daemon=True).start()
+
+    def _reach(self, peers: Sequence[Mapping[str, Any]]) -> None:
+        """Report the interfaces from which the doors of all ``peers`` answer."""
+        others = [Listener(**peer) for peer in peers]
+        names = reached(self._door.interfaces, others)
+        # A list is replaced and never changed by two threads at once: append is atomic.
+        self._answers.append({"reached": names, "of": list(self._door.interfaces)})
+
+
+def _end_with_input(agent: Agent) -> None:
+    """End this process when the batch step says so on standard input, or outside of a job closes it."""
+    told = ""
+    with contextlib.suppress(OSError, ValueError):
+        while line := sys.stdin.readline():
+            told = line
+    if told.encode() == END or "SLURM_JOB_ID" not in os.environ:
+        agent.close()
+        os._exit(0)
+
+
+def main() -> None:
+    """Serve as the agent of this node."""
+    for number in _IGNORED:
+        # These warn or end the ranks, and reach every process of the job; the batch step ends the agents.
+        signal.signal(number, signal.SIG_IGN)
+    told = json.loads(sys.stdin.readline() or "{}")
+    if not told:
+        return
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    agent = Agent(node, told["addresses"], told["port"], told["key"])
+    threading.Thread(target=_end_with_input, args=(agent,), daemon=True).start()
+    agent.run()
+    agent.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,451 @@
+"""The watch over a job's nodes: the batch step learns of a lost node from the beats of its agent.
+
+Slurm reports a lost node after `SlurmdTimeout`, by default 300 s, and the ranks on the other nodes wait in a
+collective until then. A node counts as lost in one of two cases, and in no other:
+
+- No beat for 5 s, and the kernel of the node neither accepts nor refuses a connection for 3 s, while other
+  nodes answer. A node whose agent is stopped or was killed still answers.
+- The connection has ended, and Slurm cannot start a new agent there.
+"""
+
+import contextlib
+import errno
+import re
+import secrets
+import selectors
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Protocol
+
+from hpcrun.job.node_agent import END, Connection
+from hpcrun.ranks.addresses import listen, port_candidates
+
+_TICK = 0.25
+# A node that refuses the connection is reached, as one that accepts it.
+_UNREACHED = (errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN)
+_LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?):")
+_NOT_OF_THE_JOB = re.compile(
+    r"Unable to create step for job \d+: Requested node configuration is not available"
+)
+# Starts of a node's agent, the first included.
+_STARTS = 4
+# Seconds in which an agent that was cut off connects again by itself.
+_AGAIN = 1.5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds. ``silence``: without a beat. ``unreached``: without an answer of the node's kernel.
+
+    ``decision``: at most for the decision about a node when the ranks have ended.
+    """
+
+    silence: float = 5.0
+    unreached: float = 3.0
+    decision: float = 12.0
+
+
+class AgentStep(Protocol):
+    """Agents that were started together on ``nodes``."""
+
+    nodes: Sequence[str]
+
+    def ended(self) -> str | None:
+        """Return the messages about the start if no agent runs any more, otherwise None."""
+
+    def close(self) -> None:
+        """End the agents."""
+
+
+Begin = Callable[[Sequence[str], Mapping[str, Any]], AgentStep]
+"""Starts an agent on each node, with the first line for its standard input."""
+
+
+class AgentProcess:
+    """Agents that are one process here: that of srun, or one agent on this machine."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        told: Mapping[str, Any],
+    ) -> None:
+        import json
+
+        self.nodes = nodes
+        # Not the batch log: messages about this step would be taken for messages about the ranks.
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=self._words,
+            stderr=self._words,
+            env=dict(environ),
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(told).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def ended(self) -> str | None:
+        """Return the messages about the start if the process has ended, otherwise None."""
+        if self._process.poll() is None:
+            return None
+        self._words.seek(0)
+        return self._words.read(1 << 16).decode(errors="replace")
+
+    def close(self) -> None:
+        """Tell the agents to end, by a line for their standard input; kill what does not end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(END)
+            self._process.stdin.close()
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._words.close()
+
+
+@dataclass
+class NodeState:
+    """What the watch knows of a node; times are those of time.monotonic.
+
+    ``heard``: the last message; None: the node is not watched, because no agent has connected yet, or none
+    can be started. ``unreached``: since then the node's kernel does not answer. ``door``: where the agent
+    answers other nodes. ``restart``: the step that starts a new agent there. ``starts``: their number.
+    """
+
+    heard: float | None = None
+    connection: Connection | None = None
+    address: str = ""
+    door: Mapping[str, Any] = field(default_factory=dict)
+    unreached: float | None = None
+    restart: AgentStep | None = None
+    starts: int = 0
+    probed: bool = False
+
+
+def is_silent(state: NodeState, now: float, limits: Limits) -> bool:
+    """Return True if a connected node has sent nothing for longer than ``limits`` allow."""
+    return state.heard is not None and now - state.heard > limits.silence
+
+
+def is_lost(state: NodeState, now: float, limits: Limits) -> bool:
+    """Return True if a node is silent and its kernel has not answered for long enough."""
+    dead = state.unreached is not None and now - state.unreached >= limits.unreached
+    return dead and is_silent(state, now, limits)
+
+
+def all_others_silent(states: Mapping[str, NodeState], own: str) -> bool:
+    """Return True if all of several other nodes are silent: this host is then cut off, and not they."""
+    others = [state for name, state in states.items() if name != own and state.heard is not None]
+    return len(others) > 1 and all(state.unreached is not None for state in others)
+
+
+def lost_by_words(words: str, nodes: Sequence[str]) -> list[str]:
+    """Return the ``nodes`` on which, according to srun's messages, no agent can start."""
+    if len(nodes) == 1 and _NOT_OF_THE_JOB.search(words):
+        return list(nodes)
+    failed = set(_LAUNCH.findall(words))
+    return [node for node in nodes if node in failed]
+
+
+def kernel_answers(address: str, port: int, seconds: float) -> bool | None:
+    """Return True if the host of ``address`` accepts or refuses a connection, False if it does not answer.
+
+    None: this host cannot tell, for example without a network of its own.
+    """
+    try:
+        socket.create_connection((address, port), seconds).close()
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    except OSError as error:
+        return False if error.errno in _UNREACHED else None
+    return True
+
+
+class NodeWatch:
+    """The server for the agents of a job, in a thread of the batch step.
+
+    Args:
+        nodes: all nodes of the job.
+        own: the node of this process.
+        begin: starts the agents.
+        lose: called in the watch's thread with each lost node and the reason.
+        heard: called there with each message of a node that is not a beat.
+
+    Attributes:
+        lost: the lost nodes, each with the reason; they stay lost.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        own: str,
+        begin: Begin,
+        *,
+        lose: Callable[[str, str], None],
+        heard: Callable[[str, Mapping[str, Any]], None],
+        limits: Limits | None = None,
+        port_key: str,
+    ) -> None:
+        self.nodes, self.lost = list(nodes), dict[str, str]()
+        self._own, self._begin, self._lose, self._heard = own, begin, lose, heard
+        self._limits = limits or Limits()
+        self._states = {node: NodeState() for node in nodes}
+        self._server = listen(port_candidates(port_key))
+        self._key = secrets.token_hex(16)
+        self._told: dict[str, Any] = {}
+        self._steps: list[AgentStep] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._selector = selectors.DefaultSelector()
+        self._strangers: dict[Connection, float] = {}
+        self._thread = threading.Thread(target=self._run, name="hpcrun-node-watch", daemon=True)
+
+    def start(self, addresses: Sequence[str]) -> None:
+        """Start the agents and watch them; the agents connect later.
+
+        Args:
+            addresses: where the other nodes may reach this process, in the order to try.
+        """
+        port = self._server.getsockname()[1]
+        self._told = {"addresses": list(addresses), "port": port, "key": self._key}
+        self._server.setblocking(False)
+        self._selector.register(self._server, selectors.EVENT_READ, None)
+        self._start_agents(self.nodes)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watch and all agents."""
+        self._closing = True
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        while self._steps:
+            self._steps.pop().close()
+        for state in self._states.values():
+            if state.connection is not None:
+                state.connection.link.close()
+        self._server.close()
+        self._selector.close()
+
+    def connected(self) -> list[str]:
+        """Return the nodes whose agent is connected now."""
+        return [node for node, state in self._states.items() if state.connection is not None]
+
+    def door(self, node: str) -> Mapping[str, Any]:
+        """Return where the agent of a node answers other nodes; empty before it has connected."""
+        return self._states[node].door
+
+    def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until ``condition`` holds, which is checked after each message; return whether it holds."""
+        with self._changed:
+            return self._changed.wait_for(condition, seconds)
+
+    def send(self, node: str, order: str, **arguments: Any) -> bool:
+        """Send an order to the agent of a node; return False if the agent is not connected."""
+        connection = self._states[node].connection
+        if connection is None:
+            return False
+        try:
+            connection.send({"do": order, "with": arguments})
+        except OSError:
+            return False
+        return True
+
+    def decided(self, nodes: Collection[str]) -> Mapping[str, str]:
+        """Return the lost nodes of ``nodes``, once each of the others has answered.
+
+        The ranks may notice a lost node earlier than this watch: their connections end.
+        """
+        asked = time.monotonic()
+        watched = [node for node in nodes if node in self._states]
+        for node in watched:
+            self.send(node, "ping")
+
+        def is_decided(node: str) -> bool:
+            state = self._states[node]
+            answered = state.connection is not None and (state.heard or 0.0) > asked
+            return answered or node in self.lost or state.heard is None
+
+        self.wait(lambda: self._closing or all(map(is_decided, watched)), self._limits.decision)
+        return {node: self.lost[node] for node in watched if node in self.lost}
+
+    def _start_agents(self, nodes: Sequence[str]) -> None:
+        try:
+            step = self._begin(nodes, self._told)
+        except OSError as error:
+            self._give_up(nodes, str(error))
+            return
+        self._steps.append(step)
+        for node in nodes:
+            self._states[node].restart = step
+            self._states[node].starts += 1
+
+    def _give_up(self, nodes: Sequence[str], why: str) -> None:
+        for node in nodes:
+            self._states[node].heard = self._states[node].restart = None
+            self._states[node].starts = _STARTS
+        named = ", ".join(nodes[:4]) + (" …" if len(nodes) > 4 else "")
+        _say(f"no heartbeat of {named}, so only Slurm notices a loss: {why}")
+
+    def _run(self) -> None:
+        while not self._closing:
+            for key, _ in self._selector.select(_TICK):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._read(key.data)
+            self._look()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            link, _ = self._server.accept()
+            # A reader that does not read must not stop the watch.
+            link.settimeout(1.0)
+            connection = Connection(link)
+            self._strangers[connection] = time.monotonic()
+            self._selector.register(link, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            messages = connection.receive()
+        except OSError:
+            messages = None
+        if messages is None:
+            self._drop(connection)
+            return
+        for message in messages:
+            node = self._node_of(connection)
+            if node is None:
+                self._greet(connection, message)
+                continue
+            self._states[node].heard = time.monotonic()
+            self._states[node].unreached = None
+            if "beat" not in message:
+                self._heard(node, message)
+                continue
+            try:
+                connection.send({"beat": message["beat"]})
+            except OSError:
+                self._drop(connection)
+                return
+
+    def _node_of(self, connection: Connection) -> str | None:
+        found = (node for node, state in self._states.items() if state.connection is connection)
+        return next(found, None)
+
+    def _greet(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        """Accept an agent with the key, in place of an earlier agent of its node."""
+        self._strangers.pop(connection, None)
+        node = str(message.get("node"))
+        right = secrets.compare_digest(str(message.get("key")), self._key)
+        if not right or node not in self._states or node in self.lost:
+            self._drop(connection)
+            return
+        state = self._states[node]
+        if state.connection is not None:
+            self._drop(state.connection)
+        state.connection, state.address = connection, connection.link.getpeername()[0]
+        state.door, state.heard, state.unreached = message["door"], time.monotonic(), None
+        state.restart = None
+
+    def _drop(self, connection: Connection) -> None:
+        node = self._node_of(connection)
+        if node is not None:
+            self._states[node].connection = None
+        self._strangers.pop(connection, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.link)
+        connection.link.close()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for connection, since in list(self._strangers.items()):
+            if now - since > self._limits.silence:
+                self._drop(connection)
+        for step in list(self._steps):
+            words = step.ended()
+            if words is not None:
+                self._steps.remove(step)
+                step.close()
+                self._end_of_step(step, words)
+        cut_off = all_others_silent(self._states, self._own)
+        for node, state in self._states.items():
+            if node in self.lost or state.heard is None:
+                continue
+            late = now - state.heard > self._limits.silence / 2
+            if (late or state.connection is None) and not state.probed:
+                state.probed = True
+                threading.Thread(target=self._probe, args=(state,), daemon=True).start()
+            if is_lost(state, now, self._limits) and not cut_off and node != self._own:
+                silence = f"{now - state.heard:.0f} s"
+                self._set_lost(node, f"no heartbeat for {silence}, and its network does not answer")
+        dropped = [
+            node
+            for node, state in self._states.items()
+            if node not in self.lost and state.connection is None and state.restart is None
+            if state.heard is not None and now - state.heard > _AGAIN
+        ]
+        self._start_again(dropped)
+
+    def _end_of_step(self, step: AgentStep, words: str) -> None:
+        lost = lost_by_words(words, step.nodes)
+        for node in step.nodes:
+            state = self._states[node]
+            if state.restart is step:
+                state.restart = None
+            if node in lost and state.connection is None and node != self._own:
+                self._set_lost(node, "its agent has ended, and Slurm cannot start another")
+        missing = [
+            node
+            for node in step.nodes
+            if self._states[node].heard is None and node not in self.lost
+        ]
+        reason = " ".join(words.split())[-300:] or "their processes have ended"
+        self._start_again(missing, reason)
+
+    def _start_again(self, nodes: Sequence[str], why: str = "their processes end at once") -> None:
+        """Start new agents: first together, then each by itself, because one node can keep others away."""
+        again = [node for node in nodes if self._states[node].starts < _STARTS]
+        if len(again) < len(nodes):
+            self._give_up([node for node in nodes if node not in again], why)
+        singly = [node for node in again if self._states[node].starts == _STARTS - 1]
+        together = [node for node in again if node not in singly]
+        for group in [*([together] if together else []), *[[node] for node in singly]]:
+            self._start_agents(group)
+
+    def _probe(self, state: NodeState) -> None:
+        """Ask the kernel of a node for an answer, in a thread of its own."""
+        began = time.monotonic()
+        answer = kernel_answers(state.address, int(state.door["port"]), self._limits.unreached)
+        if answer is False:
+            state.unreached = state.unreached or began
+        elif answer:
+            state.unreached = None
+        time.sleep(_TICK)
+        state.probed = False
+
+    def _set_lost(self, node: str, reason: str) -> None:
+        self.lost[node] = reason
+        state = self._states[node]
+        if state.connection is not None:
+            self._drop(state.connection)
+        self._lose(node, reason)
+
+
+def _say(words: str) -> None:
+    print(f"hpcrun: {words}", flush=True)

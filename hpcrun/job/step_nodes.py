@@ -1,0 +1,109 @@
+"""The nodes of a step: which nodes of the job it uses, and the options and variables that say so.
+
+The variables of the batch script describe all nodes of the job, as they were at its start.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_EQUAL = re.compile(r"(\d+)\(x\d+\)|\d+")
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """The nodes of a job. ``counts``: allowed numbers of nodes of a step, the best first.
+
+    ``tasks``: tasks per node.
+    """
+
+    nodes: tuple[str, ...]
+    counts: tuple[int, ...]
+    tasks: int
+
+
+def allowed_counts(nodes: int | str | None, given: int) -> tuple[int, ...]:
+    """Return the allowed numbers of nodes of a step, the largest first.
+
+    Args:
+        nodes: the value of ``job.nodes``, such as 3 or "3-4"; None: all nodes of the job.
+        given: the number of nodes of the job.
+    """
+    least, _, most = str(nodes or given).partition("-")
+    largest = min(int(most or least), given)
+    return tuple(range(largest, min(int(least), largest) - 1, -1))
+
+
+def tasks_on_node(job: Mapping[str, Any]) -> int:
+    """Return the tasks per node that the section ``job`` of a resolved config requests."""
+    if job.get("launcher"):
+        return 1
+    return int(job.get("tasks_per_node") or job.get("gpus") or 1)
+
+
+def elastic_options(job: Mapping[str, Any]) -> list[str]:
+    """Return srun's option for a range of nodes; none for one number, which sbatch has with the tasks."""
+    if "-" not in str(job.get("nodes")):
+        return []
+    return [f"--ntasks-per-node={tasks_on_node(job)}"]
+
+
+def choose_nodes(
+    shape: JobShape,
+    bad: Collection[str],
+    before: Sequence[str] = (),
+    suspects: Collection[str] = (),
+) -> tuple[str, ...] | None:
+    """Return the nodes of the next step, in the job's order; None if too few are left.
+
+    Nodes of the step ``before`` stay, because they may hold copies of the last save, and files of the run.
+    ``suspects`` are used only if the others are too few.
+    """
+    good = [node for node in shape.nodes if node not in bad]
+    count = next((count for count in shape.counts if count <= len(good)), None)
+    if count is None:
+        return None
+    preferred = sorted(good, key=lambda node: (node in suspects, node not in before))
+    return tuple(node for node in good if node in preferred[:count])
+
+
+def replacements(before: Sequence[str], now: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Return each node of the step ``before`` that is used no more, with the node in its place."""
+    new = [node for node in now if node not in before]
+    gone = [node for node in before if node not in now]
+    return [(node, new[index] if index < len(new) else None) for index, node in enumerate(gone)]
+
+
+def step_options(shape: JobShape, nodes: Sequence[str], *, overlap: bool) -> list[str]:
+    """Return the options of each srun of a step on ``nodes``.
+
+    Args:
+        overlap: a step with a lost node holds its resources until Slurm notices the loss; the next step
+            shares them. Its processes on the other nodes have ended.
+    """
+    count = len(nodes)
+    return [
+        "--no-kill",
+        f"--nodes={count}",
+        f"--ntasks={count * shape.tasks}",
+        f"--ntasks-per-node={shape.tasks}",
+        f"--nodelist={','.join(nodes)}",
+        *(["--overlap"] if overlap else []),
+    ]
+
+
+def step_variables(
+    environ: Mapping[str, str], shape: JobShape, nodes: Sequence[str]
+) -> dict[str, str]:
+    """Return ``environ`` as it would be in a job of ``nodes`` only."""
+    count = len(nodes)
+    hosts, tasks = ",".join(nodes), str(count * shape.tasks)
+    own = {"SLURM_JOB_NUM_NODES": str(count), "SLURM_NNODES": str(count)}
+    own |= {"SLURM_JOB_NODELIST": hosts, "SLURM_NODELIST": hosts}
+    own |= {"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks}
+    own["SLURM_TASKS_PER_NODE"] = f"{shape.tasks}(x{count})" if count > 1 else str(shape.tasks)
+    cores = _EQUAL.fullmatch(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    if cores is not None and cores[1]:
+        own["SLURM_JOB_CPUS_PER_NODE"] = f"{cores[1]}(x{count})" if count > 1 else cores[1]
+    return {**environ, **own}

@@ -1,0 +1,263 @@
+"""The watch over nodes, with real agents on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import psutil
+import pytest
+
+from hpcrun.job.node_watch import (
+    AgentProcess,
+    Limits,
+    NodeState,
+    NodeWatch,
+    all_others_silent,
+    is_lost,
+    kernel_answers,
+    lost_by_words,
+)
+
+NODES = ("node1", "node2", "node3")
+PATIENCE = 30.0
+QUICK = Limits(silence=2.5, unreached=1.0, decision=PATIENCE)
+REFUSAL = (
+    "srun: error: Task launch for StepId=4.1 failed on node {}: Communication connection failure"
+)
+
+
+class Refused:
+    """A step that Slurm cannot start on one of its nodes."""
+
+    def __init__(self, nodes: Sequence[str], words: str) -> None:
+        self.nodes, self._words = nodes, words
+
+    def ended(self) -> str:
+        return self._words
+
+    def close(self) -> None:
+        pass
+
+
+class Several:
+    """Agents of several nodes, a process each."""
+
+    def __init__(self, nodes: Sequence[str], told: Mapping[str, Any]) -> None:
+        self.nodes = nodes
+        self._steps = [
+            AgentProcess(
+                [node],
+                [sys.executable, "-m", "hpcrun.job.node_agent"],
+                {**os.environ, "SLURMD_NODENAME": node},
+                told,
+            )
+            for node in nodes
+        ]
+
+    def ended(self) -> str | None:
+        words = [step.ended() for step in self._steps]
+        return None if None in words else " ".join(map(str, words))
+
+    def close(self) -> None:
+        for step in self._steps:
+            step.close()
+
+
+class Machine:
+    """The nodes of a job on this machine. ``dead``: nodes on which Slurm can start no agent."""
+
+    def __init__(self) -> None:
+        self.dead: set[str] = set()
+        self.lost: dict[str, str] = {}
+        self.messages: list[tuple[str, Mapping[str, Any]]] = []
+        self.begun: list[Sequence[str]] = []
+        self.watch = NodeWatch(
+            NODES,
+            "node1",
+            self._begin,
+            lose=self.lost.__setitem__,
+            heard=lambda node, message: self.messages.append((node, message)),
+            limits=QUICK,
+            port_key=str(os.getpid()),
+        )
+
+    def _begin(self, nodes: Sequence[str], told: Mapping[str, Any]) -> Any:
+        self.begun.append(nodes)
+        gone = [node for node in nodes if node in self.dead]
+        if gone:
+            return Refused(nodes, REFUSAL.format(gone[0]))
+        return Several(nodes, told)
+
+    def connect_all(self) -> None:
+        self.watch.start(["127.0.0.1"])
+        assert self.watch.wait(lambda: len(self.watch.connected()) == len(NODES), PATIENCE)
+
+    def agent(self, node: str) -> psutil.Process:
+        """Return the newest agent of a node."""
+        found = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if "hpcrun.job.node_agent" in process.cmdline()
+            if process.environ().get("SLURMD_NODENAME") == node
+        ]
+        return max(found, key=lambda process: process.create_time())
+
+    def answer(self, key: str) -> Mapping[str, Any]:
+        """Wait for the first message with ``key``."""
+        found: list[Mapping[str, Any]] = []
+
+        def arrived() -> bool:
+            found[:] = [message for _, message in self.messages if key in message]
+            return bool(found)
+
+        assert self.watch.wait(arrived, PATIENCE), self.messages
+        return found[0]
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    made = Machine()
+    try:
+        yield made
+    finally:
+        made.watch.close()
+
+
+def test_a_killed_agent_starts_again_and_nothing_is_lost(machine):
+    machine.connect_all()
+    first = machine.agent("node2")
+    first.kill()
+    assert machine.watch.wait(lambda: ["node2"] in machine.begun, PATIENCE)
+    assert machine.watch.wait(lambda: "node2" in machine.watch.connected(), PATIENCE)
+    assert machine.watch.decided(NODES) == {}
+    assert machine.agent("node2").pid != first.pid
+
+
+def test_a_node_without_a_new_agent_is_lost(machine):
+    machine.connect_all()
+    machine.dead.add("node3")
+    machine.agent("node3").kill()
+    assert machine.watch.wait(lambda: "node3" in machine.watch.lost, PATIENCE)
+    assert machine.lost == machine.watch.decided(NODES) == machine.watch.lost
+    assert "Slurm cannot start another" in machine.lost["node3"]
+    assert machine.watch.connected() == ["node1", "node2"]
+
+
+def test_a_stopped_agent_is_no_lost_node(machine):
+    machine.connect_all()
+    agent = machine.agent("node2")
+    agent.send_signal(signal.SIGSTOP)
+    try:
+        # The agent's kernel accepts connections, so the silence of three limits proves nothing.
+        decided = machine.watch.wait(lambda: bool(machine.lost), 3 * QUICK.silence)
+        assert (decided, machine.lost, machine.begun) == (False, {}, [list(NODES)])
+    finally:
+        agent.send_signal(signal.SIGCONT)
+    assert machine.watch.decided(NODES) == {}
+
+
+def test_a_node_that_is_dead_at_the_start_is_lost(machine):
+    machine.dead.add("node2")
+    machine.watch.start(["127.0.0.1"])
+    assert machine.watch.wait(lambda: len(machine.watch.connected()) == 2, PATIENCE)
+    assert set(machine.lost) == {"node2"}
+
+
+def test_agents_end_with_the_watch(machine):
+    machine.connect_all()
+    agents = [machine.agent(node) for node in NODES]
+    machine.watch.send("node2", "start", name="sleeper", argv=["sleep", "600"])
+    machine.watch.send("node2", "stop", name="nothing")
+    machine.answer("stopped")
+    sleepers = machine.agent("node2").children()
+    machine.watch.close()
+    gone, alive = psutil.wait_procs([*agents, *sleepers], PATIENCE)
+    assert (len(gone), alive) == (4, [])
+
+
+def test_an_agent_returns_the_output_of_a_program(machine):
+    machine.connect_all()
+    machine.watch.send(
+        "node3", "start", name="echo", argv=["sh", "-c", "echo $WORD; exit 3"], env={"WORD": "x"}
+    )
+    assert machine.answer("ended") == {"ended": "echo", "code": 3, "output": "x\n"}
+
+
+def test_an_agent_survives_a_program_that_does_not_exist(machine):
+    machine.connect_all()
+    machine.watch.send("node3", "start", name="none", argv=["/no/such/program"])
+    assert machine.answer("ended")["code"] == 127
+    assert "node3" in machine.watch.connected()
+
+
+def test_an_agent_reports_peers_that_it_cannot_reach(machine):
+    machine.connect_all()
+    door = dict(machine.watch.door("node2"))
+    machine.watch.send("node1", "reach", peers=[door])
+    answer = machine.answer("reached")
+    assert answer["reached"] == [name for name in answer["of"] if name in door["interfaces"]]
+    machine.messages.clear()
+    machine.watch.send("node1", "reach", peers=[{**door, "word": "of another server"}])
+    assert machine.answer("reached")["reached"] == []
+
+
+def test_a_stranger_without_the_key_is_no_agent(machine):
+    machine.connect_all()
+    port = psutil.Process().net_connections("tcp")
+    listening = next(one.laddr.port for one in port if one.status == psutil.CONN_LISTEN)
+    with socket.create_connection(("127.0.0.1", listening)) as link:
+        link.sendall(b'{"key": "wrong", "node": "node2", "door": {}}\n')
+        assert link.recv(100) == b""
+    assert machine.watch.connected() == list(NODES)
+
+
+def test_a_kernel_that_accepts_or_refuses_answers():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = server.getsockname()[1]
+        assert kernel_answers("127.0.0.1", port, 1.0) is True
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        # The queue is full: the kernel drops further requests, as a dead node does.
+        assert kernel_answers("127.0.0.1", port, 0.5) is False
+        for one in waiting:
+            one.close()
+    assert kernel_answers("127.0.0.1", port, 1.0) is True
+
+
+@pytest.mark.parametrize(
+    ("heard", "unreached", "lost"),
+    [
+        (0.0, 1.0, True),
+        (0.0, None, False),
+        (0.0, 8.0, False),
+        (6.0, 1.0, False),
+        (None, 1.0, False),
+    ],
+)
+def test_a_lost_node_is_silent_and_unreachable(heard, unreached, lost):
+    assert is_lost(NodeState(heard=heard, unreached=unreached), 10.0, Limits()) is lost
+
+
+def test_a_host_that_is_cut_off_blames_no_node():
+    def states(*unreached: float | None) -> dict[str, NodeState]:
+        return {f"node{i}": NodeState(heard=1.0, unreached=at) for i, at in enumerate(unreached, 1)}
+
+    assert all_others_silent(states(None, 2.0, 2.0), "node1")
+    assert not all_others_silent(states(None, 2.0, None), "node1")
+    assert not all_others_silent(states(None, 2.0), "node1")
+
+
+def test_srun_names_the_nodes_without_an_agent():
+    group = ["node1", "node12"]
+    assert lost_by_words(REFUSAL.format("node12"), group) == ["node12"]
+    gone = "srun: error: Unable to create step for job 4: Requested node configuration is not available"
+    assert lost_by_words(gone, ["node3"]) == ["node3"]
+    assert lost_by_words(gone, group) == []
+    assert lost_by_words("srun: error: Unable to contact slurm controller", ["node3"]) == []

@@ -1,0 +1,91 @@
+"""Spare nodes: a lost node is replaced by the watch of the batch step, long before Slurm notices the loss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hpcrun.run.events import Event
+from hpcrun.run.files import read_lines
+from tests import jobs
+
+from . import cluster, separate_cluster, training
+from .cluster import PATIENCE
+
+pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[cluster.SlurmCluster]:
+    """A cluster with Slurm's default patience: a node counts as down after five minutes."""
+    yield from separate_cluster.running("spares", nodes=3, settings=(("SlurmdTimeout", "300"),))
+
+
+@pytest.fixture
+def spare_bench(patient: cluster.SlurmCluster) -> Iterator[training.Bench]:
+    place = training.Bench(patient)
+    yield place
+    patient.heal()
+    place.remove()
+
+
+def wait_for_event(bench: training.Bench, run, what: str) -> Event:
+    bench.wait_until(lambda: bool(jobs.events(run, what)), PATIENCE, lambda: bench.story(run))
+    return jobs.events(run, what)[-1]
+
+
+def wait_for_result(bench: training.Bench, run) -> None:
+    bench.wait_until(run.result.exists, PATIENCE, lambda: bench.story(run))
+
+
+def seconds_to_next_step(run, lost: float) -> float:
+    """Return the time from a loss to the first step of the attempt that follows."""
+    return min(line["time"] for line in read_lines(run.metrics) if line.get("in_place") == 1) - lost
+
+
+def test_a_spare_replaces_a_node_without_power(spare_bench, calm):
+    bench = spare_bench
+    run = bench.submit("hit", "--spares", "1", model__pause=0.2, checkpoint__every=5)
+    bench.wait_for_step(run, 12)
+    lost = time.time()
+    bench.slurm.cut_link("node2")
+    bench.slurm.kill_node("node2")
+    replaced = wait_for_event(bench, run, "replaced")
+    # Slurm itself has noticed nothing.
+    assert not bench.slurm.node_state("node2").startswith("down")
+    assert (replaced.fields["lost"], replaced.fields["by"]) == ("node2", "node3")
+    assert "no heartbeat" in replaced.fields["reason"]
+    wait_for_result(bench, run)
+    assert bench.causes(run) == ["node-failure", "finished"]
+    assert bench.slurm.restarts(bench.job(run)) == 0
+    assert jobs.final_state(run) == jobs.final_state(calm)
+    (noted,) = jobs.events(run, "node-lost")
+    print(
+        f"lost after {noted.time - lost:.1f} s, replaced after {replaced.time - lost:.1f} s, "
+        f"next step after {seconds_to_next_step(run, lost):.1f} s"
+    )
+
+
+def test_a_spare_that_dies_ends_nothing(spare_bench, calm):
+    bench = spare_bench
+    run = bench.submit("calm", "--spares", "1", model__pause=0.2)
+    bench.wait_for_step(run, 5)
+    bench.slurm.kill_node("node3")
+    assert wait_for_event(bench, run, "spare-lost").fields["host"] == "node3"
+    wait_for_result(bench, run)
+    assert bench.causes(run) == ["finished"]
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
+@pytest.mark.slow
+def test_the_loss_of_the_batch_host_requeues_the_job(bench, calm):
+    # Slurm alone would keep such a job, without its batch script, until its time limit.
+    run = bench.submit("hit", "--spares", "1", model__pause=0.2, checkpoint__every=5)
+    with bench.held_at(run, 12):
+        bench.slurm.kill_node("node1")
+        bench.slurm.wait_restarts(bench.job(run), 1)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["node-failure", "finished"]
+    assert jobs.final_state(run) == jobs.final_state(calm)
