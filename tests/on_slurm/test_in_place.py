@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 TORCHRUN = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,RANKS=2")
 
-SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "slurm", "--detach")
+# The ranks that other tests have killed must not exclude a node.
+KEEP = "job.exclude_after=null"
+SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "slurm", "--detach", KEEP)
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +82,9 @@ fi
 def test_a_script_and_a_pack_start_again_in_place(bench: Bench) -> None:
     bench.write("element.sh", ELEMENT)
     shape = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--no-snapshot")
-    options = ("job.cpus_per_task=1", "--pack", "2", "--sweep=kind=crash,calm")
+    options = (KEEP, "job.cpus_per_task=1", "--pack", "2", "--sweep=kind=crash,calm")
     bench.hpcrun("submit", "--name", "p", *shape, *options, "--", "sh", "element.sh", "{kind}")
-    bench.submit("script", "--", "sh", "element.sh", "crash")
+    bench.submit("script", KEEP, "--", "sh", "element.sh", "crash")
     script, crash, calm = (bench.run(name) for name in ("script", "p/000", "p/001"))
     waiting = [(script, 0), (script, 3), (crash, 0), (calm, 0)]
     bench.slurm.wait_until(
@@ -101,7 +103,8 @@ def test_a_script_and_a_pack_start_again_in_place(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_ranks_of_torchrun_start_again_with_the_same_bits(bench: Bench) -> None:
-    runs = [bench.prepare(name, model__pause=0.05) for name in ("calm", "killed")]
+    changes = {"model.pause": 0.05, "job.exclude_after": None}
+    runs = [bench.prepare(name, **changes) for name in ("calm", "killed")]
     for run in runs:
         script = str(SBATCH / "train_torchrun.sbatch")
         job = bench.sbatch(*TORCHRUN, script, f"runs/{run.name}")
