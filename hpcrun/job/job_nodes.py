@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from hpcrun.job.step_nodes import (
     step_options,
     step_variables,
 )
+from hpcrun.ranks.fork_messages import FORK_SERVER
+from hpcrun.run import memory_keeper
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
@@ -65,7 +67,12 @@ def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
 
 
 def nodes_of_job(
-    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+    run: RunDirectory,
+    attempt: Attempt,
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    *,
+    torchrun: bool = False,
 ) -> "JobNodes | None":
     """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
     hosts = environ.get("SLURM_JOB_NODELIST")
@@ -75,7 +82,33 @@ def nodes_of_job(
     # sbatch_args may change the number of nodes.
     shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
-    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node)
+    # A script imports its libraries itself, and a container has other files.
+    forks = not (options.script or options.container or torchrun)
+    helpers = RankHelpers(
+        memory=memory_keeper.new_key(),
+        fork=f"{os.getuid()}-{attempt.owner}" if forks else None,
+        python=options.python,
+    )
+    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)
+
+
+@dataclass(frozen=True)
+class RankHelpers:
+    """Processes of each node that outlive the ranks: see ``memory_keeper.py`` and ``fork_server.py``.
+
+    ``memory``: the key of the keepers. ``fork``: the name of the fork servers. ``python``: the interpreter of
+    the ranks; None: that of this process.
+    """
+
+    memory: str | None = None
+    fork: str | None = None
+    python: str | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by which the ranks find them."""
+        found = {memory_keeper.VARIABLE: self.memory, FORK_SERVER: self.fork}
+        return {name: value for name, value in found.items() if value}
 
 
 class JobNodes:
@@ -85,6 +118,7 @@ class JobNodes:
         attempt: the first attempt; :meth:`next_step` names each later one.
         own: the node of this process.
         gpus: GPUs per node that a spare node must have.
+        helpers: what the agents start for the ranks.
 
     Attributes:
         bad: the nodes that no step uses any more, each with the reason.
@@ -92,8 +126,16 @@ class JobNodes:
     """
 
     def __init__(
-        self, run: RunDirectory, attempt: Attempt, shape: JobShape, own: str, *, gpus: int = 0
+        self,
+        run: RunDirectory,
+        attempt: Attempt,
+        shape: JobShape,
+        own: str,
+        *,
+        gpus: int = 0,
+        helpers: RankHelpers | None = None,
     ) -> None:
+        self.helpers = helpers or RankHelpers()
         self.shape, self.bad, self.used = shape, dict[str, str](), tuple[str, ...]()
         self._suspects: dict[str, str] = {}
         self._prepared: set[str] = set()
@@ -109,6 +151,7 @@ class JobNodes:
             lose=self._lose,
             heard=self._hear,
             port_key=f"{attempt.job} agents",
+            orders=asdict(self.helpers),
         )
         self._thread: threading.Thread | None = None
 

@@ -4,7 +4,9 @@ It sends a beat every second to the batch step, so that the loss of the node is 
 also runs programs for the batch step, such as the probes of a spare node. It ends with the batch step.
 
 The first line of standard input, which srun forwards to each node, has the batch step's addresses, port and
-key. Each later message is a JSON line on the connection.
+key, and what the ranks of the job use on their node: ``memory``, the key of the keeper of files in memory,
+and ``fork``, the name of the fork server, with ``python``, its interpreter. Each later message is a JSON line
+on the connection.
 """
 
 import contextlib
@@ -24,6 +26,8 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from hpcrun.ranks.addresses import AnswerServer, Listener, reached
+from hpcrun.ranks.fork_messages import fork_server_command
+from hpcrun.run import memory_keeper
 from hpcrun.slurm.node_setup import die_with_parent
 
 BEAT = 1.0
@@ -37,6 +41,7 @@ _ALONE = 30.0
 # Seconds between two questions to the controller, of an agent without a batch step.
 _ASK = 10.0
 _PAUSE = 0.5
+_FORK_DELAY = 15.0
 _OUTPUT = 1 << 18
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -181,6 +186,11 @@ class NodeAgent:
                 requeue_without_batch_host(self._node, os.environ)
                 asked = time.monotonic()
 
+    def start_fork_server(self, name: str, python: str | None) -> None:
+        """Start the fork server of this node; raises OSError."""
+        command = fork_server_command(name, python=python, parent=os.getpid(), delay=_FORK_DELAY)
+        self._programs.start("fork server", command, output=os.devnull)
+
     def close(self) -> None:
         """End the programs of the agent."""
         self._programs.close()
@@ -255,6 +265,23 @@ def _end_with_input(agent: NodeAgent) -> None:
         os._exit(0)
 
 
+def _serve_ranks(
+    agent: NodeAgent, node: str, told: Mapping[str, Any]
+) -> "subprocess.Popen[bytes] | None":
+    """Start the fork server and the keeper of memory that the first line asks for; return the keeper.
+
+    Both end with this process. Without them, ranks start and restore as in a new job.
+    """
+    keeper = None
+    with contextlib.suppress(OSError):
+        if told.get("memory"):
+            keeper = memory_keeper.start(f"{told['memory']}/{node}")
+    with contextlib.suppress(OSError):
+        if told.get("fork"):
+            agent.start_fork_server(told["fork"], told.get("python"))
+    return keeper
+
+
 def main() -> None:
     """Serve as the agent of this node."""
     for number in _IGNORED:
@@ -265,9 +292,12 @@ def main() -> None:
         return
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     agent = NodeAgent(node, told["addresses"], told["port"], told["key"])
+    keeper = _serve_ranks(agent, node, told)
     threading.Thread(target=_end_with_input, args=(agent,), daemon=True).start()
     agent.run()
     agent.close()
+    if keeper is not None:
+        keeper.kill()
     os._exit(0)
 
 
