@@ -36,7 +36,8 @@ from tests.on_slurm.cluster import SlurmCluster  # noqa: E402
 
 def run(slurm: SlurmCluster, wanted: argparse.Namespace) -> None:
     """Train undisturbed, train with faults, compare, and print; raises AssertionError on a difference."""
-    chaos = Chaos(slurm, wanted.faults, wanted.ranks, random.Random(wanted.seed))
+    dice = random.Random(wanted.seed)
+    chaos = Chaos(slurm, wanted.faults, wanted.ranks, dice, spares=wanted.spares)
     reference = chaos.submit("undisturbed", "at-once", save_every=0)
     chaos.wait_for_account(reference, PATIENCE + chaos.steps)
     print(f"undisturbed: {chaos.steps} steps on {NODES} x {wanted.ranks} ranks", flush=True)
@@ -86,6 +87,9 @@ def main() -> int:
         "--compare",
         action="store_true",
         help="also with restarts.in_place=false, and the same faults",
+    )
+    parser.add_argument(
+        "--spares", type=int, default=0, metavar="K", help="spare nodes, at most 2 (default 0)"
     )
     parser.add_argument("--only", metavar="KIND", help="inject only faults of this kind")
     parser.add_argument("--keep", action="store_true", help="keep the cluster running")

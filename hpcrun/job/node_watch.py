@@ -371,9 +371,12 @@ class NodeWatch:
         node = str(message.get("node"))
         right = secrets.compare_digest(str(message.get("key")), self._key)
         if not right or node not in self._states or node in self.lost:
-            # An agent of an earlier batch step, or of a node that was given up.
-            with contextlib.suppress(OSError):
-                connection.send({"do": "end"})
+            # The agent of a node that was given up stays: if the link of this host was cut, Slurm may end
+            # this program, and then only an agent can requeue the job.
+            if not right:
+                # An agent of an earlier batch step.
+                with contextlib.suppress(OSError):
+                    connection.send({"do": "end"})
             self._drop(connection)
             return
         state = self._states[node]

@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 TORCHRUN = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,RANKS=2")
 
-SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "slurm", "--detach")
+# The ranks that other tests have killed must not exclude a node.
+KEEP = "job.exclude_after=null"
+SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "slurm", "--detach", KEEP)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +30,8 @@ def bench(slurm: SlurmCluster) -> Bench:
     return Bench(slurm)
 
 
-def kill_rank(run: RunDirectory, rank: int) -> None:
-    """Kill the program of ``rank`` with SIGKILL, whatever started it."""
+def kill_rank(run: RunDirectory, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Kill the program of ``rank``, whatever started it."""
     wanted = {"HPCRUN_RUN": str(run.path), "RANK": str(rank)}
     found = []
     for process in psutil.process_iter():
@@ -39,9 +41,15 @@ def kill_rank(run: RunDirectory, rank: int) -> None:
             continue
         if wanted.items() <= environ.items() and "SLURM_STEP_NODELIST" in environ:
             found.append(process)
+    # The task that runs torchrun may have this number too.
+    found = [process for process in found if _below_torchrun(process)] or found
     known = {process.pid for process in found}
     (first,) = [process for process in found if process.ppid() not in known]
-    os.kill(first.pid, signal.SIGKILL)
+    os.kill(first.pid, number)
+
+
+def _below_torchrun(process: psutil.Process) -> bool:
+    return "TORCHELASTIC_RUN_ID" in process.environ()
 
 
 def attempts(run: RunDirectory) -> list[str]:
@@ -80,9 +88,9 @@ fi
 def test_a_script_and_a_pack_start_again_in_place(bench: Bench) -> None:
     bench.write("element.sh", ELEMENT)
     shape = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--no-snapshot")
-    options = ("job.cpus_per_task=1", "--pack", "2", "--sweep=kind=crash,calm")
+    options = (KEEP, "job.cpus_per_task=1", "--pack", "2", "--sweep=kind=crash,calm")
     bench.hpcrun("submit", "--name", "p", *shape, *options, "--", "sh", "element.sh", "{kind}")
-    bench.submit("script", "--", "sh", "element.sh", "crash")
+    bench.submit("script", KEEP, "--", "sh", "element.sh", "crash")
     script, crash, calm = (bench.run(name) for name in ("script", "p/000", "p/001"))
     waiting = [(script, 0), (script, 3), (crash, 0), (calm, 0)]
     bench.slurm.wait_until(
@@ -101,7 +109,8 @@ def test_a_script_and_a_pack_start_again_in_place(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_ranks_of_torchrun_start_again_with_the_same_bits(bench: Bench) -> None:
-    runs = [bench.prepare(name, model__pause=0.05) for name in ("calm", "killed")]
+    changes = {"model.pause": 0.05, "job.exclude_after": None}
+    runs = [bench.prepare(name, **changes) for name in ("calm", "killed")]
     for run in runs:
         script = str(SBATCH / "train_torchrun.sbatch")
         job = bench.sbatch(*TORCHRUN, script, f"runs/{run.name}")
@@ -175,7 +184,8 @@ def test_a_request_between_two_attempts_is_obeyed(slurm: SlurmCluster, kind: str
     run = bench.run("asked")
     slurm.wait_until(lambda: "waits" in log(run, "0"), ENDED, lambda: bench.told(run))
     job = bench.status("asked")["job"]
-    kill_rank(run, 0)
+    # After SIGKILL the batch step asks for the steps before it records the end too.
+    kill_rank(run, 0, signal.SIGABRT)
     slurm.wait_until((bench.folder / "asked").exists, ENDED, lambda: bench.told(run))
     if kind == "preemption":
         bench.preempt_everything()
@@ -189,6 +199,7 @@ def test_a_request_between_two_attempts_is_obeyed(slurm: SlurmCluster, kind: str
         assert attempts(run) == ["0", "1"], bench.told(run)
         assert jobs.outcome(run) == ("finished", ["crash", "finished"])
     else:
-        bench.wait_for_end(job, "CANCELLED")
+        # With --now the batch script ends by itself, with an exit code.
+        bench.wait_for_end(job, "FAILED" if "now" in kind else "CANCELLED")
         assert attempts(run) == ["0"], bench.told(run)
         assert bench.status("asked")["state"] == "cancelled"

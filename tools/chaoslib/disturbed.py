@@ -59,6 +59,7 @@ class Chaos:
         ranks: ranks per node.
         dice: chooses nodes and moments.
         in_place: restart inside the allocation where that is possible.
+        spares: number of spare nodes.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Chaos:
         dice: random.Random,
         *,
         in_place: bool = True,
+        spares: int = 0,
     ) -> None:
-        self.slurm, self.ranks, self.dice, self.in_place = slurm, ranks, dice, in_place
+        self.slurm, self.ranks, self.dice = slurm, ranks, dice
+        self.in_place, self.spares = in_place, spares
         # Extra steps, because training continues during a fault.
         self.steps = STEPS_PER_FAULT * (faults + 5)
         self.folder = slurm.shared / "chaos"
@@ -115,7 +118,7 @@ class Chaos:
                 # Injected faults must not use budgets; a fault may come before the next commit.
                 "restarts.crash": None, "restarts.node_failure": None, "restarts.hang": None,
                 "restarts.no_progress": None,
-                "restarts.in_place": self.in_place,
+                "restarts.in_place": self.in_place, "job.spares": self.spares,
                 # Injected faults must not exclude nodes.
                 "job.exclude_after": None,
             },
@@ -132,10 +135,16 @@ class Chaos:
         return told[-1].attempt.job
 
     def nodes(self) -> list[str]:
-        """Return the nodes of the job, in Slurm's order."""
-        shown = self.slurm.scontrol_show_job(self.job())
-        listed = self.slurm.admin("scontrol", "show", "hostnames", shown["NodeList"])
+        """Return the nodes of the job, in Slurm's order, without its spare nodes."""
+        shown = self.slurm.scontrol_show_job(self.job())["NodeList"]
+        mine = [event for event in read_events(self.run) if event.what == "opened"]
+        ranks = str(mine[-1].fields.get("hosts")) if self.spares and mine else shown
+        listed = self.slurm.admin("scontrol", "show", "hostnames", ranks)
         return listed.split()
+
+    def batch_host(self) -> str:
+        """Return the node of the batch step."""
+        return self.slurm.scontrol_show_job(self.job())["BatchHost"]
 
     def step(self) -> int:
         """Return the last step that the run has logged."""

@@ -73,8 +73,8 @@ def killed(pick: Pick, *, anywhere: bool = False) -> Callable[[Chaos], str]:
     """Return a fault that kills processes of the batch host, or of any node of the job."""
 
     def strike(chaos: Chaos) -> str:
-        nodes = chaos.nodes()
-        return kill(chaos, chaos.dice.choice(nodes) if anywhere else nodes[0], pick)
+        node = chaos.dice.choice(chaos.nodes()) if anywhere else chaos.batch_host()
+        return kill(chaos, node, pick)
 
     return strike
 
