@@ -322,7 +322,7 @@ class NodeWatch:
     def _run(self) -> None:
         while not self._closing:
             for key, _ in self._selector.select(_TICK):
-                if key.data is self._server:
+                if isinstance(key.data, socket.socket):
                     self._accept(key.data)
                 else:
                     self._read(key.data)
