@@ -7,13 +7,23 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from hpcrun.ranks import fork_client
+from hpcrun.ranks.fork_messages import TEMPLATE
 from hpcrun.ranks.signals import STOP, end_helpers
-from hpcrun.run.streams import outlive_full_disk
 
 
 def main() -> NoReturn:
     """Install the signal flags before slow imports, then train."""
+    if TEMPLATE in os.environ:
+        from hpcrun.ranks.fork_template import wait_for_ranks
+
+        wait_for_ranks(import_all, prepare_forked)
+    else:
+        STOP.install()
+        fork_client.become_forked()
     STOP.install()
+    from hpcrun.run.streams import outlive_full_disk
+
     outlive_full_disk()
     # If C code ends the process, the log shows the Python line that called it.
     faulthandler.enable(file=2)
@@ -36,6 +46,25 @@ def _print_to_own_log() -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+
+
+def import_all() -> None:
+    """Import what a rank imports before its first step, except its task."""
+    import numpy.ma  # noqa: F401, numpy.unique imports it
+
+    import hpcrun.job.ownership
+    import hpcrun.train.entry
+    import hpcrun.train.session  # noqa: F401
+    from hpcrun.config import resolve
+
+    resolve([])  # The config's engine makes the validators at the first use.
+
+
+def prepare_forked() -> str:
+    """Prepare the variables and CPUs of a forked rank; return OMP_NUM_THREADS. Raises UserError."""
+    from hpcrun.train.entry import prepare_forked
+
+    return prepare_forked(Path(sys.argv[-1]))
 
 
 def train_here(run: Path) -> int:

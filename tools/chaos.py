@@ -4,9 +4,15 @@
 Starts a dev cluster, trains a small model on two of its nodes, and injects random faults:
 preemption by another job, a killed rank, power loss of a node, a cut link, scancel and resume, a
 stopped controller, a time limit. Then compares every byte of weights, optimizer and random
-generators, and the samples of every rank, and checks the event log.
+generators, and the samples of every rank, and checks the event log and that no attempt writes after
+a newer one has begun.
 
     tools/chaos.py --faults 10 --seed 1       (as root; see docs/devcluster.md)
+    tools/chaos.py --faults 20 --compare      the same faults also with restarts.in_place=false
+    tools/chaos.py --faults 30 --during-restarts
+
+With --during-restarts each fault kills a rank, and at a random moment of the restart that follows another
+rank, srun, the shell or the program of the batch step, a slurmstepd, slurmd or slurmctld, or cancels the run.
 """
 
 import argparse

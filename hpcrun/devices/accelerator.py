@@ -40,6 +40,12 @@ def kind() -> str | None:
     return None if found is None or found.type in _HOST else found.type
 
 
+def is_started() -> bool:
+    """Return True if this process has started an accelerator. Starts none, unlike the other functions."""
+    modules = (getattr(torch, name, None) for name in (vendor.KIND, "xpu"))
+    return any(module is not None and module.is_initialized() for module in modules)
+
+
 def count() -> int:
     """Return the number of accelerators that this process sees."""
     here = kind()

@@ -33,6 +33,7 @@ from hpcrun.job.requeue import (
 )
 from hpcrun.job.scheduler_view import Ending, JobView, batch_log, ending_of, query_job, reason_given
 from hpcrun.job.srun import BatchJob, RanksEnd, Way, step_name
+from hpcrun.job.stop_signals import arrived_signals
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
@@ -176,16 +177,18 @@ def conclude(
     code: the run has ended.
     """
     attempt, clock = job.attempt, clock or Clock()
+    alive = None
     lost_step = nodes is not None and nodes.has_lost_step
     if ranks.killed and not lost_step:
         # Ranks that survive their srun would write after the recorded end.
-        in_place.end_step(attempt, _step_of(run, attempt, way))
+        in_place.kill_srun(run, attempt)
+        alive = in_place.end_step(attempt, _step_of(run, attempt, way))
     until = latest(job.end_time, clock)
-    if attempt.in_place and not lost_step and not in_place.has_begun(run, attempt):
+    if attempt.in_place and not lost_step and not in_place.was_launched(run, attempt):
         before = recorded_end(run, attempt.is_of_start)
         if before is not None:
             # Slurm starts no step, or the set-up does not work twice. That is no failure of the run.
-            _say(f"{attempt.owner} has started no rank")
+            _say(f"{attempt.owner} could not start its ranks")
             return _requeue(run, attempt, before, until, way, clock)
     try:
         known = recorded_end(run, lambda one: one == attempt) if ranks.left else None
@@ -201,7 +204,7 @@ def conclude(
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
         return Conclusion(final_code(ended.classification, ranks.code))
-    again = _start_again(run, attempt, ended, until, way, clock, nodes)
+    again = _start_again(run, attempt, ended, until, way, clock, nodes, alive)
     if again.following is None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
@@ -246,10 +249,15 @@ def _start_again(
     way: Way,
     clock: Clock,
     nodes: "JobNodes | None",
+    obstacle: str | None,
 ) -> Conclusion:
-    """Let the next attempt start. The only place that chooses how."""
+    """Let the next attempt start. The only place that chooses how.
+
+    Args:
+        obstacle: why no step can follow, if that is known already.
+    """
     try:
-        obstacle = in_place_obstacle(run, attempt, ended, way, clock, nodes)
+        obstacle = obstacle or in_place_obstacle(run, attempt, ended, way, clock, nodes)
     except Exception as error:
         # It costs a requeue and not the run.
         traceback.print_exc()
@@ -313,7 +321,7 @@ def in_place_obstacle(
     if obstacle is None and not lost_step:
         obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
     # Last: nothing may come between these checks and the start.
-    arrived = in_place.arrived_signals()
+    arrived = arrived_signals()
     if obstacle is None and arrived:
         obstacle = f"{min(arrived).name} arrived"
     if obstacle is None and reason_now(run, attempt, ended) == "cancelled":

@@ -4,18 +4,22 @@ A new step needs no queue and no requeue delay. It is possible while the job run
 enough of the time limit is left.
 """
 
+import os
+import re
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.job.finalize import Classification
 from hpcrun.job.history import START_SECONDS, all_histories
 from hpcrun.job.policy import Clock
-from hpcrun.job.scheduler_view import EARLY, JobView, view_of
+from hpcrun.job.scheduler_view import EARLY, JobView, batch_log, view_of
+from hpcrun.job.srun import output_option
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.slurm.avoided_nodes import nodes_to_avoid, request_of
 from hpcrun.slurm.notation import expand
 
@@ -120,17 +124,18 @@ def read_allocation(
     return Allocation(view_of(facts), hosts, dead_nodes(hosts) if hosts else [], avoided)
 
 
-def has_begun(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return True if Slurm has started a task of ``attempt``: then the task has a log."""
+_LAUNCH = re.compile(r"^srun: error: (?:Application launch failed|Unable to create step)", re.M)
+
+
+def was_launched(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return True if Slurm has started all tasks of ``attempt``, as far as files can be read."""
     try:
-        return any(run.attempt_logs(attempt).glob("*-*.log"))
+        if any((one.what, one.attempt) == ("opened", attempt) for one in read_events(run)):
+            return True
+        started = any(run.attempt_logs(attempt).glob("*-*.log"))
     except OSError:
         return True
-
-
-def arrived_signals() -> frozenset[signal.Signals]:
-    """Return the signals that this process has received since it blocked them, after the end of the ranks."""
-    return frozenset(signal.Signals(number) for number in signal.sigpending())
+    return started and not _LAUNCH.search(batch_log(run, attempt))
 
 
 def dead_nodes(hosts: Sequence[str]) -> list[str]:
@@ -142,6 +147,22 @@ def dead_nodes(hosts: Sequence[str]) -> list[str]:
         for node, state in states.items()
         if state.upper().startswith(_DEAD) or state.endswith("*")
     ]
+
+
+def kill_srun(run: RunDirectory, attempt: Attempt) -> None:
+    """Kill the srun of ``attempt``, and the shell that has started it or will do so.
+
+    They outlive a killed batch step, and would take the resources from the next step.
+    """
+    option = os.fsencode(output_option(run, attempt))
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = folder.stat().st_uid == os.geteuid()
+            if mine and option in (folder / "cmdline").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            # It has ended.
+            continue
 
 
 def end_step(attempt: Attempt, name: str) -> str | None:

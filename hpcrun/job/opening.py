@@ -57,7 +57,7 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     give another reason: the attempt itself could not record one.
 
     Raises:
-        Occupied: another job has the run.
+        Occupied: another job has the run, or this job is cancelled.
         Refused: a budget is used up, and result.json says which; or this attempt was opened before.
         OSError: the run directory cannot be written.
     """
@@ -93,9 +93,6 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
             record_event(run, "refused", attempt=attempt, reason=decision.reason)
             write_result(run, history[-1].cause, "", decision.reason, last_committed(events))
             raise Refused(f"{run.name}: not started again: {decision.reason}")
-    if attempt.in_place and was_cancelled(read_events(run), attempt.job):
-        # The cancellation came while the batch step decided.
-        raise Occupied(f"{run.name}: job {attempt.job} is cancelled")
     claim(run, attempt)
     if not history:
         # The result of an earlier job: `submit` removes it, sbatch by hand does not.
@@ -104,6 +101,11 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     place = {"cluster": cluster} if cluster else {}
     reported: dict[str, Any] = {"host": socket.gethostname(), **place, **facts}
     record_event(run, "opened", attempt=attempt, **reported)
+    others = [one for one in read_events(run) if (one.what, one.attempt) != ("opened", attempt)]
+    if attempt.in_place and was_cancelled(others, attempt.job):
+        # The cancellation came while the batch step decided. The event above would hide it.
+        record_event(run, "cancelled", attempt=attempt)
+        raise Occupied(f"{run.name}: job {attempt.job} is cancelled")
 
 
 def _require_new(run: RunDirectory, attempt: Attempt) -> None:

@@ -21,16 +21,14 @@ from hpcrun.job.ending import (
 from hpcrun.job.policy import Clock
 from hpcrun.job.requeue import requeue
 from hpcrun.job.srun import BatchJob, link_batch_log
-from hpcrun.job.step import (
-    forget_begun,
-    go_on,
-    note_begun,
-    on_stop_signals,
-    take_over_variables,
-)
+from hpcrun.job.step import forget_begun, note_begun, take_over_variables
+from hpcrun.job.stop_signals import go_on, on_stop_signals
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.slurm.node_setup import die_with_parent
+
+# Number of times that a killed batch step is started again, as in the batch script.
+_AGAIN = 2
 
 
 def run_pack(runs: Sequence[RunDirectory]) -> int:
@@ -46,17 +44,16 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     on_stop_signals(go_on)
     job = take_over_variables()
     note_begun(runs[0])
-    try:
-        return _run_all(runs, job)
-    finally:
-        forget_begun(runs[0])
+    code = _run_all(runs, job)
+    forget_begun(runs[0])
+    return code
 
 
 def _run_all(runs: Sequence[RunDirectory], job: BatchJob) -> int:
     attempt = job.attempt
     print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
     steps = [(run, _started(run, attempt)) for run in runs if not run.result.exists()]
-    codes = {run: exitcodes.FAILED if step is None else step.wait() for run, step in steps}
+    codes = {run: _code(run, step, attempt) for run, step in steps}
     for run, code in codes.items():
         print(f"hpcrun: {run.name}: ended with exit code {code}", flush=True)
     # From here on no rank runs, and a signal must not end the programs that requeue the job.
@@ -66,6 +63,16 @@ def _run_all(runs: Sequence[RunDirectory], job: BatchJob) -> int:
         return max(map(abs, codes.values()), default=exitcodes.DONE)
 
     return start_pack_again(again, attempt, job.end_time)
+
+
+def _code(run: RunDirectory, step: "subprocess.Popen[bytes] | None", attempt: Attempt) -> int:
+    """Wait for the batch step of ``run``, and for another one if it is killed; return the exit code."""
+    code = exitcodes.FAILED if step is None else step.wait()
+    for _ in range(_AGAIN):
+        if code >= 0 or (step := _started(run, attempt)) is None:
+            break
+        code = step.wait()
+    return code
 
 
 def _started(run: RunDirectory, attempt: Attempt) -> "subprocess.Popen[bytes] | None":

@@ -13,11 +13,12 @@ from hpcrun.job.script_end import ProgressWatch, died_of_stop
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.ranks.watchdog_process import NOTICED
+from hpcrun.run import record
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Hang, last_output, record_hang
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
-from hpcrun.run.record import INCARNATION, OwnerPolling, described
+from hpcrun.run.record import OwnerPolling, described
 
 _TICK = 0.2
 
@@ -63,7 +64,7 @@ class ScriptWatch:
         self._next_look, self._last_sign = 0.0, time.time()
         self._last_step: int | None = None
         # Rank 0 has claimed the run; the other ranks read the owner from the first file of their attempt.
-        self._incarnation = INCARNATION if config.rank == 0 else None
+        self._incarnation = record.INCARNATION if config.rank == 0 else None
 
     def wait(self, grace: float) -> int:
         """Return the script's exit code, -n for signal n.

@@ -10,9 +10,8 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
@@ -36,19 +35,13 @@ from hpcrun.job.srun import (
     torchrun_command,
     torchrun_variables,
 )
+from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run.attempt import IN_PLACE
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.slurm.environment import export_from_environment
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-
-STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
-"""The signals by which Slurm or a person ends a job or warns it."""
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
@@ -160,10 +153,13 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         return _run_attempts(run, job, way, again=True)
     again = note_begun(run)
     try:
-        return _run_attempts(run, job, way, failed, code, again=again)
-    finally:
-        # Also after a refusal: with the file, the batch script starts this program again.
+        ended = _run_attempts(run, job, way, failed, code, again=again)
+    except UserError:
+        # With the file, the batch script starts this program again, as after an unexpected error.
         forget_begun(run)
+        raise
+    forget_begun(run)
+    return ended
 
 
 def _run_attempts(
@@ -195,27 +191,44 @@ def _run_attempts(
         return exitcodes.DONE
     nodes = None if failed is not None else _watched_nodes(run, attempt, way)
     with contextlib.nullcontext() if nodes is None else contextlib.closing(nodes):
-        while True:
-            if left is not None:
-                ranks, left = RanksEnd(128 + signal.SIGKILL, left=True), None
-            elif failed is not None:
-                ranks = RanksEnd(code, failed)
-            else:
-                ranks = _start(run, job.attempt, way, nodes)
-            # From here on no rank runs, and a signal must not end the programs that requeue the job.
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-            if folder is not None and _was_deleted(folder):
-                # A new run may have this name: this job must not write its log and its result.
-                print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
-                return exitcodes.FAILED
-            from hpcrun.job.ending import conclude
+        first = None
+        if left is not None:
+            first = RanksEnd(128 + signal.SIGKILL, left=True)
+        elif failed is not None:
+            first = RanksEnd(code, failed)
+        return _run_in_turn(run, job, way, folder, nodes, first)
 
-            end = conclude(run, job, ranks, way, nodes=nodes)
-            if end.following is None:
-                return end.code
-            job = replace(job, attempt=end.following)
-            print(f"hpcrun: attempt {job.attempt.owner} on {_hosts()}", flush=True)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+def _run_in_turn(
+    run: RunDirectory,
+    job: BatchJob,
+    way: Way,
+    folder: HeldFolder | None,
+    nodes: JobNodes | None,
+    ranks: RanksEnd | None,
+) -> int:
+    """Run one attempt after the other inside the allocation; return the exit code for the batch script.
+
+    Args:
+        ranks: the end of the first attempt, if it has ended already.
+    """
+    while True:
+        ranks = ranks or _start(run, job.attempt, way, nodes)
+        # From here on no rank runs, and a signal must not end the programs that requeue the job.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        if folder is not None and _was_deleted(folder):
+            # A new run may have this name: this job must not write its log and its result.
+            print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
+            return exitcodes.FAILED
+        from hpcrun.job.ending import conclude
+
+        end = conclude(run, job, ranks, way, nodes=nodes)
+        ranks = None
+        if end.following is None:
+            return end.code
+        job = replace(job, attempt=end.following)
+        print(f"hpcrun: attempt {job.attempt.owner} on {_hosts()}", flush=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | None:
@@ -258,10 +271,10 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
     env = {**options.env, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
-    if way.torchrun:
-        command = torchrun_command
-        env |= torchrun_variables(run, attempt, environ)
     try:
+        if way.torchrun:
+            command = torchrun_command
+            env |= torchrun_variables(run, attempt, environ)
         make_log_folder(run.attempt_logs(attempt))
         steps = [command(run, attempt, options, environ)]
         if not attempt.in_place:
@@ -369,12 +382,3 @@ def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
         return already_finished(run, attempt)
     except OSError:
         return False
-
-
-def go_on(number: int, frame: "FrameType | None") -> None:
-    """Handle a signal that the ranks have received as well."""
-
-
-def on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
-    for number in STOP_SIGNALS:
-        signal.signal(number, handler)

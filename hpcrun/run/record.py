@@ -88,7 +88,18 @@ def _version(name: str) -> str | None:
 
 
 INCARNATION = os.urandom(8).hex()
-"""Random name of this process: two clusters may give the same job number to two jobs of a run."""
+"""Random name of this process: two clusters may give the same job number to two jobs of a run.
+
+Read it from this module: a forked process gets another name.
+"""
+
+
+def _rename() -> None:
+    global INCARNATION
+    INCARNATION = os.urandom(8).hex()
+
+
+os.register_at_fork(after_in_child=_rename)
 
 
 class OwnedByAnotherAttempt(RuntimeError):

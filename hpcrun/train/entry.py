@@ -448,6 +448,19 @@ def prepare_environment(distributed: DistributedConfig, *, bind: bool, started: 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
+def prepare_forked(path: Path) -> str:
+    """Prepare the environment of a forked rank as ``run_rank`` does later; return OMP_NUM_THREADS.
+
+    Raises:
+        UserError: the rank cannot train; a fresh process reports the reason.
+    """
+    config = load_resolved(RunDirectory(path.absolute()).config)
+    if config.command:
+        raise RunError(f"{path}: a command needs no fork")
+    prepare_environment(describe(config), bind=config.train.affinity)
+    return os.environ["OMP_NUM_THREADS"]
+
+
 def print_without_gpu(distributed: DistributedConfig) -> None:
     """Print on rank 0 that the training runs on CPUs, and the reason; nothing with GPUs."""
     if distributed.rank == 0 and not distributed.device_ids:

@@ -18,9 +18,10 @@ from hpcrun.errors import NotTrainable
 from hpcrun.job.ownership import require_none_lost
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.run import record
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events
-from hpcrun.run.record import INCARNATION, OwnedByAnotherAttempt, require_ownership
+from hpcrun.run.record import OwnedByAnotherAttempt, require_ownership
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.metrics.log import MetricsLog
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
@@ -170,7 +171,7 @@ def build_engine(
 ) -> CheckpointEngine:
     """Make the checkpoint engine of a run's attempt. Collective."""
     wanted = config.checkpoint
-    store = CheckpointStore(run.checkpoints, attempt.owner, nonce=INCARNATION)
+    store = CheckpointStore(run.checkpoints, attempt.owner, nonce=record.INCARNATION)
     memory = wanted.host_memory
     staging = Staging(
         limit=None if memory is None else int(memory * 1e9),

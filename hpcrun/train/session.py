@@ -14,6 +14,7 @@ from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.deadline import DeadlineWatch, JobEnd, end_time, query_end_time
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.fork_client import offer_own_state
 from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run.attempt import number_columns
@@ -266,6 +267,9 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         position=position,
         compiled=compiled,
     )
+    if context.distributed.local_rank == 0:
+        # Only now: the server would import torch while the ranks do.
+        offer_own_state(os.environ.get("OMP_NUM_THREADS"))
     with (
         context.explain_memory(batches.batching, trainer.parallel, device, trainer.module),
         at(TRAINING),

@@ -78,7 +78,7 @@ def real(config: Config, task: Task, rank: int) -> int:
         rank=rank,
         local_rank=rank % gpus,
         node_rank=rank // gpus,
-        num_nodes=config.job.nodes,
+        num_nodes=config.job.max_nodes,
         num_gpus_per_node=gpus,
         device_ids=(),
     )

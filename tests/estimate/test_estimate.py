@@ -84,6 +84,17 @@ def test_a_model_that_needs_numbers_is_built_with_advice(tmp_path):
     assert found["advice"][0].startswith("train.micro_batch=10000 ")
 
 
+def test_a_range_of_nodes_is_estimated_for_the_smallest_number(tmp_path):
+    words = ["task=users:Half", "train.batch_size=60", "train.parallel=fsdp", "--gpu", "h100"]
+    done = estimate(tmp_path, *words, "--nodes", "2-4", "--gpus", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    # Of 8 ranks, one has 8 samples; 4 ranks with 15 samples take two micro-batches of at most 8.
+    shape = [found[key] for key in ("nodes", "ranks", "micro_batch", "accumulation")]
+    assert shape == [2, 4, 8, 2]
+    assert found["parts"]["weights"] == (512 * 512 + 512) * 4
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -5,9 +5,12 @@ import shlex
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
+from hpcrun.job.history import asked_to_end
 from hpcrun.job.opening import open_attempt
+from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import read_events, record_event
 from tests import jobs
@@ -46,14 +49,19 @@ def requeued(desk: Desk) -> bool:
     return "scontrol requeue 7" in desk.called("scontrol")
 
 
-def test_a_crash_is_followed_by_a_step_of_the_same_job(desk: Desk) -> None:
+def test_a_crash_is_followed_by_a_new_step(desk: Desk) -> None:
     assert desk.step() == 0, desk.told()
     assert desk.ends() == ["crash", "finished"]
-    assert len(desk.called("srun")) == 2
+    first, second = desk.called("srun")
+    assert "--immediate" not in first
+    # Otherwise srun would wait until the end of the job for resources that do not become free.
+    assert "--immediate=60" in second
     assert not requeued(desk)
 
 
-@pytest.mark.parametrize("end", ["exit 1", "echo 'srun: error: Unable to create step'; exit 1"])
+@pytest.mark.parametrize(
+    "end", ["exit 1", f"{RANK}echo 'srun: error: Application launch failed: Gone'; exit 233"]
+)
 def test_a_step_that_does_not_start_uses_no_budget(desk: Desk, end: str) -> None:
     ranks(desk, f"{RANK}exit 1", end)
     assert desk.step() == 0, desk.told()
@@ -61,7 +69,7 @@ def test_a_step_that_does_not_start_uses_no_budget(desk: Desk, end: str) -> None
     assert requeued(desk)
 
 
-def test_a_setup_that_fails_the_second_time_leads_to_a_requeue(tmp_path: Path) -> None:
+def test_a_setup_that_fails_later_leads_to_a_requeue(tmp_path: Path) -> None:
     desk = Desk(tmp_path, setup=[f"mkdir {shlex.quote(str(tmp_path / 'once'))}"])
     open_attempt(desk.run, FIRST, Budgets())
     record_event(desk.run, "started", attempt=FIRST, step=0)
@@ -89,7 +97,15 @@ def test_a_request_between_two_attempts_is_obeyed(desk: Desk, asked: str) -> Non
     assert requeued(desk) == (asked == "preempted")
 
 
-def test_ranks_without_an_srun_end_before_their_end_is_recorded(desk: Desk) -> None:
+def test_a_cancellation_before_the_next_attempt_opens_is_kept(desk: Desk) -> None:
+    record_event(desk.run, "ended", attempt=FIRST, cause="crash", restart_allowed=True)
+    record_event(desk.run, "cancelled", attempt=FIRST)
+    with pytest.raises(Occupied, match="job 7 is cancelled"):
+        open_attempt(desk.run, FIRST.following, Budgets())
+    assert asked_to_end(read_events(desk.run), FIRST.following)
+
+
+def test_ranks_without_an_srun_end_before_the_record(desk: Desk) -> None:
     """Ranks that survive their srun would save after the recorded end."""
     alive = shlex.quote(str(desk.calls.parent / "alive"))
     ranks(desk, f"{RANK}touch {alive}; exit 137")
@@ -130,3 +146,33 @@ def test_a_killed_batch_step_is_continued_by_the_next(desk: Desk, recorded: bool
         FIRST,
         FIRST.following,
     ]
+
+
+def test_the_shell_of_a_killed_step_starts_no_ranks(tmp_path: Path) -> None:
+    """Its srun would compete with that of the next batch step."""
+    here = shlex.quote(str(tmp_path / "here"))
+    desk = Desk(tmp_path, setup=[f"touch {here}; sleep 600"])
+    desk.run.unstarted("7").write_text("n1\n")
+    first = desk.start()
+    jobs.wait_for((tmp_path / "here").exists)
+    (shell,) = psutil.Process(first.pid).children()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(60)
+    assert desk.step() == 0, desk.told()
+    assert jobs.has_ended(shell.pid)
+    assert requeued(desk)
+    assert desk.called("srun") == []
+
+
+def test_a_killed_step_of_a_pack_is_continued(desk: Desk) -> None:
+    alive = shlex.quote(str(desk.calls.parent / "alive"))
+    ranks(desk, f"{RANK}touch {alive}; exec sleep 60")
+    desk.answer("squeue", f"[ ! -e {alive} ] || echo '7.0|a run'")
+    desk.answer("scancel", f"rm {alive}")
+    pack = desk.start("--pack")
+    jobs.wait_for((desk.calls.parent / "alive").exists)
+    (child,) = psutil.Process(pack.pid).children()
+    os.kill(child.pid, signal.SIGKILL)
+    assert pack.wait(60) == 0, desk.told()
+    assert desk.ends() == ["crash", "finished"], desk.told()
+    assert len(desk.called("srun")) == 2

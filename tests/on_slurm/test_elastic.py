@@ -1,4 +1,4 @@
-"""A run with a range of nodes takes at each start the nodes that are free, and each sample once."""
+"""A run with a range of nodes takes the nodes that it can have at each start, and each sample once."""
 
 from __future__ import annotations
 
@@ -8,25 +8,47 @@ import numpy as np
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import Event
+from hpcrun.slurm.notation import expand
 from hpcrun.train.data.batching import samples
 from tests import jobs
 
+from .cluster import PATIENCE
 from .training import Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
-BATCH = 32
+BATCH, STEPS = 32, 40
 
 
-def read_samples(bench: Bench, run: RunDirectory, restart: int, nodes: int) -> list[int]:
-    """Return the samples of all ranks in an attempt, sorted."""
-    job, found = bench.job(run), []
-    for rank in range(nodes):
-        path = bench.folder / f"samples-{job}-{restart}-{rank}.jsonl"
-        # Each process computes its first micro-batch twice, to lay out DDP's buckets.
-        for line in path.read_text().splitlines()[1:]:
-            found += json.loads(line)
-    return sorted(found)
+def submit(bench: Bench, **changes: float) -> RunDirectory:
+    """Submit a run of two micro-batches per rank on three nodes, and so of three on two nodes."""
+    batch = {"train__batch_size": BATCH, "train__accumulation": 2, "train__steps": STEPS}
+    return bench.submit("moving", "--nodes", "2-3", **batch, **changes)
+
+
+def require_each_sample_once(bench: Bench, run: RunDirectory, counts: list[int]) -> None:
+    """Check the nodes of each attempt, and the samples of each step that all its ranks have finished."""
+    started = jobs.events(run, "started")
+    shapes = [(event.fields["nodes"], event.fields["accumulation"]) for event in started]
+    assert shapes == [(nodes, 6 // nodes) for nodes in counts], bench.story(run)
+    done: set[int] = set()
+    for event, (nodes, accumulation) in zip(started, shapes, strict=True):
+        ranks = [batches_of(bench, event, rank) for rank in range(nodes)]
+        begin = event.step or 0
+        for number in range(min(map(len, ranks)) // accumulation):
+            step, micro = begin + number, slice(number * accumulation, (number + 1) * accumulation)
+            found = [index for batches in ranks for batch in batches[micro] for index in batch]
+            positions = np.arange(step * BATCH, (step + 1) * BATCH)
+            assert sorted(found) == sorted(samples(positions, 203, seed=3).tolist()), step
+            done.add(step)
+    assert done == set(range(STEPS))
+
+
+def batches_of(bench: Bench, started: Event, rank: int) -> list[list[int]]:
+    assert started.attempt is not None
+    path = bench.folder / f"samples-{started.attempt.owner}-{rank}.jsonl"
+    # Each process computes its first micro-batch twice, to lay out DDP's buckets.
+    return [json.loads(line) for line in path.read_text().splitlines()][1:]
 
 
 @pytest.mark.parametrize("counts", [(3, 2), pytest.param((2, 3), marks=pytest.mark.slow)])
@@ -36,7 +58,7 @@ def test_a_run_takes_the_free_nodes_at_each_start(bench: Bench, counts: tuple[in
     other = bench.slurm.sbatch(*wait) if counts[0] == 2 else None
     if other is not None:
         bench.slurm.wait_state(other, "RUNNING")
-    run = bench.submit("moving", "--nodes", "2-3", train__batch_size=BATCH, train__steps=30)
+    run = submit(bench)
     with bench.held_at(run, 4):
         if other is not None:
             bench.slurm.run(["scancel", other])
@@ -45,16 +67,32 @@ def test_a_run_takes_the_free_nodes_at_each_start(bench: Bench, counts: tuple[in
             bench.slurm.sbatch(*wait)
         bench.hpcrun("preempt", "moving")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-
-    started = jobs.events(run, "started")
-    shapes = [(event.fields["nodes"], event.fields["accumulation"]) for event in started]
-    assert shapes == [(nodes, {2: 3, 3: 2}[nodes]) for nodes in counts], bench.story(run)
-    bounds = [*(event.step or 0 for event in started), 30]
-    for restart, nodes in enumerate(counts):
-        span = np.arange(bounds[restart] * BATCH, bounds[restart + 1] * BATCH)
-        expected = sorted(samples(span, 203, seed=3).tolist())
-        assert read_samples(bench, run, restart, nodes) == expected
-    log = (
-        run.attempt_logs(Attempt(bench.job(run), counts.index(2))) / "rank-00000.log"
-    ).read_text()
+    require_each_sample_once(bench, run, [*counts])
+    log = (run.attempt_logs(bench.job(run), counts.index(2)) / "rank-00000.log").read_text()
     assert "hpcrun: 2 of 2-3 nodes: accumulation 3 instead of 2; " in log
+
+
+@pytest.mark.slow
+def test_a_run_continues_without_a_lost_node_and_takes_it_back(bench: Bench) -> None:
+    run = submit(bench, model__pause=0.1, checkpoint__every=3)
+    bench.wait_for_step(run, 8)
+    job = bench.job(run)
+    lost = expand(bench.slurm.scontrol_show_job(job)["NodeList"])[-1]
+    bench.slurm.kill_node(lost)
+
+    def started(count: int) -> bool:
+        return len(jobs.events(run, "started")) == count
+
+    bench.wait_until(lambda: started(2), PATIENCE, lambda: bench.story(run))
+    with jobs.held(run):
+        # The same start of the job, on its two other nodes.
+        assert bench.slurm.restarts(job) == 0
+        (replaced,) = jobs.events(run, "replaced")
+        assert (replaced.fields["lost"], replaced.fields["by"]) == (lost, None)
+        bench.slurm.revive_node(lost)
+        bench.hpcrun("preempt", "moving")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["node-failure", "preemption", "finished"]
+    require_each_sample_once(bench, run, [3, 2, 3])
+    owners = [event.attempt.owner for event in jobs.events(run, "started") if event.attempt]
+    assert owners == [f"{job}-0", f"{job}-0.1", f"{job}-1"]

@@ -100,7 +100,7 @@ def test_a_script_and_a_pack_start_again_in_place(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_start_again_in_place_with_the_same_bits(bench: Bench) -> None:
+def test_ranks_of_torchrun_start_again_with_the_same_bits(bench: Bench) -> None:
     runs = [bench.prepare(name, model__pause=0.05) for name in ("calm", "killed")]
     for run in runs:
         script = str(SBATCH / "train_torchrun.sbatch")
@@ -119,7 +119,7 @@ def test_ranks_of_torchrun_start_again_in_place_with_the_same_bits(bench: Bench)
 
 
 @pytest.mark.slow
-def test_a_program_that_starts_its_own_ranks_starts_again_in_place(slurm: SlurmCluster) -> None:
+def test_a_program_with_its_own_ranks_starts_again_in_place(slurm: SlurmCluster) -> None:
     """Without a reported save, an attempt restarts in place if it ran for a minute."""
     bench = Bench(slurm)
     interpreter = make_environment(slurm.shared / "frameworks", "accelerate")
@@ -149,3 +149,46 @@ def test_a_program_that_starts_its_own_ranks_starts_again_in_place(slurm: SlurmC
         assert "rank 0 is done" in log(run, "0.1")
     # The other program saves its state only on a signal.
     assert "epoch 0\n" not in log(runs[1], "0.1")
+
+
+SQUEUE = """\
+#!/bin/bash
+# The batch step asks for the steps of its job between two attempts.
+[ -n "$SLURM_JOB_ID" ] && { touch asked; until [ -e go ]; do sleep 0.1; done; }
+PATH=${PATH#*:} exec squeue "$@"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["preemption", "preempt", "cancel", "cancel-now", "scancel"])
+def test_a_request_between_two_attempts_is_obeyed(slurm: SlurmCluster, kind: str) -> None:
+    bench = Bench(slurm)
+    bench.write("element.sh", ELEMENT)
+    slurm.run(["mkdir", "bin"], cwd=bench.folder)
+    bench.write("bin/squeue", SQUEUE)
+    slurm.run(["chmod", "+x", "bin/squeue"], cwd=bench.folder)
+    environ = bench.environment()
+    environ["PATH"] = f"{bench.folder / 'bin'}:{environ['PATH']}"
+    hpcrun = [slurm.python, "-m", "hpcrun", "submit", *SHAPE, "--name", "asked", "--no-snapshot"]
+    command = [*hpcrun, "--", "sh", "element.sh", "crash"]
+    slurm.run(command, cwd=bench.folder, env=environ)
+    run = bench.run("asked")
+    slurm.wait_until(lambda: "waits" in log(run, "0"), ENDED, lambda: bench.told(run))
+    job = bench.status("asked")["job"]
+    kill_rank(run, 0)
+    slurm.wait_until((bench.folder / "asked").exists, ENDED, lambda: bench.told(run))
+    if kind == "preemption":
+        bench.preempt_everything()
+    elif kind == "scancel":
+        slurm.run(["scancel", job])
+    else:
+        bench.hpcrun(kind.partition("-")[0], "asked", *(["--now"] if "now" in kind else []))
+    bench.write("go", "")
+    if kind.startswith("preempt"):
+        bench.wait_for_end(job)
+        assert attempts(run) == ["0", "1"], bench.told(run)
+        assert jobs.outcome(run) == ("finished", ["crash", "finished"])
+    else:
+        bench.wait_for_end(job, "CANCELLED")
+        assert attempts(run) == ["0"], bench.told(run)
+        assert bench.status("asked")["state"] == "cancelled"

@@ -93,7 +93,11 @@ def restart_node_daemon(chaos: Chaos) -> str:
     """Restart slurmd of one node; its steps continue."""
     node = chaos.dice.choice(chaos.nodes())
     kill(chaos, node, is_node_daemon, signal.SIGTERM)
-    time.sleep(chaos.dice.uniform(0.0, 3.0))
+    late = time.monotonic() + chaos.dice.uniform(0.0, 3.0)
+    while time.monotonic() < late or any(
+        (words := words_of(pid)) and is_node_daemon(words) for pid in chaos.slurm.processes(node)
+    ):
+        time.sleep(0.05)
     chaos.slurm.revive_node(node)
     return f"on {node}"
 

@@ -18,6 +18,7 @@ from hpcrun.run.slow_nodes import BEGUN, OVER, SlowNode, replaced_hosts
 _FACTOR = 1.2
 _LEAST = 0.005
 """Seconds: in small steps, shorter delays are noise."""
+_TINY = 1e-6
 _WEIGHT = 0.05
 """Share of a step: a shorter delay costs less than a restart. A forward pass is a third of a step's work."""
 _LINES, _STEPS = 5, 50
@@ -56,7 +57,7 @@ def slow_hosts(
         late = own[rank] - usual
         if own[rank] > _FACTOR * usual and late > max(_LEAST, _WEIGHT * step):
             # Of one host, the slowest rank comes last.
-            found[hosts[rank]] = rank, own[rank] / max(usual, _LEAST)
+            found[hosts[rank]] = rank, own[rank] / max(usual, _TINY)
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from hpcrun.results.report.efficiency import Efficiency, efficiency
 from hpcrun.results.report.page import efficiency_table
 from hpcrun.results.report.runs import ReportedRun, open_results, read_runs
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import Attempt, Event
 from hpcrun.slurm import AttemptUsage, parse_sacct_usage
 
 from .conftest import MakeRun
@@ -99,3 +99,18 @@ def test_a_requeued_job_has_its_longer_attempts_use(run: ReportedRun, recorded: 
     assert first.elapsed > 60 > second.elapsed
     assert found.cpus_used == pytest.approx(4 / first.elapsed, abs=0.01)
     assert found.memory_used == (first.memory_used or 0) / 2
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [("2-4", 6), (2, 4)])
+def test_a_range_counts_the_nodes_of_its_largest_attempt(
+    make_run: MakeRun, tmp_path: Path, nodes: int | str, gpus: int
+) -> None:
+    make_run("a", config={"job": {"nodes": nodes, "gpus": 2, "cpus_per_task": 4}})
+    with open_results([str(tmp_path / "runs")], tmp_path) as store:
+        (found,) = read_runs(store)
+    opened = [
+        Event("opened", 1.0, Attempt("7", at), None, None, {"nodes": count})
+        for at, count in enumerate((2, 3, 2))
+    ]
+    run = replace(found, executor="slurm", events=[*found.events, *opened])
+    assert (efficiency(run, {}).gpus, efficiency(run, {}).cpus) == (gpus, 4 * gpus)
