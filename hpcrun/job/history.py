@@ -98,7 +98,7 @@ def all_histories(events: Sequence[Event]) -> list[AttemptRecord]:
             before = next(reversed(found), None)
             record = found[event.attempt] = {"started": event.time}
         if event.what == "started" and before not in (None, event.attempt):
-            _note_start_of_next(found[before], event.step or 0)
+            _note_start_of_next(found[before], on_disk(event) or 0)
         _note(record, event)
     return [AttemptRecord(attempt, **values) for attempt, values in found.items()]
 
@@ -206,10 +206,19 @@ def last_committed(events: Sequence[Event]) -> int | None:
         if event.step is None:
             continue
         if event.what == "started":
-            newest = event.step or None
+            newest = on_disk(event)
         elif event.what == "saved":
             newest = max(event.step, newest or 0)
     return newest
+
+
+def on_disk(started: Event) -> int | None:
+    """Return the newest step on disk at the event ``started``; None without a checkpoint.
+
+    A restart in a job may begin at a later step, which only the memory of the nodes has.
+    """
+    step: int | None = started.fields.get("on_disk", started.step)
+    return step or None
 
 
 @dataclass(frozen=True)
@@ -277,6 +286,8 @@ class _Account:
         self._script = False
         # Seconds since ``_at`` in which the job was suspended.
         self._suspended = 0.0
+        # The last time that counts as recomputed: its begin and its seconds.
+        self._loss = (0.0, 0.0)
         # Time of another submission before the end of the last job was recorded.
         self._asked: float | None = None
 
@@ -306,6 +317,7 @@ class _Account:
         elif event.what == "started":
             self._spend(event.time, "start_up")
             self._state = "running"
+            self._regain(event.fields.get("snapshot"))
         elif event.what == "saved":
             seconds = float(event.fields.get("seconds", 0.0))
             self._spend(event.time - seconds, "productive")
@@ -331,6 +343,14 @@ class _Account:
         """The part for the time since the last commit if the attempt died without a record."""
         return "productive" if self._script else "recomputed"
 
+    def _regain(self, snapshot: float | None) -> None:
+        """Count lost steps as kept up to ``snapshot``, the time of the snapshot in memory that continues."""
+        began, lost = self._loss
+        kept = 0.0 if snapshot is None else min(lost, max(0.0, snapshot - began))
+        self._parts["recomputed"] -= kept
+        self._parts["productive"] += kept
+        self._loss = (0.0, 0.0)
+
     def closed(self, now: float) -> Goodput:
         if self._at is not None and self._state != "idle":
             # Steps in progress count as kept until an event shows a loss.
@@ -342,6 +362,8 @@ class _Account:
         if until > self._at:
             suspended = min(self._suspended, until - self._at)
             self._suspended -= suspended
+            if part == "recomputed":
+                self._loss = (self._at, until - self._at - suspended)
             self._parts["suspended"] += suspended
             self._parts[part] += until - self._at - suspended
             self._at = until

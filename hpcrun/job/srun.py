@@ -62,7 +62,7 @@ class RanksEnd:
 
     @property
     def killed(self) -> bool:
-        """True if srun may have been killed alone, so that its ranks still run."""
+        """True if srun may have been killed, so that its ranks may still run."""
         return self.code == 128 + signal.SIGKILL
 
 
@@ -164,12 +164,13 @@ def srun_command(
         # If the site makes sbatch export no variables, srun would export none either.
         "--export=ALL",
         f"--job-name={step_name(attempt)}",
+        *_no_wait(attempt),
         # srun of 22.05 and 23.02 does not inherit this option from sbatch.
         *([f"--cpus-per-task={cores}"] if cores and not shared else []),
         # Without this option only the first component starts.
         *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
         *options.srun_args,
-        f"--output={_log_folder(run, attempt)}/rank-%5t.log",
+        f"{output_option(run, attempt)}rank-%5t.log",
         *(["bash", "-c", _TELL_CORES, str(cores)] if shared else []),
         *surviving(options.container),
         *options.container,
@@ -232,9 +233,10 @@ def torchrun_command(
         "--unbuffered",
         "--export=ALL",
         f"--job-name={step_name(attempt)}",
+        *_no_wait(attempt),
         # No --cpus-per-task: the only task of a node uses all cores of the job there.
         *(f"--ntasks={nodes}", "--ntasks-per-node=1"),
-        f"--output={_log_folder(run, attempt)}/torchrun-%n.log",
+        f"{output_option(run, attempt)}torchrun-%n.log",
         *("bash", "-c", start, python),
         *(f"--nnodes={nodes}", f"--nproc-per-node={ranks}"),
         *(f"--master-addr={hosts[0]}", f"--master-port={_free_port(attempt)}"),
@@ -272,14 +274,23 @@ def _free_port(attempt: Attempt) -> int:
     raise UserError("no free port for torchrun; `ss -ltn` shows the processes that use the ports")
 
 
-def _log_folder(run: RunDirectory, attempt: Attempt) -> str:
+def output_option(run: RunDirectory, attempt: Attempt) -> str:
+    """Return the beginning of srun's option for the logs, up to their names; no other srun has it."""
     # In the name of a log % starts a field of Slurm's.
-    return str(run.attempt_logs(attempt)).replace("%", "%%")
+    return f"--output={run.attempt_logs(attempt)}/".replace("%", "%%")
 
 
 def step_name(attempt: Attempt) -> str:
     """Return the name of the step of ``attempt``, by which Slurm's lists show it."""
     return f"hpcrun-{attempt.owner}"
+
+
+def _no_wait(attempt: Attempt) -> list[str]:
+    """Return the option with which a step in place gives up after a minute if its resources are not free.
+
+    Without it, srun would wait for them until the end of the job, and a requeue could not follow.
+    """
+    return ["--immediate=60"] if attempt.in_place else []
 
 
 def newest_left(run: RunDirectory, attempt: Attempt) -> Attempt | None:

@@ -121,9 +121,9 @@ def _follow(
                 if descriptor == connection:
                     message = inbox.receive()
                     continue
-                for number in os.read(signals, 4096):
+                for received in os.read(signals, 4096):
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(rank, number)
+                        os.kill(rank, received)
         status = int(message["status"])
     except (EOFError, OSError, BadMessage):
         _say(f"the fork server of this node has ended, and this rank (process {rank}) with it")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcrun.checkpoint.interval import SaveInterval, choose_interval
+from hpcrun.checkpoint.interval import EverySteps, SaveInterval, choose_interval
+from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
@@ -44,20 +45,22 @@ class Saver:
         engine: CheckpointEngine,
         *,
         interval: SaveInterval,
+        memory: SaveInterval,
         batches: Steps,
         early: EarlyStopping,
         metrics: MetricsLog,
         meta: dict[str, Any],
         saved: int | None,
     ) -> None:
-        """``saved``: the restored step, if any. ``batches`` provides the position in the data.
+        """``saved``: the newest step on disk. ``batches`` provides the position in the data.
 
+        ``interval`` is that of the saves, ``memory`` that of the snapshots in memory only.
         A checkpoint holds the validation loss of its step, if ``early`` has one, and the
         unlogged part of ``metrics``.
         """
         self._run, self._attempt = run, attempt
         self._trainer, self._engine = trainer, engine
-        self._interval, self._meta = interval, meta
+        self._interval, self._memory, self._meta = interval, memory, meta
         self._batches, self._early, self._metrics = batches, early, metrics
         self.saved = saved
         self.costs: tuple[float, float] | None = None
@@ -75,8 +78,26 @@ class Saver:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
         self._wait()
-        if done == self.saved:
-            return
+        if done != self.saved:
+            self._begin(done)
+
+    def due_in_memory(self, done: int) -> bool:
+        """Return True if it is time for a snapshot in memory. Call it on every rank after every step."""
+        return self._memory.due(done)
+
+    def start_in_memory(self, done: int) -> None:
+        """Keep the state after ``done`` steps in the memory of the nodes, in the background. Collective.
+
+        Nothing happens while a save is pending, which keeps its own copy in memory.
+
+        Raises:
+            OwnedByAnotherAttempt: a newer attempt owns the run now.
+        """
+        if self._engine.ready_for_memory():
+            self._wait()
+            self._begin(done, in_memory=True)
+
+    def _begin(self, done: int, *, in_memory: bool = False) -> None:
         at = {"step": done, "samples": self._batches.batching.span(done).start}
         validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
@@ -84,12 +105,13 @@ class Saver:
             "early_stopping": self._early.state_dict(),
             "metrics": self._metrics.saved(done),
         }
-        self._trainer.start_checkpoint(
+        self._trainer._checkpoints.start(
             self._engine,
             done,
             extra | ({"stream": stream.shared} if stream.shared else {}),
             self._meta | at | validation,
             {"stream": stream.own} if stream.own else {},
+            in_memory=in_memory,
         )
 
     def poll(self) -> None:
@@ -116,6 +138,10 @@ class Saver:
     def _record(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
             self._last = outcome
+            if outcome.in_memory:
+                if self._trainer.is_main_process and outcome.error and not outcome.fenced:
+                    print(f"hpcrun: {outcome.error}", file=sys.stderr, flush=True)
+                continue
             self.failed = None if outcome.ok else outcome.error or "unknown"
             if outcome.ok:
                 self.saved = outcome.step
@@ -172,18 +198,28 @@ def build_engine(
     """Make the checkpoint engine of a run's attempt. Collective."""
     wanted = config.checkpoint
     store = CheckpointStore(run.checkpoints, attempt.owner, nonce=record.INCARNATION)
-    memory = wanted.host_memory
-    staging = Staging(
-        limit=None if memory is None else int(memory * 1e9),
-        ranks_on_host=distributed.num_gpus_per_node,
-        pinned=bool(distributed.device_ids),
-    )
+    limit = None if wanted.host_memory is None else int(wanted.host_memory * 1e9)
+    on_host, pinned = distributed.num_gpus_per_node, bool(distributed.device_ids)
+    memory = None
+    if wanted.memory_every != 0:
+        memory = open_copies(
+            str(run.path),
+            ranks,
+            limit=limit,
+            ranks_on_host=on_host,
+            pinned=pinned,
+            peers=bool(wanted.memory_copies),
+        )
+    if memory is None and wanted.memory_every and distributed.rank == 0:
+        line = "has no effect: no process of this job keeps memory for a restart"
+        print(f"hpcrun: checkpoint.memory_every: {line}", flush=True)
     return CheckpointEngine(
         store,
         ranks,
         still_mine=lambda: require_ownership(run, attempt),
         after_commit=_pruning(store, config),
-        staging=staging,
+        staging=Staging(limit=limit, ranks_on_host=on_host, pinned=pinned),
+        memory=memory,
     )
 
 
@@ -263,6 +299,11 @@ def build_interval(
         ranks=ranks,
         clock=clock,
     )
+
+
+def memory_interval(config: Config) -> SaveInterval:
+    """Make the interval of the snapshots in memory only."""
+    return EverySteps(config.checkpoint.memory_every or 0)
 
 
 def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:

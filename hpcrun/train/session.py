@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcrun.checkpoint.outcome import Restored
 from hpcrun.config import Config, parallelism, recorded
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import StopAgreement
@@ -37,7 +38,7 @@ from hpcrun.train.model.compile_cache import CompileCache, open_cache
 from hpcrun.train.optimizer import JointOptimizer, learning_rate_lines
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import TRAINING, VALIDATING, Position
-from hpcrun.train.saving import Saver, build_engine, build_interval
+from hpcrun.train.saving import Saver, build_engine, build_interval, memory_interval
 from hpcrun.train.setup import (
     Context,
     OpenedTask,
@@ -98,6 +99,7 @@ class Loop:
             if self.early.due:
                 self.metrics.log_pending(done)
             self.saver.poll()
+            in_memory = self.saver.due_in_memory(done)
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
                 if leaving and done < train.steps and not self.early.due:
                     self.nonfinite.finish()
@@ -109,6 +111,10 @@ class Loop:
                 else:
                     with self._saving():
                         self.saver.start(done)
+            elif in_memory:
+                with self.position.at("saving"), self.metrics.paused():
+                    self.metrics.flush()
+                    self.saver.start_in_memory(done)
             if self.early.due:
                 break
         self.profile.close(self.early.end(train.steps))
@@ -222,6 +228,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         trainer,
         engine,
         interval=build_interval(run, config, ranks, lambda: saver.costs),
+        memory=memory_interval(config),
         batches=batches,
         early=early,
         metrics=metrics,
@@ -230,7 +237,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
             "environment": resumed.environment,
             "ways": parallelism(config),
         },
-        saved=start if resumed.checkpoint else None,
+        saved=resumed.saved,
     )
     held_out = build_validation(context, opened, trainer)
     loop = Loop(
@@ -362,12 +369,20 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         nodes=nodes,
         accumulation=batching.accumulation,
         parallel=trainer.parallel,
+        **(memory_facts(restored) if restored else {}),
     )
     rates = learning_rate_lines(context.config, trainer.optimizer)
     joint = trainer.optimizer
     parts = joint.lines() if isinstance(joint, JointOptimizer) else ()
     for line in (*batching.lines(context.config.train.steps), *rates, *parts):
         print(f"hpcrun: {line}", flush=True)
+
+
+def memory_facts(restored: Restored) -> dict[str, Any]:
+    """Return what the event ``started`` says about a state from memory, which is no commit."""
+    if restored.memory is None:
+        return {}
+    return {"on_disk": restored.memory.committed, "snapshot": restored.memory.created}
 
 
 def open_compile_cache(context: Context, device: torch.device) -> CompileCache:

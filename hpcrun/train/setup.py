@@ -357,6 +357,11 @@ class Resumed:
         """The first step of this attempt."""
         return self.checkpoint.step if self.checkpoint else 0
 
+    @property
+    def saved(self) -> int | None:
+        """The newest step on disk; None if there is none."""
+        return self.checkpoint.committed if self.checkpoint else None
+
     def extra(self, key: str, default: Any) -> Any:
         """Return an entry of the checkpoint's extra data, or ``default``."""
         return self.checkpoint.shared["extra"].get(key, default) if self.checkpoint else default

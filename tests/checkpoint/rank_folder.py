@@ -28,7 +28,7 @@ class RankFolder:
 
     def __init__(self, root, rank, world_size):
         self.root, self.rank, self.world_size = root, rank, world_size
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo") if world_size > 1 else None
 
     def engine(
         self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3, group=None

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
-from hpcrun.checkpoint.sharded.engine import CommitProtocol
+from hpcrun.checkpoint.sharded.commit import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.ranks.collective import Ranks

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpcrun.checkpoint.sharded.engine import CommitProtocol, SaveJob
+from hpcrun.checkpoint.sharded.commit import CommitProtocol, SaveJob
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
 from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, own_name, write
 from hpcrun.checkpoint.storage.index import INDEX, covered, decode

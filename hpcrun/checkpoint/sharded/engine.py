@@ -12,188 +12,33 @@ import contextlib
 import datetime
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hpcrun.checkpoint.memory.copies import MemoryCopies
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded import restore
+from hpcrun.checkpoint.sharded.commit import CommitProtocol, SaveJob
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan, make_plan, signature
-from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, own_name, pack, stage, write
+from hpcrun.checkpoint.sharded.plan import WritePlan, make_plan, signature
+from hpcrun.checkpoint.sharded.rank_file import (
+    RankShard,
+    own_name,
+    pack,
+    stage,
+)
 from hpcrun.checkpoint.sharded.restore import SHARED, Template
 from hpcrun.checkpoint.state.capture import require_plain
 from hpcrun.checkpoint.state.tree import split
-from hpcrun.checkpoint.storage.disk import stripe
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
-from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
-from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.ranks.collective import Ranks, first_of
+from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.making import new_control_group
-from hpcrun.run.record import OwnedByAnotherAttempt
-
-
-@dataclass(frozen=True)
-class SaveJob:
-    """A rank's part of a save.
-
-    Attributes:
-        share: the shard; or the error line if this rank has none; or None if another rank failed.
-        meta: plain JSON for the manifest; rank 0's is used.
-    """
-
-    step: int
-    plan: WritePlan | None
-    share: RankShard | str | None
-    meta: Mapping[str, Any]
-
-
-class CommitProtocol:
-    """The steps of a save, which all ranks take together.
-
-    Args:
-        still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
-        after_commit: called by rank 0 after the commit of a step; its result is reported to the user.
-    """
-
-    def __init__(
-        self,
-        store: CheckpointStore,
-        ranks: Ranks,
-        still_mine: Callable[[], None],
-        after_commit: Callable[[int], list[str]],
-    ) -> None:
-        self._store = store
-        self._ranks = ranks
-        self._still_mine = still_mine
-        self._tidy = after_commit
-        self._swept = False
-        self._left: list[str] = []
-
-    def run(self, job: SaveJob) -> SaveOutcome:
-        """Save, and return the same result on all ranks; disk errors are part of the result. Collective.
-
-        The first save, and the save after a failed cleanup, also remove leftovers of dead attempts.
-
-        Raises:
-            RuntimeError: another rank is gone (torch.distributed).
-        """
-        begun = self._ranks.from_rank_0(lambda: self._begin(job))
-        if isinstance(begun, SaveOutcome):
-            return begun
-        draft = self._store.root / begun
-        written = self._ranks.to_rank_0(self._write(job, draft))
-        return self._ranks.from_rank_0(lambda: self._conclude(job, draft, written))
-
-    def _begin(self, job: SaveJob) -> str | SaveOutcome:
-        try:
-            self._still_mine()
-            self._sweep()
-            if job.plan is not None and isinstance(job.share, RankShard):
-                # An estimate: the plain data of other ranks is about as large as this rank's.
-                blobs = (job.share.size - job.plan.size) * self._ranks.world_size
-                what = f"{amount(job.plan.total)} of tensors, {amount(blobs)} of other state"
-                self._store.require_free(job.plan.total + blobs, what)
-            draft = self._store.begin(job.step)
-            stripe(draft)
-            return draft.name
-        except OwnedByAnotherAttempt as error:
-            return SaveOutcome(False, job.step, error=str(error), fenced=True)
-        except (CheckpointError, OSError) as error:
-            return SaveOutcome(False, job.step, error=self._ranks.named(error))
-
-    def _sweep(self) -> None:
-        """Remove leftovers. A leftover that stays (a file open on NFS) costs space, but not this save."""
-        self._left = []
-        if not self._swept:
-            try:
-                self._store.sweep()
-                self._left = self._store.quarantine_damaged()
-                self._swept = True
-            except CheckpointError as error:
-                self._left = [self._ranks.named(error)]
-
-    def _write(self, job: SaveJob, draft: Path) -> Written | str | None:
-        if not isinstance(job.share, RankShard):
-            return job.share
-        try:
-            return write(job.share, self._store, draft, self._ranks.rank)
-        except Exception as error:  # of any type: the other ranks wait for this rank's report
-            return self._ranks.named(error)
-
-    def _conclude(
-        self, job: SaveJob, draft: Path, written: list[Written | str | None]
-    ) -> SaveOutcome:
-        troubles = [part for part in written if isinstance(part, str)]
-        if troubles:
-            outcome = SaveOutcome(False, job.step, error=first_of(troubles))
-        else:
-            outcome = self._commit(
-                job, draft, [part for part in written if isinstance(part, Written)]
-            )
-        notes = [*self._left]
-        try:
-            if outcome.ok:
-                notes += self._tidy(job.step)
-            else:
-                self._store.abandon(draft)
-        except CheckpointError as error:
-            self._swept = False
-            notes.append(self._ranks.named(error))
-        return replace(outcome, notes=tuple(notes))
-
-    def _commit(self, job: SaveJob, draft: Path, written: list[Written]) -> SaveOutcome:
-        step, plan = job.step, job.plan
-        if plan is None:
-            raise ValueError("a shard without a plan")
-        try:
-            records = [part.record for part in written]
-            records.append(self._write_index(draft, make_index(plan.everyone, written)))
-            path = self._store.commit(
-                draft, step, records, len(written), job.meta, self._still_mine
-            )
-        except OwnedByAnotherAttempt as error:
-            return SaveOutcome(False, step, error=str(error), fenced=True)
-        except (CheckpointError, OSError) as error:
-            return SaveOutcome(False, step, error=self._ranks.named(error))
-        return SaveOutcome(True, step, path, bytes=sum(record.size for record in records))
-
-    def _write_index(self, draft: Path, index: Index) -> FileRecord:
-        with self._store.open_file(draft, INDEX) as stream:
-            stream.write(encode(index))
-        if stream.record is None:
-            raise CheckpointError(f"{draft / INDEX}: was not written")
-        return stream.record
-
-
-def make_index(everyone: tuple[tuple[TensorChunk, ...], ...], written: list[Written]) -> Index:
-    """Return the index, from the planned parts of each rank and its report."""
-    # Lists: growing a tuple per rank would take quadratic time in the number of ranks.
-    pieces: dict[str, list[Piece]] = {}
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-    blobs: dict[str, Place] = {}
-    for parts, file in zip(everyone, written, strict=True):
-        places = [
-            Place(file.record.name, position, length, digest)
-            for (position, length), digest in zip(file.spans, file.hashes, strict=True)
-        ]
-        for part, place in zip(parts, places[: len(parts)], strict=True):
-            kinds.setdefault(part.name, (part.dtype, part.shape))
-            found = pieces.setdefault(part.name, [])
-            if place.length or part.sizes == part.shape:
-                found.append(Piece(part.offsets, part.sizes, place))
-        blobs |= zip(file.blobs, places[len(parts) :], strict=True)
-    tensors = {
-        name: TensorEntry(dtype, shape, tuple(pieces[name]))
-        for name, (dtype, shape) in kinds.items()
-    }
-    return Index(tensors, blobs)
-
 
 _SAME, _CHANGED, _FAILED = range(3)
 
@@ -211,6 +56,7 @@ class CheckpointEngine:
         still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
         after_commit: called by rank 0 after a commit; see :mod:`hpcrun.checkpoint.storage.retention`.
         staging: host memory for the snapshots.
+        memory: copies of the snapshots in the memory of the nodes, with their own staging memory.
         timeout: seconds that the ranks' disks may differ before a save is given up.
     """
 
@@ -222,16 +68,19 @@ class CheckpointEngine:
         still_mine: Callable[[], None],
         after_commit: Callable[[int], list[str]],
         staging: Staging | None = None,
+        memory: MemoryCopies | None = None,
         timeout: float = 1800.0,
     ) -> None:
-        self._store = store
+        self._store, self._memory = store, memory
         self._staging = staging or Staging()
+        if memory is not None:
+            self._staging = memory.buffers
         self._ranks = writers = replace(ranks, peer_error=CheckpointError)
         if ranks.world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
             group = new_control_group(timeout=limit, description=WRITERS)
             writers = replace(writers, group=group)
-        self._protocol = CommitProtocol(store, writers, still_mine, after_commit)
+        self._protocol = CommitProtocol(store, writers, still_mine, after_commit, memory)
         self._key: Any = None
         self._plan: WritePlan | None = None
         self._thread: threading.Thread | None = None
@@ -249,6 +98,7 @@ class CheckpointEngine:
         meta: dict[str, Any],
         alike: Callable[[str], bool] = lambda _: False,
         trouble: Exception | None = None,
+        in_memory: bool = False,
     ) -> None:
         """Take a snapshot of the state after ``step``, and save it asynchronously. Collective.
 
@@ -262,6 +112,7 @@ class CheckpointEngine:
             alike: returns True if the whole tensor of this name has the same value on all ranks. Any rank
                 may then write it; otherwise rank 0 does.
             trouble: the reason why this rank has no state; the save then fails on all ranks.
+            in_memory: keep the snapshot only in the memory of the nodes; see :meth:`ready_for_memory`.
 
         Raises:
             CheckpointError: no save can write this state, for example if shards do not cover a tensor.
@@ -271,7 +122,7 @@ class CheckpointEngine:
         ended = self._join()
         self._unreported += [ended] if ended else []
         waited = time.perf_counter() - began
-        job = self._snapshot(step, shared, own, meta, alike, trouble)
+        job = replace(self._snapshot(step, shared, own, meta, alike, trouble), in_memory=in_memory)
         straight = isinstance(job.share, RankShard) and not job.share.safe
         stalled = time.perf_counter() - began
 
@@ -281,7 +132,7 @@ class CheckpointEngine:
             except Exception as error:  # an exception of a thread would be lost
                 named = isinstance(error, CheckpointError)
                 line = str(error) if named else self._ranks.named(error)
-                outcome = SaveOutcome(False, step, error=line)
+                outcome = SaveOutcome(False, step, error=line, in_memory=in_memory)
             seconds = time.perf_counter() - began
             if straight:
                 budget, here = amount(self._staging.budget()), amount(_size(job))
@@ -344,6 +195,13 @@ class CheckpointEngine:
         """True while a save is pending. Differs between ranks."""
         return self._thread is not None and self._thread.is_alive()
 
+    def ready_for_memory(self) -> bool:
+        """Return True if a snapshot may be kept in memory only: no rank has a pending save. Collective."""
+        if self._memory is None:
+            return False
+        busy = self.under_way or not self._memory.active
+        return self._agree(int(busy)) == 0
+
     def wait(self, patience: float | None = None) -> list[SaveOutcome]:
         """Wait for the pending save, and return as :meth:`poll`; the result is the same on all ranks.
 
@@ -366,10 +224,18 @@ class CheckpointEngine:
         return self.wait()[-1]
 
     def restore(self, template: Template, skip: Collection[int] = ()) -> Restored | None:
-        """Restore the newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`."""
-        restored = restore.restore(self._store, self._ranks, template, skip)
+        """Restore the newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`.
+
+        The first call may read it from the memory of the nodes.
+        """
+        restored: Restored | None = None
+        notes: list[str] = []
+        if self._memory is not None and not self._begun and not skip:
+            restored, notes = self._memory.restore(self._store, self._ranks, template)
+        if restored is None:
+            restored = restore.restore(self._store, self._ranks, template, skip)
         self._begun = True
-        return restored
+        return restored and replace(restored, notes=(*notes, *restored.notes))
 
     def _join(self) -> SaveOutcome | None:
         if self._thread is not None:

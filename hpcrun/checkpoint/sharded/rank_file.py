@@ -138,6 +138,16 @@ def write(share: RankShard, store: CheckpointStore, draft: Path, rank: int) -> W
     return Written(stream.record, share.spans, share.blobs, tuple(hashes))
 
 
+def hashed(share: RankShard, rank: int) -> Written:
+    """Return the report on the file of ``rank`` without writing it; the shard is in host memory."""
+    image = share.image
+    if image is None:
+        raise CheckpointError("the snapshot exceeds the memory budget")
+    record = FileRecord(file_name(rank), share.size, xxhash.xxh3_128_hexdigest(image))
+    hashes = tuple(xxhash.xxh3_128_hexdigest(view) for view in share.views())
+    return Written(record, share.spans, share.blobs, hashes)
+
+
 def _spans(parts: Iterable[TensorChunk], blobs: Mapping[str, bytes]) -> tuple[Span, ...]:
     spans = [(part.position, part.length) for part in parts]
     position = sum(length for _, length in spans)

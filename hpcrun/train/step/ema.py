@@ -109,13 +109,25 @@ class TrainerCheckpoints:
         extra: Mapping[str, Any] | None,
         meta: Mapping[str, Any] | None,
         own: Mapping[str, Any] | None = None,
+        *,
+        in_memory: bool = False,
     ) -> CheckpointEngine:
-        """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine."""
+        """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine.
+
+        ``in_memory``: keep the snapshot only in the memory of the nodes.
+        """
         engine = self.engine(where)
         engine.require_restored("load_checkpoint()")
         state = self._state()
         shared, rank = state.capture(dict(extra or {}))
-        engine.start(step, shared, {**(own or {}), **rank}, dict(meta or {}), state.alike())
+        engine.start(
+            step,
+            shared,
+            {**(own or {}), **rank},
+            dict(meta or {}),
+            state.alike(),
+            in_memory=in_memory,
+        )
         return engine
 
     def load(self, where: Path | str | CheckpointEngine, skip: Collection[int]) -> Restored | None:

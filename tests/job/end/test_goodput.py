@@ -38,6 +38,15 @@ def test_a_crash_costs_what_came_after_the_last_commit() -> None:
     assert account.ettr == pytest.approx(17 / 57)
 
 
+@pytest.mark.parametrize(("snapshot", "kept"), [(130.0, 5), (124.0, 0), (999.0, 7)])
+def test_a_snapshot_in_memory_keeps_the_steps_before_it(snapshot: float, kept: int) -> None:
+    log = [*CRASHED_ONCE[:6], event("started", 144, restart=1, snapshot=snapshot, on_disk=4)]
+    before, account = goodput(CRASHED_ONCE[:7], now=144), goodput(log, now=144)
+    assert account.recomputed == before.recomputed - kept == 7 - kept
+    assert account.productive == before.productive + kept
+    assert account.wall == before.wall
+
+
 def test_a_script_is_productive_from_its_start_to_its_end() -> None:
     log = [
         event("submitted", 0),

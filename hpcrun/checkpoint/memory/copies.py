@@ -1,0 +1,295 @@
+"""Keep the last snapshot in the memory of the nodes, and restore from it after a restart in the same job.
+
+A snapshot counts as soon as every rank's keeper has its file; only then the keepers drop the one before. A
+process that is killed at any moment therefore leaves a complete snapshot, or the one before it, or both. The
+name of a snapshot is the hash of its manifest, which lists the hash of every file: files of two attempts at
+the same step are never mixed.
+
+A restore uses memory only if its step is not older than the newest step on disk, and only if every rank can
+read and verify it; otherwise all ranks use the disk. Only starts of one job share a key, and a job that Slurm
+starts again gets a new key, so memory cannot bring back a state that another job has replaced.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import xxhash
+
+from hpcrun.checkpoint.memory.buffers import KeptBuffers
+from hpcrun.checkpoint.memory.files import MemoryFiles, NodeMemory
+from hpcrun.checkpoint.memory.peers import PeerAddress, PeerFile, host_addresses, serving
+from hpcrun.checkpoint.outcome import FromMemory, Restored
+from hpcrun.checkpoint.sharded import restore
+from hpcrun.checkpoint.sharded.host_staging import Pin, pin
+from hpcrun.checkpoint.sharded.rank_file import file_name
+from hpcrun.checkpoint.sharded.restore import Template
+from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.index import INDEX
+from hpcrun.checkpoint.storage.manifest import MANIFEST, decode
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.errors import one_line
+from hpcrun.ranks.collective import Ranks, first_of
+from hpcrun.run.memory_keeper import VARIABLE, KeeperClient, MemoryFile, new_file
+
+_BLOCK = 8 << 20
+_ROOT = Path("memory of the nodes")
+"""Folder of the files in messages; it is not on a disk."""
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """A snapshot that all ranks have hashed: its step and manifest, and on rank 0 the index."""
+
+    step: int
+    manifest: bytes
+    index: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the snapshot: the hash of the manifest."""
+        return xxhash.xxh3_128_hexdigest(self.manifest)
+
+    def file(self, name: str, size: int) -> MemoryFile:
+        """Return the entry of a file."""
+        return MemoryFile(self.step, self.name, name, size)
+
+
+class MemoryCopies:
+    """The copies of a run in memory, as one rank uses them; :func:`open_copies` makes it.
+
+    Args:
+        client: the keeper of this node.
+        buffers: the staging memory of the saves.
+        nodes: number of nodes with a keeper.
+        peers: True to copy the files of each node to the next node.
+    """
+
+    def __init__(
+        self, client: KeeperClient, buffers: KeptBuffers, *, nodes: int, peers: bool
+    ) -> None:
+        self._client, self.buffers = client, buffers
+        self._nodes, self._peers = nodes, peers and nodes > 1
+        self._hosts = host_addresses(os.environ)
+        self.active = True
+        """False: this attempt keeps no further snapshot. The ranks agree on it unless one of them is gone."""
+
+    def keep(self, snapshot: MemorySnapshot, size: int, ranks: Ranks) -> str | None:
+        """Keep the snapshot in the buffer that was filled last; return why that is not possible. Collective.
+
+        After a failure on any rank the copies end on all ranks.
+
+        Args:
+            size: bytes of this rank's file; 0: the rank has none in memory.
+            ranks: the ranks, with the group of the thread that saves.
+
+        Raises:
+            RuntimeError: another rank is gone (torch.distributed).
+        """
+        trouble: str | None = None
+        mine: tuple[MemoryFile, ...] = ()
+        try:
+            mine = self._put(snapshot, size, ranks.rank)
+        except Exception as error:  # of any type: the other ranks wait for this rank's report
+            trouble = ranks.named(error)
+        if self._peers:
+            missed = self._fetch(snapshot, mine, ranks)
+            trouble = trouble or missed
+        troubles = [each for each in ranks.gather(trouble) if each]
+        if troubles:
+            self.end(first_of(troubles))
+            return first_of(troubles)
+        self.buffers.keep()
+        # A keeper that has ended since is noticed by the next snapshot.
+        with contextlib.suppress(OSError):
+            self._client.only(snapshot.name)
+        return None
+
+    def end(self, reason: str) -> None:
+        """Keep no snapshot any more, and free the memory of the copies on this node; on all ranks.
+
+        Not after the loss of a rank: the next attempt needs the last snapshot.
+        """
+        self.active = False
+        self.buffers.end(reason)
+
+    def restore(
+        self, store: CheckpointStore, ranks: Ranks, template: Template
+    ) -> tuple[Restored | None, list[str]]:
+        """Restore from memory as :func:`hpcrun.checkpoint.sharded.restore.restore`. Collective.
+
+        Args:
+            store: the checkpoints on disk.
+
+        Returns:
+            The state, or None if the disk must be used; and notes for the user.
+
+        Raises:
+            CheckpointError: the folder of checkpoints cannot be read. On all ranks.
+        """
+        here, files = "", list[MemoryFile]()
+        with contextlib.suppress(OSError):
+            here, files = self._client.files()
+        if not any(ranks.gather(len(files))):
+            return None, []
+        newest = ranks.from_rank_0(lambda: max(store.steps(), default=None))
+        with self._serving() as address:
+            everyone = ranks.gather(NodeMemory(here, tuple(files), address))
+            found = MemoryFiles(self._client, here, ranks.rank, everyone)
+            # -1: a skipped step, so that the text of an error does not advise to remove the folder.
+            older = [-1, *(step for step in found.snapshots if step < (newest or 0))]
+            memory = CheckpointStore(_ROOT, store.owner, fs=found, patience=0)
+            restored: Restored | None = None
+            notes: list[str] = []
+            try:
+                restored = restore.restore(memory, ranks, template, older)
+                if restored is not None:
+                    step = restored.step
+                    created = ranks.from_rank_0(lambda: memory.manifest(step).created)
+                    facts = FromMemory(newest, created)
+                    restored = replace(restored, memory=facts)
+            except CheckpointError as error:
+                notes = [f"the copies in memory are not used: {one_line(error)}"]
+        with contextlib.suppress(OSError):
+            self._client.only("" if restored is None else found.snapshots[restored.step])
+        if restored is None:
+            return None, notes
+        at = "none is on disk" if newest is None else f"the newest step on disk is {newest}"
+        line = f"step {restored.step} was read from memory ({at})"
+        return replace(restored, notes=(*restored.notes, line)), notes
+
+    def _serving(self) -> contextlib.AbstractContextManager[PeerAddress | None]:
+        if self._nodes == 1:
+            return contextlib.nullcontext()
+        return serving(self._client.secret, self._hosts, self._client.open)
+
+    def _put(self, snapshot: MemorySnapshot, size: int, rank: int) -> tuple[MemoryFile, ...]:
+        """Give this rank's files to the keeper, and return them."""
+        if self.buffers.refused is not None:
+            raise CheckpointError(self.buffers.refused)
+        if not size:
+            raise CheckpointError("the snapshot exceeds the memory budget")
+        own = snapshot.file(file_name(rank), size)
+        self._client.put(own, self.buffers.descriptor)
+        files = [own]
+        if snapshot.index is not None:
+            for name, content in ((INDEX, snapshot.index), (MANIFEST, snapshot.manifest)):
+                files.append(snapshot.file(name, len(content)))
+                self._received(files[-1], partial(_write, content=content))
+        return tuple(files)
+
+    def _fetch(
+        self, snapshot: MemorySnapshot, mine: Sequence[MemoryFile], ranks: Ranks
+    ) -> str | None:
+        """Copy files of the node before this one; return why that is not possible. Collective."""
+        trouble: str | None = None
+        here = ""
+        with self._serving() as address:
+            with contextlib.suppress(OSError):
+                here, _ = self._client.files()
+            everyone = ranks.gather(NodeMemory(here, tuple(mine), address))
+            try:
+                for source in _sources(everyone, ranks.rank):
+                    for file in source.files:
+                        self._copy(snapshot, file, source)
+            except Exception as error:  # as above
+                trouble = ranks.named(error)
+            # The server stays until every rank has its copies.
+            ranks.gather(None)
+        return trouble
+
+    def _copy(self, snapshot: MemorySnapshot, file: MemoryFile, source: NodeMemory) -> None:
+        """Copy a file of another node, compare it with its hash, and give it to the keeper."""
+        if source.address is None:
+            raise CheckpointError("a node does not serve its memory")
+        self.buffers.require_room(file.size)
+        content = xxhash.xxh3_128()
+
+        def fill(descriptor: int) -> None:
+            block = memoryview(bytearray(min(_BLOCK, file.size)))
+            position = 0
+            while position < file.size:
+                count = opened.read_into(block[: file.size - position], position)
+                if count == 0:
+                    break
+                content.update(block[:count])
+                _write(descriptor, block[:count])
+                position += count
+            if content.hexdigest() != wanted:
+                raise CheckpointError(f"{file.name}: the copy for another node has another content")
+
+        manifest = decode(snapshot.manifest)
+        wanted = snapshot.name if file.name == MANIFEST else manifest.record(file.name).xxh3
+        opened = PeerFile(source.address, self._client.secret, file)
+        try:
+            self._received(file, fill)
+        finally:
+            opened.close()
+
+    def _received(self, file: MemoryFile, fill: Callable[[int], None]) -> None:
+        descriptor = new_file(file.name)
+        try:
+            fill(descriptor)
+            self._client.put(file, descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sources(everyone: Sequence[NodeMemory], rank: int) -> list[NodeMemory]:
+    """Return the ranks of the node before this rank's node whose files this rank copies."""
+    nodes = list(dict.fromkeys(report.keeper for report in everyone))
+    if len(nodes) == 1:
+        return []
+    here = everyone[rank].keeper
+    before = nodes[nodes.index(here) - 1]
+    mates = [number for number, report in enumerate(everyone) if report.keeper == here]
+    wanted = [report for report in everyone if report.keeper == before]
+    return wanted[mates.index(rank) :: len(mates)]
+
+
+def _write(descriptor: int, content: bytes | memoryview) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def open_copies(
+    run: str,
+    ranks: Ranks,
+    *,
+    limit: int | None,
+    ranks_on_host: int,
+    pinned: bool,
+    peers: bool,
+    pin: Pin = pin,
+    key: str | None = None,
+) -> MemoryCopies | None:
+    """Return the copies of ``run`` in the memory of this node; None if a rank has no keeper. Collective.
+
+    Args:
+        run: the path of the run, which names the copies.
+        limit: maximum bytes of a snapshot of a rank, as for the staging memory.
+        ranks_on_host: number of ranks that share this host.
+        pinned: page-locked memory, for GPUs.
+        peers: True to copy the files of each node to the next node.
+        pin: function that locks the pages of a buffer.
+        key: the key of the keepers; None: from the environment.
+    """
+    client = KeeperClient(key or os.environ.get(VARIABLE, ""), run)
+    here = ""
+    if client.key:
+        with contextlib.suppress(OSError):
+            here, _ = client.files()
+    everyone = ranks.gather(here)
+    if not all(everyone):
+        return None
+
+    def release() -> None:
+        with contextlib.suppress(OSError):
+            client.only()
+
+    buffers = KeptBuffers(release, limit=limit, ranks_on_host=ranks_on_host, pinned=pinned, pin=pin)
+    return MemoryCopies(client, buffers, nodes=len(set(everyone)), peers=peers)

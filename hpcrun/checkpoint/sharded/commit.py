@@ -1,0 +1,250 @@
+"""The steps of a save on all ranks: write, agree, commit, and keep a copy in memory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hpcrun.checkpoint.memory.copies import MemoryCopies, MemorySnapshot
+from hpcrun.checkpoint.outcome import SaveOutcome
+from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
+from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, hashed, write
+from hpcrun.checkpoint.storage.disk import stripe
+from hpcrun.checkpoint.storage.errors import CheckpointError, amount
+from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
+from hpcrun.checkpoint.storage.manifest import FileRecord
+from hpcrun.checkpoint.storage.manifest import encode as encode_manifest
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.ranks.collective import Ranks, first_of
+from hpcrun.run.record import OwnedByAnotherAttempt
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """A rank's part of a save.
+
+    Attributes:
+        share: the shard; or the error line if this rank has none; or None if another rank failed.
+        meta: plain JSON for the manifest; rank 0's is used.
+        in_memory: True to keep the snapshot in the memory of the nodes only.
+    """
+
+    step: int
+    plan: WritePlan | None
+    share: RankShard | str | None
+    meta: Mapping[str, Any]
+    in_memory: bool = False
+
+
+class CommitProtocol:
+    """The steps of a save, which all ranks take together.
+
+    Args:
+        still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
+        after_commit: called by rank 0 after the commit of a step; its result is reported to the user.
+        memory: keeps a copy of each snapshot in the memory of the nodes; None: no copies.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        ranks: Ranks,
+        still_mine: Callable[[], None],
+        after_commit: Callable[[int], list[str]],
+        memory: MemoryCopies | None = None,
+    ) -> None:
+        self._store = store
+        self._ranks = ranks
+        self._still_mine = still_mine
+        self._tidy = after_commit
+        self._memory = memory
+        self._index = b""
+        self._swept = False
+        self._left: list[str] = []
+
+    def run(self, job: SaveJob) -> SaveOutcome:
+        """Save, and return the same result on all ranks; disk errors are part of the result. Collective.
+
+        The first save, and the save after a failed cleanup, also remove leftovers of dead attempts.
+
+        Raises:
+            RuntimeError: another rank is gone (torch.distributed).
+        """
+        if job.in_memory:
+            return self._keep(job, self._ranks.to_rank_0(self._hashed(job)))
+        begun = self._ranks.from_rank_0(lambda: self._begin(job))
+        if isinstance(begun, SaveOutcome):
+            return begun
+        draft = self._store.root / begun
+        written = self._ranks.to_rank_0(self._write(job, draft))
+        outcome = self._ranks.from_rank_0(lambda: self._conclude(job, draft, written))
+        if outcome.ok and self._memory is not None and self._memory.active:
+            try:
+                kept = self._keep(job, written)
+            except Exception as error:  # such as a lost rank; the step is committed nevertheless
+                self._memory.active = False
+                kept = SaveOutcome(False, job.step, error=self._ranks.named(error))
+            if kept.error is not None:
+                outcome = replace(outcome, notes=(*outcome.notes, kept.error))
+        return outcome
+
+    def _begin(self, job: SaveJob) -> str | SaveOutcome:
+        try:
+            self._still_mine()
+            self._sweep()
+            if job.plan is not None and isinstance(job.share, RankShard):
+                # An estimate: the plain data of other ranks is about as large as this rank's.
+                blobs = (job.share.size - job.plan.size) * self._ranks.world_size
+                what = f"{amount(job.plan.total)} of tensors, {amount(blobs)} of other state"
+                self._store.require_free(job.plan.total + blobs, what)
+            draft = self._store.begin(job.step)
+            stripe(draft)
+            return draft.name
+        except OwnedByAnotherAttempt as error:
+            return SaveOutcome(False, job.step, error=str(error), fenced=True)
+        except (CheckpointError, OSError) as error:
+            return SaveOutcome(False, job.step, error=self._ranks.named(error))
+
+    def _sweep(self) -> None:
+        """Remove leftovers. A leftover that stays (a file open on NFS) costs space, but not this save."""
+        self._left = []
+        if not self._swept:
+            try:
+                self._store.sweep()
+                self._left = self._store.quarantine_damaged()
+                self._swept = True
+            except CheckpointError as error:
+                self._left = [self._ranks.named(error)]
+
+    def _write(self, job: SaveJob, draft: Path) -> Written | str | None:
+        if not isinstance(job.share, RankShard):
+            return job.share
+        try:
+            return write(job.share, self._store, draft, self._ranks.rank)
+        except Exception as error:  # of any type: the other ranks wait for this rank's report
+            return self._ranks.named(error)
+
+    def _hashed(self, job: SaveJob) -> Written | str | None:
+        if not isinstance(job.share, RankShard):
+            return job.share
+        try:
+            return hashed(job.share, self._ranks.rank)
+        except CheckpointError as error:
+            return self._ranks.named(error)
+
+    def _keep(self, job: SaveJob, written: list[Written | str | None]) -> SaveOutcome:
+        """Keep the snapshot in memory; a failure ends the copies on all ranks. Collective."""
+        memory = self._memory
+        if memory is None:
+            raise ValueError("no memory to keep a snapshot in")
+
+        def content() -> bytes | str | SaveOutcome:
+            try:
+                self._still_mine()
+                records = self._index_in_memory(job, written)
+                manifest = self._store.new_manifest(job.step, records, len(written), job.meta)
+                return encode_manifest(manifest)
+            except OwnedByAnotherAttempt as error:
+                return SaveOutcome(False, job.step, error=str(error), fenced=True, in_memory=True)
+            except CheckpointError as error:
+                return str(error)
+
+        found = self._ranks.from_rank_0(content)
+        trouble: str | None = None
+        if isinstance(found, SaveOutcome):
+            memory.active = False  # the memory belongs to the newer attempt
+            return found
+        if isinstance(found, str):
+            trouble = found
+            memory.end(trouble)
+        else:
+            index = self._index if self._ranks.rank == 0 else None
+            size = job.share.size if isinstance(job.share, RankShard) and job.share.safe else 0
+            trouble = memory.keep(MemorySnapshot(job.step, found, index), size, self._ranks)
+        if trouble is not None:
+            trouble = f"no copies of the saves stay in memory from here on: {trouble}"
+        return SaveOutcome(trouble is None, job.step, error=trouble, in_memory=True)
+
+    def _index_in_memory(
+        self, job: SaveJob, written: list[Written | str | None]
+    ) -> list[FileRecord]:
+        """Return the records of all files, those of the index included."""
+        troubles = [part for part in written if isinstance(part, str)]
+        if troubles or job.plan is None:
+            raise CheckpointError(first_of(troubles or ["a rank has no snapshot"]))
+        whole = [part for part in written if isinstance(part, Written)]
+        if job.in_memory:
+            self._index = encode(make_index(job.plan.everyone, whole))
+        digest = xxhash.xxh3_128_hexdigest(self._index)
+        return [*(part.record for part in whole), FileRecord(INDEX, len(self._index), digest)]
+
+    def _conclude(
+        self, job: SaveJob, draft: Path, written: list[Written | str | None]
+    ) -> SaveOutcome:
+        troubles = [part for part in written if isinstance(part, str)]
+        if troubles:
+            outcome = SaveOutcome(False, job.step, error=first_of(troubles))
+        else:
+            outcome = self._commit(
+                job, draft, [part for part in written if isinstance(part, Written)]
+            )
+        notes = [*self._left]
+        try:
+            if outcome.ok:
+                notes += self._tidy(job.step)
+            else:
+                self._store.abandon(draft)
+        except CheckpointError as error:
+            self._swept = False
+            notes.append(self._ranks.named(error))
+        return replace(outcome, notes=tuple(notes))
+
+    def _commit(self, job: SaveJob, draft: Path, written: list[Written]) -> SaveOutcome:
+        step, plan = job.step, job.plan
+        if plan is None:
+            raise ValueError("a shard without a plan")
+        try:
+            records = [part.record for part in written]
+            self._index = encode(make_index(plan.everyone, written))
+            records.append(self._write_index(draft, self._index))
+            path = self._store.commit(
+                draft, step, records, len(written), job.meta, self._still_mine
+            )
+        except OwnedByAnotherAttempt as error:
+            return SaveOutcome(False, step, error=str(error), fenced=True)
+        except (CheckpointError, OSError) as error:
+            return SaveOutcome(False, step, error=self._ranks.named(error))
+        return SaveOutcome(True, step, path, bytes=sum(record.size for record in records))
+
+    def _write_index(self, draft: Path, index: bytes) -> FileRecord:
+        with self._store.open_file(draft, INDEX) as stream:
+            stream.write(index)
+        if stream.record is None:
+            raise CheckpointError(f"{draft / INDEX}: was not written")
+        return stream.record
+
+
+def make_index(everyone: tuple[tuple[TensorChunk, ...], ...], written: list[Written]) -> Index:
+    """Return the index, from the planned parts of each rank and its report."""
+    # Lists: growing a tuple per rank would take quadratic time in the number of ranks.
+    pieces: dict[str, list[Piece]] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    blobs: dict[str, Place] = {}
+    for parts, file in zip(everyone, written, strict=True):
+        places = [
+            Place(file.record.name, position, length, digest)
+            for (position, length), digest in zip(file.spans, file.hashes, strict=True)
+        ]
+        for part, place in zip(parts, places[: len(parts)], strict=True):
+            kinds.setdefault(part.name, (part.dtype, part.shape))
+            found = pieces.setdefault(part.name, [])
+            if place.length or part.sizes == part.shape:
+                found.append(Piece(part.offsets, part.sizes, place))
+        blobs |= zip(file.blobs, places[len(parts) :], strict=True)
+    tensors = {
+        name: TensorEntry(dtype, shape, tuple(pieces[name]))
+        for name, (dtype, shape) in kinds.items()
+    }
+    return Index(tensors, blobs)

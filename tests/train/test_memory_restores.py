@@ -1,0 +1,111 @@
+"""Whole runs that are killed, and start again from the memory of the job."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from hpcrun.checkpoint.memory.copies import MemoryCopies
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.job import policy as exitcodes
+from hpcrun.run.files import read_lines
+from hpcrun.run.memory_keeper import VARIABLE, KeeperClient
+from tests import jobs
+from tests.checkpoint.keepers import FILES, keeper, stored
+from tests.on_ranks import forked
+from tests.train.faulty_tasks import Regression
+from tests.train.runs import DONE, play_run
+
+KILLED = [-signal.SIGKILL] * 2
+RUN = "HPCRUN_TEST_RUN"
+
+
+class Killed(Regression):
+    """The task of random samples; in the first attempt SIGKILL ends its ranks in the sixth step."""
+
+    def mishap(self):
+        key = os.environ.get(VARIABLE)
+        if key and self.calls == 6 and os.environ["SLURM_RESTART_COUNT"] == "0":
+            client = KeeperClient(key, os.environ[RUN])
+            while FILES not in stored(client).values():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("parallel", [pytest.param("fsdp", marks=pytest.mark.slow), "ddp"])
+@forked
+def test_a_killed_run_continues_from_memory_with_the_same_bits(tmp_path, parallel):
+    options = [f"train.parallel={parallel}", "checkpoint.every=0", "train.log_every=1"]
+    calm = play_run(tmp_path, Killed, *options, name="calm")
+    with keeper() as (client, _):
+
+        def begin(rank, restart):
+            os.environ |= {VARIABLE: client.key, RUN: str(tmp_path / "killed")}
+
+        memory = ["checkpoint.memory_every=1"]
+        killed = play_run(tmp_path, Killed, *options, *memory, name="killed", begin=begin)
+    assert calm.codes == DONE, calm.said()
+    assert killed.codes == [KILLED, *DONE], killed.said()
+    first, second = (event.step for event in killed.events("started"))
+    assert (first, second > 0) == (0, True)
+    assert f"step {second} was read from memory (none is on disk)" in killed.said()
+    assert jobs.final_state(killed.run) == jobs.final_state(calm.run)
+
+    # No event counts a snapshot in memory as a save, and every step has its line.
+    assert [event.step for event in killed.events("saved")] == [8]
+    losses = [
+        {line["step"]: line["loss"] for line in read_lines(played.run.metrics)}
+        for played in (calm, killed)
+    ]
+    assert list(losses[0]) == list(range(1, 9))
+    assert losses[0] == losses[1]
+
+
+@forked
+def test_a_rank_that_loses_its_peer_leaves_the_last_snapshot(tmp_path):
+    with keeper() as (client, _):
+
+        def begin(rank, restart):
+            os.environ[VARIABLE] = client.key
+            if (rank, restart) == (0, 0):
+                keep, calls = MemoryCopies.keep, []
+
+                def killed_at_the_second(*arguments):
+                    calls.append(1)
+                    if len(calls) == 2:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return keep(*arguments)
+
+                MemoryCopies.keep = killed_at_the_second
+
+        options = ["checkpoint.every=0", "checkpoint.memory_every=1"]
+        played = play_run(tmp_path, Regression, *options, begin=begin)
+    assert played.codes == [[-signal.SIGKILL, exitcodes.FAILED], *DONE], played.said()
+    assert "was read from memory" in played.said()
+
+
+@forked
+def test_a_last_step_in_memory_is_saved_to_the_disk(tmp_path):
+    with keeper() as (client, _):
+
+        def begin(rank, restart):
+            os.environ[VARIABLE] = client.key
+            if (rank, restart) == (0, 0):
+                CheckpointStore.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+        options = ["checkpoint.every=0", "checkpoint.memory_every=8"]
+        played = play_run(tmp_path, Regression, *options, begin=begin)
+    assert played.codes == [[-signal.SIGKILL, exitcodes.FAILED], *DONE], played.said()
+    assert [event.step for event in played.events("started")] == [0, 8]
+    assert [event.step for event in played.events("saved")] == [8]
+    assert jobs.final_state(played.run)
+
+
+@forked
+def test_memory_every_without_a_keeper_is_reported(tmp_path):
+    played = play_run(tmp_path, Regression, "checkpoint.memory_every=2")
+    assert played.codes == DONE
+    assert played.line_with("checkpoint.memory_every").startswith(
+        "hpcrun: checkpoint.memory_every: has no effect: "
+    )
