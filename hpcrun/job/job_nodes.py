@@ -24,6 +24,7 @@ from hpcrun.job.step_nodes import (
     step_options,
     step_variables,
 )
+from hpcrun.ranks.fork_messages import FORK_SERVER
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 AGENTS = "hpcrun-agents"
 """The name of the agents' step."""
 _AGENT = ("-m", "hpcrun.job.node_agent")
+# Not imported, because it imports torch.
+_FORK_SERVER = ("-m", "hpcrun.ranks.fork_server")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
 _SRUN = 1.0
 _CONTROLLER = 5.0
@@ -75,7 +78,12 @@ def nodes_of_job(
     # sbatch_args may change the number of nodes.
     shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
-    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node)
+    programs = {}
+    # A container has another interpreter and other libraries.
+    if not options.container:
+        name = f"{attempt.job}-{attempt.restart}"
+        programs[FORK_SERVER] = [options.python or sys.executable, *_FORK_SERVER, name]
+    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, programs=programs)
 
 
 class JobNodes:
@@ -85,6 +93,7 @@ class JobNodes:
         attempt: the first attempt; :meth:`next_step` names each later one.
         own: the node of this process.
         gpus: GPUs per node that a spare node must have.
+        programs: what the agent of each node runs during the whole job.
 
     Attributes:
         bad: the nodes that no step uses any more, each with the reason.
@@ -92,12 +101,20 @@ class JobNodes:
     """
 
     def __init__(
-        self, run: RunDirectory, attempt: Attempt, shape: JobShape, own: str, *, gpus: int = 0
+        self,
+        run: RunDirectory,
+        attempt: Attempt,
+        shape: JobShape,
+        own: str,
+        *,
+        gpus: int = 0,
+        programs: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.shape, self.bad, self.used = shape, dict[str, str](), tuple[str, ...]()
         self._suspects: dict[str, str] = {}
         self._prepared: set[str] = set()
         self._run, self._attempt, self._gpus = run, attempt, gpus
+        self._programs = programs or {}
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
         self._probes: dict[str, SpareProbe] = {}
@@ -202,6 +219,12 @@ class JobNodes:
         return step_variables(environ, self.shape, nodes)
 
     @property
+    def for_ranks(self) -> dict[str, str]:
+        """Variables for the ranks: the name of the fork server of their node."""
+        name = f"{self._attempt.job}-{self._attempt.restart}"
+        return {FORK_SERVER: name} if FORK_SERVER in self._programs else {}
+
+    @property
     def unprepared(self) -> Sequence[str]:
         """Nodes of the newest step on which no attempt has opened the run yet."""
         return [node for node in self.used if node not in self._prepared]
@@ -255,6 +278,9 @@ class JobNodes:
             _signal_sruns(child.pid, signal.SIGKILL)
 
     def _hear(self, node: str, message: Mapping[str, Any]) -> None:
+        if "joined" in message:
+            for name, words in self._programs.items():
+                self._watch.send(node, "start", name=name, argv=list(words))
         probe = self._probes.get(node)
         if probe is not None:
             probe.hear(message)

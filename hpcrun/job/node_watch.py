@@ -185,7 +185,7 @@ class NodeWatch:
         own: the node of this process.
         begin: starts the agents.
         lose: called in the watch's thread with each lost node and the reason.
-        heard: called there with each message of a node that is not a beat.
+        heard: called there with each message of a node that is not a beat. An agent begins with ``joined``.
 
     Attributes:
         lost: the lost nodes, each with the reason; they stay lost.
@@ -381,6 +381,7 @@ class NodeWatch:
         state.connection, state.address = connection, connection.link.getpeername()[0]
         state.door, state.heard, state.unreached = message["door"], time.monotonic(), None
         state.restart = None
+        self._heard(node, {"joined": True})
 
     def _drop(self, connection: Connection) -> None:
         node = self._agents.pop(connection, None)

@@ -269,6 +269,8 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
         options = replace(options, srun_args=[*nodes.options(), *options.srun_args])
     command = srun_command
     env = {**options.env, IN_PLACE: str(attempt.in_place)}
+    if nodes is not None and not way.torchrun:
+        env |= nodes.for_ranks
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     try:
