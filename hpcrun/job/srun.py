@@ -71,8 +71,8 @@ class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
-    ``node_range``: ``job.nodes``, if it is a range. ``spares``: nodes that the ranks do not use.
-    ``gpus_per_node``, ``tasks``: per node.
+    ``script``: the ranks run a program of the user, which may save on SIGTERM. ``node_range``: ``job.nodes``,
+    if it is a range. ``spares``: nodes that the ranks do not use. ``gpus_per_node``, ``tasks``: per node.
     """
 
     gpus: bool = False
@@ -84,6 +84,7 @@ class LaunchOptions:
     container: Sequence[str] = ()
     python: str | None = None
     shares_cores: bool = False
+    script: bool = False
     node_range: str | None = None
     spares: int = 0
     gpus_per_node: int = 0
@@ -114,6 +115,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
+            script=bool(config.get("command")),
             node_range=nodes if "-" in nodes else None,
             spares=int(job.get("spares") or 0),
             gpus_per_node=0 if job.get("cpu") else gpus,

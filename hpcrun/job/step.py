@@ -10,8 +10,9 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
@@ -35,6 +36,7 @@ from hpcrun.job.srun import (
     torchrun_command,
     torchrun_variables,
 )
+from hpcrun.job.step_messages import StepMessages, kill_step
 from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run.attempt import IN_PLACE
@@ -58,6 +60,7 @@ def run_ranks(
     steps: Sequence[Sequence[str]],
     environ: Mapping[str, str],
     nodes: JobNodes | None = None,
+    hasten: Callable[[str], None] | None = None,
 ) -> RanksEnd:
     """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
 
@@ -69,6 +72,7 @@ def run_ranks(
         steps: the srun commands; the last starts the ranks.
         environ: the environment of the first line.
         nodes: ends the steps when it loses one of them.
+        hasten: ends a step with a failed rank; see :class:`StepMessages`.
 
     Raises:
         OSError: bash cannot be started.
@@ -77,12 +81,18 @@ def run_ranks(
     report = fcntl.fcntl(writing, fcntl.F_DUPFD, _FIRST_DESCRIPTOR)
     os.close(writing)
     os.set_blocking(reading, False)
+    messages = StepMessages(hasten)
     try:
         exports, values = export_from_environment(env)
-        script = shell_script(setup, exports, steps, report)
-        child = subprocess.Popen(
-            ["bash", "-c", script, "hpcrun"], env={**environ, **values}, pass_fds=[report]
-        )
+        script = shell_script(setup, exports, steps, report, messages.descriptor)
+        try:
+            child = subprocess.Popen(
+                ["bash", "-c", script, "hpcrun"],
+                env={**environ, **values},
+                pass_fds=[report, messages.descriptor],
+            )
+        finally:
+            messages.begin()
         os.close(report)
         report = -1
         with contextlib.nullcontext() if nodes is None else nodes.watch_step(child):
@@ -92,6 +102,7 @@ def run_ranks(
             import hpcrun.job.ending  # noqa: F401
 
             code = child.wait()
+        messages.finish()
         try:
             words = os.read(reading, 2 * _LONGEST)
         except BlockingIOError:
@@ -111,9 +122,16 @@ def run_ranks(
 
 
 def shell_script(
-    setup: Sequence[str], exports: Sequence[str], steps: Sequence[Sequence[str]], report: int
+    setup: Sequence[str],
+    exports: Sequence[str],
+    steps: Sequence[Sequence[str]],
+    report: int,
+    messages: int,
 ) -> str:
-    """Return the text for bash, which writes the failed line or "ready" to descriptor ``report``."""
+    """Return the text for bash, which writes the failed line or "ready" to descriptor ``report``.
+
+    The programs of ``steps`` write their errors to descriptor ``messages``.
+    """
     return "\n".join(
         [
             "set -e",
@@ -130,7 +148,7 @@ def shell_script(
             f"printf {_READY.decode()} >&{report}",
             f"exec {report}>&-",
             "code=0",
-            f"{' && '.join(shlex.join(step) for step in steps)} || code=$?",
+            f"{{ {' && '.join(shlex.join(step) for step in steps)}; }} 2>&{messages} || code=$?",
             "exit $code",
         ]
     )
@@ -290,7 +308,8 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
             own = [f"{name}={value}" for name, value in nodes.variables({}, new).items()]
             checks = [["env", *own, *words] for words in preflight_steps(run, options)]
             steps = [*before, *checks, *steps]
-        return run_ranks(options.setup, env, steps, environ, nodes)
+        hasten = None if options.script or way.own_script else partial(kill_step, environ=environ)
+        return run_ranks(options.setup, env, steps, environ, nodes, hasten)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
         return RanksEnd(exitcodes.BAD_INPUT)

@@ -21,6 +21,10 @@ from typing import IO
 
 NOTICED = 3.0
 """Seconds; an idle process never waits this long for the processor."""
+STOPPED = "hpcrun: stopped by SIGSTOP, so there are no stacks\n"
+"""Line among the stacks of a rank that was stopped alone. A job is suspended together with this process."""
+_ALONE = 1.0
+"""Seconds for which a rank is stopped before the line is written: a suspension stops one after the other."""
 _WRITING = 1.0
 """Seconds that the rank has to write its stacks before it is killed."""
 _ANSWER = 10.0
@@ -47,7 +51,11 @@ class WatchdogProcess:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(tick)],
+                [
+                    *(sys.executable, "-I", "-S", __file__),
+                    *(str(os.getpid()), str(tick), str(stacks.fileno())),
+                ],
+                pass_fds=[stacks.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -142,15 +150,25 @@ class RunningTime:
             self.running += gap
 
 
-def _guard(rank: int, tick: float) -> None:
+def _guard(rank: int, tick: float, stacks: int) -> None:
     """Run the process's side: end ``rank`` after the seconds of running time that it gave last.
 
-    This thread opens files in /proc only: the time of a stalled access would count as a suspension.
+    This thread opens files in /proc only: the time of a stalled access would count as a suspension. It writes
+    one line about a stopped rank to the descriptor ``stacks``.
     """
     clock, allowed, since = RunningTime(time.monotonic(), tick), None, 0.0
+    before, alone, written = time.monotonic(), 0.0, False
     while os.getppid() == rank:
         ready = select.select([0], [], [], tick)[0]
-        clock.look(time.monotonic(), stopped=_is_stopped(rank))
+        now, stopped = time.monotonic(), _is_stopped(rank)
+        clock.look(now, stopped=stopped)
+        # A longer gap is a suspension of this process too.
+        alone = alone + now - before if stopped and now - before < tick + NOTICED else 0.0
+        before = now
+        if alone >= _ALONE and not written:
+            written = True
+            with contextlib.suppress(OSError):
+                os.write(stacks, STOPPED.encode())
         if ready:
             orders = os.read(0, 4096)
             if not orders:
@@ -174,4 +192,4 @@ def _is_stopped(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    _guard(int(sys.argv[1]), float(sys.argv[2]))
+    _guard(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -1,225 +1,201 @@
 #!/usr/bin/env python3
-"""Time from the start of a rank's process to the end of its first step: cold, warm, and after a requeue.
+"""Time from a fault to the end of the next step, on a dev cluster, for hpcrun and for other systems.
 
-Whole runs of hpcrun's loop train a small GPT with train.compile on the CPU. A new folder for torch's compile
-cache simulates a node that has never seen the model.
+Four ranks on two nodes train a small model on the CPU and save every ten steps. After a save rank 3 is
+killed (crash) or stopped (hang), or its node loses power (lost node). Then each system goes on by itself:
 
-    cold            a new run on a new node
-    requeue         the same run, preempted after its second step, continues on another new node
-    warm            another new run on the node of "cold"
-    without cache   the same requeue with train.compile_cache=false
+    in place      hpcrun starts the ranks as a new step of the same job; after a lost node on a spare
+    requeue       hpcrun with restarts.in_place=false
+    torchrun      torchrun --max-restarts on each node, with a plain script that saves and loads a file
+    ft_launcher   the same script under nvidia-resiliency-ext, if pip can install it
 
-The columns: "import" until hpcrun and torch are imported, "rendezvous" until the process group exists,
-"build" model, data and trainer, "restore" the checkpoint, "compile" the first step without the time of
-the second, "rest" everything else until the end of the first step, among it the time of a usual step.
-"compiled" and "found" count the graphs that torch has compiled, and those found in its cache. The files
-stay in the page cache between starts: on a cluster, import and restore take longer than here.
+The columns: "end" until srun has ended, "decide" until hpcrun has recorded cause and decision, "start" until
+the new process of rank 0 exists (Slurm, or the queue), "import" Python and modules, "join" the
+rendezvous of the ranks (in hpcrun also the import of torch, unless a fork server has it), "restore" the build
+and the checkpoint, "step" the first step; then the total. A hang includes the watchdog's limit of five
+seconds. torchrun has no watchdog, and no free node for a lost one. The dev cluster holds a requeued job for
+5 seconds, Slurm by default for two minutes.
 
-    tools/bench/restart.py                                # three to ten minutes on two cores
-    tools/bench/restart.py --ranks 2 --no-compile
+    tools/bench/restart.py                                  (as root; see docs/devcluster.md)
+    tools/bench/restart.py --rounds 5 --cases crash --picture restarts.png
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
+# This checkout's modules come before an installed package.
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tools" / "bench")]
 
-BEGUN = "HPCRUN_BENCH_BEGUN"
-PARTS = ("import", "rendezvous", "build", "restore", "compile", "rest")
-GRAPHS = {"compiled": "miss", "found": "hit"}
-"""Names of torch's counters for graphs."""
-MARK = "hpcrun-bench-restart "
-STOPPED = (75, 143)
+from restartlib.picture import draw  # noqa: E402
+from restartlib.place import VICTIM, Ends, Place, Stuck, wait  # noqa: E402
+from restartlib.systems import (  # noqa: E402
+    PARTS,
+    Hpcrun,
+    Launcher,
+    ft_launcher,
+    install_ft_launcher,
+    process_start,
+    torchrun,
+)
 
+from hpcrun.config.schema import Job  # noqa: E402
+from tests.on_slurm import cluster  # noqa: E402
+from tests.on_slurm.cluster import SlurmCluster  # noqa: E402
 
-def graphs() -> dict[str, float]:
-    """Return how many graphs torch has compiled in this process, and how many it has found in its cache."""
-    if "torch._dynamo.utils" not in sys.modules:
-        return dict.fromkeys(GRAPHS, 0.0)
-    counters = sys.modules["torch._dynamo.utils"].counters["inductor"]
-    return {name: counters[f"fxgraph_cache_{kind}"] for name, kind in GRAPHS.items()}
-
-
-class Clock:
-    """Seconds by part of the start."""
-
-    def __init__(self) -> None:
-        self.begun = float(os.environ[BEGUN])
-        self.spent = dict.fromkeys(PARTS, 0.0)
-        self.spent["import"] = time.time() - self.begun
-
-    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function``, with its time added to ``part``."""
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            before = time.time()
-            try:
-                return function(*arguments, **options)
-            finally:
-                self.spent[part] += time.time() - before
-
-        return call
-
-    def stepping(self, take: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``take``; after the second step print the times, and ask for a preemption."""
-        ends: list[tuple[float, float]] = []
-
-        def step(*arguments: Any) -> Any:
-            before = time.time()
-            result = take(*arguments)
-            float(result.loss)
-            ends.append((before, time.time()))
-            if len(ends) == 2:
-                (first, end), (second, last) = ends
-                total, usual = end - self.begun, last - second
-                self.spent["compile"] = max(0.0, end - first - usual)
-                self.spent["rest"] = total - sum(self.spent.values())
-                print(MARK + json.dumps(self.spent | graphs()), flush=True)
-                os.kill(os.getpid(), signal.SIGTERM)
-            return result
-
-        return step
+System: TypeAlias = Hpcrun | Launcher
+Found: TypeAlias = dict[tuple[str, str], list[dict[str, float]]]
+"""The seconds of each part, for each round, by case and system."""
+CASES = ("crash", "hang", "lost node")
+SYSTEMS = ("in place", "requeue", "torchrun", "ft_launcher")
+TOTAL = "total"
+_numbers = itertools.count(1)
+# Seconds. A fault later than shortly after a start is the usual one: the fork servers are ready.
+_TRAINED = 20.0
 
 
-def be_a_rank(path: Path) -> None:
-    """Run a rank of hpcrun with a clock around the parts of its start."""
-    from hpcrun import worker
-    from hpcrun.train import session, setup
+def makers(
+    slurm: SlurmCluster, wanted: argparse.Namespace
+) -> dict[tuple[str, str], Callable[[Place], System]]:
+    """Return how to make the system of each case and name, without those that cannot be measured."""
+    spares = int("spares" in Job.model_fields)
+    packages = slurm.shared / "ft"
+    problem = install_ft_launcher(packages) if "ft_launcher" in wanted.systems else None
+    if problem is not None:
+        print(f"restart: ft_launcher cannot be used: {problem}", file=sys.stderr)
 
-    clock = Clock()
-    session.process_group.join_run = clock.timed("rendezvous", session.process_group.join_run)
-    session.open_task = clock.timed("build", session.open_task)
-    session.build_batches = clock.timed("build", session.build_batches)
-    setup.build_trainer = clock.timed("build", setup.build_trainer)
-    setup.restore = clock.timed("restore", setup.restore)
-    micro_batches = session.MicroBatchStep
-    session.MicroBatchStep = lambda *given: clock.stepping(micro_batches(*given))  # type: ignore
-    sys.argv = [sys.argv[0], str(path)]
-    worker.main()
+    def ft(place: Place) -> Launcher:
+        return ft_launcher(place, packages / "packages")
 
-
-def new_run(folder: Path, name: str, wanted: argparse.Namespace, *more: str) -> Path:
-    """Make a run directory that trains the GPT of the options."""
-    from hpcrun.config import override_layer, resolve, to_yaml
-    from hpcrun.run.directory import create
-
-    overrides = [
-        "task=hpcrun.tasks.language_model:LanguageModel", "job.cpu=true",
-        f"job.gpus={wanted.ranks}", "train.steps=1000", f"train.batch_size={4 * wanted.ranks}",
-        "checkpoint.every=0", "data.validation_fraction=0.01", "train.timeout=600",
-        f"train.compile={str(wanted.compile).lower()}", f"model.width={wanted.width}",
-        f"model.layers={wanted.layers}", f"model.context={wanted.context}", *more,
-    ]  # fmt: skip
-    config = to_yaml(resolve([override_layer(overrides)]))
-    return create(folder / name, config, {"folder": str(folder)}).path
-
-
-def start(run: Path, node: Path, ranks: int) -> dict[str, float]:
-    """Start the ranks of ``run`` on ``node``; return rank 0's times when all have ended.
-
-    Raises:
-        SystemExit: a rank failed; the message has its output.
-    """
-    node.mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    inherited = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
-    started = []
-    for rank in range(ranks):
-        environ = inherited | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo",
-            "TMPDIR": str(node), BEGUN: str(time.time()),
-        }  # fmt: skip
-        started.append(
-            subprocess.Popen(
-                [sys.executable, __file__, "--rank-of", str(run)],
-                env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    found: dict[tuple[str, str], Callable[[Place], System]] = {}
+    for case in CASES:
+        lost = spares if case == "lost node" else 0
+        if case != "lost node" or spares:
+            found[case, "in place"] = lambda place, lost=lost: Hpcrun(  # type: ignore[misc]
+                place, in_place=True, spares=lost
             )
-        )  # fmt: skip
-    said = [process.communicate()[0] for process in started]
-    times = [line for line in said[0].splitlines() if line.startswith(MARK)]
-    if not times or any(process.returncode not in STOPPED for process in started):
-        codes = [process.returncode for process in started]
-        raise SystemExit(f"restart: exit codes {codes}:\n{said[0][-3000:]}")
-    found: dict[str, float] = json.loads(times[0].removeprefix(MARK))
-    return found
+        else:
+            print("restart: no job.spares here: a lost node causes a requeue", file=sys.stderr)
+        found[case, "requeue"] = lambda place: Hpcrun(place, in_place=False)
+        if case == "crash":
+            found[case, "torchrun"] = torchrun
+        if case != "lost node" and problem is None:
+            found[case, "ft_launcher"] = ft
+    return {
+        key: make
+        for key, make in found.items()
+        if key[0] in wanted.cases and key[1] in wanted.systems
+    }
 
 
-def row(kind: str, figures: dict[str, float]) -> str:
+def measure(
+    slurm: SlurmCluster, case: str, make: Callable[[Place], System]
+) -> dict[str, float] | None:
+    """Start a run, disturb it, and return the seconds of each part of its restart; None without a restart."""
+    place = Place(slurm, f"run-{next(_numbers)}")
+    system = make(place)
+    try:
+        system.start()
+        wait(lambda: system.saves() >= 2 and place.trained() >= _TRAINED, "two saves")
+        old, victim = place.newest(0), place.newest(VICTIM)
+        launchers = Ends(system.launchers())
+        fault = time.time()
+        if case == "lost node":
+            slurm.kill_node(victim.host)
+        else:
+            os.kill(victim.pid, signal.SIGKILL if case == "crash" else signal.SIGSTOP)
+        wait(lambda: launchers.look() and bool(place.resumed(old, fault)), "the next step")
+        new = place.resumed(old, fault)
+        begun = process_start(new[0].pid)
+        return durations(fault, system.parts(fault, launchers.at, new, begun))
+    except Stuck as stuck:
+        print(f"restart: {case}: {stuck}\n{system.story()}", file=sys.stderr, flush=True)
+        return None
+    finally:
+        place.end()
+
+
+def durations(fault: float, ends: dict[str, float]) -> dict[str, float]:
+    """Return the length of each part, from the times of their ends; 0 for a part that ended earlier."""
+    found, before = {}, fault
+    for part, end in ends.items():
+        found[part] = max(0.0, end - before)
+        before = max(before, end)
+    return found | {TOTAL: before - fault}
+
+
+def row(case: str, system: str, seconds: dict[str, float], ratio: float | None) -> str:
     """Return a row of the table."""
-    parts = [figures[part] for part in PARTS]
-    cells = [f"{seconds:.1f} s" for seconds in (*parts, sum(parts))]
-    cells += [f"{figures[name]:.0f}" for name in GRAPHS]
-    return f"| {kind} | {' | '.join(cells)} |"
+    cells = [f"{seconds[part]:.1f}" if part in seconds else "" for part in (*PARTS, TOTAL)]
+    return (
+        f"| {case} | {system} | {' | '.join(cells)} | {'' if ratio is None else f'{ratio:.1f}'} |"
+    )
 
 
-def measure(wanted: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """Return the times of each kind of start, one entry per round."""
-    found: dict[str, list[dict[str, float]]] = {}
+def medians(found: Found) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the median of each part, by case and system."""
+    return {
+        key: {part: statistics.median(one[part] for one in rounds) for part in rounds[0]}
+        for key, rounds in found.items()
+    }
 
-    def note(kind: str, run: Path, node: Path) -> None:
-        found.setdefault(kind, []).append(start(run, node, wanted.ranks))
-        print(row(kind, found[kind][-1]), file=sys.stderr, flush=True)
 
-    for number in range(wanted.rounds):
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            run = new_run(folder, f"run-{number}", wanted)
-            note("cold", run, folder / "node-1")
-            note("requeue", run, folder / "node-2")
-            note("warm", new_run(folder, f"warm-{number}", wanted), folder / "node-1")
-            if wanted.compile:
-                off = "train.compile_cache=false"
-                run = new_run(folder, f"without-{number}", wanted, off)
-                start(run, folder / "node-1", wanted.ranks)
-                note("without cache", run, folder / "node-3")
-    return found
+def table(middle: dict[tuple[str, str], dict[str, float]]) -> list[str]:
+    """Return the table of medians, with the ratio of each total to that of the restart in place."""
+    lines = [
+        f"| case | system | {' | '.join((*PARTS, TOTAL))} | ratio |",
+        f"|---|---|{'---:|' * (len(PARTS) + 2)}",
+    ]
+    for (case, system), seconds in middle.items():
+        base = middle.get((case, "in place"))
+        lines.append(row(case, system, seconds, base and seconds[TOTAL] / base[TOTAL]))
+    return lines
 
 
 def main() -> int:
+    """Measure in turns, and print the table; return 2 if there can be no cluster."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="rounds (default 1)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks (default 1)")
-    parser.add_argument("--width", type=int, default=256, help="width of the GPT (default 256)")
-    parser.add_argument("--layers", type=int, default=4, help="layers of the GPT (default 4)")
-    parser.add_argument("--context", type=int, default=128, help="bytes per sample (default 128)")
-    parser.add_argument(
-        "--no-compile", dest="compile", action="store_false", help="train without torch.compile"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds (default 3)")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the medians")
     wanted = parser.parse_args()
-    if wanted.rank_of is not None:
-        be_a_rank(wanted.rank_of)
-    found = measure(wanted)
-    medians = {
-        kind: {name: statistics.median(times[name] for times in rounds) for name in rounds[0]}
-        for kind, rounds in found.items()
-    }
-    if wanted.json:
-        print(json.dumps(medians, indent=2))
-        return 0
-    print(f"| start | {' | '.join((*PARTS, 'total', *GRAPHS))} |")
-    print(f"|---|{'---:|' * (len(PARTS) + 1 + len(GRAPHS))}")
-    for kind, figures in medians.items():
-        print(row(kind, figures))
+    why_not = cluster.why_not()
+    if why_not is not None:
+        print(f"restart: {why_not}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    found: Found = {}
+    name = f"bench-restart-{os.getpid()}"
+    try:
+        slurm = cluster.start(name, nodes=4)
+        compared = makers(slurm, wanted)
+        for _ in range(wanted.rounds):
+            for (case, system), make in compared.items():
+                seconds = measure(slurm, case, make)
+                if seconds is not None:
+                    found.setdefault((case, system), []).append(seconds)
+                    print(row(case, system, seconds, None), file=sys.stderr, flush=True)
+    finally:
+        cluster.stop(name)
+    if wanted.json is not None:
+        lines = [{"case": c, "system": s, "seconds": rounds} for (c, s), rounds in found.items()]
+        wanted.json.write_text(json.dumps(lines, indent=2) + "\n")
+    if wanted.picture is not None:
+        draw(medians(found), wanted.picture)
+    print("\n".join(table(medians(found))))
     return 0
 
 

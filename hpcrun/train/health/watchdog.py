@@ -29,7 +29,7 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.launchers import scheduler
 from hpcrun.ranks.signals import kill_helpers
-from hpcrun.ranks.watchdog_process import WatchdogProcess
+from hpcrun.ranks.watchdog_process import STOPPED, WatchdogProcess
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note
@@ -286,8 +286,7 @@ class Watchdog:
 
     def _judge(self, mine: RankPosition, idle: float) -> None:
         ranks = range(self._world_size)
-        notes = [f"answer/{rank}" for rank in ranks]
-        self._peers.wait_for(notes, self._limits.answer, self._limits.tick / 2)
+        self._wait_for_answers(ranks)
         answers = {self._rank: mine}
         hosts: list[str | None] = []
         for rank in ranks:
@@ -305,6 +304,17 @@ class Watchdog:
         silent = [stacks_path(self._folder, rank) for rank in ranks if rank not in answers]
         while time.monotonic() < until and not all(_written(path) for path in silent):
             time.sleep(self._limits.tick)
+
+    def _wait_for_answers(self, ranks: range) -> None:
+        """Wait until all ranks have answered, except those that are stopped."""
+        until = time.monotonic() + self._limits.answer
+        pause = self._limits.tick / 2
+        self._peers.wait_for([f"answer/{rank}" for rank in ranks], pause, pause)
+        while self._peers.reachable and time.monotonic() < until:
+            missing = [rank for rank in ranks if not self._peers.wrote(f"answer/{rank}")]
+            if all(_is_stopped(stacks_path(self._folder, rank)) for rank in missing):
+                return
+            time.sleep(pause)
 
 
 @contextlib.contextmanager
@@ -374,6 +384,14 @@ def _written(path: Path) -> bool:
         return path.stat().st_size > 0
     except OSError:
         return True
+
+
+def _is_stopped(stacks: Path) -> bool:
+    """Return True if the watchdog process of a rank has written that its rank is stopped."""
+    try:
+        return stacks.read_text(errors="replace").startswith(STOPPED)
+    except OSError:
+        return False
 
 
 def _main_place() -> str:

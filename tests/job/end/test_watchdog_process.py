@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.ranks.watchdog_process import RunningTime, WatchdogProcess
+from hpcrun.ranks.watchdog_process import STOPPED, RunningTime, WatchdogProcess
 from tests import jobs
 
 RANK = """
@@ -88,6 +88,7 @@ def test_a_rank_stopped_by_itself_is_not_ended(tmp_path: Path, how: str) -> None
         printed, _ = process.communicate(timeout=jobs.PATIENCE)
     assert process.returncode == 0
     assert float(printed.split()[1]) > 4.5
+    assert (tmp_path / "stacks").read_text() == STOPPED
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])

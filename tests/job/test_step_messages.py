@@ -1,0 +1,94 @@
+"""Srun's messages pass through the batch step, which ends a step whose ranks do not answer SIGTERM."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpcrun.job.kill_ranks import processes_of
+from hpcrun.job.step_messages import StepMessages, kill_step_command
+
+from .step_substitutes import Desk
+
+ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "one", "SLURMD_NODENAME": "n1"}
+TERMINATING = b"srun: Terminating StepId=7.3\n"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", [TERMINATING, b"srun: launch/slurm: _step_signal: Terminating StepId=7_2.3\n"]
+)
+def test_a_step_that_does_not_end_is_hastened(line: bytes) -> None:
+    asked, come = list[str](), threading.Event()
+
+    def hasten(step: str) -> None:
+        asked.append(step)
+        come.set()
+
+    messages = StepMessages(hasten, grace=0.0)
+    # In two writes, as a pipe may deliver it.
+    other = os.dup(messages.descriptor)
+    messages.begin()
+    os.write(other, b"srun: error: n2: task 3: Killed\n" + line[:9])
+    os.write(other, line[9:])
+    assert come.wait(60)
+    os.close(other)
+    messages.finish()
+    assert asked == ["3"]
+
+
+def test_a_step_that_ends_in_time_is_not_hastened() -> None:
+    asked = list[str]()
+    messages = StepMessages(asked.append, grace=3600.0)
+    other = os.dup(messages.descriptor)
+    messages.begin()
+    os.write(other, TERMINATING)
+    os.close(other)
+    messages.finish()
+    assert asked == []
+    # The thread that would hasten the step has seen the end, too.
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.name.endswith("(_wait)"):
+            thread.join(60)
+    assert asked == []
+
+
+def test_messages_of_srun_reach_the_batch_log(desk: Desk) -> None:
+    desk.answer("srun", "echo to the output; echo one line >&2; printf 'no end' >&2; exit 3")
+    desk.step()
+    told = desk.told()
+    assert "to the output" in told
+    assert told.index("one line\nno end") < told.index("hpcrun: crash")
+
+
+def test_a_background_process_does_not_hold_the_end_up(desk: Desk) -> None:
+    held = desk.bin.parent / "pid"
+    desk.answer("srun", f"sleep 1000 & echo $! > '{held}'; exit 3")
+    assert desk.step() == 2
+    os.kill(int(held.read_text()), signal.SIGKILL)
+
+
+def test_only_processes_of_the_step_are_killed() -> None:
+    mine = ENVIRON | {"SLURM_STEP_ID": "3"}
+    others = [mine | {name: "8"} for name in mine]
+    sleep = ["sleep", "1000"]
+    processes = [subprocess.Popen(sleep, env=os.environ | env) for env in (mine, *others)]
+    try:
+        assert processes_of("3", ENVIRON) == [processes[0].pid]
+        command = kill_step_command("3", ENVIRON | {"SLURM_JOB_NODELIST": "n1"})
+        words = command[command.index(sys.executable) :]
+        subprocess.run(words, env=os.environ | ENVIRON, check=True)
+        assert processes[0].wait(60) == -signal.SIGKILL
+        assert [process.poll() for process in processes[1:]] == [None] * len(others)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,0 +1,1 @@
+"""Parts of tools/bench/restart.py: the programs that are disturbed, and the measurement of a restart."""
