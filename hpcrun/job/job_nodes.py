@@ -25,6 +25,7 @@ from hpcrun.job.step_nodes import (
     step_variables,
 )
 from hpcrun.ranks.fork_messages import FORK_SERVER
+from hpcrun.run import memory_keeper
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
@@ -114,7 +115,7 @@ class JobNodes:
         self._suspects: dict[str, str] = {}
         self._prepared: set[str] = set()
         self._run, self._attempt, self._gpus = run, attempt, gpus
-        self._programs = programs or {}
+        self._programs, self._key = programs or {}, memory_keeper.new_key()
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
         self._probes: dict[str, SpareProbe] = {}
@@ -220,9 +221,10 @@ class JobNodes:
 
     @property
     def for_ranks(self) -> dict[str, str]:
-        """Variables for the ranks: the name of the fork server of their node."""
+        """Variables for the ranks: the fork server of their node, and the keeper of memory copies."""
         name = f"{self._attempt.job}-{self._attempt.restart}"
-        return {FORK_SERVER: name} if FORK_SERVER in self._programs else {}
+        forked = {FORK_SERVER: name} if FORK_SERVER in self._programs else {}
+        return {**forked, memory_keeper.VARIABLE: self._key}
 
     @property
     def unprepared(self) -> Sequence[str]:
@@ -279,6 +281,7 @@ class JobNodes:
 
     def _hear(self, node: str, message: Mapping[str, Any]) -> None:
         if "joined" in message:
+            self._watch.send(node, "keep", key=self._key)
             for name, words in self._programs.items():
                 self._watch.send(node, "start", name=name, argv=list(words))
         probe = self._probes.get(node)

@@ -24,6 +24,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from hpcrun.ranks.addresses import AnswerServer, Listener, reached
+from hpcrun.run import memory_keeper
 from hpcrun.slurm.node_setup import die_with_parent
 
 BEAT = 1.0
@@ -156,6 +157,7 @@ class NodeAgent:
     def __init__(self, node: str, addresses: Sequence[str], port: int, key: str) -> None:
         self._node, self._addresses, self._port, self._key = node, addresses, port, key
         self._programs = Programs()
+        self._keeper: subprocess.Popen[bytes] | None = None
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard = 0.0
         from hpcrun.ranks.interfaces import own_interfaces
@@ -184,6 +186,9 @@ class NodeAgent:
     def close(self) -> None:
         """End the programs of the agent."""
         self._programs.close()
+        if self._keeper is not None and self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+            self._keeper.wait()
 
     def _connect(self) -> Connection | None:
         for address in self._addresses:
@@ -234,8 +239,18 @@ class NodeAgent:
         elif order == "stop":
             self._programs.stop(**arguments)
             self._answers.put({"stopped": arguments["name"]})
+        elif order == "keep":
+            self._keep(**arguments)
         elif order == "reach":
             threading.Thread(target=self._reach, kwargs=dict(arguments), daemon=True).start()
+
+    def _keep(self, key: str) -> None:
+        """Start the keeper of the memory copies, which ends with this process."""
+        try:
+            self._keeper = memory_keeper.start(key)
+        except OSError as error:
+            # Without it, restarts read from the disk.
+            print(f"hpcrun: {self._node}: no copies in memory: {error}", file=sys.stderr)
 
     def _reach(self, peers: Sequence[Mapping[str, Any]]) -> None:
         """Report the interfaces from which the doors of all ``peers`` answer."""
