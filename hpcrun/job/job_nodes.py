@@ -41,6 +41,7 @@ AGENTS = "hpcrun-agents"
 _AGENT = ("-m", "hpcrun.job.node_agent")
 # Not imported, because it imports torch.
 _FORK_SERVER = ("-m", "hpcrun.ranks.fork_server")
+_OF_ALL_NODES = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
 _SRUN = 1.0
 _CONTROLLER = 5.0
@@ -65,6 +66,8 @@ def agents_command(nodes: Sequence[str]) -> list[str]:
 def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
     """Start an agent on each node by srun."""
     environ = without_rank_requests(os.environ)
+    # A new agent of one node must not ask for the GPUs of all nodes.
+    environ = {name: value for name, value in environ.items() if name not in _OF_ALL_NODES}
     return AgentProcess(nodes, agents_command(nodes), environ, told)
 
 
@@ -126,6 +129,7 @@ class JobNodes:
             begin_agents,
             lose=self._lose,
             heard=self._hear,
+            gone=self._gone,
             port_key=f"{attempt.job} agents",
         )
         self._thread: threading.Thread | None = None
@@ -264,6 +268,15 @@ class JobNodes:
         if child is not None:
             # In another thread, because the watch must continue.
             threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
+
+    def _gone(self) -> list[str]:
+        """Return the nodes that Slurm has taken out of the job; none if the controller does not answer."""
+        show = slurm.scontrol_show_job_command(self._attempt.job)
+        facts = slurm.parse_show_job(slurm.run(show, timeout=_CONTROLLER).stdout)
+        if facts.get("JobState") != "RUNNING" or not facts.get("NodeList"):
+            return []
+        left = expand(facts["NodeList"])
+        return [node for node in self.shape.nodes if node not in left]
 
     def _end_step(self, child: "subprocess.Popen[bytes]") -> None:
         """Kill the ranks on the other nodes, which wait for the lost node, and their srun."""
