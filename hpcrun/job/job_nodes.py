@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 AGENTS = "hpcrun-agents"
 """The name of the agents' step."""
 _AGENT = ("-m", "hpcrun.job.node_agent")
-# Not imported, because it imports torch.
-_FORK_SERVER = ("-m", "hpcrun.ranks.fork_server")
 _OF_ALL_NODES = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
 _SRUN = 1.0
@@ -72,7 +70,12 @@ def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
 
 
 def nodes_of_job(
-    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+    run: RunDirectory,
+    attempt: Attempt,
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    *,
+    torchrun: bool = False,
 ) -> "JobNodes | None":
     """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
     hosts = environ.get("SLURM_JOB_NODELIST")
@@ -82,12 +85,33 @@ def nodes_of_job(
     # sbatch_args may change the number of nodes.
     shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
-    programs = {}
-    # A container has another interpreter and other libraries.
-    if not options.container:
-        name = f"{attempt.job}-{attempt.restart}"
-        programs[FORK_SERVER] = [options.python or sys.executable, *_FORK_SERVER, name]
-    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, programs=programs)
+    # A script imports its libraries itself, and a container has other files.
+    forks = not (options.script or options.container or torchrun)
+    helpers = RankHelpers(
+        memory=memory_keeper.new_key(),
+        fork=f"{os.getuid()}-{attempt.owner}" if forks else None,
+        python=options.python,
+    )
+    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)
+
+
+@dataclass(frozen=True)
+class RankHelpers:
+    """Processes of each node that outlive the ranks: see ``memory_keeper.py`` and ``fork_server.py``.
+
+    ``memory``: the key of the keepers. ``fork``: the name of the fork servers. ``python``: the interpreter of
+    the ranks; None: that of this process.
+    """
+
+    memory: str | None = None
+    fork: str | None = None
+    python: str | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by which the ranks find them."""
+        found = {memory_keeper.VARIABLE: self.memory, FORK_SERVER: self.fork}
+        return {name: value for name, value in found.items() if value}
 
 
 class JobNodes:
@@ -97,7 +121,7 @@ class JobNodes:
         attempt: the first attempt; :meth:`next_step` names each later one.
         own: the node of this process.
         gpus: GPUs per node that a spare node must have.
-        programs: what the agent of each node runs during the whole job.
+        helpers: what the agents start for the ranks.
 
     Attributes:
         bad: the nodes that no step uses any more, each with the reason.
@@ -112,13 +136,13 @@ class JobNodes:
         own: str,
         *,
         gpus: int = 0,
-        programs: Mapping[str, Sequence[str]] | None = None,
+        helpers: RankHelpers | None = None,
     ) -> None:
+        self.helpers = helpers or RankHelpers()
         self.shape, self.bad, self.used = shape, dict[str, str](), tuple[str, ...]()
         self._suspects: dict[str, str] = {}
         self._prepared: set[str] = set()
         self._run, self._attempt, self._gpus = run, attempt, gpus
-        self._programs, self._key = programs or {}, memory_keeper.new_key()
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
         self._probes: dict[str, SpareProbe] = {}
@@ -131,6 +155,7 @@ class JobNodes:
             heard=self._hear,
             gone=self._gone,
             port_key=f"{attempt.job} agents",
+            orders=asdict(self.helpers),
         )
         self._thread: threading.Thread | None = None
 
@@ -224,13 +249,6 @@ class JobNodes:
         return step_variables(environ, self.shape, nodes)
 
     @property
-    def for_ranks(self) -> dict[str, str]:
-        """Variables for the ranks: the fork server of their node, and the keeper of memory copies."""
-        name = f"{self._attempt.job}-{self._attempt.restart}"
-        forked = {FORK_SERVER: name} if FORK_SERVER in self._programs else {}
-        return {**forked, memory_keeper.VARIABLE: self._key}
-
-    @property
     def unprepared(self) -> Sequence[str]:
         """Nodes of the newest step on which no attempt has opened the run yet."""
         return [node for node in self.used if node not in self._prepared]
@@ -293,10 +311,6 @@ class JobNodes:
             _signal_sruns(child.pid, signal.SIGKILL)
 
     def _hear(self, node: str, message: Mapping[str, Any]) -> None:
-        if "joined" in message:
-            self._watch.send(node, "keep", key=self._key)
-            for name, words in self._programs.items():
-                self._watch.send(node, "start", name=name, argv=list(words))
         probe = self._probes.get(node)
         if probe is not None:
             probe.hear(message)

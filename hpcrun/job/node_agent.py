@@ -4,7 +4,9 @@ It sends a beat every second to the batch step, so that the loss of the node is 
 also runs programs for the batch step, such as the probes of a spare node. It ends with the batch step.
 
 The first line of standard input, which srun forwards to each node, has the batch step's addresses, port and
-key. Each later message is a JSON line on the connection.
+key, and what the ranks of the job use on their node: ``memory``, the key of the keeper of files in memory,
+and ``fork``, the name of the fork server, with ``python``, its interpreter. Each later message is a JSON line
+on the connection.
 """
 
 import contextlib
@@ -24,6 +26,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from hpcrun.ranks.addresses import AnswerServer, Listener, reached
+from hpcrun.ranks.fork_messages import fork_server_command
 from hpcrun.run import memory_keeper
 from hpcrun.slurm.node_setup import die_with_parent
 
@@ -38,6 +41,7 @@ _ALONE = 30.0
 # Seconds between two questions to the controller, of an agent without a batch step.
 _ASK = 10.0
 _PAUSE = 0.5
+_FORK_DELAY = 15.0
 _OUTPUT = 1 << 18
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -157,7 +161,6 @@ class NodeAgent:
     def __init__(self, node: str, addresses: Sequence[str], port: int, key: str) -> None:
         self._node, self._addresses, self._port, self._key = node, addresses, port, key
         self._programs = Programs()
-        self._keeper: subprocess.Popen[bytes] | None = None
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard = 0.0
         from hpcrun.ranks.interfaces import own_interfaces
@@ -183,12 +186,14 @@ class NodeAgent:
                 requeue_without_batch_host(self._node, os.environ)
                 asked = time.monotonic()
 
+    def start_fork_server(self, name: str, python: str | None) -> None:
+        """Start the fork server of this node; raises OSError."""
+        command = fork_server_command(name, python=python, parent=os.getpid(), delay=_FORK_DELAY)
+        self._programs.start("fork server", command, output=os.devnull)
+
     def close(self) -> None:
         """End the programs of the agent."""
         self._programs.close()
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.close()
-            self._keeper.wait()
 
     def _connect(self) -> Connection | None:
         for address in self._addresses:
@@ -239,18 +244,8 @@ class NodeAgent:
         elif order == "stop":
             self._programs.stop(**arguments)
             self._answers.put({"stopped": arguments["name"]})
-        elif order == "keep":
-            self._keep(**arguments)
         elif order == "reach":
             threading.Thread(target=self._reach, kwargs=dict(arguments), daemon=True).start()
-
-    def _keep(self, key: str) -> None:
-        """Start the keeper of the memory copies, which ends with this process."""
-        try:
-            self._keeper = memory_keeper.start(key)
-        except OSError as error:
-            # Without it, restarts read from the disk.
-            print(f"hpcrun: {self._node}: no copies in memory: {error}", file=sys.stderr)
 
     def _reach(self, peers: Sequence[Mapping[str, Any]]) -> None:
         """Report the interfaces from which the doors of all ``peers`` answer."""
@@ -270,6 +265,23 @@ def _end_with_input(agent: NodeAgent) -> None:
         os._exit(0)
 
 
+def _serve_ranks(
+    agent: NodeAgent, node: str, told: Mapping[str, Any]
+) -> "subprocess.Popen[bytes] | None":
+    """Start the fork server and the keeper of memory that the first line asks for; return the keeper.
+
+    Both end with this process. Without them, ranks start and restore as in a new job.
+    """
+    keeper = None
+    with contextlib.suppress(OSError):
+        if told.get("memory"):
+            keeper = memory_keeper.start(f"{told['memory']}/{node}")
+    with contextlib.suppress(OSError):
+        if told.get("fork"):
+            agent.start_fork_server(told["fork"], told.get("python"))
+    return keeper
+
+
 def main() -> None:
     """Serve as the agent of this node."""
     for number in _IGNORED:
@@ -280,9 +292,12 @@ def main() -> None:
         return
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     agent = NodeAgent(node, told["addresses"], told["port"], told["key"])
+    keeper = _serve_ranks(agent, node, told)
     threading.Thread(target=_end_with_input, args=(agent,), daemon=True).start()
     agent.run()
     agent.close()
+    if keeper is not None:
+        keeper.kill()
     os._exit(0)
 
 

@@ -180,8 +180,9 @@ class NodeWatch:
         own: the node of this process.
         begin: starts the agents.
         lose: called in the watch's thread with each lost node and the reason.
-        heard: called there with each message of a node that is not a beat. An agent begins with ``joined``.
+        heard: called there with each message of a node that is not a beat.
         gone: returns the nodes that Slurm has taken out of the job.
+        orders: further values of the first line for an agent; see ``node_agent.py``.
 
     Attributes:
         lost: the lost nodes, each with the reason; they stay lost.
@@ -198,6 +199,7 @@ class NodeWatch:
         gone: Callable[[], Collection[str]],
         limits: Limits | None = None,
         port_key: str,
+        orders: Mapping[str, Any] | None = None,
     ) -> None:
         self.nodes, self.lost = list(nodes), dict[str, str]()
         self._own, self._begin, self._lose, self._heard = own, begin, lose, heard
@@ -207,7 +209,7 @@ class NodeWatch:
         self._ports = port_candidates(port_key)
         self._server: socket.socket | None = None
         self._key = secrets.token_hex(16)
-        self._told: dict[str, Any] = {}
+        self._told: dict[str, Any] = dict(orders or {})
         self._steps: list[AgentStep] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -230,7 +232,7 @@ class NodeWatch:
         self._server = listen(self._ports)
         self._server.setblocking(False)
         port = self._server.getsockname()[1]
-        self._told = {"addresses": list(addresses), "port": port, "key": self._key}
+        self._told |= {"addresses": list(addresses), "port": port, "key": self._key}
         self._selector.register(self._server, selectors.EVENT_READ, self._server)
         self._start_agents(self.nodes)
         self._patience_ends = time.monotonic() + _START
@@ -379,7 +381,6 @@ class NodeWatch:
         state.connection, state.address = connection, connection.link.getpeername()[0]
         state.door, state.heard, state.unreached = message["door"], time.monotonic(), None
         state.restart = None
-        self._heard(node, {"joined": True})
 
     def _drop(self, connection: Connection) -> None:
         node = self._agents.pop(connection, None)

@@ -258,7 +258,7 @@ def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | 
     except UserError:
         # The start of the ranks reports it.
         return None
-    return nodes_of_job(run, attempt, options, os.environ)
+    return nodes_of_job(run, attempt, options, os.environ, torchrun=way.torchrun)
 
 
 def _hosts() -> str | None:
@@ -284,11 +284,13 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
             print(f"hpcrun: {error}", flush=True)
             return RanksEnd(exitcodes.FAILED)
         environ = nodes.variables(environ)
-        options = replace(options, srun_args=[*nodes.options(), *options.srun_args])
+        options = replace(
+            options,
+            srun_args=[*nodes.options(), *options.srun_args],
+            env={**nodes.helpers.variables, **options.env},
+        )
     command = srun_command
     env = {**options.env, IN_PLACE: str(attempt.in_place)}
-    if nodes is not None and not way.torchrun:
-        env |= nodes.for_ranks
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     try:

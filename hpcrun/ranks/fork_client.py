@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpcrun.ranks.fork_messages import (
     FORK_SERVER,
@@ -114,7 +114,7 @@ def _follow(
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     waiting.register(signals, select.POLLIN)
-    message = None
+    message: Any = None
     try:
         while message is None:
             for descriptor, _ in waiting.poll():

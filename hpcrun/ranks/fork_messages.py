@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,39 @@ _LONGEST = 64 << 20
 
 class BadMessage(Exception):
     """The other side is not hpcrun, or of another version."""
+
+
+def fork_server_command(
+    name: str,
+    *,
+    python: str | None = None,
+    parent: int | None = None,
+    delay: float = 0.0,
+    threads: str | None = None,
+    rank: Sequence[str] = (),
+) -> list[str]:
+    """Return the command that starts the fork server of this node.
+
+    The process must be able to use all CPUs, GPUs and memory of the job on the node, since the ranks run
+    under it. It ignores stop signals, and ends with its parent.
+
+    Args:
+        name: the value of HPCRUN_FORK_SERVER in the ranks; unique on the node.
+        python: the interpreter of the ranks; by default this one.
+        parent: the process whose main thread starts the server; the server ends with it.
+        delay: seconds from the first offer to the imports: a short job never needs them.
+        threads: OMP_NUM_THREADS of the ranks, if the server starts in their environment and is to prepare
+            itself without waiting for a rank.
+        rank: with ``threads``: the words of a rank's command after Python, such as -u -m hpcrun.worker.
+    """
+    words = [python or sys.executable, "-m", "hpcrun.ranks.fork_server"]
+    if parent is not None:
+        words.append(f"--parent={parent}")
+    if delay:
+        words.append(f"--delay={delay:g}")
+    if threads is None:
+        return [*words, name]
+    return [*words, f"--threads={threads}", name, "--", *rank]
 
 
 def address(name: str, node: str) -> str:

@@ -9,10 +9,11 @@ starts asks the server first (:mod:`hpcrun.ranks.fork_client`); without an answe
 import argparse
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
 from typing import NoReturn
 
 from hpcrun.ranks.fork_messages import BadMessage, Inbox, is_own, listen, own_address, send
@@ -23,40 +24,12 @@ from hpcrun.slurm.node_setup import die_with_parent
 _PATIENCE = 5.0
 
 
-def fork_server_command(
-    name: str,
-    *,
-    python: str | None = None,
-    parent: int | None = None,
-    threads: str | None = None,
-    rank: Sequence[str] = (),
-) -> list[str]:
-    """Return the command that starts the fork server of this node.
-
-    The process must be able to use all CPUs, GPUs and memory of the job on the node, since the ranks run
-    under it. It ignores stop signals, and ends with its parent.
-
-    Args:
-        name: the value of HPCRUN_FORK_SERVER in the ranks; unique on the node.
-        python: the interpreter of the ranks; by default this one.
-        parent: the process whose main thread starts the server; the server ends with it.
-        threads: OMP_NUM_THREADS of the ranks, if the server starts in their environment and is to prepare
-            itself without waiting for a rank.
-        rank: with ``threads``: the words of a rank's command after Python, such as -u -m hpcrun.worker.
-    """
-    words = [python or sys.executable, "-m", "hpcrun.ranks.fork_server"]
-    if parent is not None:
-        words.append(f"--parent={parent}")
-    if threads is None:
-        return [*words, name]
-    return [*words, f"--threads={threads}", name, "--", *rank]
-
-
 def main() -> NoReturn:
     """Wait for the offer of a rank, then become the template."""
     parser = argparse.ArgumentParser(prog="python -m hpcrun.ranks.fork_server")
     parser.add_argument("name")
     parser.add_argument("--parent", type=int)
+    parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--threads")
     parser.add_argument("rank", nargs="*")
     given = parser.parse_args()
@@ -77,8 +50,17 @@ def main() -> NoReturn:
         raise SystemExit(f"hpcrun: no fork server {given.name}: {error}") from error
     while True:
         if (offer := _next_offer(listener)) is not None:
+            _refuse_all(listener, given.delay)
             problem = become_template(offer, where, cpus)
             print(f"hpcrun: the fork server waits for another rank: {problem}", file=sys.stderr)
+
+
+def _refuse_all(listener: socket.socket, seconds: float) -> None:
+    """Refuse every client for ``seconds``."""
+    late = time.monotonic() + seconds
+    while (left := late - time.monotonic()) > 0:
+        if select.select([listener], [], [], left)[0]:
+            _next_offer(listener)
 
 
 def _next_offer(listener: socket.socket) -> RankStart | None:

@@ -24,14 +24,12 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 VARIABLE = "HPCRUN_MEMORY_KEEPER"
-"""Environment variable of the ranks: the key of the keepers of this start of the job, on all nodes.
-
-Nodes that share a machine, as in the local cluster, may have a keeper each: ``KEY/NODE``.
-"""
+"""Environment variable of the ranks: the key of the keepers of this start of the job, on all nodes."""
 
 _LIMIT = 1 << 18
 _PATIENCE = 5.0
@@ -51,6 +49,15 @@ class MemoryFile(NamedTuple):
 def new_key() -> str:
     """Return a new random key, for :data:`VARIABLE`."""
     return secrets.token_hex(16)
+
+
+def key_here(environ: Mapping[str, str]) -> str:
+    """Return the key of the keeper of this rank's node, ``KEY/NODE``; empty without a keeper.
+
+    Several nodes may share a machine.
+    """
+    key, node = environ.get(VARIABLE, ""), environ.get("SLURMD_NODENAME")
+    return f"{key}/{node}" if key and node and "/" not in key else key
 
 
 def start(key: str) -> "subprocess.Popen[bytes]":

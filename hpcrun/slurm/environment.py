@@ -67,6 +67,8 @@ _NAMES = frozenset(
         "HPCRUN_LOCAL_JOB",
         "HPCRUN_GPU_JOB",
         "HPCRUN_IN_PLACE",
+        "HPCRUN_FORK_SERVER",
+        "HPCRUN_MEMORY_KEEPER",
     }
 )
 # If two variables have the same key, the later wins, as in sbatch.

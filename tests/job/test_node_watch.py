@@ -23,7 +23,6 @@ from hpcrun.job.node_watch import (
     kernel_answers,
     lost_by_words,
 )
-from hpcrun.run import memory_keeper
 
 NODES = ("node1", "node2", "node3")
 PATIENCE = 30.0
@@ -205,19 +204,6 @@ def test_agents_end_with_the_watch(machine):
     machine.watch.close()
     gone, alive = psutil.wait_procs([*agents, *sleepers], PATIENCE)
     assert (len(gone), alive) == (4, [])
-
-
-def test_memory_copies_live_as_long_as_the_agent(machine):
-    key = memory_keeper.new_key()
-    machine.connect_all()
-    machine.watch.send("node2", "keep", key=key)
-    machine.watch.send("node2", "ping")
-    machine.answer("pong")
-    client = memory_keeper.KeeperClient(key, "run")
-    assert client.files()[1] == []
-    machine.watch.close()
-    with pytest.raises(OSError, match="refused"):
-        client.files()
 
 
 def test_an_agent_returns_the_output_of_a_program(machine):

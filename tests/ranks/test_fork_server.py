@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hpcrun.ranks.fork_messages import FORK_SERVER, connect, own_address
-from hpcrun.ranks.fork_server import fork_server_command
+from hpcrun.ranks.fork_messages import FORK_SERVER, connect, fork_server_command, own_address
 
 PROGRAM = str(Path(__file__).with_name("forked_rank.py"))
 RANK = ("-u", PROGRAM)

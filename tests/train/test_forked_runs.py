@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.ranks.fork_messages import FORK_SERVER
-from hpcrun.ranks.fork_server import fork_server_command
+from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import read_events
 from tests.jobs import final_state

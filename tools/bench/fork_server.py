@@ -21,8 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from hpcrun.config import override_layer, resolve, to_yaml  # noqa: E402
-from hpcrun.ranks.fork_messages import FORK_SERVER, connect, own_address  # noqa: E402
-from hpcrun.ranks.fork_server import fork_server_command  # noqa: E402
+from hpcrun.ranks.fork_messages import (  # noqa: E402
+    FORK_SERVER,
+    connect,
+    fork_server_command,
+    own_address,
+)
 from hpcrun.run.directory import create  # noqa: E402
 
 RANK = ("-u", "-m", "hpcrun.worker")

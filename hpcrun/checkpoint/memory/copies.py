@@ -12,6 +12,7 @@ starts again gets a new key, so memory cannot bring back a state that another jo
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,8 +34,10 @@ from hpcrun.checkpoint.storage.manifest import MANIFEST, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import one_line
 from hpcrun.ranks.collective import Ranks, first_of
-from hpcrun.run.memory_keeper import VARIABLE, KeeperClient, MemoryFile, new_file
+from hpcrun.run.memory_keeper import KeeperClient, MemoryFile, key_here, new_file
 
+# Seconds for the start of the keeper of a node.
+_KEEPER = 10.0
 _BLOCK = 8 << 20
 _ROOT = Path("memory of the nodes")
 """Folder of the files in messages; it is not on a disk."""
@@ -278,11 +281,14 @@ def open_copies(
         pin: function that locks the pages of a buffer.
         key: the key of the keepers; None: from the environment.
     """
-    client = KeeperClient(key or os.environ.get(VARIABLE, ""), run)
-    here = ""
-    if client.key:
-        with contextlib.suppress(OSError):
+    client = KeeperClient(key or key_here(os.environ), run)
+    here, late = "", time.monotonic() + _KEEPER
+    while client.key and not here and time.monotonic() < late:
+        try:
             here, _ = client.files()
+        except OSError:
+            # It starts at the same time as the first ranks.
+            time.sleep(0.2)
     everyone = ranks.gather(here)
     if not all(everyone):
         return None
