@@ -142,6 +142,7 @@ class JobNodes:
         self.shape, self.bad, self.used = shape, dict[str, str](), tuple[str, ...]()
         self._suspects: dict[str, str] = {}
         self._prepared: set[str] = set()
+        self._lost: set[str] = set()
         self._run, self._attempt, self._gpus = run, attempt, gpus
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
@@ -224,20 +225,20 @@ class JobNodes:
             enough = choose_nodes(self.shape, self.bad, self.used, self._suspects) is not None
         if enough:
             return replace(job, dead=(), avoided=())
-        lost = [node for node in self.shape.nodes if node in self._watch.lost or node in gone]
+        lost = [node for node in self.shape.nodes if node in self._lost or node in gone]
         dead = list(dict.fromkeys([*job.dead, *lost]))
         return replace(job, dead=dead, avoided=job.avoided or list(self.bad))
 
     @property
     def has_lost_step(self) -> bool:
         """True if a node of the newest step is lost, so that Slurm cannot end this step."""
-        return any(node in self._watch.lost for node in self.used)
+        return not self._lost.isdisjoint(self.used)
 
     def options(self) -> list[str]:
         """Return the options of each srun of the newest step; none for all nodes of the job."""
         if self.used == self.shape.nodes:
             return []
-        return step_options(self.shape, self.used, overlap=bool(self._watch.lost))
+        return step_options(self.shape, self.used, overlap=bool(self._lost))
 
     def variables(
         self, environ: Mapping[str, str], nodes: Sequence[str] | None = None
@@ -276,6 +277,7 @@ class JobNodes:
     def _lose(self, node: str, reason: str) -> None:
         with self._lock:
             self.bad.setdefault(node, reason)
+            self._lost.add(node)
             child = self._child if node in self.used else None
             used = node in self.used
         what = "node-lost" if used else "spare-lost"

@@ -463,8 +463,9 @@ class NodeWatch:
         state.probed = False
 
     def _set_lost(self, node: str, reason: str) -> None:
-        self.lost[node] = reason
         state = self._states[node]
         if state.connection is not None:
             self._drop(state.connection)
         self._lose(node, reason)
+        # Last: a reader of this expects the event in the log.
+        self.lost[node] = reason
