@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
+from hpcrun.job.node_agent import FORK_PROGRAM
 from hpcrun.job.node_watch import AgentProcess, AgentStep, NodeWatch
 from hpcrun.job.spare_probe import PROBE, SpareProbe, probe_command
 from hpcrun.job.srun import LaunchOptions
@@ -24,7 +25,7 @@ from hpcrun.job.step_nodes import (
     step_options,
     step_variables,
 )
-from hpcrun.ranks.fork_messages import FORK_SERVER
+from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
 from hpcrun.run import memory_keeper
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
@@ -159,6 +160,8 @@ class JobNodes:
             orders=asdict(self.helpers),
         )
         self._thread: threading.Thread | None = None
+        self._variables: int | None = None
+        self._forking: set[str] = set()
 
     def _start(self) -> None:
         """Start the agents, and the probes of the nodes that no step uses."""
@@ -180,6 +183,21 @@ class JobNodes:
         """End the agents."""
         self._closing.set()
         self._watch.close()
+        if self._variables is not None:
+            os.close(self._variables)
+
+    def variables_file(self) -> int | None:
+        """Return the descriptor of a file in memory for the variables of the next ranks; None: not needed.
+
+        The fork server of a spare node needs them: no rank has run there.
+        """
+        if self.helpers.fork is None or self.used == self.shape.nodes:
+            return None
+        if self._variables is None:
+            self._variables = os.memfd_create("hpcrun variables")
+        os.ftruncate(self._variables, 0)
+        os.lseek(self._variables, 0, os.SEEK_SET)
+        return self._variables
 
     def next_step(self, attempt: Attempt) -> tuple[str, ...]:
         """Choose the nodes of the next step, record the replacements, and end the probes there.
@@ -329,6 +347,7 @@ class JobNodes:
                 peers = [node for node in self.used if node not in self.bad][:2]
             doors = [door for node in peers if (door := self._watch.door(node))]
             for node in idle:
+                self._prepare_forks(node)
                 probe = self._probes.setdefault(node, SpareProbe())
                 fault = probe.fault(time.monotonic())
                 if fault is not None:
@@ -336,6 +355,23 @@ class JobNodes:
                     continue
                 for order, arguments in probe.orders(time.monotonic(), command, doors):
                     self._watch.send(node, order, **arguments)
+
+    def _prepare_forks(self, node: str) -> None:
+        """Let the fork server of a spare node import what a rank imports."""
+        name = self.helpers.fork
+        if name is None or node in self._forking or self._variables is None:
+            return
+        size = os.fstat(self._variables).st_size
+        environ = read_variables(os.pread(self._variables, size, 0))
+        threads = rank_threads(environ, self.shape.tasks)
+        if threads is None:
+            return
+        self._forking.add(node)
+        rank = ("-u", "-m", "hpcrun.worker")
+        argv = fork_server_command(name, python=self.helpers.python, threads=threads, rank=rank)
+        own = {key: value for key, value in environ.items() if not key.startswith("SLURM")}
+        facts = {"env": own, "output": os.devnull, "folder": environ.get("PWD")}
+        self._watch.send(node, "start", name=FORK_PROGRAM, argv=argv, **facts)
 
     def _reject(self, node: str, fault: str) -> None:
         with self._lock:
@@ -353,6 +389,25 @@ class JobNodes:
         self._watch.wait(lambda: not any(self._probes[node].running for node in running), _STOP)
         for node in running:
             del self._probes[node]
+
+
+def read_variables(raw: bytes) -> dict[str, str]:
+    """Return the variables that ``env -0`` has written; empty before it has ended."""
+    if not raw.endswith(b"\0"):
+        return {}
+    pairs = (word.decode(errors="surrogateescape").partition("=") for word in raw.split(b"\0"))
+    return {name: value for name, equal, value in pairs if equal}
+
+
+def rank_threads(environ: Mapping[str, str], tasks: int) -> str | None:
+    """Return OMP_NUM_THREADS of the ranks with these variables, if it follows from them.
+
+    Args:
+        tasks: tasks per node.
+    """
+    given = environ.get("OMP_NUM_THREADS") or environ.get("SLURM_CPUS_PER_TASK")
+    cores = environ.get("SLURM_CPUS_ON_NODE", "")
+    return given or (str(max(1, int(cores) // tasks)) if cores.isdecimal() else None)
 
 
 def _ends(child: "subprocess.Popen[bytes]", seconds: float) -> bool:

@@ -30,6 +30,8 @@ from hpcrun.ranks.fork_messages import fork_server_command
 from hpcrun.run import memory_keeper
 from hpcrun.slurm.node_setup import die_with_parent
 
+FORK_PROGRAM = "fork server"
+"""The name of the fork server among the programs of an agent."""
 BEAT = 1.0
 """Seconds between two beats."""
 END = b"end\n"
@@ -91,12 +93,14 @@ class Programs:
         env: Mapping[str, str] | None = None,
         output: str | None = None,
         nice: int = 0,
+        folder: str | None = None,
     ) -> None:
         """Start a program in place of one with the same name.
 
         Args:
             env: variables in addition to those of the agent.
             output: a file for its output; None: the output is returned at its end.
+            folder: its working folder; None: that of the agent.
 
         Raises:
             OSError: the program or the file cannot be opened.
@@ -114,6 +118,7 @@ class Programs:
                 stdout=out,
                 stderr=subprocess.DEVNULL if output is None else subprocess.STDOUT,
                 env={**os.environ, **(env or {})},
+                cwd=folder,
                 start_new_session=True,
                 preexec_fn=_begin_child,
             )
@@ -189,7 +194,7 @@ class NodeAgent:
     def start_fork_server(self, name: str, python: str | None) -> None:
         """Start the fork server of this node; raises OSError."""
         command = fork_server_command(name, python=python, parent=os.getpid(), delay=_FORK_DELAY)
-        self._programs.start("fork server", command, output=os.devnull)
+        self._programs.start(FORK_PROGRAM, command, output=os.devnull)
 
     def close(self) -> None:
         """End the programs of the agent."""

@@ -84,12 +84,14 @@ def run_ranks(
     messages = StepMessages(hasten)
     try:
         exports, values = export_from_environment(env)
-        script = shell_script(setup, exports, steps, report, messages.descriptor)
+        variables = None if nodes is None else nodes.variables_file()
+        script = shell_script(setup, exports, steps, report, messages.descriptor, variables)
+        kept = [] if variables is None else [variables]
         try:
             child = subprocess.Popen(
                 ["bash", "-c", script, "hpcrun"],
                 env={**environ, **values},
-                pass_fds=[report, messages.descriptor],
+                pass_fds=[report, messages.descriptor, *kept],
             )
         finally:
             messages.begin()
@@ -127,10 +129,12 @@ def shell_script(
     steps: Sequence[Sequence[str]],
     report: int,
     messages: int,
+    variables: int | None = None,
 ) -> str:
     """Return the text for bash, which writes the failed line or "ready" to descriptor ``report``.
 
-    The programs of ``steps`` write their errors to descriptor ``messages``.
+    The programs of ``steps`` write their errors to descriptor ``messages``. The shell writes its variables to
+    the file ``variables``.
     """
     return "\n".join(
         [
@@ -145,6 +149,7 @@ def shell_script(
             'case "$(trap -p EXIT)" in *hpcrun_failed*) trap - EXIT ;; esac',
             # Slurm signals this shell too: with a trap it outlives srun.
             "trap : TERM USR1 USR2",
+            *([f"env -0 >&{variables} || true"] if variables is not None else []),
             f"printf {_READY.decode()} >&{report}",
             f"exec {report}>&-",
             "code=0",
