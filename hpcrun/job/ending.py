@@ -233,7 +233,7 @@ def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exce
     with contextlib.suppress(OSError):
         if (read_json(run.result) or {}).get("state") == "finished":
             return exitcodes.DONE
-    remedy = "free some space there" if isinstance(error, OSError) else "mend the cause"
+    remedy = "free some space there" if isinstance(error, OSError) else "correct the cause"
     reason = f"no job continues {run.name}: {remedy}, then `hpcrun resume {run.name}`"
     complain(reason)
     event = Event("ended", time.time(), attempt, None, None, {"reason": reason})

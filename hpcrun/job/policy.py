@@ -231,7 +231,7 @@ UNFINISHED = 75
 """Stopped at a committed checkpoint and to be continued (sysexits.h EX_TEMPFAIL)."""
 
 AGAIN_IN_PLACE = 76
-"""To be continued at once, without the delay of a requeue (`hpcrun finalize`, for the local cluster only)."""
+"""To be continued without the delay of a requeue (`hpcrun finalize`, for the local cluster only)."""
 
 TERMINATED = 143
 """The run was stopped on request (128 + SIGTERM; batch scripts only): not done, and not requeued."""

@@ -48,7 +48,7 @@ from hpcrun.slurm.environment import export_from_environment
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
 _FIRST_DESCRIPTOR = 200
-# Seconds; the ranks start meanwhile.
+# Seconds, in which the ranks start.
 _IMPORT_AFTER = 20.0
 # A write of this size to a pipe is atomic (POSIX, PIPE_BUF).
 _LONGEST = 3000

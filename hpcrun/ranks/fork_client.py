@@ -144,7 +144,7 @@ def _kill(rank: int) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Return True unless the process has ended, also if nobody has waited for it."""
+    """Return True unless the process has ended, also before its parent has waited for it."""
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as stream:  # noqa: PTH123
             return stream.read().rpartition(")")[2].split()[0] not in "ZX"

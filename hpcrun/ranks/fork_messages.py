@@ -83,7 +83,7 @@ def listen(where: str) -> socket.socket:
 
 
 def connect(where: str, seconds: float) -> socket.socket:
-    """Return a connection to the server, whose calls wait for at most ``seconds``.
+    """Return a connection to the server; its calls wait for at most ``seconds``.
 
     Raises:
         OSError: no server of this user listens there.
@@ -117,7 +117,7 @@ def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = (
 
 
 class Inbox:
-    """What has arrived on a connection."""
+    """The messages and descriptors that have arrived on a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -160,7 +160,7 @@ class Inbox:
         return message
 
     def close(self) -> None:
-        """Close the connection, and the descriptors that nobody has taken."""
+        """Close the connection, and the descriptors that the caller has not taken."""
         self._connection.close()
         while self.descriptors:
             os.close(self.descriptors.pop())

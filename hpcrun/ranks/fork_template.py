@@ -42,7 +42,7 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 @dataclass(frozen=True)
 class RankStart:
-    """What a rank, or the caller of the fork server, says about the ranks of this node.
+    """Facts about the ranks of this node, from a rank or from the caller of the fork server.
 
     ``threads``: their OMP_NUM_THREADS; ``cpus``: those of one rank.
     """
@@ -329,9 +329,9 @@ class _Template:
                 client.inbox.close()
 
     def _reap(self) -> None:
-        """Tell the tasks of ranks that have ended, and kill the helpers of these ranks."""
+        """Inform the tasks of ranks that have ended, and kill the helpers of these ranks."""
         while (ended := _ended()) is not None:
-            # The helpers are in the group of the rank, whose number is taken until it is waited for.
+            # The helpers are in the group of the rank. The number stays taken until the rank is waited for.
             _kill(ended)
             status = os.waitpid(ended, 0)[1]
             client = next((one for one in self._clients.values() if one.rank == ended), None)

@@ -24,7 +24,7 @@ _DEVICES = ("nvidia*", "kfd", "dri/render*")
 
 
 class ProcessState(NamedTuple):
-    """What a process inherits.
+    """The state that a process inherits.
 
     ``options``: Python's options with the module; ``arguments``: those of the module. ``limits``: soft and
     hard limit by name. ``ignored``, ``blocked``: numbers of signals. ``fixed``: what a process cannot change.

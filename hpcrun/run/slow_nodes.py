@@ -1,4 +1,4 @@
-"""Slow nodes of a run: nodes for whose ranks the ranks of the other nodes wait, as the event log has them."""
+"""Slow nodes of a run, from its event log: the ranks of the other nodes wait for their ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +67,7 @@ def slow_now(events: Sequence[Event]) -> list[SlowNode]:
 
 
 def replaced_hosts(events: Sequence[Event]) -> set[str]:
-    """Return the nodes for whose replacement the ranks have already stopped."""
+    """Return the nodes that a stop of the ranks has already replaced."""
     stops = [event for event in events if event.what == "stopped" and event.cause == STOPPED]
     return {str(host) for event in stops for host in event.fields.get("hosts", ())}
 

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "no command after the dashes": (["submit", "--"], ["there is no command after `--`"]),
     "a command where none belongs": (["status", "--", "ls"], ["takes no command"]),
     "no nodes": (["submit", "--nodes", "0"], ["--nodes", "job.nodes", "at least 1"]),
-    "nodes in words": (["submit", "--nodes", "two"], ["--nodes", "a whole number, not 'two'"]),
+    "nodes in words": (["submit", "--nodes", "two"], ["--nodes", "such as 2-4, not 'two'"]),
     "an unknown key": (["submit", "train.lrr=1"], ["train.lrr", "did you mean train.lr?"]),
     "an unknown executor": (["submit", "--executor", "locl"], ["--executor", "mean local?"]),
     "an unknown task": (["submit", "task=language-modell"], ["language-modell", "language-model"]),

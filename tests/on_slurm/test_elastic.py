@@ -75,7 +75,7 @@ def test_a_run_takes_the_free_nodes_at_each_start(bench: Bench, counts: tuple[in
 
 
 @pytest.mark.slow
-def test_a_run_continues_without_a_lost_node_and_takes_it_back(bench: Bench) -> None:
+def test_a_run_continues_without_a_node_and_takes_it_back(bench: Bench) -> None:
     run = submit(bench, model__pause=0.1, checkpoint__every=3)
     bench.wait_for_step(run, 8)
     job = bench.job(run)

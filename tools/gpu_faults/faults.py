@@ -269,7 +269,7 @@ FAULTS = (
     Fault(
         "the snapshot's memory is not page-locked",
         "train/saving.py",
-        (("pinned=bool(distributed.device_ids)", "pinned=False"),),
+        (("bool(distributed.device_ids)", "False"),),
         LATE,
     ),
     Fault(

@@ -242,7 +242,7 @@ class MemoryCopies:
 
 
 def _sources(everyone: Sequence[NodeMemory], rank: int) -> list[NodeMemory]:
-    """Return the ranks of the node before this rank's node whose files this rank copies."""
+    """Return the ranks of the node before this rank's node, of which this rank copies the files."""
     nodes = list(dict.fromkeys(report.keeper for report in everyone))
     if len(nodes) == 1:
         return []

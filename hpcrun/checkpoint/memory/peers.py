@@ -1,6 +1,6 @@
 """Reading of files in the memory of another node, over TCP.
 
-A rank serves the files of its node while the ranks copy or restore. Whoever connects must know the key of the
+A rank serves the files of its node while the ranks copy or restore. A client must know the key of the
 job: it answers a random challenge with a keyed hash (HMAC). The bytes are not encrypted, as those of gloo and
 NCCL are not. The receiver compares them with the hashes of the checkpoint.
 """
@@ -166,7 +166,7 @@ def _answer(line: socket.socket, key: str, open_file: Callable[[MemoryFile], int
             # A file that has become shorter ends early, and the receiver sees it.
             count = max(0, min(length, size_of(descriptor, file) - position))
             line.sendall(_HEAD.pack(count))
-            # sendfile(2) alone does not wait on a socket with a timeout.
+            # sendfile(2) does not wait on a socket with a timeout.
             if count and line.sendfile(content, position, count) < count:
                 return
 

@@ -3,8 +3,8 @@ about a restart.
 
 The local cluster calls this command after the ranks have ended; in a Slurm job
 the batch step does the same. Exit code 75: the run must be started again. 76:
-the run must be started again at once, without the delay of a requeue. 0: the
-training is done. Any other code: the run ended in a failure (143: stopped
+the run must be started again without the delay of a requeue. 0: the training is
+done. Any other code: the run ended in a failure (143: stopped
 on request).
 """
 

@@ -101,6 +101,10 @@ CASES = {
         evidence(code=143, word="cancelled", diagnosis=CRASH),
         (Cause.CANCELLED, "cancelled, before a checkpoint could be written"),
     ),
+    "the batch step has lost a node and ended the ranks on the others": (
+        evidence(event("node-lost", host="n2", reason="no heartbeat for 5 s"), code=143),
+        (Cause.NODE_FAILURE, "n2 was lost: no heartbeat for 5 s"),
+    ),
     "an error that other nodes may not have": (
         evidence(event("bad-input", reason="no such file", host="n1"), code=2, of_node=True),
         (Cause.CRASH, "n1: no such file"),
