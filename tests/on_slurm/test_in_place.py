@@ -134,7 +134,7 @@ def test_a_program_with_its_own_ranks_starts_again_in_place(slurm: SlurmCluster)
     environ["PATH"] = f"{interpreter.parent}:{environ['PATH']}"
     commands = {
         "torchrun": ("--launcher", "torchrun", "--", "train.py", "700", "saved", "0.1"),
-        "accelerate": ("--launcher", "accelerate", "--", "epochs.py", "10", "kept", "0.8"),
+        "accelerate": ("--launcher", "accelerate", "--", "epochs.py", "110", "kept", "0.8"),
     }
     for name, command in commands.items():
         hpcrun = [slurm.python, "-m", "hpcrun", "submit", *SHAPE, "--name", name, "--no-snapshot"]
