@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 AGENTS = "hpcrun-agents"
 """The name of the agents' step."""
 _AGENT = ("-m", "hpcrun.job.node_agent")
+_OF_ALL_NODES = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
 _SRUN = 1.0
 _CONTROLLER = 5.0
@@ -63,6 +64,8 @@ def agents_command(nodes: Sequence[str]) -> list[str]:
 def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
     """Start an agent on each node by srun."""
     environ = without_rank_requests(os.environ)
+    # A new agent of one node must not ask for the GPUs of all nodes.
+    environ = {name: value for name, value in environ.items() if name not in _OF_ALL_NODES}
     return AgentProcess(nodes, agents_command(nodes), environ, told)
 
 
@@ -139,6 +142,7 @@ class JobNodes:
         self.shape, self.bad, self.used = shape, dict[str, str](), tuple[str, ...]()
         self._suspects: dict[str, str] = {}
         self._prepared: set[str] = set()
+        self._lost: set[str] = set()
         self._run, self._attempt, self._gpus = run, attempt, gpus
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
@@ -150,6 +154,7 @@ class JobNodes:
             begin_agents,
             lose=self._lose,
             heard=self._hear,
+            gone=self._gone,
             port_key=f"{attempt.job} agents",
             orders=asdict(self.helpers),
         )
@@ -220,20 +225,20 @@ class JobNodes:
             enough = choose_nodes(self.shape, self.bad, self.used, self._suspects) is not None
         if enough:
             return replace(job, dead=(), avoided=())
-        lost = [node for node in self.shape.nodes if node in self._watch.lost or node in gone]
+        lost = [node for node in self.shape.nodes if node in self._lost or node in gone]
         dead = list(dict.fromkeys([*job.dead, *lost]))
         return replace(job, dead=dead, avoided=job.avoided or list(self.bad))
 
     @property
     def has_lost_step(self) -> bool:
         """True if a node of the newest step is lost, so that Slurm cannot end this step."""
-        return any(node in self._watch.lost for node in self.used)
+        return not self._lost.isdisjoint(self.used)
 
     def options(self) -> list[str]:
         """Return the options of each srun of the newest step; none for all nodes of the job."""
         if self.used == self.shape.nodes:
             return []
-        return step_options(self.shape, self.used, overlap=bool(self._watch.lost))
+        return step_options(self.shape, self.used, overlap=bool(self._lost))
 
     def variables(
         self, environ: Mapping[str, str], nodes: Sequence[str] | None = None
@@ -272,6 +277,7 @@ class JobNodes:
     def _lose(self, node: str, reason: str) -> None:
         with self._lock:
             self.bad.setdefault(node, reason)
+            self._lost.add(node)
             child = self._child if node in self.used else None
             used = node in self.used
         what = "node-lost" if used else "spare-lost"
@@ -282,6 +288,15 @@ class JobNodes:
         if child is not None:
             # In another thread, because the watch must continue.
             threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
+
+    def _gone(self) -> list[str]:
+        """Return the nodes that Slurm has taken out of the job; none if the controller does not answer."""
+        show = slurm.scontrol_show_job_command(self._attempt.job)
+        facts = slurm.parse_show_job(slurm.run(show, timeout=_CONTROLLER).stdout)
+        if facts.get("JobState") != "RUNNING" or not facts.get("NodeList"):
+            return []
+        left = expand(facts["NodeList"])
+        return [node for node in self.shape.nodes if node not in left]
 
     def _end_step(self, child: "subprocess.Popen[bytes]") -> None:
         """Kill the ranks on the other nodes, which wait for the lost node, and their srun."""

@@ -29,9 +29,6 @@ _TICK = 0.25
 # A node that refuses the connection is reached, as one that accepts it.
 _UNREACHED = (errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN)
 _LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?):")
-_NOT_OF_THE_JOB = re.compile(
-    r"Unable to create step for job \d+: Requested node configuration is not available"
-)
 # Starts of a node's agent, the first included.
 _STARTS = 4
 # Seconds for the start of the agents, with a Python from a busy file server.
@@ -155,8 +152,6 @@ def all_others_silent(states: Mapping[str, NodeState], own: str) -> bool:
 
 def lost_by_words(words: str, nodes: Sequence[str]) -> list[str]:
     """Return the ``nodes`` on which, according to srun's messages, no agent can start."""
-    if len(nodes) == 1 and _NOT_OF_THE_JOB.search(words):
-        return list(nodes)
     failed = set(_LAUNCH.findall(words))
     return [node for node in nodes if node in failed]
 
@@ -186,6 +181,7 @@ class NodeWatch:
         begin: starts the agents.
         lose: called in the watch's thread with each lost node and the reason.
         heard: called there with each message of a node that is not a beat.
+        gone: returns the nodes that Slurm has taken out of the job.
         orders: further values of the first line for an agent; see ``node_agent.py``.
 
     Attributes:
@@ -200,12 +196,14 @@ class NodeWatch:
         *,
         lose: Callable[[str, str], None],
         heard: Callable[[str, Mapping[str, Any]], None],
+        gone: Callable[[], Collection[str]],
         limits: Limits | None = None,
         port_key: str,
         orders: Mapping[str, Any] | None = None,
     ) -> None:
         self.nodes, self.lost = list(nodes), dict[str, str]()
         self._own, self._begin, self._lose, self._heard = own, begin, lose, heard
+        self._gone = gone
         self._limits = limits or Limits()
         self._states = {node: NodeState() for node in nodes}
         self._ports = port_candidates(port_key)
@@ -434,7 +432,8 @@ class NodeWatch:
         self._start_again(dropped)
 
     def _end_of_step(self, step: AgentStep, words: str) -> None:
-        lost = lost_by_words(words, step.nodes)
+        # srun has the same message for a wrong request, so ask Slurm for the nodes of the job.
+        lost = lost_by_words(words, step.nodes) or self._gone()
         for node in step.nodes:
             state = self._states[node]
             if state.restart is step:
@@ -467,8 +466,9 @@ class NodeWatch:
         state.probed = False
 
     def _set_lost(self, node: str, reason: str) -> None:
-        self.lost[node] = reason
         state = self._states[node]
         if state.connection is not None:
             self._drop(state.connection)
         self._lose(node, reason)
+        # Last: a reader of this expects the event in the log.
+        self.lost[node] = reason

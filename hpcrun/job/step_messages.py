@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from hpcrun import slurm
 from hpcrun.job import kill_ranks
+from hpcrun.job.stop_signals import STOP_SIGNALS
 from hpcrun.slurm.notation import expand
 
 GRACE = 3.0
@@ -27,7 +28,6 @@ _TERMINATING = re.compile(rb"srun: (?:.* )?Terminating StepId=\S*\.(\d+)$")
 # Seconds; a background process of the set-up may keep the other end open.
 _DRAIN = 0.5
 _TIMEOUT = 20.0
-_OF_THE_BATCH_STEP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StepMessages:
@@ -50,7 +50,7 @@ class StepMessages:
         """Pass messages on. The descriptor is closed here: another process has inherited it, or none will."""
         os.close(self.descriptor)
         # A thread that does not block them would take the signals for which the batch step looks.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_BATCH_STEP)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._thread.start()
         finally:

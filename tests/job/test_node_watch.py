@@ -70,10 +70,15 @@ class Several:
 
 
 class Machine:
-    """The nodes of a job on this machine. ``dead``: nodes on which Slurm can start no agent."""
+    """The nodes of a job on this machine.
+
+    ``dead``: nodes on which Slurm can start no agent. ``gone``: nodes that are no longer nodes of the job.
+    """
 
     def __init__(self) -> None:
         self.dead: set[str] = set()
+        self.gone: set[str] = set()
+        self.refusal = REFUSAL
         self.lost: dict[str, str] = {}
         self.messages: list[tuple[str, Mapping[str, Any]]] = []
         self.begun: list[Sequence[str]] = []
@@ -83,6 +88,7 @@ class Machine:
             self._begin,
             lose=self.lost.__setitem__,
             heard=lambda node, message: self.messages.append((node, message)),
+            gone=lambda: self.gone,
             limits=QUICK,
             port_key=str(os.getpid()),
         )
@@ -91,7 +97,9 @@ class Machine:
         self.begun.append(nodes)
         gone = [node for node in nodes if node in self.dead]
         if gone:
-            return Refused(nodes, REFUSAL.format(gone[0]))
+            return Refused(nodes, self.refusal.format(gone[0]))
+        if self.gone & set(nodes):
+            return Refused(nodes, "srun: error: Requested node configuration is not available")
         return Several(nodes, told)
 
     def connect_all(self) -> None:
@@ -147,6 +155,23 @@ def test_a_node_without_a_new_agent_is_lost(machine):
     assert machine.lost == machine.watch.decided(NODES) == machine.watch.lost
     assert "Slurm cannot start another" in machine.lost["node3"]
     assert machine.watch.connected() == ["node1", "node2"]
+
+
+def test_a_node_that_slurm_takes_out_is_lost(machine):
+    machine.connect_all()
+    machine.gone.add("node3")
+    machine.agent("node3").kill()
+    assert machine.watch.wait(lambda: "node3" in machine.watch.lost, PATIENCE)
+    assert machine.watch.connected() == ["node1", "node2"]
+
+
+def test_a_refused_request_proves_no_loss(machine):
+    machine.connect_all()
+    machine.dead.add("node2")
+    machine.refusal = "srun: error: Unable to contact slurm controller"
+    machine.agent("node2").kill()
+    assert machine.watch.wait(lambda: machine.begun.count(["node2"]) == 3, PATIENCE)
+    assert machine.watch.decided(NODES) == machine.lost == {}
 
 
 def test_a_stopped_agent_is_no_lost_node(machine):
@@ -260,7 +285,4 @@ def test_a_host_that_is_cut_off_blames_no_node():
 def test_srun_names_the_nodes_without_an_agent():
     group = ["node1", "node12"]
     assert lost_by_words(REFUSAL.format("node12"), group) == ["node12"]
-    gone = "srun: error: Unable to create step for job 4: Requested node configuration is not available"
-    assert lost_by_words(gone, ["node3"]) == ["node3"]
-    assert lost_by_words(gone, group) == []
     assert lost_by_words("srun: error: Unable to contact slurm controller", ["node3"]) == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from hpcrun.job.lost_batch_host import must_requeue
-from hpcrun.job.spare_probe import EVERY, PROBE, SpareProbe, fault_of
+from hpcrun.job.spare_probe import EVERY, PROBE, SpareProbe, fault_of, probe_command
 from hpcrun.job.step_nodes import (
     JobShape,
     choose_nodes,
@@ -13,6 +15,7 @@ from hpcrun.job.step_nodes import (
     step_options,
     step_variables,
 )
+from hpcrun.run.directory import create
 
 FOUR = JobShape(("node1", "node2", "node3", "node4"), 3, 2)
 ENVIRON = {
@@ -155,3 +158,14 @@ def test_a_spare_without_a_network_is_unfit_after_two_tries():
 def test_a_probe_that_hangs_makes_the_spare_unfit():
     assert "has not ended" in str(probed().fault(1000.0))
     assert probed({"stopped": PROBE}).fault(1000.0) is None
+
+
+def test_a_spare_reports_missing_gpus_about_itself(tmp_path):
+    run = create(tmp_path / "a", "command: []\njob:\n  cpu: true\n", {})
+
+    def report(gpus: int) -> str:
+        command = probe_command(run.path, gpus)
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    assert fault_of(report(0)) is None
+    assert str(fault_of(report(64))).startswith("gpus: ")

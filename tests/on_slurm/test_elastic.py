@@ -68,7 +68,9 @@ def test_a_run_takes_the_free_nodes_at_each_start(bench: Bench, counts: tuple[in
         bench.hpcrun("preempt", "moving")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     require_each_sample_once(bench, run, [*counts])
-    log = (run.attempt_logs(bench.job(run), counts.index(2)) / "rank-00000.log").read_text()
+    on_two = jobs.events(run, "started")[counts.index(2)].attempt
+    assert on_two is not None
+    log = (run.attempt_logs(on_two) / "rank-00000.log").read_text()
     assert "hpcrun: 2 of 2-3 nodes: accumulation 3 instead of 2; " in log
 
 

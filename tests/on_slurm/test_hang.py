@@ -25,5 +25,6 @@ def test_a_stopped_rank_is_named_and_the_job_restarts_once(bench, calm):
     folder = run.attempt_logs(Attempt(bench.job(run), 0))
     assert "in training_step" in (folder / "stacks-rank-00000.txt").read_text()
     assert bench.causes(run) == ["hang", "finished"]
-    assert (state, bench.slurm.restarts(bench.job(run))) == ("COMPLETED", 1)
+    assert (state, bench.slurm.restarts(bench.job(run))) == ("COMPLETED", 0)
+    assert jobs.events(run, "opened")[-1].attempt == Attempt(bench.job(run), 0, 1)
     assert jobs.final_state(run) == jobs.final_state(calm)

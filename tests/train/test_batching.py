@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcrun.config.training import Train
+from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
@@ -15,6 +15,10 @@ shapes = {
     "ranks": st.integers(1, 6),
     "accumulation": st.integers(1, 4),
 }
+
+
+def with_batches(**train):
+    return Config.model_validate({"train": train})
 
 
 def taken(batching, step):
@@ -62,8 +66,8 @@ def test_dropping_omits_only_the_end_of_each_epoch(batch_size, ranks, accumulati
     epoch=st.integers(60, 99),
 )
 def test_micro_batches_respect_their_limit(batch_size, ranks, micro_batch, epoch):
-    train = Train(batch_size=batch_size, micro_batch=micro_batch)
-    accumulation = accumulation_of(train, ranks)
+    config = with_batches(batch_size=batch_size, micro_batch=micro_batch)
+    accumulation = accumulation_of(config, ranks)
     batching = Batching(batch_size, ranks, accumulation, "pad", epoch)
     alone = Batching(batch_size, 1, 1, "pad", epoch)
     for step in range(alone.steps_per_epoch):
@@ -92,9 +96,9 @@ def test_without_weights_all_micro_batches_have_the_same_size(
 
 
 def test_fewer_ranks_take_the_same_batch_in_more_micro_batches():
-    train = Train(batch_size=64, micro_batch=8)
-    assert [accumulation_of(train, ranks) for ranks in (8, 4, 3, 1)] == [1, 2, 3, 8]
-    assert accumulation_of(Train(batch_size=64, accumulation=2), 3) == 2
+    config = with_batches(batch_size=64, micro_batch=8)
+    assert [accumulation_of(config, ranks) for ranks in (8, 4, 3, 1)] == [1, 2, 3, 8]
+    assert accumulation_of(with_batches(batch_size=64, accumulation=2), 3) == 2
 
 
 @pytest.mark.parametrize(
