@@ -41,15 +41,10 @@ def kill_rank(run: RunDirectory, rank: int, number: signal.Signals = signal.SIGK
             continue
         if wanted.items() <= environ.items() and "SLURM_STEP_NODELIST" in environ:
             found.append(process)
-    # The task that runs torchrun may have this number too.
-    found = [process for process in found if _below_torchrun(process)] or found
     known = {process.pid for process in found}
-    (first,) = [process for process in found if process.ppid() not in known]
-    os.kill(first.pid, number)
-
-
-def _below_torchrun(process: psutil.Process) -> bool:
-    return "TORCHELASTIC_RUN_ID" in process.environ()
+    first = [process for process in found if process.ppid() not in known]
+    # The program that starts the ranks of a node may have this number too, and is older.
+    os.kill(max(first, key=psutil.Process.create_time).pid, number)
 
 
 def attempts(run: RunDirectory) -> list[str]:
@@ -139,7 +134,7 @@ def test_a_program_with_its_own_ranks_starts_again_in_place(slurm: SlurmCluster)
     environ["PATH"] = f"{interpreter.parent}:{environ['PATH']}"
     commands = {
         "torchrun": ("--launcher", "torchrun", "--", "train.py", "700", "saved", "0.1"),
-        "accelerate": ("--launcher", "accelerate", "--", "epochs.py", "10", "kept", "0.8"),
+        "accelerate": ("--launcher", "accelerate", "--", "epochs.py", "110", "kept", "0.8"),
     }
     for name, command in commands.items():
         hpcrun = [slurm.python, "-m", "hpcrun", "submit", *SHAPE, "--name", name, "--no-snapshot"]
