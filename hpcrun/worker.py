@@ -22,6 +22,8 @@ def main() -> NoReturn:
         STOP.install()
         fork_client.become_forked()
     STOP.install()
+    if name := os.environ.pop("HPCRUN_JOB_NAME", None):
+        os.environ["SLURM_JOB_NAME"] = name
     from hpcrun.run.streams import outlive_full_disk
 
     outlive_full_disk()

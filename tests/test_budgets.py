@@ -14,22 +14,22 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_050, 22),
-    "checkpoint": (5_200, 27),
+    "checkpoint": (6_050, 33),
     "cli": (4_300, 31),
-    "config": (2_550, 11),
+    "config": (2_650, 12),
     "devices": (750, 5),
     "diagnose": (1_850, 9),
     "estimate": (850, 6),
     "hpcrun": (650, 7),
-    "job": (5_150, 21),
+    "job": (7_400, 32),
     "network": (5_400, 22),
-    "ranks": (2_600, 12),
+    "ranks": (3_600, 17),
     "results": (4_300, 18),
-    "run": (3_250, 14),
-    "slurm": (4_650, 25),
+    "run": (3_600, 18),
+    "slurm": (4_750, 25),
     "tasks": (1_400, 9),
-    "tests": (49_500, 387),
-    "train": (10_150, 44),
+    "tests": (53_200, 414),
+    "train": (10_500, 46),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -39,7 +39,7 @@ from hpcrun.job.srun import (
 from hpcrun.job.step_messages import StepMessages, kill_step
 from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.ranks.launchers import job_id
-from hpcrun.run.attempt import IN_PLACE
+from hpcrun.run.attempt import IN_PLACE, JOB_NAME
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
@@ -295,7 +295,9 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
             env={**nodes.helpers.variables, **options.env},
         )
     command = srun_command
-    env = {**options.env, IN_PLACE: str(attempt.in_place)}
+    # srun sets SLURM_JOB_NAME to the name of the step.
+    named = {} if way.packed else {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
+    env = {**options.env, **named, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     try:

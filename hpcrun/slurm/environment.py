@@ -67,6 +67,7 @@ _NAMES = frozenset(
         "HPCRUN_LOCAL_JOB",
         "HPCRUN_GPU_JOB",
         "HPCRUN_IN_PLACE",
+        "HPCRUN_JOB_NAME",
         "HPCRUN_FORK_SERVER",
         "HPCRUN_MEMORY_KEEPER",
     }

@@ -155,7 +155,8 @@ def test_the_shell_of_a_killed_step_starts_no_ranks(tmp_path: Path) -> None:
     desk.run.unstarted("7").write_text("n1\n")
     first = desk.start()
     jobs.wait_for((tmp_path / "here").exists)
-    (shell,) = psutil.Process(first.pid).children()
+    children = psutil.Process(first.pid).children()
+    (shell,) = [child for child in children if child.cmdline()[:2] == ["bash", "-c"]]
     os.kill(first.pid, signal.SIGKILL)
     first.wait(60)
     assert desk.step() == 0, desk.told()

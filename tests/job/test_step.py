@@ -243,7 +243,7 @@ def test_a_config_damaged_during_the_run_ends_it(desk: Desk) -> None:
     desk.answer("srun", f"echo '[' > {config}; exit 1")
     assert desk.step() == 1, desk.told()
     assert "the end of 7-0 cannot be recorded" in desk.told()
-    assert "mend the cause, then `hpcrun resume" in desk.told()
+    assert "correct the cause, then `hpcrun resume" in desk.told()
     assert "scontrol requeue 7" not in desk.called("scontrol")
 
 

@@ -153,8 +153,12 @@ def test_each_element_of_a_sweep_has_its_own_end(bench: Bench) -> None:
         [f"{number:03d}" for number in range(6)],
         ["000", "001", "006", "007", "008"],
     ]
-    again = bench.hpcrun(*line("small", grown))
-    assert "nothing to submit; 9 runs: 9 finished" in again
+    # A job ends after its run.
+    bench.slurm.wait_until(
+        lambda: "nothing to submit; 9 runs: 9 finished" in bench.hpcrun(*line("small", grown)),
+        ENDED,
+        lambda: bench.hpcrun("status", "small"),
+    )
 
 
 @pytest.mark.slow

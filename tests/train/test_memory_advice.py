@@ -81,7 +81,7 @@ def test_micro_batches_with_fsdp_come_without_unsharded_gradients() -> None:
 def test_a_run_can_resume_with_the_advised_settings(settings: list[str]) -> None:
     begun = ["job.gpus=2", "train.batch_size=32", *settings]
     config = resolve([override_layer(begun)])
-    batching = Batching(32, 2, accumulation_of(config.train, 2))
+    batching = Batching(32, 2, accumulation_of(config, 2))
     now = MemorySettings(config, batching.micro_batch, 2, "ddp", gpu=True)
     followed = set()
     for line in advice(now):
