@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 JOB_NAME = "HPCRUN_JOB_NAME"
-"""The environment variable of the ranks with the name of the job: SLURM_JOB_NAME is the name of their step."""
+"""Environment variable of the ranks with the name of the job: SLURM_JOB_NAME is the name of their step."""
 
 IN_PLACE = "HPCRUN_IN_PLACE"
 """The environment variable with the number of a rank's attempt among those of the same start of its job."""
