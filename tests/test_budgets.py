@@ -29,7 +29,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "slurm": (4_750, 25),
     "tasks": (1_400, 9),
     "tests": (53_200, 414),
-    "train": (10_500, 46),
+    "train": (10_550, 46),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -132,7 +132,8 @@ def was_launched(run: RunDirectory, attempt: Attempt) -> bool:
     try:
         if any((one.what, one.attempt) == ("opened", attempt) for one in read_events(run)):
             return True
-        started = any(run.attempt_logs(attempt).glob("*-*.log"))
+        logs = run.attempt_logs(attempt)
+        started = any(any(logs.glob(f"{kind}-*.log")) for kind in ("rank", "torchrun"))
     except OSError:
         return True
     return started and not _LAUNCH.search(batch_log(run, attempt))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -31,14 +32,12 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
 from hpcrun.slurm.environment import without_rank_requests
-from hpcrun.slurm.notation import expand
+from hpcrun.slurm.notation import AGENTS, expand
 
 if TYPE_CHECKING:
     from hpcrun.diagnose.causes import Diagnosis
     from hpcrun.job.in_place import Allocation
 
-AGENTS = "hpcrun-agents"
-"""The name of the agents' step."""
 _AGENT = ("-m", "hpcrun.job.node_agent")
 _OF_ALL_NODES = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
@@ -55,6 +54,7 @@ def agents_command(nodes: Sequence[str]) -> list[str]:
         "srun",
         "--overlap",
         "--no-kill",
+        "--mpi=none",
         *("--nodes", count, "--ntasks", count, "--ntasks-per-node", "1"),
         *("--nodelist", ",".join(nodes), "--mem=0", "--cpu-bind=none", "--export=ALL"),
         *("--kill-on-bad-exit=0", "--wait=0", f"--job-name={AGENTS}"),
@@ -90,7 +90,8 @@ def nodes_of_job(
     forks = not (options.script or options.container or torchrun)
     helpers = RankHelpers(
         memory=memory_keeper.new_key(),
-        fork=f"{os.getuid()}-{attempt.owner}" if forks else None,
+        # The agents of a killed batch step end, and their fork servers with them.
+        fork=f"{os.getuid()}-{attempt.owner}-{secrets.token_hex(4)}" if forks else None,
         python=options.python,
     )
     return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)

@@ -433,12 +433,15 @@ class NodeWatch:
 
     def _end_of_step(self, step: AgentStep, words: str) -> None:
         # srun has the same message for a wrong request, so ask Slurm for the nodes of the job.
-        lost = lost_by_words(words, step.nodes) or self._gone()
+        gone = self._gone()
+        lost = lost_by_words(words, step.nodes) or gone
         for node in step.nodes:
             state = self._states[node]
             if state.restart is step:
                 state.restart = None
-            if node in lost and state.connection is None and node != self._own:
+            # A node that has never connected may only have been slow to start a process.
+            known = state.heard is not None or state.starts >= _STARTS or node in gone
+            if node in lost and known and state.connection is None and node != self._own:
                 self._set_lost(node, "its agent has ended, and Slurm cannot start another")
         missing = [node for node in step.nodes if self._is_unknown(node)]
         reason = " ".join(words.split())[-300:] or "their processes have ended"

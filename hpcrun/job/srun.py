@@ -165,13 +165,14 @@ def srun_command(
         "--unbuffered",
         # If the site makes sbatch export no variables, srun would export none either.
         "--export=ALL",
-        f"--job-name={step_name(attempt)}",
         *_no_wait(attempt),
         # srun of 22.05 and 23.02 does not inherit this option from sbatch.
         *([f"--cpus-per-task={cores}"] if cores and not shared else []),
         # Without this option only the first component starts.
         *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
         *options.srun_args,
+        # Last, because the batch step finds the step by its name. That of a pack is in the arguments.
+        *([] if options.shares_cores else [f"--job-name={step_name(attempt)}"]),
         f"{output_option(run, attempt)}rank-%5t.log",
         *(["bash", "-c", _TELL_CORES, str(cores)] if shared else []),
         *surviving(options.container),

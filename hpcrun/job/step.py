@@ -259,8 +259,10 @@ def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | 
     if way.packed:
         return None
     try:
-        options = LaunchOptions() if way.own_script else read_launch_options(run)
-    except UserError:
+        options = read_launch_options(run)
+        if way.own_script:
+            options = LaunchOptions(in_place=options.in_place, script=options.script)
+    except (UserError, OSError):
         # The start of the ranks reports it.
         return None
     return nodes_of_job(run, attempt, options, os.environ, torchrun=way.torchrun)

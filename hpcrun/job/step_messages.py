@@ -103,7 +103,7 @@ def kill_step_command(step: str, environ: Mapping[str, str]) -> list[str]:
     hosts = environ["SLURM_JOB_NODELIST"]
     count = len(expand(hosts))
     return [
-        *("srun", f"--jobid={environ['SLURM_JOB_ID']}", "--overlap", "--no-kill"),
+        *("srun", f"--jobid={environ['SLURM_JOB_ID']}", "--overlap", "--no-kill", "--mpi=none"),
         *(f"--nodes={count}", f"--nodelist={hosts}", f"--ntasks={count}", "--ntasks-per-node=1"),
         *("--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=hpcrun-kill"),
         *(sys.executable, "-I", "-S", kill_ranks.__file__, step),

@@ -73,6 +73,10 @@ def become_forked() -> None:
             _follow(inbox, connection.fileno(), int(answer["rank"]), readable, _state.ignored)
         if answer["refused"]:
             _say(f"this rank starts without the fork server: {answer['refused']}")
+    except TimeoutError:
+        # A rank beside a rank of an earlier attempt would share its GPU.
+        _say("ranks of an earlier attempt on this node do not end")
+        os._exit(1)
     except (EOFError, OSError, BadMessage) as error:
         _say(f"this rank starts without the fork server: {error or 'the server has ended'}")
     signal.set_wakeup_fd(before)

@@ -91,6 +91,9 @@ def _numbers(text: str, expression: str) -> list[str]:
     return numbers
 
 
+AGENTS = "hpcrun-agents"
+"""The name of the step of a job's agents, one on each node."""
+
 JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 

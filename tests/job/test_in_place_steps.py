@@ -1,5 +1,6 @@
 """The batch step between two attempts in one allocation, with substitutes for Slurm's programs."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -155,8 +156,11 @@ def test_the_shell_of_a_killed_step_starts_no_ranks(tmp_path: Path) -> None:
     desk.run.unstarted("7").write_text("n1\n")
     first = desk.start()
     jobs.wait_for((tmp_path / "here").exists)
-    children = psutil.Process(first.pid).children()
-    (shell,) = [child for child in children if child.cmdline()[:2] == ["bash", "-c"]]
+    shells = []
+    for child in psutil.Process(first.pid).children():
+        with contextlib.suppress(psutil.Error):
+            shells += [child] if child.cmdline()[:2] == ["bash", "-c"] else []
+    (shell,) = shells
     os.kill(first.pid, signal.SIGKILL)
     first.wait(60)
     assert desk.step() == 0, desk.told()

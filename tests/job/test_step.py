@@ -105,7 +105,7 @@ def test_a_persons_own_script_takes_nothing_from_the_job_section(tmp_path: Path)
     desk = Desk(tmp_path, setup=["false"], container=["box"], python="/opt/python")
     desk.step("--own-script", SLURM_CPUS_PER_TASK="1")
     (srun,) = desk.called("srun")
-    assert f"--cpus-per-task=1 --output={desk.run.attempt_logs(Attempt('7', 0))}" in srun
+    assert "--cpus-per-task=1 " in srun
     assert srun.endswith(f"{sys.executable} -u -m hpcrun.worker {desk.run.path}")
 
 

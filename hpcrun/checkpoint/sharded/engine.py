@@ -227,6 +227,9 @@ class CheckpointEngine:
         """Restore the newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`.
 
         The first call may read it from the memory of the nodes.
+
+        Raises:
+            RuntimeError: the memory has a damaged state, and the disk has none; on all ranks.
         """
         restored: Restored | None = None
         notes: list[str] = []
@@ -234,6 +237,11 @@ class CheckpointEngine:
             restored, notes = self._memory.restore(self._store, self._ranks, template)
         if restored is None:
             restored = restore.restore(self._store, self._ranks, template, skip)
+        if restored is None and notes:
+            # Parts of the failed restore may be in the tensors, and nothing replaces them.
+            raise RuntimeError(
+                f"{notes[0]}; no checkpoint is on disk; start again to begin at step 0"
+            )
         self._begun = True
         return restored and replace(restored, notes=(*notes, *restored.notes))
 

@@ -11,6 +11,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, Reader, read_events
 from hpcrun.run.sweep_file import is_element
 from hpcrun.slurm.answers import WAITING, reason_in_words
+from hpcrun.slurm.notation import AGENTS
 
 # squeue itself would try for 18 s; a person is waiting.
 PATIENCE = 6.0
@@ -100,14 +101,16 @@ def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
 
 
 def kill_steps(job: str, cluster: str | None = None) -> bool:
-    """Send SIGKILL to all steps of ``job``; return whether a step received it.
+    """Send SIGKILL to all steps of ``job``, except the agents; return whether a step received it.
 
     The batch script continues and records the end.
     """
     listed = slurm.run(slurm.squeue_steps_command(job, cluster))
+    agents = slurm.parse_steps(listed.stdout, AGENTS)
     killed = [
         slurm.run(slurm.scancel_command(job, signal="KILL", step=step, cluster=cluster))
         for step in slurm.parse_steps(listed.stdout)
+        if step not in agents
     ]
     return any(answer.returncode == 0 for answer in killed)
 

@@ -123,6 +123,10 @@ class SlowNodes:
         return begun, over
 
 
+# Slow nodes that a run leaves at most.
+_MOST = 3
+
+
 class SlowNodeWatch:
     """Records slow nodes in the event log, and asks for a stop if they are to be replaced; on rank 0.
 
@@ -150,8 +154,14 @@ class SlowNodeWatch:
             say_aside(f"hpcrun: {host} is no longer slow, since step {done}")
             note(self._run, OVER, self._attempt, step=done, host=host)
         if begun and self._replace:
-            known = replaced_hosts(read_events(self._run))
-            self.leaving += [one.host for one in begun if one.host not in known]
+            try:
+                known = replaced_hosts(read_events(self._run))
+            except OSError as error:
+                say_aside(f"hpcrun: no slow node is replaced: {error}")
+                return
+            # Work that is unequal by itself would follow the ranks from node to node.
+            if len(known) < _MOST:
+                self.leaving += [one.host for one in begun if one.host not in known]
 
     @property
     def reason(self) -> StopReason:
