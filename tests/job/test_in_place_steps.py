@@ -43,7 +43,7 @@ def ranks(desk: Desk, first: str, then: str | None = None) -> None:
     """Let srun run ``first`` for the first attempt, and ``then`` for others."""
     events = {"events": shlex.quote(str(desk.run.events))}
     then = RANK + FINISHES % events if then is None else then
-    desk.answer("srun", f'if [[ "$*" == *hpcrun-7-0\\ * ]]; then\n{first}\nfi\n{then}')
+    desk.answer("srun", f'if [[ "$*" == */restart-0/* ]]; then\n{first}\nfi\n{then}')
 
 
 def requeued(desk: Desk) -> bool:
