@@ -7,7 +7,7 @@ Clusters are compared by the share of productive time (ETTR, effective training 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcrun.diagnose.causes import CERTAIN, is_cascade
 from hpcrun.run.endings import Failure
@@ -263,8 +263,24 @@ class Goodput:
         return {**parts, "wall": round(self.wall, 3), "ettr": ratio and round(ratio, 4)}
 
 
+class Span(NamedTuple):
+    """A time from ``begin`` to ``end`` (Unix seconds) that belongs to one part of :class:`Goodput`."""
+
+    part: str
+    begin: float
+    end: float
+
+
 def goodput(events: Sequence[Event], now: float) -> Goodput:
-    """Split the time from the first event to the end of the run, or to ``now`` (Unix seconds).
+    """Split the time from the first event to the end of the run, or to ``now`` (Unix seconds)."""
+    parts = {field.name: 0.0 for field in fields(Goodput)}
+    for span in spans(events, now):
+        parts[span.part] += span.end - span.begin
+    return Goodput(**parts)
+
+
+def spans(events: Sequence[Event], now: float) -> list[Span]:
+    """Return the time from the first event to the end of the run, or to ``now``, in order without gaps.
 
     Several hosts with different clocks write the log: an event with a time before that of its
     predecessor counts as simultaneous.
@@ -279,15 +295,15 @@ class _Account:
     """Reads the log in order; ``_state`` names the part to which the time since ``_at`` belongs."""
 
     def __init__(self) -> None:
-        self._parts = {field.name: 0.0 for field in fields(Goodput)}
+        self._spans: list[Span] = []
+        # The first span after the last commit, and the first after the last start of the training.
+        self._uncommitted, self._begun = 0, 0
         self._at: float | None = None
         self._state = "queue"
         self._attempt: Attempt | None = None
         self._script = False
         # Seconds since ``_at`` in which the job was suspended.
         self._suspended = 0.0
-        # The last time that counts as recomputed: its begin and its seconds.
-        self._loss = (0.0, 0.0)
         # Time of another submission before the end of the last job was recorded.
         self._asked: float | None = None
 
@@ -306,6 +322,8 @@ class _Account:
             in_place = event.attempt is not None and event.attempt.in_place > 0
             waited = "start_up" if in_place and self._state == "requeue_wait" else self._state
             self._spend(event.time, self._lost if self._state == "running" else waited)
+            if not in_place:
+                self._continue_from(None)
             self._state, self._attempt = "start_up", event.attempt
             self._script = bool(event.fields.get("script"))
         elif event.what == "cancelled" and self._state in ("queue", "requeue_wait"):
@@ -317,11 +335,12 @@ class _Account:
         elif event.what == "started":
             self._spend(event.time, "start_up")
             self._state = "running"
-            self._regain(event.fields.get("snapshot"))
+            self._continue_from(event.fields.get("snapshot"))
         elif event.what == "saved":
             seconds = float(event.fields.get("seconds", 0.0))
             self._spend(event.time - seconds, "productive")
             self._spend(event.time, "checkpoint")
+            self._uncommitted = len(self._spans)
         elif event.what == "suspended":
             # A later event shows which part the steps around the suspension belong to.
             self._suspended += float(event.fields.get("seconds", 0.0))
@@ -334,6 +353,8 @@ class _Account:
             seen = float(event.fields.get("last_seen") or event.time)
             self._spend(seen, self._lost if self._state == "running" else "start_up")
             self._state = "requeue_wait" if event.fields.get("restart_allowed") else "idle"
+            if self._state == "idle":
+                self._continue_from(None)
             if self._state == "idle" and self._asked is not None and self._asked > seen:
                 self._spend(self._asked, "idle")
                 self._state = "queue"
@@ -343,30 +364,45 @@ class _Account:
         """The part for the time since the last commit if the attempt died without a record."""
         return "productive" if self._script else "recomputed"
 
-    def _regain(self, snapshot: float | None) -> None:
-        """Count lost steps as kept up to ``snapshot``, the time of the snapshot in memory that continues."""
-        began, lost = self._loss
-        kept = 0.0 if snapshot is None else min(lost, max(0.0, snapshot - began))
-        self._parts["recomputed"] -= kept
-        self._parts["productive"] += kept
-        self._loss = (0.0, 0.0)
+    def _continue_from(self, snapshot: float | None) -> None:
+        """Divide the computing since the last commit into kept and lost.
 
-    def closed(self, now: float) -> Goodput:
+        Args:
+            snapshot: the time of the snapshot in memory that continues; None: memory keeps nothing.
+        """
+        if self._script:
+            return
+        since = self._spans[self._uncommitted :]
+        del self._spans[self._uncommitted :]
+        # What an earlier start of the training has lost stays lost.
+        open_ = self._begun - self._uncommitted
+        for number, span in enumerate(since):
+            if span.part == "productive" or (span.part == "recomputed" and number >= open_):
+                cut = min(max(span.begin, snapshot or 0.0), span.end)
+                self._add("productive", span.begin, cut)
+                self._add("recomputed", cut, span.end)
+            else:
+                self._spans.append(span)
+        self._begun = len(self._spans)
+
+    def closed(self, now: float) -> list[Span]:
         if self._at is not None and self._state != "idle":
             # Steps in progress count as kept until an event shows a loss.
             self._spend(now, "productive" if self._state == "running" else self._state)
-        return Goodput(**self._parts)
+        return self._spans
 
     def _spend(self, until: float, part: str) -> None:
         assert self._at is not None
         if until > self._at:
             suspended = min(self._suspended, until - self._at)
             self._suspended -= suspended
-            if part == "recomputed":
-                self._loss = (self._at, until - self._at - suspended)
-            self._parts["suspended"] += suspended
-            self._parts[part] += until - self._at - suspended
+            self._add(part, self._at, until - suspended)
+            self._add("suspended", until - suspended, until)
             self._at = until
+
+    def _add(self, part: str, begin: float, end: float) -> None:
+        if end > begin:
+            self._spans.append(Span(part, begin, end))
 
 
 def has_worked(events: Sequence[Event], attempt: Attempt) -> bool:

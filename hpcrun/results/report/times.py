@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from hpcrun.job.history import spans
 from hpcrun.results.report.figures import (
     BLUE,
     GREEN,
@@ -41,6 +42,14 @@ _SPANS = {
     LOST: (VERMILION, "lost, computed again"),
     WAITING: (ORANGE, "waiting for the requeue"),
 }
+_OF_PARTS = {
+    "queue": QUEUED,
+    "start_up": STARTING,
+    "productive": RUNNING,
+    "checkpoint": RUNNING,
+    "recomputed": LOST,
+    "requeue_wait": WAITING,
+}
 _MARKS = {
     PREEMPTED: ("v", ORANGE, "preempted or at the time limit"),
     FAILED: ("X", VERMILION, "failed"),
@@ -60,7 +69,7 @@ PARTS = {
 _UNITS = ((86400.0 * 3, 86400.0, "days"), (7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Timeline:
     """The history of a run.
 
@@ -69,68 +78,40 @@ class Timeline:
         marks: kind, Unix seconds, and the cause of an end.
     """
 
-    spans: list[tuple[str, float, float]] = field(default_factory=list)
-    marks: list[tuple[str, float, str]] = field(default_factory=list)
-    _state: str | None = None
-    _at: float | None = None
-
-    def go(self, until: float, state: str | None) -> None:
-        """Close the span that began at the last event, and begin one of ``state``."""
-        if self._at is not None and self._state is not None and until > self._at:
-            start = self._at
-            # A save does not interrupt: ten thousand saves would be ten thousand spans.
-            if self.spans and self.spans[-1][0] == self._state and self.spans[-1][2] == start:
-                start = self.spans.pop()[1]
-            self.spans.append((self._state, start, until))
-        self._at = until if self._at is None else max(self._at, until)
-        self._state = state
-
-    def lose(self) -> None:
-        """Count the time since the last save as lost."""
-        if self._state == RUNNING:
-            self._state = LOST
+    spans: list[tuple[str, float, float]]
+    marks: list[tuple[str, float, str]]
 
 
 def timeline(events: Sequence[Event], until: float | None) -> Timeline:
-    """Return the history up to ``until``, the last sign of life.
-
-    ``lost`` is the time after the last save of an attempt that ended without stopping at a step:
-    the next attempt computes these steps again. The work of a script is never lost, because its
-    saves are unknown.
-    """
-    found, attempt, script = Timeline(), None, False
+    """Return the history up to ``until``, the last sign of life, with the spans of goodput."""
+    found = Timeline([], [])
+    for part, start, end in spans(events, until or 0.0):
+        # Suspended time is part of the span before it.
+        kind = found.spans[-1][0] if part == "suspended" and found.spans else _OF_PARTS.get(part)
+        if kind is None:
+            continue
+        # A save does not interrupt: ten thousand saves would be ten thousand spans.
+        if found.spans and found.spans[-1][0] == kind and found.spans[-1][2] == start:
+            start = found.spans.pop()[1]
+        found.spans.append((kind, start, end))
+    attempt, waiting = None, False
     for event in events:
-        what, at, state = event.what, event.time, found._state
-        if what == "submitted" and state in (None, QUEUED):
-            found.go(at, QUEUED)
-        elif what == "opened":
-            if not script:
-                found.lose()
-            if event.attempt is not None and event.attempt.in_place and state == WAITING:
-                found._state = STARTING
-            found.go(at, STARTING)
-            attempt, script = event.attempt, bool(event.fields.get("script"))
-        elif what == "cancelled" and state in (QUEUED, WAITING):
-            found.go(at, None)
-            found.marks.append((STOPPED, at, "cancelled"))
+        if event.what == "submitted":
+            waiting = waiting or attempt is None
+        elif event.what == "opened":
+            attempt, waiting = event.attempt, False
+        elif event.what == "cancelled" and waiting:
+            found.marks.append((STOPPED, event.time, "cancelled"))
+            waiting = False
         elif attempt is None or event.attempt != attempt:
             continue
-        elif what == "started":
-            found.go(at, RUNNING)
-        elif what == "saved":
-            found.go(at, state)
-            found.marks.append((SAVED, at, ""))
-        elif what in ("stopped", "trained", "finished"):
-            found.go(at, state and STARTING)
-        elif what == "ended":
-            seen = float(event.fields.get("last_seen") or at)
-            if event.cause != FINISHED and not script:
-                found.lose()
-            again = bool(event.fields.get("restart_allowed"))
-            found.go(seen, WAITING if again else None)
-            found.marks.append((_mark_of(event.cause, again=again), seen, event.cause or "unknown"))
-    if until is not None:
-        found.go(until, None)
+        elif event.what == "saved":
+            found.marks.append((SAVED, event.time, ""))
+        elif event.what == "ended":
+            seen = float(event.fields.get("last_seen") or event.time)
+            attempt, waiting = None, bool(event.fields.get("restart_allowed"))
+            mark = _mark_of(event.cause, again=waiting)
+            found.marks.append((mark, seen, event.cause or "unknown"))
     return found
 
 
