@@ -21,14 +21,14 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "diagnose": (1_850, 9),
     "estimate": (850, 6),
     "hpcrun": (650, 7),
-    "job": (7_400, 32),
+    "job": (7_450, 32),
     "network": (5_400, 22),
     "ranks": (3_600, 17),
     "results": (4_300, 18),
     "run": (3_600, 18),
     "slurm": (4_750, 25),
     "tasks": (1_400, 9),
-    "tests": (53_200, 414),
+    "tests": (53_800, 416),
     "train": (10_550, 46),
 }
 """The most lines and files of each package, and of the tests."""

@@ -104,10 +104,10 @@ class KeeperClient:
         """
         self._ask({"do": "put", "file": file}, descriptor)
 
-    def files(self) -> tuple[str, list[MemoryFile]]:
-        """Return the keeper's own random name, and the files that it has."""
+    def files(self) -> list[MemoryFile]:
+        """Return the files that the keeper has."""
         answer, _ = self._ask({"do": "list"})
-        return answer["keeper"], [MemoryFile(*each) for each in answer["files"]]
+        return [MemoryFile(*each) for each in answer["files"]]
 
     def open(self, file: MemoryFile) -> int:
         """Return a descriptor of ``file``."""
@@ -159,7 +159,6 @@ class _Kept:
 
 class _Keeper:
     def __init__(self) -> None:
-        self._name = secrets.token_hex(8)
         self._runs: dict[str, _Kept] = {}
 
     def answer(self, line: socket.socket) -> None:
@@ -188,7 +187,7 @@ class _Keeper:
             case "only":
                 kept.chosen = request["snapshot"]
                 kept.drop_others(kept.chosen)
-        return {"keeper": self._name, "files": list(kept.files)}, None
+        return {"files": list(kept.files)}, None
 
 
 def _address(key: str) -> str:

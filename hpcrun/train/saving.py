@@ -77,9 +77,12 @@ class Saver:
         Raises:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
+        self._start(done)
+
+    def _start(self, done: int, *, memory: bool = True) -> None:
         self._wait()
         if done != self.saved:
-            self._begin(done)
+            self._begin(done, memory=memory)
 
     def due_in_memory(self, done: int) -> bool:
         """Return True if it is time for a snapshot in memory. Call it on every rank after every step."""
@@ -95,9 +98,9 @@ class Saver:
         """
         if self._engine.ready_for_memory():
             self._wait()
-            self._begin(done, in_memory=True)
+            self._begin(done, disk=False)
 
-    def _begin(self, done: int, *, in_memory: bool = False) -> None:
+    def _begin(self, done: int, *, disk: bool = True, memory: bool = True) -> None:
         at = {"step": done, "samples": self._batches.batching.span(done).start}
         validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
@@ -111,7 +114,8 @@ class Saver:
             extra | ({"stream": stream.shared} if stream.shared else {}),
             self._meta | at | validation,
             {"stream": stream.own} if stream.own else {},
-            in_memory=in_memory,
+            disk=disk,
+            memory=memory,
         )
 
     def poll(self) -> None:
@@ -122,10 +126,12 @@ class Saver:
     def finish(self, done: int) -> None:
         """Save the state after ``done`` steps; wait until it is committed or ``failed`` is set. Collective.
 
+        This save keeps no copy in memory, for which the ranks would have to wait.
+
         Raises:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
-        self.start(done)
+        self._start(done, memory=False)
         self._wait()
 
     def _wait(self) -> None:
@@ -200,16 +206,10 @@ def build_engine(
     store = CheckpointStore(run.checkpoints, attempt.owner, nonce=record.INCARNATION)
     limit = None if wanted.host_memory is None else int(wanted.host_memory * 1e9)
     on_host, pinned = distributed.num_gpus_per_node, bool(distributed.device_ids)
+    staging = Staging(limit=limit, ranks_on_host=on_host, pinned=pinned)
     memory = None
     if wanted.memory_every != 0:
-        memory = open_copies(
-            str(run.path),
-            ranks,
-            limit=limit,
-            ranks_on_host=on_host,
-            pinned=pinned,
-            peers=bool(wanted.memory_copies),
-        )
+        memory = open_copies(str(run.path), ranks, staging, peers=bool(wanted.memory_copies))
     if memory is None and wanted.memory_every and distributed.rank == 0:
         line = "has no effect: no process of this job keeps memory for a restart"
         print(f"hpcrun: checkpoint.memory_every: {line}", flush=True)
@@ -218,7 +218,7 @@ def build_engine(
         ranks,
         still_mine=lambda: require_ownership(run, attempt),
         after_commit=_pruning(store, config),
-        staging=Staging(limit=limit, ranks_on_host=on_host, pinned=pinned),
+        staging=staging,
         memory=memory,
     )
 

@@ -99,9 +99,12 @@ class Loop:
             if self.early.due:
                 self.metrics.log_pending(done)
             self.saver.poll()
+            if self.early.due or done == train.steps:
+                # The last save follows.
+                break
             in_memory = self.saver.due_in_memory(done)
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
-                if leaving and done < train.steps and not self.early.due:
+                if leaving:
                     self.nonfinite.finish()
                     with self._saving():
                         self.saver.finish(done)
@@ -115,8 +118,6 @@ class Loop:
                 with self.position.at("saving"), self.metrics.paused():
                     self.metrics.flush()
                     self.saver.start_in_memory(done)
-            if self.early.due:
-                break
         self.profile.close(self.early.end(train.steps))
         self.nonfinite.finish()
         with self._saving():

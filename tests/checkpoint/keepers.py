@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
@@ -52,15 +53,8 @@ def engine(folder, client, *, peers=False, limit=None, on_host=2, run=RUN, still
     several = folder.world_size > 1
     group = dist.new_group(backend="gloo") if several else None
     ranks = Ranks(folder.rank, folder.world_size, group)
-    memory = open_copies(
-        run,
-        ranks,
-        limit=limit,
-        ranks_on_host=on_host,
-        pinned=False,
-        peers=peers,
-        key=client.key,
-    )
+    staging = Staging(limit=limit, ranks_on_host=on_host)
+    memory = open_copies(run, ranks, staging, peers=peers, key=client.key)
     return CheckpointEngine(
         store,
         ranks,
@@ -73,7 +67,7 @@ def engine(folder, client, *, peers=False, limit=None, on_host=2, run=RUN, still
 def stored(client):
     """Return the names of the files in memory by step."""
     found = {}
-    for file in client.files()[1]:
+    for file in client.files():
         found.setdefault(file.step, set()).add(file.name)
     return found
 
@@ -81,7 +75,7 @@ def stored(client):
 @contextlib.contextmanager
 def opened(client, name, step=None):
     """Open a file of the keeper for writing; yields its descriptor and its size."""
-    files = client.files()[1]
+    files = client.files()
     (file,) = (file for file in files if file.name == name and step in (None, file.step))
     descriptor = client.open(file)
     try:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import split
-from hpcrun.run.memory_keeper import KeeperClient, MemoryFile, new_key
+from hpcrun.run.memory_keeper import KeeperClient, MemoryFile
 from hpcrun.run.record import OwnedByAnotherAttempt
 from tests.on_ranks import agreed, ranks
 
@@ -27,7 +27,7 @@ def save(saving, rank, step, *, in_memory=False, size=1000):
     """Save a state that contains its step; return the outcome."""
     shared = {"weights": torch.full((size,), float(step)), "step": step}
     own = {"rank": rank, "step": step}
-    saving.start(step, shared, own, {"step": step}, lambda _: True, in_memory=in_memory)
+    saving.start(step, shared, own, {"step": step}, lambda _: True, disk=not in_memory)
     (outcome,) = saving.wait()
     dist.barrier()  # every rank has told its keeper
     assert outcome.ok
@@ -84,7 +84,7 @@ def test_memory_and_disk_restore_the_same_bits(folder, rank, kind, nodes):
         shared, own = state.capture({"note": "kept"})
         assert saving.save(3, shared, own, {}, state.alike()).ok
         want, draws = bits(state), torch.rand(3)
-        for source in (client, KeeperClient(new_key(), RUN)):
+        for source in (client, KeeperClient("", RUN)):
             fresh = build(kind, 2)
             found = fresh.restore(engine(folder, source).restore(fresh.template()))
             assert agreed(from_memory(found)) == (source is client)
@@ -119,7 +119,7 @@ def test_a_step_before_the_first_save_is_in_memory(folder, rank):
 def test_an_older_step_in_memory_is_not_used(folder, rank):
     with keepers(rank, 1) as client:
         save(engine(folder, client), rank, 10)
-        save(engine(folder, KeeperClient(new_key(), RUN)), rank, 20)
+        save(engine(folder, KeeperClient("", RUN)), rank, 20)
         found = restored(folder, client)
         assert (found.step, from_memory(found)) == (20, False)
         assert stored(client) == {}
@@ -173,7 +173,7 @@ def test_a_cut_file_in_memory_leads_to_the_disk(folder, rank, kind):
 def put_again(client, rank, step, names):
     """Put only the files ``names`` of ``step`` on rank 0, as ranks that were killed in the middle do."""
     if rank == 0:
-        files = [file for file in client.files()[1] if file.step == step]
+        files = [file for file in client.files() if file.step == step]
         descriptors = [client.open(file) for file in files]
         client.only()
         for file, descriptor in zip(files, descriptors, strict=True):
@@ -202,8 +202,7 @@ def test_an_incomplete_snapshot_leaves_the_one_before(folder, rank):
     with keepers(rank, 1) as client:
         save(engine(folder, client), rank, 12, in_memory=True)
         if rank == 0:
-            _, files = client.files()
-            (manifest,) = (file for file in files if file.name == "manifest.json")
+            (manifest,) = (file for file in client.files() if file.name == "manifest.json")
             client.put(
                 MemoryFile(14, "half", "manifest.json", manifest.size), client.open(manifest)
             )
@@ -299,7 +298,7 @@ def test_a_superseded_attempt_keeps_no_snapshot(folder, rank):
         saving = engine(folder, client, still_mine=still_mine)
         save(saving, rank, 1)
         owned.append(False)
-        saving.start(2, {}, {}, {}, in_memory=True)
+        saving.start(2, {}, {}, {}, disk=False)
         (outcome,) = saving.wait()
         assert agreed((outcome.ok, outcome.fenced)) == (False, True)
         assert not saving.ready_for_memory()
@@ -324,7 +323,7 @@ def test_a_single_rank_keeps_copies(root):
         folder = RankFolder(root, 0, 1)
         saving = engine(folder, client, on_host=1)
         single_rank.save(saving, 1)
-        saving.start(2, single_rank.state(2), {"rank": 0}, {"step": 2}, in_memory=True)
+        saving.start(2, single_rank.state(2), {"rank": 0}, {"step": 2}, disk=False)
         assert saving.wait()[0].ok
         found = engine(folder, client, on_host=1).restore(nothing)
         single_rank.require_state(found, 2)

@@ -67,7 +67,8 @@ def test_pages_are_unlocked_before_new_pages_and_with_their_buffer():
 
 def test_a_kept_snapshot_is_not_overwritten_by_the_next():
     driver, released = Driver(), []
-    buffers = KeptBuffers(lambda: released.append(True), limit=1 << 30, pinned=True, pin=driver.pin)
+    staging = Staging(limit=1 << 30, pinned=True, pin=driver.pin)
+    buffers = KeptBuffers(lambda: released.append(True), staging)
     places = []
     for kept in (True, True, False, True):
         assert buffers.fits(3 * MB)

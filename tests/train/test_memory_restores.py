@@ -7,7 +7,6 @@ import time
 import pytest
 
 from hpcrun.checkpoint.memory.copies import MemoryCopies
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.job import policy as exitcodes
 from hpcrun.run.files import read_lines
 from hpcrun.run.memory_keeper import VARIABLE, KeeperClient
@@ -85,21 +84,28 @@ def test_a_rank_that_loses_its_peer_leaves_the_last_snapshot(tmp_path):
     assert "was read from memory" in played.said()
 
 
+@pytest.mark.parametrize("every", [0, 8], ids=["no interval", "at the interval"])
 @forked
-def test_a_last_step_in_memory_is_saved_to_the_disk(tmp_path):
+def test_the_last_save_keeps_no_copy_in_memory(tmp_path, every):
     with keeper() as (client, _):
 
         def begin(rank, restart):
             os.environ[VARIABLE] = client.key
-            if (rank, restart) == (0, 0):
-                CheckpointStore.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            keep = MemoryCopies.keep
 
-        options = ["checkpoint.every=0", "checkpoint.memory_every=8"]
+            def told(copies, snapshot, *others):
+                print(f"kept step {snapshot.step}", flush=True)
+                return keep(copies, snapshot, *others)
+
+            MemoryCopies.keep = told
+
+        options = [f"checkpoint.every={every}", "checkpoint.memory_every=2"]
         played = play_run(tmp_path, Regression, *options, begin=begin)
-    assert played.codes == [[-signal.SIGKILL, exitcodes.FAILED], *DONE], played.said()
-    assert [event.step for event in played.events("started")] == [0, 8]
+    assert played.codes == DONE, played.said()
     assert [event.step for event in played.events("saved")] == [8]
-    assert jobs.final_state(played.run)
+    # A snapshot is skipped while a save is pending.
+    assert "kept step 2" in played.said()
+    assert "kept step 8" not in played.said()
 
 
 @forked

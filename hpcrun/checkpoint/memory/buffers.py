@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from hpcrun.checkpoint.sharded.host_staging import Pin, Staging, available_memory, pin
+from hpcrun.checkpoint.sharded.host_staging import Staging, available_memory
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.run.memory_keeper import new_file
 
@@ -35,25 +35,20 @@ class _FileBuffer(Staging):
 
 
 class KeptBuffers(Staging):
-    """The staging memory of saves that stay in memory. Other arguments as for :class:`Staging`.
+    """The staging memory of saves that stay in memory.
 
     Args:
         release: drops the copy that is in the memory of this rank; called before its buffer is used again.
+        like: the settings of each of the two buffers.
 
     Attributes:
         refused: why there are no copies any more; None: there are.
     """
 
-    def __init__(
-        self,
-        release: Callable[[], None],
-        *,
-        limit: int | None = None,
-        ranks_on_host: int = 1,
-        pinned: bool = False,
-        pin: Pin = pin,
-    ) -> None:
-        super().__init__(limit=limit, ranks_on_host=ranks_on_host, pinned=pinned, pin=pin)
+    def __init__(self, release: Callable[[], None], like: Staging) -> None:
+        super().__init__(
+            limit=like._limit, ranks_on_host=like.ranks_on_host, pinned=like.pinned, pin=like._pin
+        )
         self._release = release
         self._filled, self._next = self._new(), self._new()
         self._kept = False
@@ -104,7 +99,7 @@ class KeptBuffers(Staging):
     def require_room(self, size: int) -> None:
         """Raise CheckpointError unless copies may take further ``size`` bytes of memory on this rank."""
         free = available_memory() // self.ranks_on_host
-        room = free if self._limit is not None else free // _PART
+        room = free // _PART if self._limit is None else free
         if size > room:
             raise CheckpointError(
                 f"a further copy of {amount(size)} exceeds {amount(room)}, the part of the free memory that "

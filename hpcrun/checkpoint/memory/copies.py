@@ -5,18 +5,20 @@ process that is killed at any moment therefore leaves a complete snapshot, or th
 name of a snapshot is the hash of its manifest, which lists the hash of every file: files of two attempts at
 the same step are never mixed.
 
-A restore uses memory only if its step is not older than the newest step on disk, and only if every rank can
-read and verify it; otherwise all ranks use the disk. Only starts of one job share a key, and a job that Slurm
-starts again gets a new key, so memory cannot bring back a state that another job has replaced.
+A restore uses memory only if it is not older than the newest checkpoint on disk, by step and by time, and
+only if every rank can read and verify it; otherwise all ranks use the disk. A keeper that was away thus
+brings back no state that a later attempt has replaced. Only attempts of one start of a job share a key.
 """
 
 import contextlib
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
@@ -25,10 +27,10 @@ from hpcrun.checkpoint.memory.files import MemoryFiles, NodeMemory
 from hpcrun.checkpoint.memory.peers import PeerAddress, PeerFile, host_addresses, serving
 from hpcrun.checkpoint.outcome import FromMemory, Restored
 from hpcrun.checkpoint.sharded import restore
-from hpcrun.checkpoint.sharded.host_staging import Pin, pin
+from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.rank_file import file_name
 from hpcrun.checkpoint.sharded.restore import Template
-from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX
 from hpcrun.checkpoint.storage.manifest import MANIFEST, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -36,7 +38,7 @@ from hpcrun.errors import one_line
 from hpcrun.ranks.collective import Ranks, first_of
 from hpcrun.run.memory_keeper import KeeperClient, MemoryFile, key_here, new_file
 
-# Seconds for the start of the keeper of a node.
+# Seconds for the start of the keeper of a node, which starts at the same time as the first ranks.
 _KEEPER = 10.0
 _BLOCK = 8 << 20
 _ROOT = Path("memory of the nodes")
@@ -77,6 +79,7 @@ class MemoryCopies:
         self._client, self.buffers = client, buffers
         self._nodes, self._peers = nodes, peers and nodes > 1
         self._hosts = host_addresses(os.environ)
+        self._late: float | None = time.monotonic() + _KEEPER
         self.active = True
         """False: this attempt keeps no further snapshot. The ranks agree on it unless one of them is gone."""
 
@@ -106,9 +109,7 @@ class MemoryCopies:
             self.end(first_of(troubles))
             return first_of(troubles)
         self.buffers.keep()
-        # A keeper that has ended since is noticed by the next snapshot.
-        with contextlib.suppress(OSError):
-            self._client.only(snapshot.name)
+        _drop_others(self._client, snapshot.name)
         return None
 
     def end(self, reason: str) -> None:
@@ -133,36 +134,32 @@ class MemoryCopies:
         Raises:
             CheckpointError: the folder of checkpoints cannot be read. On all ranks.
         """
-        here, files = "", list[MemoryFile]()
-        with contextlib.suppress(OSError):
-            here, files = self._client.files()
+        files: list[MemoryFile] = []
+        # Of any type: the other ranks wait for this rank's report.
+        with contextlib.suppress(Exception):
+            files = self._client.files()
         if not any(ranks.gather(len(files))):
             return None, []
-        newest = ranks.from_rank_0(lambda: max(store.steps(), default=None))
         with self._serving() as address:
-            everyone = ranks.gather(NodeMemory(here, tuple(files), address))
-            found = MemoryFiles(self._client, here, ranks.rank, everyone)
-            # -1: a skipped step, so that the text of an error does not advise to remove the folder.
-            older = [-1, *(step for step in found.snapshots if step < (newest or 0))]
+            everyone = ranks.gather(NodeMemory(self._client.key, tuple(files), address))
+            found = MemoryFiles(self._client, ranks.rank, everyone)
             memory = CheckpointStore(_ROOT, store.owner, fs=found, patience=0)
+            newest, usable = ranks.from_rank_0(lambda: _usable(memory, store))
+            # -1: a skipped step, so that the text of an error does not advise to remove the folder.
+            older = [-1, *(step for step in found.snapshots if step not in usable)]
             restored: Restored | None = None
             notes: list[str] = []
             try:
                 restored = restore.restore(memory, ranks, template, older)
-                if restored is not None:
-                    step = restored.step
-                    created = ranks.from_rank_0(lambda: memory.manifest(step).created)
-                    facts = FromMemory(newest, created)
-                    restored = replace(restored, memory=facts)
             except CheckpointError as error:
                 notes = [f"the copies in memory are not used: {one_line(error)}"]
-        with contextlib.suppress(OSError):
-            self._client.only("" if restored is None else found.snapshots[restored.step])
+        _drop_others(self._client, "" if restored is None else found.snapshots[restored.step])
         if restored is None:
             return None, notes
         at = "none is on disk" if newest is None else f"the newest step on disk is {newest}"
         line = f"step {restored.step} was read from memory ({at})"
-        return replace(restored, notes=(*restored.notes, line)), notes
+        facts = FromMemory(newest, usable[restored.step])
+        return replace(restored, notes=(*restored.notes, line), memory=facts), notes
 
     def _serving(self) -> contextlib.AbstractContextManager[PeerAddress | None]:
         if self._nodes == 1:
@@ -176,24 +173,32 @@ class MemoryCopies:
         if not size:
             raise CheckpointError("the snapshot exceeds the memory budget")
         own = snapshot.file(file_name(rank), size)
+        self._wait_for_keeper()
         self._client.put(own, self.buffers.descriptor)
         files = [own]
         if snapshot.index is not None:
             for name, content in ((INDEX, snapshot.index), (MANIFEST, snapshot.manifest)):
                 files.append(snapshot.file(name, len(content)))
-                self._received(files[-1], partial(_write, content=content))
+                with self._given(files[-1]) as stream:
+                    stream.write(content)
         return tuple(files)
+
+    def _wait_for_keeper(self) -> None:
+        """Wait until the keeper has started. The thread of a save does this, and not the start of a rank."""
+        while self._late is not None and time.monotonic() < self._late:
+            try:
+                self._client.files()
+                self._late = None
+            except ConnectionRefusedError:
+                time.sleep(0.2)
 
     def _fetch(
         self, snapshot: MemorySnapshot, mine: Sequence[MemoryFile], ranks: Ranks
     ) -> str | None:
         """Copy files of the node before this one; return why that is not possible. Collective."""
         trouble: str | None = None
-        here = ""
         with self._serving() as address:
-            with contextlib.suppress(OSError):
-                here, _ = self._client.files()
-            everyone = ranks.gather(NodeMemory(here, tuple(mine), address))
+            everyone = ranks.gather(NodeMemory(self._client.key, tuple(mine), address))
             try:
                 for source in _sources(everyone, ranks.rank):
                     for file in source.files:
@@ -209,36 +214,47 @@ class MemoryCopies:
         if source.address is None:
             raise CheckpointError("a node does not serve its memory")
         self.buffers.require_room(file.size)
-        content = xxhash.xxh3_128()
-
-        def fill(descriptor: int) -> None:
-            block = memoryview(bytearray(min(_BLOCK, file.size)))
-            position = 0
-            while position < file.size:
-                count = opened.read_into(block[: file.size - position], position)
-                if count == 0:
-                    break
+        manifest = decode(snapshot.manifest)
+        wanted = snapshot.name if file.name == MANIFEST else manifest.record(file.name).xxh3
+        content, position = xxhash.xxh3_128(), 0
+        block = memoryview(bytearray(min(_BLOCK, file.size)))
+        opened = PeerFile(source.address, self._client.secret, file)
+        with contextlib.closing(opened), self._given(file) as stream:
+            while count := opened.read_into(block[: file.size - position], position):
                 content.update(block[:count])
-                _write(descriptor, block[:count])
+                stream.write(block[:count])
                 position += count
             if content.hexdigest() != wanted:
                 raise CheckpointError(f"{file.name}: the copy for another node has another content")
 
-        manifest = decode(snapshot.manifest)
-        wanted = snapshot.name if file.name == MANIFEST else manifest.record(file.name).xxh3
-        opened = PeerFile(source.address, self._client.secret, file)
-        try:
-            self._received(file, fill)
-        finally:
-            opened.close()
+    @contextlib.contextmanager
+    def _given(self, file: MemoryFile) -> Iterator[BinaryIO]:
+        """Yield a new file in memory, and give it to the keeper at the end of the block."""
+        with os.fdopen(new_file(file.name), "wb") as stream:
+            yield stream
+            stream.flush()
+            self._client.put(file, stream.fileno())
 
-    def _received(self, file: MemoryFile, fill: Callable[[int], None]) -> None:
-        descriptor = new_file(file.name)
-        try:
-            fill(descriptor)
-            self._client.put(file, descriptor)
-        finally:
-            os.close(descriptor)
+
+def _usable(memory: CheckpointStore, disk: CheckpointStore) -> tuple[int | None, dict[int, float]]:
+    """Return the newest step on disk, and the times of the steps in memory that are not older than it."""
+    newest, written = max(disk.steps(), default=None), 0.0
+    times = dict.fromkeys(memory.steps(), math.inf)
+    # A restore reports damage.
+    with contextlib.suppress(DamagedCheckpoint):
+        written = 0.0 if newest is None else disk.manifest(newest).created
+    for step in times:
+        with contextlib.suppress(DamagedCheckpoint):
+            times[step] = memory.manifest(step).created
+    kept = {step: at for step, at in times.items() if step >= (newest or 0) and at >= written}
+    return newest, kept
+
+
+def _drop_others(client: KeeperClient, snapshot: str = "") -> None:
+    """Let the keeper drop all snapshots except ``snapshot``. If it has ended, the next snapshot notices."""
+    # Of any type: this rank must stay with the other ranks.
+    with contextlib.suppress(Exception):
+        client.only(snapshot)
 
 
 def _sources(everyone: Sequence[NodeMemory], rank: int) -> list[NodeMemory]:
@@ -253,49 +269,20 @@ def _sources(everyone: Sequence[NodeMemory], rank: int) -> list[NodeMemory]:
     return wanted[mates.index(rank) :: len(mates)]
 
 
-def _write(descriptor: int, content: bytes | memoryview) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def open_copies(
-    run: str,
-    ranks: Ranks,
-    *,
-    limit: int | None,
-    ranks_on_host: int,
-    pinned: bool,
-    peers: bool,
-    pin: Pin = pin,
-    key: str | None = None,
+    run: str, ranks: Ranks, staging: Staging, *, peers: bool, key: str | None = None
 ) -> MemoryCopies | None:
-    """Return the copies of ``run`` in the memory of this node; None if a rank has no keeper. Collective.
+    """Return the copies of ``run`` in the memory of this node; None if a rank has no key. Collective.
 
     Args:
         run: the path of the run, which names the copies.
-        limit: maximum bytes of a snapshot of a rank, as for the staging memory.
-        ranks_on_host: number of ranks that share this host.
-        pinned: page-locked memory, for GPUs.
+        staging: the memory for a snapshot; each of the two buffers has its limit.
         peers: True to copy the files of each node to the next node.
-        pin: function that locks the pages of a buffer.
-        key: the key of the keepers; None: from the environment.
+        key: the key of the keeper of this node; None: from the environment.
     """
-    client = KeeperClient(key or key_here(os.environ), run)
-    here, late = "", time.monotonic() + _KEEPER
-    while client.key and not here and time.monotonic() < late:
-        try:
-            here, _ = client.files()
-        except OSError:
-            # It starts at the same time as the first ranks.
-            time.sleep(0.2)
-    everyone = ranks.gather(here)
-    if not all(everyone):
+    client = KeeperClient(key_here(os.environ) if key is None else key, run)
+    nodes = set(ranks.gather(client.key))
+    if "" in nodes:
         return None
-
-    def release() -> None:
-        with contextlib.suppress(OSError):
-            client.only()
-
-    buffers = KeptBuffers(release, limit=limit, ranks_on_host=ranks_on_host, pinned=pinned, pin=pin)
-    return MemoryCopies(client, buffers, nodes=len(set(everyone)), peers=peers)
+    buffers = KeptBuffers(partial(_drop_others, client), staging)
+    return MemoryCopies(client, buffers, nodes=len(nodes), peers=peers)

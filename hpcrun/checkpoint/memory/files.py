@@ -21,7 +21,7 @@ class NodeMemory:
     """The memory of one node, as one of its ranks reports it.
 
     Attributes:
-        keeper: the name of the node's keeper.
+        keeper: the key of the node's keeper.
         files: the files that the keeper has.
         address: the address of the rank.
     """
@@ -36,15 +36,12 @@ class MemoryFiles(FileSystem):
 
     Args:
         client: the keeper of this node.
-        here: the name of the keeper of this node.
         rank: this rank; it spreads the connections over the ranks of a node.
         everyone: the reports of all ranks.
     """
 
-    def __init__(
-        self, client: KeeperClient, here: str, rank: int, everyone: Sequence[NodeMemory]
-    ) -> None:
-        self._client, self._here, self._rank = client, here, rank
+    def __init__(self, client: KeeperClient, rank: int, everyone: Sequence[NodeMemory]) -> None:
+        self._client, self._rank = client, rank
         self.snapshots = _choose(everyone)
         self._places: dict[tuple[str, str], tuple[MemoryFile, list[NodeMemory]]] = {}
         for report in everyone:
@@ -66,7 +63,7 @@ class MemoryFiles(FileSystem):
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "not in the memory of a node", str(path))
         file, reports = found
-        if any(report.keeper == self._here for report in reports):
+        if any(report.keeper == self._client.key for report in reports):
             descriptor = self._client.open(file)
             self._local[descriptor] = file
             return descriptor

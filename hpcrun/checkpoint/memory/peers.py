@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hpcrun.errors import ClusterError
 from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.interfaces import own_interfaces, rendezvous_addresses
 from hpcrun.run.memory_keeper import MemoryFile
@@ -50,7 +49,7 @@ def host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
 def serving(
     key: str, hosts: Sequence[str], open_file: Callable[[MemoryFile], int]
 ) -> Iterator[PeerAddress | None]:
-    """Serve files to other nodes during the block; yields None if this host has no free port.
+    """Serve files to other nodes during the block; yields None if this host cannot.
 
     Args:
         key: the key of the job.
@@ -58,33 +57,32 @@ def serving(
         open_file: returns a descriptor, which the server closes; raises OSError.
     """
     lines: set[socket.socket] = set()
-    try:
-        listener = listen([0])
-    except ClusterError:  # the other ranks wait for this rank's report
-        yield None
-        return
-    with listener as door:
 
-        def accept() -> None:
-            while True:
-                try:
-                    line, _ = door.accept()
-                except OSError:  # the end of the block
-                    return
-                lines.add(line)
-                threading.Thread(target=serve, args=(line,), daemon=True).start()
+    def accept(door: socket.socket) -> None:
+        while True:
+            try:
+                line, _ = door.accept()
+            except OSError:  # the end of the block
+                return
+            lines.add(line)
+            threading.Thread(target=serve, args=(line,), daemon=True).start()
 
-        def serve(line: socket.socket) -> None:
-            with line, contextlib.suppress(OSError, ValueError):
-                line.settimeout(_ANSWER)
-                _answer(line, key, open_file)
-            lines.discard(line)
+    def serve(line: socket.socket) -> None:
+        with line, contextlib.suppress(OSError, ValueError):
+            line.settimeout(_ANSWER)
+            _answer(line, key, open_file)
+        lines.discard(line)
 
-        threading.Thread(target=accept, daemon=True, name="serve memory").start()
+    with contextlib.ExitStack() as stack:
+        address = None
+        with contextlib.suppress(Exception):  # the other ranks wait for this rank's report
+            door = stack.enter_context(listen([0]))
+            threading.Thread(target=accept, args=(door,), daemon=True, name="serve memory").start()
+            address = PeerAddress(tuple(hosts), door.getsockname()[1])
         try:
-            yield PeerAddress(tuple(hosts), door.getsockname()[1])
+            yield address
         finally:
-            for each in (door, *lines.copy()):
+            for each in (*([door] if address else []), *lines.copy()):
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,16 @@ class SaveJob:
     Attributes:
         share: the shard; or the error line if this rank has none; or None if another rank failed.
         meta: plain JSON for the manifest; rank 0's is used.
-        in_memory: True to keep the snapshot in the memory of the nodes only.
+        disk: True to commit the snapshot on disk.
+        memory: True to keep the snapshot in the memory of the nodes.
     """
 
     step: int
     plan: WritePlan | None
     share: RankShard | str | None
     meta: Mapping[str, Any]
-    in_memory: bool = False
+    disk: bool = True
+    memory: bool = True
 
 
 class CommitProtocol:
@@ -61,34 +64,41 @@ class CommitProtocol:
         self._tidy = after_commit
         self._memory = memory
         self._index = b""
+        self._written: list[Written | str | None] = []
         self._swept = False
         self._left: list[str] = []
 
     def run(self, job: SaveJob) -> SaveOutcome:
-        """Save, and return the same result on all ranks; disk errors are part of the result. Collective.
+        """Commit, and return the same result on all ranks; disk errors are part of the result. Collective.
 
-        The first save, and the save after a failed cleanup, also remove leftovers of dead attempts.
+        A job without the disk is only kept in memory. The first save, and the save after a failed cleanup,
+        also remove leftovers of dead attempts.
 
         Raises:
             RuntimeError: another rank is gone (torch.distributed).
         """
-        if job.in_memory:
-            return self._keep(job, self._ranks.to_rank_0(self._hashed(job)))
+        if not job.disk:
+            work = partial(hashed, rank=self._ranks.rank)
+            return self._keep(job, self._ranks.to_rank_0(self._report(job, work)))
         begun = self._ranks.from_rank_0(lambda: self._begin(job))
         if isinstance(begun, SaveOutcome):
             return begun
         draft = self._store.root / begun
-        written = self._ranks.to_rank_0(self._write(job, draft))
-        outcome = self._ranks.from_rank_0(lambda: self._conclude(job, draft, written))
-        if outcome.ok and self._memory is not None and self._memory.active:
-            try:
-                kept = self._keep(job, written)
-            except Exception as error:  # such as a lost rank; the step is committed nevertheless
-                self._memory.active = False
-                kept = SaveOutcome(False, job.step, error=self._ranks.named(error))
-            if kept.error is not None:
-                outcome = replace(outcome, notes=(*outcome.notes, kept.error))
-        return outcome
+        work = partial(write, store=self._store, draft=draft, rank=self._ranks.rank)
+        self._written = self._ranks.to_rank_0(self._report(job, work))
+        return self._ranks.from_rank_0(lambda: self._conclude(job, draft, self._written))
+
+    def copy(self, job: SaveJob, outcome: SaveOutcome) -> SaveOutcome:
+        """Keep a committed snapshot in memory too, if that is wanted; return its result. Collective."""
+        if not (outcome.ok and job.disk and job.memory and self._memory and self._memory.active):
+            return outcome
+        try:
+            kept = self._keep(job, self._written)
+        except Exception as error:  # such as a lost rank; the step is committed nevertheless
+            self._memory.active = False
+            kept = SaveOutcome(False, job.step, error=self._ranks.named(error))
+        notes = [kept.error] if kept.error is not None else []
+        return replace(outcome, notes=(*outcome.notes, *notes))
 
     def _begin(self, job: SaveJob) -> str | SaveOutcome:
         try:
@@ -118,20 +128,12 @@ class CommitProtocol:
             except CheckpointError as error:
                 self._left = [self._ranks.named(error)]
 
-    def _write(self, job: SaveJob, draft: Path) -> Written | str | None:
+    def _report(self, job: SaveJob, work: Callable[[RankShard], Written]) -> Written | str | None:
         if not isinstance(job.share, RankShard):
             return job.share
         try:
-            return write(job.share, self._store, draft, self._ranks.rank)
+            return work(job.share)
         except Exception as error:  # of any type: the other ranks wait for this rank's report
-            return self._ranks.named(error)
-
-    def _hashed(self, job: SaveJob) -> Written | str | None:
-        if not isinstance(job.share, RankShard):
-            return job.share
-        try:
-            return hashed(job.share, self._ranks.rank)
-        except CheckpointError as error:
             return self._ranks.named(error)
 
     def _keep(self, job: SaveJob, written: list[Written | str | None]) -> SaveOutcome:
@@ -175,7 +177,7 @@ class CommitProtocol:
         if troubles or job.plan is None:
             raise CheckpointError(first_of(troubles or ["a rank has no snapshot"]))
         whole = [part for part in written if isinstance(part, Written)]
-        if job.in_memory:
+        if not job.disk:
             self._index = encode(make_index(job.plan.everyone, whole))
         digest = xxhash.xxh3_128_hexdigest(self._index)
         return [*(part.record for part in whole), FileRecord(INDEX, len(self._index), digest)]

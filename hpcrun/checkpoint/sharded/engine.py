@@ -98,7 +98,8 @@ class CheckpointEngine:
         meta: dict[str, Any],
         alike: Callable[[str], bool] = lambda _: False,
         trouble: Exception | None = None,
-        in_memory: bool = False,
+        disk: bool = True,
+        memory: bool = True,
     ) -> None:
         """Take a snapshot of the state after ``step``, and save it asynchronously. Collective.
 
@@ -112,7 +113,8 @@ class CheckpointEngine:
             alike: returns True if the whole tensor of this name has the same value on all ranks. Any rank
                 may then write it; otherwise rank 0 does.
             trouble: the reason why this rank has no state; the save then fails on all ranks.
-            in_memory: keep the snapshot only in the memory of the nodes; see :meth:`ready_for_memory`.
+            disk: False: keep the snapshot only in memory; see :meth:`ready_for_memory`.
+            memory: keep the snapshot in the memory of the nodes, if there is such memory.
 
         Raises:
             CheckpointError: no save can write this state, for example if shards do not cover a tensor.
@@ -122,7 +124,8 @@ class CheckpointEngine:
         ended = self._join()
         self._unreported += [ended] if ended else []
         waited = time.perf_counter() - began
-        job = replace(self._snapshot(step, shared, own, meta, alike, trouble), in_memory=in_memory)
+        job = self._snapshot(step, shared, own, meta, alike, trouble)
+        job = replace(job, disk=disk, memory=memory)
         straight = isinstance(job.share, RankShard) and not job.share.safe
         stalled = time.perf_counter() - began
 
@@ -132,8 +135,9 @@ class CheckpointEngine:
             except Exception as error:  # an exception of a thread would be lost
                 named = isinstance(error, CheckpointError)
                 line = str(error) if named else self._ranks.named(error)
-                outcome = SaveOutcome(False, step, error=line, in_memory=in_memory)
+                outcome = SaveOutcome(False, step, error=line, in_memory=not disk)
             seconds = time.perf_counter() - began
+            outcome = self._protocol.copy(job, outcome)
             if straight:
                 budget, here = amount(self._staging.budget()), amount(_size(job))
                 note = f"training waited for this save: {here} exceed the memory budget of {budget}"

@@ -110,11 +110,12 @@ class TrainerCheckpoints:
         meta: Mapping[str, Any] | None,
         own: Mapping[str, Any] | None = None,
         *,
-        in_memory: bool = False,
+        disk: bool = True,
+        memory: bool = True,
     ) -> CheckpointEngine:
         """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine.
 
-        ``in_memory``: keep the snapshot only in the memory of the nodes.
+        ``disk`` and ``memory``: where the snapshot is kept; see :meth:`CheckpointEngine.start`.
         """
         engine = self.engine(where)
         engine.require_restored("load_checkpoint()")
@@ -126,7 +127,8 @@ class TrainerCheckpoints:
             {**(own or {}), **rank},
             dict(meta or {}),
             state.alike(),
-            in_memory=in_memory,
+            disk=disk,
+            memory=memory,
         )
         return engine
 

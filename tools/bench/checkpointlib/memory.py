@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.memory_keeper import new_key, start
@@ -24,7 +25,7 @@ class MemoryRestores:
     def seconds(self, load: Callable[[CheckpointEngine], None]) -> tuple[float, float]:
         """Return the seconds of a restore from memory, and of one from disk without the cache of the node."""
         found = []
-        for key in (self._key, None):
+        for key in (self._key, ""):
             engine = self._engine(key)
             for name in FILES:
                 engine.store.drop_cache(1, name)
@@ -38,10 +39,8 @@ class MemoryRestores:
         self._keeper.kill()
         self._keeper.communicate()
 
-    def _engine(self, key: str | None) -> CheckpointEngine:
-        memory = open_copies(
-            "bench", Ranks(), limit=None, ranks_on_host=1, pinned=False, peers=False, key=key
-        )
+    def _engine(self, key: str) -> CheckpointEngine:
+        memory = open_copies("bench", Ranks(), Staging(), peers=False, key=key)
         store = CheckpointStore(self._folder, "1-0")
         return CheckpointEngine(
             store, Ranks(), still_mine=lambda: None, after_commit=lambda _: [], memory=memory
