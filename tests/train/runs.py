@@ -97,8 +97,9 @@ def play_run(
     later: tuple[str, ...] = (),
     begin: Callable[[int, int], object] | None = None,
     nodes: Sequence[int] = (),
+    victim: int = 0,
 ) -> Played:
-    """Run a task on two ranks, again while it asks for a restart or rank 0 was killed.
+    """Run a task on two ranks, again while it asks for a restart or ``victim`` was killed.
 
     Args:
         folder: receives the run directory ``name`` and its logs.
@@ -114,7 +115,7 @@ def play_run(
     logs.mkdir()
     began = time.monotonic()
     attempts: list[list[int]] = []
-    while not attempts or {*attempts[-1]} == {75} or attempts[-1][0] == -signal.SIGKILL:
+    while not attempts or {*attempts[-1]} == {75} or attempts[-1][victim] == -signal.SIGKILL:
         restart = len(attempts)
         count = nodes[restart] if nodes else 1
         if restart and later:

@@ -7,9 +7,12 @@ import time
 import pytest
 
 from hpcrun.checkpoint.memory.copies import MemoryCopies
+from hpcrun.checkpoint.sharded.commit import CommitProtocol
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.job import policy as exitcodes
+from hpcrun.ranks.collective import Ranks
 from hpcrun.run.files import read_lines
-from hpcrun.run.memory_keeper import VARIABLE, KeeperClient
+from hpcrun.run.memory_keeper import VARIABLE, KeeperClient, new_key
 from tests import jobs
 from tests.checkpoint.keepers import FILES, keeper, stored
 from tests.on_ranks import forked
@@ -82,6 +85,72 @@ def test_a_rank_that_loses_its_peer_leaves_the_last_snapshot(tmp_path):
         played = play_run(tmp_path, Regression, *options, begin=begin)
     assert played.codes == [[-signal.SIGKILL, exitcodes.FAILED], *DONE], played.said()
     assert "was read from memory" in played.said()
+
+
+def snapshot_each_step():
+    """Let each snapshot in memory wait for the one before, which would otherwise skip it."""
+    ready = CheckpointEngine.ready_for_memory
+
+    def ready_later(engine):
+        if engine._thread is not None:
+            engine._thread.join()
+        return ready(engine)
+
+    CheckpointEngine.ready_for_memory = ready_later
+
+
+def kill_at(number):
+    """Kill this rank before its call ``number`` to a keeper or to the other ranks, in its second snapshot."""
+    keep, kept, calls = CommitProtocol._keep, [], []
+
+    def counted(self, *arguments):
+        kept.append(1)
+        return keep(self, *arguments)
+
+    def dying(call):
+        def before(*arguments, **named):
+            if len(kept) == 2:
+                calls.append(1)
+            if len(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        return before
+
+    CommitProtocol._keep = counted
+    KeeperClient._ask = dying(KeeperClient._ask)
+    for name in ("gather", "from_rank_0"):
+        setattr(Ranks, name, dying(getattr(Ranks, name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@forked(limit=1200)
+def test_a_kill_at_each_step_of_a_snapshot_loses_nothing(tmp_path, victim):
+    options = ["checkpoint.every=0", "checkpoint.memory_every=1", "checkpoint.memory_copies=1"]
+    calm = play_run(tmp_path, Regression, name="calm", nodes=[2])
+    for number in range(1, 100):
+        key = new_key()
+
+        def begin(rank, restart, key=key, number=number):
+            os.environ |= {VARIABLE: key, "SLURMD_NODENAME": f"node{rank}"}
+            snapshot_each_step()
+            if (rank, restart) == (victim, 0):
+                kill_at(number)
+
+        with keeper(f"{key}/node0"), keeper(f"{key}/node1"):
+            played = play_run(
+                *(tmp_path, Regression, *options),
+                **{"name": str(number), "nodes": [2, 2], "begin": begin, "victim": victim},
+            )
+        if played.codes == DONE:
+            break
+        assert played.codes[0][victim] == -signal.SIGKILL, played.said()
+        assert played.codes[1:] == DONE, played.said()
+        assert "was read from memory (none is on disk)" in played.said()
+        assert jobs.final_state(played.run) == jobs.final_state(calm.run)
+    # A snapshot has at least an agreement, a file for the keeper, a copy of the peer's, and their ends.
+    assert number > 6, played.said()
 
 
 @pytest.mark.parametrize("every", [0, 8], ids=["no interval", "at the interval"])
