@@ -99,17 +99,21 @@ def snapshot_each_step():
     CheckpointEngine.ready_for_memory = ready_later
 
 
-def kill_at(number):
-    """Kill this rank before its call ``number`` to a keeper or to the other ranks, in its second snapshot."""
-    keep, kept, calls = CommitProtocol._keep, [], []
+def kill_at(number, owner, name, which=1):
+    """Kill this rank in the method ``name`` of ``owner``, when it is called for the time ``which``.
 
-    def counted(self, *arguments):
-        kept.append(1)
-        return keep(self, *arguments)
+    Args:
+        number: the call to a keeper or to the other ranks, before which the rank is killed.
+    """
+    method, entered, calls = getattr(owner, name), [], []
+
+    def entering(*arguments):
+        entered.append(1)
+        return method(*arguments)
 
     def dying(call):
         def before(*arguments, **named):
-            if len(kept) == 2:
+            if len(entered) == which:
                 calls.append(1)
             if len(calls) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -117,39 +121,43 @@ def kill_at(number):
 
         return before
 
-    CommitProtocol._keep = counted
+    setattr(owner, name, entering)
     KeeperClient._ask = dying(KeeperClient._ask)
-    for name in ("gather", "from_rank_0"):
-        setattr(Ranks, name, dying(getattr(Ranks, name)))
+    for each in ("gather", "from_rank_0"):
+        setattr(Ranks, each, dying(getattr(Ranks, each)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-@forked(limit=1200)
-def test_a_kill_at_each_step_of_a_snapshot_loses_nothing(tmp_path, victim):
+@pytest.mark.parametrize("during", ["snapshot", "restore"])
+@forked(limit=1800)
+def test_a_kill_at_each_step_of_memory_loses_nothing(tmp_path, during, victim):
     options = ["checkpoint.every=0", "checkpoint.memory_every=1", "checkpoint.memory_copies=1"]
     calm = play_run(tmp_path, Regression, name="calm", nodes=[2])
-    for number in range(1, 100):
+    kills = 1 if during == "snapshot" else 2
+    for number in range(1, 25):
         key = new_key()
 
         def begin(rank, restart, key=key, number=number):
             os.environ |= {VARIABLE: key, "SLURMD_NODENAME": f"node{rank}"}
             snapshot_each_step()
             if (rank, restart) == (victim, 0):
-                kill_at(number)
+                kill_at(number if kills == 1 else 5, CommitProtocol, "_keep", 2)
+            elif (rank, restart) == (victim, kills - 1):
+                kill_at(number, MemoryCopies, "restore")
 
         with keeper(f"{key}/node0"), keeper(f"{key}/node1"):
             played = play_run(
                 *(tmp_path, Regression, *options),
-                **{"name": str(number), "nodes": [2, 2], "begin": begin, "victim": victim},
+                **{"name": str(number), "nodes": [2, 2, 2], "begin": begin, "victim": victim},
             )
-        if played.codes == DONE:
+        if len(played.codes) == kills:
             break
-        assert played.codes[0][victim] == -signal.SIGKILL, played.said()
-        assert played.codes[1:] == DONE, played.said()
+        assert [codes[victim] for codes in played.codes[:-1]] == [-signal.SIGKILL] * kills
+        assert played.codes[-1:] == DONE, played.said()
         assert "was read from memory (none is on disk)" in played.said()
         assert jobs.final_state(played.run) == jobs.final_state(calm.run)
-    # A snapshot has at least an agreement, a file for the keeper, a copy of the peer's, and their ends.
+    print(f"{during}: rank {victim} was killed at {number - 1} places")
     assert number > 6, played.said()
 
 
