@@ -7,7 +7,6 @@ import time
 import pytest
 
 from hpcrun.checkpoint.memory.copies import MemoryCopies
-from hpcrun.checkpoint.sharded.commit import CommitProtocol
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.job import policy as exitcodes
 from hpcrun.ranks.collective import Ranks
@@ -92,8 +91,8 @@ def snapshot_each_step():
     ready = CheckpointEngine.ready_for_memory
 
     def ready_later(engine):
-        if engine._thread is not None:
-            engine._thread.join()
+        while engine.under_way:
+            time.sleep(0.001)
         return ready(engine)
 
     CheckpointEngine.ready_for_memory = ready_later
@@ -122,9 +121,9 @@ def kill_at(number, owner, name, which=1):
         return before
 
     setattr(owner, name, entering)
-    KeeperClient._ask = dying(KeeperClient._ask)
-    for each in ("gather", "from_rank_0"):
-        setattr(Ranks, each, dying(getattr(Ranks, each)))
+    for kind, names in ((KeeperClient, "put files open only"), (Ranks, "gather from_rank_0")):
+        for each in names.split():
+            setattr(kind, each, dying(getattr(kind, each)))
 
 
 @pytest.mark.slow
@@ -142,7 +141,7 @@ def test_a_kill_at_each_step_of_memory_loses_nothing(tmp_path, during, victim):
             os.environ |= {VARIABLE: key, "SLURMD_NODENAME": f"node{rank}"}
             snapshot_each_step()
             if (rank, restart) == (victim, 0):
-                kill_at(number if kills == 1 else 5, CommitProtocol, "_keep", 2)
+                kill_at(number if kills == 1 else 5, MemoryCopies, "keep", 2)
             elif (rank, restart) == (victim, kills - 1):
                 kill_at(number, MemoryCopies, "restore")
 
