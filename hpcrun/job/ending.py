@@ -184,10 +184,12 @@ def conclude(
         in_place.kill_srun(run, attempt)
         alive = in_place.end_step(attempt, _step_of(run, attempt, way))
     until = latest(job.end_time, clock)
-    if attempt.in_place and not lost_step and not in_place.was_launched(run, attempt):
+    launched = ranks.started and (lost_step or in_place.was_launched(run, attempt))
+    if attempt.in_place and not launched:
         before = recorded_end(run, attempt.is_of_start)
         if before is not None:
-            # Slurm starts no step, or the set-up does not work twice. That is no failure of the run.
+            # Slurm starts no step, too few nodes are left, or the set-up does not work twice. That is no
+            # failure of the run.
             _say(f"{attempt.owner} could not start its ranks")
             return _requeue(run, attempt, before, until, way, clock)
     try:
@@ -313,12 +315,12 @@ def in_place_obstacle(
         hours=ended.job.exclude_hours,
     )
     lead = float(ended.job.signal_lead)
-    lost_step = nodes is not None and nodes.has_lost_step
     if nodes is not None:
         job = nodes.without_bad_nodes(job, ended.classification.diagnosis)
     obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
-    # The step of a lost node ends when Slurm notices the loss; the batch step has ended its ranks.
-    if obstacle is None and not lost_step:
+    if obstacle is None and nodes is not None and nodes.has_lost_step:
+        obstacle = nodes.end_lost_step()
+    elif obstacle is None:
         obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
     # Last: nothing may come between these checks and the start.
     arrived = arrived_signals()

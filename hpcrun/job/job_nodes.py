@@ -32,7 +32,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
 from hpcrun.slurm.environment import without_rank_requests
-from hpcrun.slurm.notation import AGENTS, expand
+from hpcrun.slurm.notation import AGENTS, STEPS, expand
 
 if TYPE_CHECKING:
     from hpcrun.diagnose.causes import Diagnosis
@@ -43,6 +43,8 @@ _OF_ALL_NODES = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
 _SRUN = 1.0
 _CONTROLLER = 5.0
+# Seconds in which a killed rank ends; the memory of a GPU takes a while.
+_KILL = 20.0
 _OF_THE_BATCH_STEP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _STOP = 3.0
 
@@ -145,6 +147,7 @@ class JobNodes:
         self._suspects: dict[str, str] = {}
         self._prepared: set[str] = set()
         self._lost: set[str] = set()
+        self._left: dict[tuple[str, tuple[int, ...]], int] = {}
         self._run, self._attempt, self._gpus = run, attempt, gpus
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
@@ -298,20 +301,22 @@ class JobNodes:
             self.bad.setdefault(node, reason)
             self._lost.add(node)
             child = self._child if node in self.used else None
-            used = node in self.used
-        what = "node-lost" if used else "spare-lost"
-        note(self._run, what, self._attempt, host=node, reason=reason)
+            used, attempt = node in self.used, self._attempt
+        note(self._run, "node-lost" if used else "spare-lost", attempt, host=node, reason=reason)
         _say(f"{node} is lost: {reason}")
         with contextlib.suppress(OSError):
-            add_failure(bad_nodes_path(), node, reason, str(self._run.path), self._attempt.owner)
+            add_failure(bad_nodes_path(), node, reason, str(self._run.path), attempt.owner)
         if child is not None:
             # In another thread, because the watch must continue.
             threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
 
-    def _gone(self) -> list[str]:
-        """Return the nodes that Slurm has taken out of the job; none if the controller does not answer."""
+    def _gone(self) -> list[str] | None:
+        """Return the nodes that Slurm has taken out of the job; None if the controller does not answer."""
         show = slurm.scontrol_show_job_command(self._attempt.job)
-        facts = slurm.parse_show_job(slurm.run(show, timeout=_CONTROLLER).stdout)
+        shown = slurm.run(show, timeout=_CONTROLLER)
+        if shown.returncode != 0:
+            return None
+        facts = slurm.parse_show_job(shown.stdout)
         if facts.get("JobState") != "RUNNING" or not facts.get("NodeList"):
             return []
         left = expand(facts["NodeList"])
@@ -319,19 +324,47 @@ class JobNodes:
 
     def _end_step(self, child: "subprocess.Popen[bytes]") -> None:
         """Kill the ranks on the other nodes, which wait for the lost node, and their srun."""
-        job = self._attempt.job
-        listed = slurm.run(slurm.squeue_steps_command(job), timeout=_CONTROLLER)
-        agents = slurm.parse_steps(listed.stdout, AGENTS)
-        for step in slurm.parse_steps(listed.stdout):
-            if step not in agents:
-                slurm.run(slurm.scancel_command(job, step=step), timeout=_CONTROLLER)
-        if listed.returncode != 0:
+        steps = self._steps()
+        for step in steps or ():
+            slurm.run(slurm.scancel_command(self._attempt.job, step=step), timeout=_CONTROLLER)
+        if steps is None:
             # srun ends its step itself.
             _signal_sruns(child.pid, signal.SIGTERM)
         if not _ends(child, _SRUN):
             _signal_sruns(child.pid, signal.SIGKILL)
 
+    def _steps(self) -> list[int] | None:
+        """Return hpcrun's steps in the job without the agents; None if the controller does not answer."""
+        command = slurm.squeue_steps_command(self._attempt.job)
+        listed = slurm.run(command, timeout=_CONTROLLER)
+        if listed.returncode != 0:
+            return None
+        agents = slurm.parse_steps(listed.stdout, AGENTS)
+        return [one for one in slurm.parse_steps(listed.stdout, begins=STEPS) if one not in agents]
+
+    def end_lost_step(self) -> str | None:
+        """End the ranks of a lost step on its living nodes; return why they may still run, or None.
+
+        Slurm itself ends the step when it notices the loss, and a rank without a network may ignore SIGTERM.
+        """
+        steps = self._steps()
+        return "the steps of the job are not known" if steps is None else self.kill_ranks(steps)
+
+    def kill_ranks(self, steps: Sequence[int]) -> str | None:
+        """Kill the ranks of ``steps`` through the agents; return why some may still run, or None."""
+        living = [node for node in self.used if node not in self._lost]
+        asked = {node: (node, tuple(steps)) for node in living}
+        for node in living:
+            self._left.pop(asked[node], None)
+            if not self._watch.send(node, "kill", steps=list(steps), seconds=_KILL):
+                return f"no agent can end the ranks on {node}"
+        self._watch.wait(lambda: self._left.keys() >= {*asked.values()}, _KILL + _STOP)
+        alive = [node for node in living if self._left.get(asked[node]) != 0]
+        return f"ranks do not end on {', '.join(alive)}" if alive else None
+
     def _hear(self, node: str, message: Mapping[str, Any]) -> None:
+        if "killed" in message:
+            self._left[node, tuple(message["killed"])] = int(message["left"])
         probe = self._probes.get(node)
         if probe is not None:
             probe.hear(message)
@@ -422,13 +455,13 @@ def _ends(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
 
 
 def _signal_sruns(parent: int, number: signal.Signals) -> None:
-    """Send a signal to each srun among the descendants of ``parent``."""
+    """Send a signal to each srun of hpcrun among the descendants of ``parent``."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(parent).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if process.name() == "srun":
+                if any(word.startswith(f"--job-name={STEPS}") for word in process.cmdline()):
                     process.send_signal(number)
 
 

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, Any
 
+from hpcrun.job.kill_ranks import kill_processes
 from hpcrun.ranks.addresses import AnswerServer, Listener, reached
 from hpcrun.ranks.fork_messages import fork_server_command
 from hpcrun.run import memory_keeper
@@ -133,6 +134,11 @@ class Programs:
             process.wait()
         if kept is not None:
             kept.close()
+
+    def number_of(self, name: str) -> int | None:
+        """Return the process number of a program, or None."""
+        process, _ = self._running.get(name, (None, None))
+        return process.pid if process else None
 
     def ended(self) -> list[dict[str, Any]]:
         """Return a message for each program that has ended since the last call."""
@@ -249,8 +255,16 @@ class NodeAgent:
         elif order == "stop":
             self._programs.stop(**arguments)
             self._answers.put({"stopped": arguments["name"]})
+        elif order == "kill":
+            threading.Thread(target=self._kill, kwargs=dict(arguments), daemon=True).start()
         elif order == "reach":
             threading.Thread(target=self._reach, kwargs=dict(arguments), daemon=True).start()
+
+    def _kill(self, steps: Sequence[int], seconds: float) -> None:
+        """Kill the ranks of steps of this job on this node, and report how many are left."""
+        server = self._programs.number_of(FORK_PROGRAM)
+        left = kill_processes(steps, os.environ, server, seconds)
+        self._answers.put({"killed": list(steps), "left": left})
 
     def _reach(self, peers: Sequence[Mapping[str, Any]]) -> None:
         """Report the interfaces from which the doors of all ``peers`` answer."""

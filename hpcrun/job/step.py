@@ -36,7 +36,7 @@ from hpcrun.job.srun import (
     torchrun_command,
     torchrun_variables,
 )
-from hpcrun.job.step_messages import StepMessages, kill_step
+from hpcrun.job.step_messages import StepMessages
 from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run.attempt import IN_PLACE, JOB_NAME
@@ -60,7 +60,7 @@ def run_ranks(
     steps: Sequence[Sequence[str]],
     environ: Mapping[str, str],
     nodes: JobNodes | None = None,
-    hasten: Callable[[str], None] | None = None,
+    hasten: Callable[[int], None] | None = None,
 ) -> RanksEnd:
     """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
 
@@ -289,7 +289,7 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
             nodes.next_step(attempt)
         except ClusterError as error:
             print(f"hpcrun: {error}", flush=True)
-            return RanksEnd(exitcodes.FAILED)
+            return RanksEnd(exitcodes.FAILED, started=False)
         environ = nodes.variables(environ)
         options = replace(
             options,
@@ -319,7 +319,9 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
             own = [f"{name}={value}" for name, value in nodes.variables({}, new).items()]
             checks = [["env", *own, *words] for words in preflight_steps(run, options)]
             steps = [*before, *checks, *steps]
-        hasten = None if options.script or way.own_script else partial(kill_step, environ=environ)
+        # A script may save on SIGTERM.
+        saves = options.script or way.own_script
+        hasten = None if nodes is None or saves else partial(_kill_ranks, nodes)
         return run_ranks(options.setup, env, steps, environ, nodes, hasten)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
@@ -328,6 +330,13 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
         # The cause is this node or temporary, so another start may help.
         print(f"hpcrun: srun cannot be started: {error}", flush=True)
         return RanksEnd(exitcodes.FAILED)
+
+
+def _kill_ranks(nodes: JobNodes, step: int) -> None:
+    """Kill ranks that do not answer SIGTERM; a save in progress ends committed or absent (invariant 4)."""
+    print("hpcrun: kills the ranks that do not answer SIGTERM", flush=True)
+    if problem := nodes.kill_ranks([step]):
+        print(f"hpcrun: they are not killed before KillWait: {problem}", flush=True)
 
 
 def take_over_variables() -> BatchJob:

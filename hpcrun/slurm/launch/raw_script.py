@@ -33,7 +33,9 @@ def not_in_the_script(config: Config) -> list[str]:
     """Return a line for each key of `job:` in ``config`` that train.sbatch does not obey."""
     job = config.job
     own = ("setup", "node_setup", "preflight", "env", "srun_args", "container")
-    lines = [f"job.{key} is not in train.sbatch; write it there" for key in own if getattr(job, key)]
+    lines = [
+        f"job.{key} is not in train.sbatch; write it there" for key in own if getattr(job, key)
+    ]
     if job.elastic:
         lines.append(f"job.nodes={job.nodes}: train.sbatch starts on {job.max_nodes} nodes")
     if job.spares:
