@@ -18,7 +18,7 @@ from hpcrun.errors import UserError
 from hpcrun.job import in_place, notifying
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
-from hpcrun.job.finalize import Classification, finalize, write_result
+from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
 from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
 from hpcrun.job.ownership import Occupied, refusal, require_free
 from hpcrun.job.policy import Budgets, Clock, Decision, of_script
@@ -195,6 +195,9 @@ def conclude(
     try:
         known = recorded_end(run, lambda one: one == attempt) if ranks.left else None
         ended = known or _finalized(run, attempt, ranks, clock)
+        if known and not known.classification.decision.restart and not run.result.exists():
+            # The batch step was killed between the record and the result.
+            conclude_run(run, known.classification)
     except RunTakenOver as other:
         _say(str(other))
         return Conclusion(other.code)
