@@ -39,7 +39,7 @@ from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
 
 if TYPE_CHECKING:
-    from hpcrun.job.job_nodes import JobNodes
+    from hpcrun.nodes.job_nodes import JobNodes
 
 # Seconds after which a file server that has recovered answers at the latest.
 _TRIES, _PAUSE = 3, 5.0
@@ -274,20 +274,6 @@ def _start_again(
     return _requeue(run, attempt, ended, until, way, clock)
 
 
-def _requeue(
-    run: RunDirectory,
-    attempt: Attempt,
-    ended: EndedAttempt,
-    until: float,
-    way: Way,
-    clock: Clock,
-) -> Conclusion:
-    # The requeue of a pack follows the end of all of its runs.
-    if way.packed:
-        return Conclusion(exitcodes.UNFINISHED)
-    return Conclusion(_requeued(run, attempt, ended, until, way, clock))
-
-
 def _step_of(run: RunDirectory, attempt: Attempt, way: Way) -> str:
     return run.path.name if way.packed else step_name(attempt)
 
@@ -319,7 +305,9 @@ def in_place_obstacle(
     )
     lead = float(ended.job.signal_lead)
     if nodes is not None:
-        job = nodes.without_bad_nodes(job, ended.classification.diagnosis)
+        found = ended.classification.diagnosis
+        dead, avoided = nodes.without_bad_nodes(job.nodes, job.dead, job.avoided, found)
+        job = replace(job, dead=dead, avoided=avoided)
     obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
     if obstacle is None and nodes is not None and nodes.has_lost_step:
         obstacle = nodes.end_lost_step()
@@ -337,15 +325,17 @@ def in_place_obstacle(
     return obstacle
 
 
-def _requeued(
+def _requeue(
     run: RunDirectory,
     attempt: Attempt,
     ended: EndedAttempt,
     until: float,
     way: Way,
     clock: Clock,
-) -> int:
-    """Let Slurm start the job again; return the batch script's exit code."""
+) -> Conclusion:
+    """Let Slurm start the job again; the requeue of a pack follows the end of all of its runs."""
+    if way.packed:
+        return Conclusion(exitcodes.UNFINISHED)
 
     def failed(kind: str, words: str) -> None:
         note(run, "requeue-failed", attempt, cause=kind, reason=words)
@@ -356,14 +346,15 @@ def _requeued(
     )
     if became == "requeued":
         _exclude_bad_nodes(run, attempt, ended, attempt.job)
-        return exitcodes.DONE
+        return Conclusion(exitcodes.DONE)
     if became == "cancelled":
-        return cancelled_after_all(run, attempt, ended)
+        return Conclusion(cancelled_after_all(run, attempt, ended))
     if became == "forbidden":
-        return continue_in_another_job(run, attempt, ended, way.own_script, until, clock)
+        code = continue_in_another_job(run, attempt, ended, way.own_script, until, clock)
+        return Conclusion(code)
     if became == "by-slurm":
         _say("Slurm requeues this job, because it ends in the grace time of its preemption")
-    return exitcodes.UNFINISHED
+    return Conclusion(exitcodes.UNFINISHED)
 
 
 def latest(end_time: float | None, clock: Clock) -> float:

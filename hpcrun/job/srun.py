@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.job.node_count import elastic_options, tasks_on_node
+from hpcrun.nodes.step_nodes import elastic_options, tasks_on_node
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt

@@ -7,6 +7,7 @@ process: the process that classifies the end keeps the environment from sbatch.
 import contextlib
 import fcntl
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -18,7 +19,6 @@ from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import policy as exitcodes
-from hpcrun.job.job_nodes import JobNodes, nodes_of_job
 from hpcrun.job.opening import own_variables
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
@@ -38,12 +38,16 @@ from hpcrun.job.srun import (
 )
 from hpcrun.job.step_messages import StepMessages
 from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
+from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
+from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.ranks.launchers import job_id
+from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import IN_PLACE, JOB_NAME
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.slurm.environment import export_from_environment
+from hpcrun.slurm.notation import expand
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
@@ -265,7 +269,34 @@ def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | 
     except (UserError, OSError):
         # The start of the ranks reports it.
         return None
-    return nodes_of_job(run, attempt, options, os.environ, torchrun=way.torchrun)
+    return _nodes_of_job(run, attempt, options, os.environ, torchrun=way.torchrun)
+
+
+def _nodes_of_job(
+    run: RunDirectory,
+    attempt: Attempt,
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    *,
+    torchrun: bool = False,
+) -> JobNodes | None:
+    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
+    hosts = environ.get("SLURM_JOB_NODELIST")
+    if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
+        return None
+    nodes = tuple(expand(hosts))
+    # sbatch_args may change the number of nodes.
+    shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
+    own = environ.get("SLURMD_NODENAME") or nodes[0]
+    # A script imports its libraries itself, and a container has other files.
+    forks = not (options.script or options.container or torchrun)
+    helpers = RankHelpers(
+        memory=memory_keeper.new_key(),
+        # The agents of a killed batch step end, and their fork servers with them.
+        fork=f"{os.getuid()}-{attempt.owner}-{secrets.token_hex(4)}" if forks else None,
+        python=options.python,
+    )
+    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)
 
 
 def _hosts() -> str | None:

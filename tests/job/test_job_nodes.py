@@ -11,19 +11,19 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from hpcrun.job import job_nodes
 from hpcrun.job.ending import conclude
-from hpcrun.job.job_nodes import JobNodes
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.srun import BatchJob, RanksEnd, Way
 from hpcrun.job.step import _start
-from hpcrun.job.step_nodes import JobShape
+from hpcrun.nodes import job_nodes
+from hpcrun.nodes.job_nodes import JobNodes
+from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.run.events import record_event
 from tests import jobs
+from tests.nodes.test_watch import NODES, PATIENCE, Several, rank
 
 from .step_substitutes import FIRST, Desk
-from .test_node_watch import NODES, PATIENCE, Several, rank
 
 LISTED = r"7.0|hpcrun-7-0\n7.1|hpcrun-agents\n7.2|monitor\n7.3|hpcrun-node-setup\n"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.kill_ranks import children_of, kill_processes, processes_of
 from hpcrun.job.step_messages import StepMessages
+from hpcrun.nodes.kill_ranks import children_of, kill_processes, processes_of
 from tests import jobs
 
 from .step_substitutes import Desk

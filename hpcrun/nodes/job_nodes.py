@@ -2,30 +2,28 @@
 
 import contextlib
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
-from hpcrun.job.node_agent import FORK_PROGRAM
-from hpcrun.job.node_watch import AgentProcess, AgentStep, NodeWatch
-from hpcrun.job.spare_probe import PROBE, SpareProbe, probe_command
-from hpcrun.job.srun import LaunchOptions
-from hpcrun.job.step_nodes import (
+from hpcrun.nodes.agent import FORK_PROGRAM
+from hpcrun.nodes.spare_probe import PROBE, SpareProbe, probe_command
+from hpcrun.nodes.step_nodes import (
     JobShape,
     choose_nodes,
     replacements,
     step_options,
     step_variables,
 )
+from hpcrun.nodes.watch import AgentProcess, AgentStep, NodeWatch
 from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
 from hpcrun.run import memory_keeper
 from hpcrun.run.directory import RunDirectory
@@ -36,9 +34,8 @@ from hpcrun.slurm.notation import AGENTS, STEPS, expand
 
 if TYPE_CHECKING:
     from hpcrun.diagnose.causes import Diagnosis
-    from hpcrun.job.in_place import Allocation
 
-_AGENT = ("-m", "hpcrun.job.node_agent")
+_AGENT = ("-m", "hpcrun.nodes.agent")
 _OF_ALL_NODES = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
 _SRUN = 1.0
@@ -70,33 +67,6 @@ def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
     # A new agent of one node must not ask for the GPUs of all nodes.
     environ = {name: value for name, value in environ.items() if name not in _OF_ALL_NODES}
     return AgentProcess(nodes, agents_command(nodes), environ, told)
-
-
-def nodes_of_job(
-    run: RunDirectory,
-    attempt: Attempt,
-    options: LaunchOptions,
-    environ: Mapping[str, str],
-    *,
-    torchrun: bool = False,
-) -> "JobNodes | None":
-    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
-    hosts = environ.get("SLURM_JOB_NODELIST")
-    if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
-        return None
-    nodes = tuple(expand(hosts))
-    # sbatch_args may change the number of nodes.
-    shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
-    own = environ.get("SLURMD_NODENAME") or nodes[0]
-    # A script imports its libraries itself, and a container has other files.
-    forks = not (options.script or options.container or torchrun)
-    helpers = RankHelpers(
-        memory=memory_keeper.new_key(),
-        # The agents of a killed batch step end, and their fork servers with them.
-        fork=f"{os.getuid()}-{attempt.owner}-{secrets.token_hex(4)}" if forks else None,
-        python=options.python,
-    )
-    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)
 
 
 @dataclass(frozen=True)
@@ -225,20 +195,31 @@ class JobNodes:
         self._free(chosen)
         return chosen
 
-    def without_bad_nodes(self, job: "Allocation", diagnosis: "Diagnosis | None") -> "Allocation":
-        """Return ``job`` without its bad nodes, if enough nodes are left for a step.
+    def without_bad_nodes(
+        self,
+        left: Sequence[str],
+        dead: Sequence[str],
+        avoided: Sequence[str],
+        diagnosis: "Diagnosis | None",
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the dead and avoided nodes that prevent the next step; none if enough others are left.
 
         A node with one failure is replaced too, if a spare node is left.
+
+        Args:
+            left: nodes that Slurm counts as the job's; empty if unknown.
+            dead: nodes that are down.
+            avoided: nodes that the next start must exclude.
         """
         from hpcrun.diagnose.causes import blames_node
 
-        gone = [node for node in self.shape.nodes if job.nodes and node not in job.nodes]
+        gone = [node for node in self.shape.nodes if left and node not in left]
         unfit = diagnosis.unfit if diagnosis else ()
         with self._lock:
             for nodes, reason in (
                 (gone, "Slurm has taken it out of the job"),
-                (job.dead, "Slurm starts no step there"),
-                (job.avoided, "it failed too often"),
+                (dead, "Slurm starts no step there"),
+                (avoided, "it failed too often"),
                 (unfit, diagnosis.line if diagnosis else ""),
             ):
                 self.bad |= {node: reason for node in nodes if node not in self.bad}
@@ -246,10 +227,9 @@ class JobNodes:
                 self._suspects[diagnosis.host] = diagnosis.line
             enough = choose_nodes(self.shape, self.bad, self.used, self._suspects) is not None
         if enough:
-            return replace(job, dead=(), avoided=())
+            return (), ()
         lost = [node for node in self.shape.nodes if node in self._lost or node in gone]
-        dead = list(dict.fromkeys([*job.dead, *lost]))
-        return replace(job, dead=dead, avoided=job.avoided or list(self.bad))
+        return list(dict.fromkeys([*dead, *lost])), avoided or list(self.bad)
 
     @property
     def has_lost_step(self) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-from hpcrun.job.node_agent import END, Connection
+from hpcrun.nodes.agent import END, Connection
 from hpcrun.ranks.addresses import listen, port_candidates
 
 _TICK = 0.25
@@ -187,7 +187,7 @@ class NodeWatch:
         lose: called in the watch's thread with each lost node and the reason.
         heard: called there with each message of a node that is not a beat.
         gone: returns the nodes that Slurm has taken out of the job; None if the controller does not answer.
-        orders: further values of the first line for an agent; see ``node_agent.py``.
+        orders: further values of the first line for an agent; see ``agent.py``.
 
     Attributes:
         lost: the lost nodes, each with the reason; they stay lost.

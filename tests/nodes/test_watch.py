@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hpcrun.job.node_watch import (
+from hpcrun.nodes.watch import (
     AgentProcess,
     Limits,
     NodeState,
@@ -55,7 +55,7 @@ class Several:
         self._steps = [
             AgentProcess(
                 [node],
-                [sys.executable, "-m", "hpcrun.job.node_agent"],
+                [sys.executable, "-m", "hpcrun.nodes.agent"],
                 {**os.environ, "SLURMD_NODENAME": node},
                 told,
             )
@@ -116,7 +116,7 @@ class Machine:
             # Other tests may leave processes that nobody has waited for.
             with contextlib.suppress(psutil.Error):
                 named = process.environ().get("SLURMD_NODENAME") == node
-                if named and "hpcrun.job.node_agent" in process.cmdline():
+                if named and "hpcrun.nodes.agent" in process.cmdline():
                     found.append(process)
         return max(found, key=lambda process: process.create_time())
 

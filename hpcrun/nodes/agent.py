@@ -1,4 +1,4 @@
-"""The agent of a node: ``python -m hpcrun.job.node_agent``, one light process for the whole job.
+"""The agent of a node: ``python -m hpcrun.nodes.agent``, one light process for the whole job.
 
 It sends a beat every second to the batch step, so that the loss of the node is noticed within seconds. It
 also runs programs for the batch step, such as the probes of a spare node. It ends with the batch step.
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, Any
 
-from hpcrun.job.kill_ranks import kill_processes
+from hpcrun.nodes.kill_ranks import kill_processes
 from hpcrun.ranks.addresses import AnswerServer, Listener, reached
 from hpcrun.ranks.fork_messages import fork_server_command
 from hpcrun.run import memory_keeper
@@ -192,7 +192,7 @@ class NodeAgent:
             if "SLURM_JOB_ID" not in os.environ:
                 return
             if time.monotonic() - asked > _ASK:
-                from hpcrun.job.lost_batch_host import requeue_without_batch_host
+                from hpcrun.nodes.lost_batch_host import requeue_without_batch_host
 
                 requeue_without_batch_host(self._node, os.environ)
                 asked = time.monotonic()
