@@ -240,7 +240,7 @@ def _run_in_turn(
         ranks: the end of the first attempt, if it has ended already.
     """
     while True:
-        ranks = ranks or _start(run, job.attempt, way, nodes)
+        ranks = ranks or start_ranks(run, job.attempt, way, nodes)
         # From here on no rank runs, and a signal must not end the programs that requeue the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if folder is not None and _was_deleted(folder):
@@ -310,7 +310,8 @@ def _send_left(run: RunDirectory) -> None:
     start(run)
 
 
-def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
+def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
+    """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
     options = LaunchOptions() if way.own_script else read_launch_options(run)
     if way.packed:
         options = sharing_node(run, options)

@@ -127,7 +127,7 @@ class JobNodes:
             shape.nodes,
             own,
             begin_agents,
-            lose=self._lose,
+            lose=self.lose,
             heard=self._hear,
             gone=self._gone,
             port_key=f"{attempt.job} agents",
@@ -276,7 +276,8 @@ class JobNodes:
                 self._child = None
             self._watch.decided(self.used)
 
-    def _lose(self, node: str, reason: str) -> None:
+    def lose(self, node: str, reason: str) -> None:
+        """Record that a node is lost, and end the step if the step uses the node."""
         with self._lock:
             self.bad.setdefault(node, reason)
             self._lost.add(node)

@@ -140,7 +140,7 @@ def test_spare_nodes_cost_and_pay_as_documented(nodes, spares, share, hours):
     assert (PAGE / "spares.md").read_text().count(f"| {nodes} | ") == 1
 
 
-def test_spares_of_the_job_and_a_longer_start_up_change_the_figures():
+def test_spares_and_start_up_change_the_figures():
     found = spare_nodes(32, failures=0.01, start_up=120.0, spares=3)
     assert (found.spares, found.share) == (3, pytest.approx(3 / 35))
     assert (found.requeue, found.replacement) == (540.0, 130.0)

@@ -150,7 +150,7 @@ def test_a_killed_batch_step_is_continued_by_the_next(desk: Desk, recorded: bool
     ]
 
 
-def test_a_step_that_was_killed_before_the_result_gets_one(desk: Desk) -> None:
+def test_a_step_killed_before_the_result_gets_one(desk: Desk) -> None:
     facts = {"reason": "rank 0 failed", "decision": "no restart is left", "restart_allowed": False}
     record_event(desk.run, "ended", attempt=FIRST, cause="crash", **facts)
     desk.run.attempt_logs(FIRST).mkdir(parents=True)

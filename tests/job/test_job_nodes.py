@@ -15,7 +15,7 @@ from hpcrun.job.ending import conclude
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.srun import BatchJob, RanksEnd, Way
-from hpcrun.job.step import _start
+from hpcrun.job.step import start_ranks
 from hpcrun.nodes import job_nodes
 from hpcrun.nodes.job_nodes import JobNodes
 from hpcrun.nodes.step_nodes import JobShape
@@ -63,7 +63,7 @@ def test_only_the_steps_of_hpcrun_end_with_a_lost_node(desk: Desk, nodes: JobNod
     with subprocess.Popen(["bash", "-c", script], env=environ, process_group=0) as child:
         try:
             with nodes.watch_step(child):
-                nodes._lose("node2", "no heartbeat")
+                nodes.lose("node2", "no heartbeat")
                 assert child.wait(PATIENCE) == 128 + signal.SIGKILL
             left = [
                 " ".join(one.cmdline()) for one in psutil.process_iter() if in_group(one, child.pid)
@@ -86,7 +86,7 @@ def test_ranks_of_a_lost_step_end_before_the_next_step(desk: Desk, nodes: JobNod
         assert [one.wait(PATIENCE) for one in ranks[:2]] == [-signal.SIGKILL] * 2
         # A step of the user.
         assert ranks[2].poll() is None
-        nodes._lose("node2", "no heartbeat")
+        nodes.lose("node2", "no heartbeat")
         assert nodes.has_lost_step
     desk.answer("squeue", "exit 1")
     assert nodes.end_lost_step() == "the steps of the job are not known"
@@ -94,30 +94,30 @@ def test_ranks_of_a_lost_step_end_before_the_next_step(desk: Desk, nodes: JobNod
 
 def test_without_an_agent_no_step_follows_a_lost_step(nodes: JobNodes) -> None:
     nodes.next_step(FIRST)
-    nodes._lose("node2", "no heartbeat")
+    nodes.lose("node2", "no heartbeat")
     assert nodes.end_lost_step() == "no agent can end the ranks on node1"
 
 
-def test_the_setup_of_a_spare_shares_it_with_a_lost_step(desk: Desk, nodes: JobNodes) -> None:
+def test_the_setup_of_a_spare_shares_the_node(desk: Desk, nodes: JobNodes) -> None:
     desk.run.config.write_text(
         desk.run.config.read_text().replace("node_setup: []", "node_setup: [cp]")
     )
     nodes.next_step(FIRST)
     open_attempt(desk.run, FIRST, Budgets())
-    nodes._lose("node2", "no heartbeat")
-    _start(desk.run, FIRST.following, Way(), nodes)
+    nodes.lose("node2", "no heartbeat")
+    start_ranks(desk.run, FIRST.following, Way(), nodes)
     setup, _ = desk.called("srun")
     assert "--nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=node3 " in setup
     assert " --overlap --no-kill --immediate=60 " in setup
 
 
-def test_too_few_nodes_before_a_start_are_no_failure_of_it(desk: Desk, nodes: JobNodes) -> None:
+def test_too_few_nodes_are_no_failure_of_the_attempt(desk: Desk, nodes: JobNodes) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     record_event(desk.run, "ended", attempt=FIRST, cause="crash", restart_allowed=True)
     nodes.next_step(FIRST)
     for node in NODES[1:]:
-        nodes._lose(node, "no heartbeat")
-    ranks = _start(desk.run, FIRST.following, Way(), nodes)
+        nodes.lose(node, "no heartbeat")
+    ranks = start_ranks(desk.run, FIRST.following, Way(), nodes)
     assert ranks == RanksEnd(1, started=False)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     end = conclude(desk.run, BatchJob(FIRST.following), ranks, Way(), nodes=nodes)

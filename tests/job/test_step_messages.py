@@ -92,7 +92,7 @@ def test_only_processes_of_the_steps_are_killed() -> None:
             process.wait()
 
 
-def test_a_forked_rank_counts_until_its_server_has_waited_for_it() -> None:
+def test_a_forked_rank_counts_until_its_server_reaps_it() -> None:
     server = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"])
     try:
         jobs.wait_for(lambda: len(children_of(server.pid)) == 1)

@@ -289,7 +289,7 @@ def test_the_agent_of_a_node_that_was_given_up_stays(machine):
     assert machine.watch.connected() == ["node1", "node2"]
 
 
-def test_an_agent_kills_only_the_ranks_of_a_step_on_its_node(machine):
+def test_an_agent_kills_only_ranks_of_one_step(machine):
     machine.connect_all()
     with contextlib.ExitStack() as stack:
         ranks = [

@@ -289,7 +289,7 @@ def test_a_server_ends_with_its_parent(threads: str | None) -> None:
     until(lambda: ended(server))
 
 
-def test_a_task_ends_if_ranks_of_an_earlier_attempt_do_not(tmp_path: Path) -> None:
+def test_a_task_ends_beside_ranks_that_do_not_end(tmp_path: Path) -> None:
     """A rank beside a rank of an earlier attempt would share its GPU, and both would write."""
     name = f"{NAME}-silent"
     code = (

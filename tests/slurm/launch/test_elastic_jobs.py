@@ -51,7 +51,7 @@ def test_other_options_leave_a_range_alone():
     assert choose_executor(config) == "slurm"
 
 
-def test_a_script_by_hand_starts_all_ranks_of_the_largest_number(tmp_path):
+def test_a_script_by_hand_starts_the_largest_number(tmp_path):
     config = Config(job=Job(nodes="2-4", gpus=2, cpu=True))
     line = raw_command(RunDirectory(tmp_path / "a"), config)
     # Its srun takes the number of tasks from sbatch.
