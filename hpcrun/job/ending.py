@@ -18,7 +18,7 @@ from hpcrun.errors import UserError
 from hpcrun.job import in_place, notifying
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
-from hpcrun.job.finalize import Classification, finalize, write_result
+from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
 from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
 from hpcrun.job.ownership import Occupied, refusal, require_free
 from hpcrun.job.policy import Budgets, Clock, Decision, of_script
@@ -39,7 +39,7 @@ from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
 
 if TYPE_CHECKING:
-    from hpcrun.job.job_nodes import JobNodes
+    from hpcrun.nodes.job_nodes import JobNodes
 
 # Seconds after which a file server that has recovered answers at the latest.
 _TRIES, _PAUSE = 3, 5.0
@@ -184,15 +184,20 @@ def conclude(
         in_place.kill_srun(run, attempt)
         alive = in_place.end_step(attempt, _step_of(run, attempt, way))
     until = latest(job.end_time, clock)
-    if attempt.in_place and not lost_step and not in_place.was_launched(run, attempt):
+    launched = ranks.started and (lost_step or in_place.was_launched(run, attempt))
+    if attempt.in_place and not launched:
         before = recorded_end(run, attempt.is_of_start)
         if before is not None:
-            # Slurm starts no step, or the set-up does not work twice. That is no failure of the run.
+            # Slurm starts no step, too few nodes are left, or the set-up does not work twice. That is no
+            # failure of the run.
             _say(f"{attempt.owner} could not start its ranks")
             return _requeue(run, attempt, before, until, way, clock)
     try:
         known = recorded_end(run, lambda one: one == attempt) if ranks.left else None
         ended = known or _finalized(run, attempt, ranks, clock)
+        if known and not known.classification.decision.restart and not run.result.exists():
+            # The batch step was killed between the record and the result.
+            conclude_run(run, known.classification)
     except RunTakenOver as other:
         _say(str(other))
         return Conclusion(other.code)
@@ -269,20 +274,6 @@ def _start_again(
     return _requeue(run, attempt, ended, until, way, clock)
 
 
-def _requeue(
-    run: RunDirectory,
-    attempt: Attempt,
-    ended: EndedAttempt,
-    until: float,
-    way: Way,
-    clock: Clock,
-) -> Conclusion:
-    # The requeue of a pack follows the end of all of its runs.
-    if way.packed:
-        return Conclusion(exitcodes.UNFINISHED)
-    return Conclusion(_requeued(run, attempt, ended, until, way, clock))
-
-
 def _step_of(run: RunDirectory, attempt: Attempt, way: Way) -> str:
     return run.path.name if way.packed else step_name(attempt)
 
@@ -313,12 +304,14 @@ def in_place_obstacle(
         hours=ended.job.exclude_hours,
     )
     lead = float(ended.job.signal_lead)
-    lost_step = nodes is not None and nodes.has_lost_step
     if nodes is not None:
-        job = nodes.without_bad_nodes(job, ended.classification.diagnosis)
+        found = ended.classification.diagnosis
+        dead, avoided = nodes.without_bad_nodes(job.nodes, job.dead, job.avoided, found)
+        job = replace(job, dead=dead, avoided=avoided)
     obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
-    # The step of a lost node ends when Slurm notices the loss; the batch step has ended its ranks.
-    if obstacle is None and not lost_step:
+    if obstacle is None and nodes is not None and nodes.has_lost_step:
+        obstacle = nodes.end_lost_step()
+    elif obstacle is None:
         obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
     # Last: nothing may come between these checks and the start.
     arrived = arrived_signals()
@@ -332,15 +325,17 @@ def in_place_obstacle(
     return obstacle
 
 
-def _requeued(
+def _requeue(
     run: RunDirectory,
     attempt: Attempt,
     ended: EndedAttempt,
     until: float,
     way: Way,
     clock: Clock,
-) -> int:
-    """Let Slurm start the job again; return the batch script's exit code."""
+) -> Conclusion:
+    """Let Slurm start the job again; the requeue of a pack follows the end of all of its runs."""
+    if way.packed:
+        return Conclusion(exitcodes.UNFINISHED)
 
     def failed(kind: str, words: str) -> None:
         note(run, "requeue-failed", attempt, cause=kind, reason=words)
@@ -351,14 +346,15 @@ def _requeued(
     )
     if became == "requeued":
         _exclude_bad_nodes(run, attempt, ended, attempt.job)
-        return exitcodes.DONE
+        return Conclusion(exitcodes.DONE)
     if became == "cancelled":
-        return cancelled_after_all(run, attempt, ended)
+        return Conclusion(cancelled_after_all(run, attempt, ended))
     if became == "forbidden":
-        return continue_in_another_job(run, attempt, ended, way.own_script, until, clock)
+        code = continue_in_another_job(run, attempt, ended, way.own_script, until, clock)
+        return Conclusion(code)
     if became == "by-slurm":
         _say("Slurm requeues this job, because it ends in the grace time of its preemption")
-    return exitcodes.UNFINISHED
+    return Conclusion(exitcodes.UNFINISHED)
 
 
 def latest(end_time: float | None, clock: Clock) -> float:

@@ -132,18 +132,34 @@ def finalize(
         **facts,
         **({KEY: asked} if asked in notify_on else {}),
     )
-    result = read_json(run.result) or {}
+    found = Classification(cause, step, line, decision, diagnosis)
     # A job that did no work must not replace the result of a finished run.
-    replaceable = _opened(events, attempt) or result.get("state") != "finished"
-    if not decision.restart and replaceable:
-        if cause is not Cause.FINISHED:
-            write_result(run, cause, line, decision.reason, step, by_hand=budgets is None)
-        else:
-            # The result of a script is written here, because only now all of its ranks are known to have
-            # ended well.
-            new = {"state": "finished", "time": round(time.time(), 3), **_programs(evidence)}
-            _write_with_goodput(run, result or new)
-    return Classification(cause, step, line, decision, diagnosis)
+    finished = (read_json(run.result) or {}).get("state") == "finished"
+    if not decision.restart and (_opened(events, attempt) or not finished):
+        conclude_run(run, found, _programs(evidence), by_hand=budgets is None)
+    return found
+
+
+def conclude_run(
+    run: RunDirectory,
+    ended: Classification,
+    facts: Mapping[str, int] | None = None,
+    *,
+    by_hand: bool = False,
+) -> None:
+    """Write result.json for a run whose last attempt has ended; raises OSError.
+
+    Args:
+        facts: further values for a finished script.
+        by_hand: as for :func:`write_result`.
+    """
+    if ended.cause is not Cause.FINISHED:
+        reason = ended.decision.reason
+        write_result(run, ended.cause, ended.line, reason, ended.step, by_hand=by_hand)
+        return
+    # The result of a script is written here, because only now all of its ranks are known to have ended well.
+    new = {"state": "finished", "time": round(time.time(), 3), **(facts or {})}
+    _write_with_goodput(run, read_json(run.result) or new)
 
 
 def _evidence(

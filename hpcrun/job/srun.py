@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.job.node_count import elastic_options, tasks_on_node
+from hpcrun.nodes.step_nodes import elastic_options, tasks_on_node
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.node_setup import node_setup_command
-from hpcrun.slurm.notation import expand
+from hpcrun.slurm.notation import STEPS, expand
 
 # The same message as slurmstepd writes for a program that it starts itself.
 _FOUND = (
@@ -53,12 +53,14 @@ class Way:
 class RanksEnd:
     """The exit code of the ranks, or of the command ``failed`` that failed before srun started.
 
-    ``left``: the batch step that started them was killed, and another one continues its work.
+    ``left``: the batch step that started them was killed, and another one continues its work. ``started``:
+    False if too few nodes were left for a step.
     """
 
     code: int
     failed: str | None = None
     left: bool = False
+    started: bool = True
 
     @property
     def killed(self) -> bool:
@@ -193,7 +195,8 @@ def node_setup_steps(
         return []
     folder = run.attempt_logs(attempt)
     # The shell has exported job.env before this srun.
-    return [node_setup_command(environ, options.srun_args, options.node_setup, folder)]
+    given = [*options.srun_args, *_no_wait(attempt)]
+    return [node_setup_command(environ, given, options.node_setup, folder)]
 
 
 def preflight_steps(run: RunDirectory, options: LaunchOptions) -> list[list[str]]:
@@ -285,7 +288,7 @@ def output_option(run: RunDirectory, attempt: Attempt) -> str:
 
 def step_name(attempt: Attempt) -> str:
     """Return the name of the step of ``attempt``, by which Slurm's lists show it."""
-    return f"hpcrun-{attempt.owner}"
+    return f"{STEPS}{attempt.owner}"
 
 
 def _no_wait(attempt: Attempt) -> list[str]:

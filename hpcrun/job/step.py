@@ -7,6 +7,7 @@ process: the process that classifies the end keeps the environment from sbatch.
 import contextlib
 import fcntl
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -18,7 +19,6 @@ from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import policy as exitcodes
-from hpcrun.job.job_nodes import JobNodes, nodes_of_job
 from hpcrun.job.opening import own_variables
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
@@ -36,14 +36,18 @@ from hpcrun.job.srun import (
     torchrun_command,
     torchrun_variables,
 )
-from hpcrun.job.step_messages import StepMessages, kill_step
+from hpcrun.job.step_messages import StepMessages
 from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
+from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
+from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.ranks.launchers import job_id
+from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import IN_PLACE, JOB_NAME
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.slurm.environment import export_from_environment
+from hpcrun.slurm.notation import expand
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
@@ -60,7 +64,7 @@ def run_ranks(
     steps: Sequence[Sequence[str]],
     environ: Mapping[str, str],
     nodes: JobNodes | None = None,
-    hasten: Callable[[str], None] | None = None,
+    hasten: Callable[[int], None] | None = None,
 ) -> RanksEnd:
     """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
 
@@ -236,7 +240,7 @@ def _run_in_turn(
         ranks: the end of the first attempt, if it has ended already.
     """
     while True:
-        ranks = ranks or _start(run, job.attempt, way, nodes)
+        ranks = ranks or start_ranks(run, job.attempt, way, nodes)
         # From here on no rank runs, and a signal must not end the programs that requeue the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if folder is not None and _was_deleted(folder):
@@ -265,7 +269,34 @@ def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | 
     except (UserError, OSError):
         # The start of the ranks reports it.
         return None
-    return nodes_of_job(run, attempt, options, os.environ, torchrun=way.torchrun)
+    return _nodes_of_job(run, attempt, options, os.environ, torchrun=way.torchrun)
+
+
+def _nodes_of_job(
+    run: RunDirectory,
+    attempt: Attempt,
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    *,
+    torchrun: bool = False,
+) -> JobNodes | None:
+    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
+    hosts = environ.get("SLURM_JOB_NODELIST")
+    if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
+        return None
+    nodes = tuple(expand(hosts))
+    # sbatch_args may change the number of nodes.
+    shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
+    own = environ.get("SLURMD_NODENAME") or nodes[0]
+    # A script imports its libraries itself, and a container has other files.
+    forks = not (options.script or options.container or torchrun)
+    helpers = RankHelpers(
+        memory=memory_keeper.new_key(),
+        # The agents of a killed batch step end, and their fork servers with them.
+        fork=f"{os.getuid()}-{attempt.owner}-{secrets.token_hex(4)}" if forks else None,
+        python=options.python,
+    )
+    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)
 
 
 def _hosts() -> str | None:
@@ -279,7 +310,8 @@ def _send_left(run: RunDirectory) -> None:
     start(run)
 
 
-def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
+def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
+    """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
     options = LaunchOptions() if way.own_script else read_launch_options(run)
     if way.packed:
         options = sharing_node(run, options)
@@ -289,7 +321,7 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
             nodes.next_step(attempt)
         except ClusterError as error:
             print(f"hpcrun: {error}", flush=True)
-            return RanksEnd(exitcodes.FAILED)
+            return RanksEnd(exitcodes.FAILED, started=False)
         environ = nodes.variables(environ)
         options = replace(
             options,
@@ -319,7 +351,9 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
             own = [f"{name}={value}" for name, value in nodes.variables({}, new).items()]
             checks = [["env", *own, *words] for words in preflight_steps(run, options)]
             steps = [*before, *checks, *steps]
-        hasten = None if options.script or way.own_script else partial(kill_step, environ=environ)
+        # A script may save on SIGTERM.
+        saves = options.script or way.own_script
+        hasten = None if nodes is None or saves else partial(_kill_ranks, nodes)
         return run_ranks(options.setup, env, steps, environ, nodes, hasten)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
@@ -328,6 +362,13 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None
         # The cause is this node or temporary, so another start may help.
         print(f"hpcrun: srun cannot be started: {error}", flush=True)
         return RanksEnd(exitcodes.FAILED)
+
+
+def _kill_ranks(nodes: JobNodes, step: int) -> None:
+    """Kill ranks that do not answer SIGTERM; a save in progress ends committed or absent (invariant 4)."""
+    print("hpcrun: kills the ranks that do not answer SIGTERM", flush=True)
+    if problem := nodes.kill_ranks([step]):
+        print(f"hpcrun: they are not killed before KillWait: {problem}", flush=True)
 
 
 def take_over_variables() -> BatchJob:

@@ -2,7 +2,7 @@
 
 After the first failure srun ends the step: Slurm sends SIGTERM to the other ranks, and SIGKILL after
 KillWait, by default 30 s. Ranks that wait for the failed rank on a GPU cannot answer SIGTERM. Until then
-Slurm passes no other signal on to the step (seen with 26.05), so a second, overlapping step kills them.
+Slurm passes no other signal on to the step (seen with 26.05), so the agents of the nodes kill them.
 """
 
 import contextlib
@@ -10,14 +10,10 @@ import fcntl
 import os
 import re
 import signal
-import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from hpcrun import slurm
-from hpcrun.job import kill_ranks
 from hpcrun.job.stop_signals import STOP_SIGNALS
-from hpcrun.slurm.notation import expand
 
 GRACE = 3.0
 """Seconds in which the other ranks may end by themselves, and record their own failures."""
@@ -27,7 +23,6 @@ _FIRST_DESCRIPTOR = 200
 _TERMINATING = re.compile(rb"srun: (?:.* )?Terminating StepId=\S*\.(\d+)$")
 # Seconds; a background process of the set-up may keep the other end open.
 _DRAIN = 0.5
-_TIMEOUT = 20.0
 
 
 class StepMessages:
@@ -38,7 +33,7 @@ class StepMessages:
             called after ``grace`` seconds; None: nothing is called.
     """
 
-    def __init__(self, hasten: Callable[[str], None] | None, grace: float = GRACE) -> None:
+    def __init__(self, hasten: Callable[[int], None] | None, grace: float = GRACE) -> None:
         self._hasten, self._grace = hasten, grace
         self._reading, writing = os.pipe()
         self.descriptor = fcntl.fcntl(writing, fcntl.F_DUPFD, _FIRST_DESCRIPTOR)
@@ -68,11 +63,11 @@ class StepMessages:
             *lines, rest = (rest + part).split(b"\n")
             found = [match[1] for line in lines if (match := _TERMINATING.match(line))]
             if found and self._hasten is not None:
-                arguments = (self._hasten, found[0].decode())
+                arguments = (self._hasten, int(found[0]))
                 threading.Thread(target=self._wait, args=arguments, daemon=True).start()
         os.close(self._reading)
 
-    def _wait(self, hasten: Callable[[str], None], step: str) -> None:
+    def _wait(self, hasten: Callable[[int], None], step: int) -> None:
         if not self._over.wait(self._grace):
             hasten(step)
 
@@ -82,39 +77,3 @@ def _write(text: bytes) -> None:
     with contextlib.suppress(OSError):
         while text:
             text = text[os.write(2, text) :]
-
-
-def kill_step(step: str, environ: Mapping[str, str]) -> None:
-    """Kill the processes of a step on its nodes; what remains gets Slurm's SIGKILL after KillWait.
-
-    Args:
-        step: its number.
-        environ: the environment of the batch script, with the nodes of the step.
-    """
-    print("hpcrun: kills the ranks that do not answer SIGTERM", flush=True)
-    done = slurm.run(kill_step_command(step, environ), _TIMEOUT, _without_requests(environ))
-    if done.returncode != 0:
-        words = " ".join(done.stderr.split()) or f"srun ended with {done.returncode}"
-        print(f"hpcrun: they are not killed before KillWait: {words}", file=sys.stderr, flush=True)
-
-
-def kill_step_command(step: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the command that kills the processes of a step on the nodes of ``environ``."""
-    hosts = environ["SLURM_JOB_NODELIST"]
-    count = len(expand(hosts))
-    return [
-        *("srun", f"--jobid={environ['SLURM_JOB_ID']}", "--overlap", "--no-kill", "--mpi=none"),
-        *(f"--nodes={count}", f"--nodelist={hosts}", f"--ntasks={count}", "--ntasks-per-node=1"),
-        *("--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=hpcrun-kill"),
-        *(sys.executable, "-I", "-S", kill_ranks.__file__, step),
-    ]
-
-
-def _without_requests(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` without the variables by which srun would request what the ranks have."""
-    kept = {"SLURM_CONF"}
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in kept or not name.startswith(("SLURM_", "SRUN_"))
-    }

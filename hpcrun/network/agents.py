@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from hpcrun.slurm.environment import without_rank_requests
+from hpcrun.slurm.notation import STEPS
 
 AGENT = ("-m", "hpcrun.network.agent")
 LOST = "srun cannot start a task there"
@@ -224,7 +225,8 @@ def srun_command(nodes: Sequence[str], agent: Sequence[str]) -> list[str]:
     count = str(len(nodes))
     options = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--overlap"]
     options += ["--mem=0", "--cpu-bind=none", "--export=ALL", "--nodelist", ",".join(nodes)]
-    return ["srun", *options, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", *agent]
+    options += ["--kill-on-bad-exit=0", "--wait=0", "--no-kill", f"--job-name={STEPS}check"]
+    return ["srun", *options, *agent]
 
 
 def not_launched(words: str, nodes: Sequence[str]) -> list[str]:

@@ -32,6 +32,10 @@ from hpcrun.run.files import (
 _TERMINATED = re.compile(
     r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"
 )
+# Messages of fork_client.py, the last of a log.
+_OF_TASK = re.compile(
+    r"^hpcrun: (Memory cgroup out of memory: .+|the fork server of this node has ended.*)$", re.M
+)
 _UNFINISHED = "unfinished"
 _LOG_END = 1 << 16
 """Bytes at the end of a log that are searched; other threads print less after the message."""
@@ -149,8 +153,10 @@ def read_exits(folder: Path) -> list[Exit]:
 
 
 def last_words(folder: Path, rank: int) -> str | None:
-    """Return the message of C++ code that ended the process, from the rank's log; Python does not see it."""
+    """Return why the process was ended, from its log: a message of C++ code, or of a forked rank's task."""
     text = end_of(folder / f"rank-{rank:05d}.log", _LOG_END).decode(errors="replace")
+    if of_task := _OF_TASK.findall(text):
+        return str(of_task[-1])
     found = _TERMINATED.search(text)
     return f"{found['kind']}: {found['what'].strip()[:500]}" if found else None
 

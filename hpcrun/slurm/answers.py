@@ -68,14 +68,16 @@ def parse_squeue(text: str) -> dict[str, JobInfo]:
     return jobs
 
 
-def parse_steps(text: str, name: str | None = None) -> list[int]:
+def parse_steps(text: str, name: str | None = None, *, begins: str = "") -> list[int]:
     """Return the numbers of the steps that srun has started; the batch script's step has none.
 
     Args:
         name: only steps with this name; None: all.
+        begins: only steps with a name that begins like this.
     """
     lines = (line.strip().partition("|") for line in text.splitlines())
-    ids = (step.rpartition(".") for step, _, named in lines if name in (None, named))
+    found = (step for step, _, own in lines if name in (None, own) and own.startswith(begins))
+    ids = (step.rpartition(".") for step in found)
     return sorted({int(step) for job, _, step in ids if job and step.isdecimal()})
 
 

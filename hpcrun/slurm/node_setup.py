@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcrun.errors import ClusterError
 from hpcrun.slurm.commands import given_option
-from hpcrun.slurm.notation import expand
+from hpcrun.slurm.notation import STEPS, expand
 
 # Bash prints the error of a command, but not the node.
 _NAMES_ITSELF = (
@@ -17,6 +17,8 @@ _NAMES_ITSELF = (
 )
 # The options of srun that choose nodes by name or place.
 _PLACING = {"nodelist": "w", "exclude": "x", "relative": "r"}
+# With these a step shares a node with a lost step, survives the loss of a node, and does not wait forever.
+_SHARING = ("overlap", "no-kill", "immediate")
 
 
 def node_setup_script(lines: Sequence[str]) -> str:
@@ -36,7 +38,8 @@ def node_setup_command(
 
     Args:
         environ: the environment of the batch script.
-        srun_args: ``job.srun_args``; its ``--nodes``, ``--nodelist``, ``--exclude`` and ``--relative`` count.
+        srun_args: of the ranks; ``--nodes``, ``--nodelist``, ``--exclude``, ``--relative``, ``--overlap``,
+            ``--no-kill`` and ``--immediate`` count.
         folder: the attempt's logs. Each node writes to ``node-setup-NODE.log`` there.
 
     Raises:
@@ -62,6 +65,7 @@ def node_setup_command(
             nodes -= len({*expand(placing["exclude"])} & {*expand(environ["SLURM_JOB_NODELIST"])})
         first = placing.get("relative", "0")
         nodes -= int(first) if first.isdecimal() else 0
+    sharing = {name: given_option(srun_args, name) for name in _SHARING}
     return [
         "srun",
         f"--nodes={nodes}",
@@ -69,6 +73,8 @@ def node_setup_command(
         "--ntasks-per-node=1",
         *(f"--{long}={value}" for long, value in placing.items()),
         "--kill-on-bad-exit=1",
+        *(f"--{name}={value}".rstrip("=") for name, value in sharing.items() if value is not None),
+        f"--job-name={STEPS}node-setup",
         # All cores of the node may unpack, not only those of a single rank.
         "--cpu-bind=none",
         "--export=ALL",

@@ -91,7 +91,9 @@ def _numbers(text: str, expression: str) -> list[str]:
     return numbers
 
 
-AGENTS = "hpcrun-agents"
+STEPS = "hpcrun-"
+"""The beginning of the names of hpcrun's steps in a job; a user may start other steps there."""
+AGENTS = f"{STEPS}agents"
 """The name of the step of a job's agents, one on each node."""
 
 JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")

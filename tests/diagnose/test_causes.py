@@ -113,6 +113,29 @@ def test_the_last_words_of_c_plus_plus_are_explained(tmp_path: Path) -> None:
     assert by_srun.line == told.line
 
 
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            "Memory cgroup out of memory: the kernel has killed this rank",
+            "Memory cgroup out of memory: the kernel has killed this rank: the kernel killed a process "
+            "because memory was full; request more memory (job.mem), ",
+        ),
+        (
+            "the fork server of this node has ended, and this rank (process 7) with it",
+            "the fork server of this node has ended, and this rank (process 7) with it",
+        ),
+    ],
+)
+def test_the_task_of_a_forked_rank_names_its_end(tmp_path: Path, said: str, cause: str) -> None:
+    (tmp_path / "rank-00002.log").write_text(f"hpcrun: step 1\nhpcrun: {said}\n")
+    words = "srun: error: n1: task 2: Killed\n"
+    told = first_cause([failure(0, 5.2, "RuntimeError", _GLOO)], [], words, logs=tmp_path)
+    assert told is not None
+    assert told.line.startswith(f"rank 2 on n1 was killed by SIGKILL: {cause}")
+    assert blames_node(told)
+
+
 def test_unknown_words_are_reported_unchanged(tmp_path: Path) -> None:
     log = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
     (tmp_path / "rank-00001.log").write_text(log)

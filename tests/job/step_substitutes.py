@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.config import Config, to_yaml
-from hpcrun.job.job_nodes import AGENTS
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, read_events
+from hpcrun.slurm.notation import AGENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = Attempt("7", 0)

@@ -14,6 +14,7 @@ from hpcrun.job.opening import open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import read_events, record_event
+from hpcrun.run.files import read_json
 from tests import jobs
 
 from .step_substitutes import FIRST, Desk
@@ -147,6 +148,17 @@ def test_a_killed_batch_step_is_continued_by_the_next(desk: Desk, recorded: bool
         FIRST,
         FIRST.following,
     ]
+
+
+def test_a_step_killed_before_the_result_gets_one(desk: Desk) -> None:
+    facts = {"reason": "rank 0 failed", "decision": "no restart is left", "restart_allowed": False}
+    record_event(desk.run, "ended", attempt=FIRST, cause="crash", **facts)
+    desk.run.attempt_logs(FIRST).mkdir(parents=True)
+    desk.run.unstarted("7").write_text("begun n1\n")
+    assert desk.step() == 137, desk.told()
+    assert desk.called("srun") == []
+    result = read_json(desk.run.result) or {}
+    assert (result["state"], result["reason"]) == ("failed", "rank 0 failed; no restart is left")
 
 
 def test_the_shell_of_a_killed_step_starts_no_ranks(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from hpcrun.job.kill_ranks import processes_of
-from hpcrun.job.step_messages import StepMessages, kill_step_command
+from hpcrun.job.step_messages import StepMessages
+from hpcrun.nodes.kill_ranks import children_of, kill_processes, processes_of
+from tests import jobs
 
 from .step_substitutes import Desk
 
@@ -27,9 +27,9 @@ def desk(tmp_path: Path) -> Desk:
     "line", [TERMINATING, b"srun: launch/slurm: _step_signal: Terminating StepId=7_2.3\n"]
 )
 def test_a_step_that_does_not_end_is_hastened(line: bytes) -> None:
-    asked, come = list[str](), threading.Event()
+    asked, come = list[int](), threading.Event()
 
-    def hasten(step: str) -> None:
+    def hasten(step: int) -> None:
         asked.append(step)
         come.set()
 
@@ -42,11 +42,11 @@ def test_a_step_that_does_not_end_is_hastened(line: bytes) -> None:
     assert come.wait(60)
     os.close(other)
     messages.finish()
-    assert asked == ["3"]
+    assert asked == [3]
 
 
 def test_a_step_that_ends_in_time_is_not_hastened() -> None:
-    asked = list[str]()
+    asked = list[int]()
     messages = StepMessages(asked.append, grace=3600.0)
     other = os.dup(messages.descriptor)
     messages.begin()
@@ -76,19 +76,30 @@ def test_a_background_process_does_not_hold_the_end_up(desk: Desk) -> None:
     os.kill(int(held.read_text()), signal.SIGKILL)
 
 
-def test_only_processes_of_the_step_are_killed() -> None:
+def test_only_processes_of_the_steps_are_killed() -> None:
     mine = ENVIRON | {"SLURM_STEP_ID": "3"}
     others = [mine | {name: "8"} for name in mine]
     sleep = ["sleep", "1000"]
     processes = [subprocess.Popen(sleep, env=os.environ | env) for env in (mine, *others)]
     try:
-        assert processes_of("3", ENVIRON) == [processes[0].pid]
-        command = kill_step_command("3", ENVIRON | {"SLURM_JOB_NODELIST": "n1"})
-        words = command[command.index(sys.executable) :]
-        subprocess.run(words, env=os.environ | ENVIRON, check=True)
+        assert processes_of([2, 3], ENVIRON) == [processes[0].pid]
+        assert kill_processes([2, 3], ENVIRON, None, 60.0) == 0
         assert processes[0].wait(60) == -signal.SIGKILL
         assert [process.poll() for process in processes[1:]] == [None] * len(others)
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def test_a_forked_rank_counts_until_its_server_reaps_it() -> None:
+    server = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"])
+    try:
+        jobs.wait_for(lambda: len(children_of(server.pid)) == 1)
+        (rank,) = children_of(server.pid)
+        assert kill_processes([3], ENVIRON, server.pid, 0.0) == 1
+        os.kill(rank, signal.SIGKILL)
+        assert kill_processes([3], ENVIRON, server.pid, 60.0) == 0
+    finally:
+        server.kill()
+        server.wait()

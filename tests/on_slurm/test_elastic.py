@@ -94,7 +94,8 @@ def test_a_run_continues_without_a_node_and_takes_it_back(bench: Bench) -> None:
         bench.slurm.revive_node(lost)
         bench.hpcrun("preempt", "moving")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert bench.causes(run) == ["node-failure", "preemption", "finished"]
+    causes = ["node-failure", "preemption", "finished"]
+    assert bench.causes(run) == causes, bench.story(run)
     require_each_sample_once(bench, run, [3, 2, 3])
     owners = [event.attempt.owner for event in jobs.events(run, "started") if event.attempt]
     assert owners == [f"{job}-0", f"{job}-0.1", f"{job}-1"]

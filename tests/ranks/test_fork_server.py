@@ -16,7 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from hpcrun.ranks.fork_messages import FORK_SERVER, connect, fork_server_command, own_address
+from hpcrun.ranks.fork_messages import (
+    FORK_SERVER,
+    connect,
+    fork_server_command,
+    listen,
+    own_address,
+)
 
 PROGRAM = str(Path(__file__).with_name("forked_rank.py"))
 RANK = ("-u", PROGRAM)
@@ -281,6 +287,24 @@ def test_a_server_ends_with_its_parent(threads: str | None) -> None:
     parent.kill()
     parent.wait()
     until(lambda: ended(server))
+
+
+def test_a_task_ends_beside_ranks_that_do_not_end(tmp_path: Path) -> None:
+    """A rank beside a rank of an earlier attempt would share its GPU, and both would write."""
+    name = f"{NAME}-silent"
+    code = (
+        "from hpcrun.ranks import fork_client; fork_client._PATIENCE = 0.2; "
+        "fork_client.become_forked(); print('trains')"
+    )
+    # This server accepts, and answers as little as one whose killed rank still holds its GPU. It gets
+    # the output of the task: a pipe would not end.
+    with listen(own_address(name)), (tmp_path / "log").open("w") as log:
+        task = subprocess.Popen(
+            [sys.executable, "-c", code], env=variables(name), cwd=ROOT, stdout=log, stderr=log
+        )
+        assert task.wait() == 1
+    said = (tmp_path / "log").read_text()
+    assert said == "hpcrun: ranks of an earlier attempt on this node do not end\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

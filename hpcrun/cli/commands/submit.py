@@ -170,8 +170,8 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
     if as_json:
         print_json({"run": str(run.path), "command": line})
         return 0
-    for key in not_in_the_script(config):
-        say_aside(f"hpcrun: {key} is not in train.sbatch; write it there")
+    for words in not_in_the_script(config):
+        say_aside(f"hpcrun: {words}")
     say(f"hpcrun: {run.path} is ready; submit it with", line)
     return 0
 

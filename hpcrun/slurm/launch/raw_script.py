@@ -19,7 +19,9 @@ _IN_THE_SCRIPT = ("--requeue", "--open-mode=append")
 
 def raw_command(run: RunDirectory, config: Config) -> str:
     """Return the shell line that submits ``run`` with ``train.sbatch`` and its config's `job:` section."""
-    request = batch_request(run, fitted_to_slurm(_without_spares(config)))
+    # The script cannot choose nodes for a step, and srun needs the tasks per node from sbatch.
+    own = config.job.model_copy(update={"nodes": config.job.max_nodes, "spares": 0})
+    request = batch_request(run, fitted_to_slurm(config.model_copy(update={"job": own})))
     words = ["sbatch", *_options(request), str(SCRIPTS / "train.sbatch"), str(run.path)]
     python3 = shutil.which("python3")
     # The script runs the shell's python3 unless this variable names another interpreter.
@@ -28,13 +30,17 @@ def raw_command(run: RunDirectory, config: Config) -> str:
 
 
 def not_in_the_script(config: Config) -> list[str]:
-    """Return the keys of `job:` that ``config`` sets and that no option of sbatch can express."""
-    keys = ("setup", "node_setup", "preflight", "env", "srun_args", "container", "spares")
-    return [f"job.{key}" for key in keys if getattr(config.job, key)]
-
-
-def _without_spares(config: Config) -> Config:
-    return config.model_copy(update={"job": config.job.model_copy(update={"spares": 0})})
+    """Return a line for each key of `job:` in ``config`` that train.sbatch does not obey."""
+    job = config.job
+    own = ("setup", "node_setup", "preflight", "env", "srun_args", "container")
+    lines = [
+        f"job.{key} is not in train.sbatch; write it there" for key in own if getattr(job, key)
+    ]
+    if job.elastic:
+        lines.append(f"job.nodes={job.nodes}: train.sbatch starts on {job.max_nodes} nodes")
+    if job.spares:
+        lines.append(f"job.spares={job.spares}: train.sbatch has no spare nodes")
+    return lines
 
 
 def _options(request: BatchRequest) -> list[str]:

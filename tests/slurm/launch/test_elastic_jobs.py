@@ -2,9 +2,11 @@
 
 import pytest
 
-from hpcrun.config import Job, override_layer, resolve
+from hpcrun.config import Config, Job, override_layer, resolve
 from hpcrun.errors import LaunchError
+from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.batch_script import sbatch_lines
+from hpcrun.slurm.launch.raw_script import not_in_the_script, raw_command
 from hpcrun.slurm.launch.submission import choose_executor
 
 
@@ -47,3 +49,11 @@ def test_other_options_leave_a_range_alone():
     options = ["job.sbatch_args=[--switches=1, --comment=nodes]", "job.srun_args=[--label]"]
     config = resolve([override_layer([*options, "job.nodes=2-4", "job.executor=slurm"])])
     assert choose_executor(config) == "slurm"
+
+
+def test_a_script_by_hand_starts_the_largest_number(tmp_path):
+    config = Config(job=Job(nodes="2-4", gpus=2, cpu=True))
+    line = raw_command(RunDirectory(tmp_path / "a"), config)
+    # Its srun takes the number of tasks from sbatch.
+    assert " --nodes=4 --ntasks-per-node=2 " in line
+    assert not_in_the_script(config) == ["job.nodes=2-4: train.sbatch starts on 4 nodes"]

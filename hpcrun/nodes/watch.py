@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-from hpcrun.job.node_agent import END, Connection
+from hpcrun.nodes.agent import END, Connection
 from hpcrun.ranks.addresses import listen, port_candidates
 
 _TICK = 0.25
@@ -144,10 +144,15 @@ def is_lost(state: NodeState, now: float, limits: Limits) -> bool:
     return dead and is_silent(state, now, limits)
 
 
-def all_others_silent(states: Mapping[str, NodeState], own: str) -> bool:
-    """Return True if all of several other nodes are silent: this host is then cut off, and not they."""
+def is_cut_off(states: Mapping[str, NodeState], own: str, answers: Callable[[], bool]) -> bool:
+    """Return True if this host has no network, or may have none: all other nodes are silent.
+
+    Args:
+        answers: returns True if the controller answers: of two nodes, only a third host can tell.
+    """
     others = [state for name, state in states.items() if name != own and state.heard is not None]
-    return len(others) > 1 and all(state.unreached is not None for state in others)
+    silent = all(state.unreached is not None for state in others)
+    return silent and (len(others) > 1 or not answers())
 
 
 def lost_by_words(words: str, nodes: Sequence[str]) -> list[str]:
@@ -181,8 +186,8 @@ class NodeWatch:
         begin: starts the agents.
         lose: called in the watch's thread with each lost node and the reason.
         heard: called there with each message of a node that is not a beat.
-        gone: returns the nodes that Slurm has taken out of the job.
-        orders: further values of the first line for an agent; see ``node_agent.py``.
+        gone: returns the nodes that Slurm has taken out of the job; None if the controller does not answer.
+        orders: further values of the first line for an agent; see ``agent.py``.
 
     Attributes:
         lost: the lost nodes, each with the reason; they stay lost.
@@ -196,7 +201,7 @@ class NodeWatch:
         *,
         lose: Callable[[str, str], None],
         heard: Callable[[str, Mapping[str, Any]], None],
-        gone: Callable[[], Collection[str]],
+        gone: Callable[[], Collection[str] | None],
         limits: Limits | None = None,
         port_key: str,
         orders: Mapping[str, Any] | None = None,
@@ -410,7 +415,6 @@ class NodeWatch:
             silent = [node for node in self.nodes if self._is_unknown(node)]
             if silent:
                 self._say_unwatched(silent, "the agent there does not connect; is a port closed?")
-        cut_off = all_others_silent(self._states, self._own)
         for node, state in self._states.items():
             if node in self.lost or state.heard is None:
                 continue
@@ -418,7 +422,9 @@ class NodeWatch:
             if (late or state.connection is None) and not state.probed:
                 state.probed = True
                 threading.Thread(target=self._probe, args=(state,), daemon=True).start()
-            if is_lost(state, now, self._limits) and not cut_off and node != self._own:
+            if node == self._own or not is_lost(state, now, self._limits):
+                continue
+            if not is_cut_off(self._states, self._own, lambda: self._gone() is not None):
                 reason = (
                     f"no heartbeat for {now - state.heard:.0f} s, and its network does not answer"
                 )
@@ -433,7 +439,7 @@ class NodeWatch:
 
     def _end_of_step(self, step: AgentStep, words: str) -> None:
         # srun has the same message for a wrong request, so ask Slurm for the nodes of the job.
-        gone = self._gone()
+        gone = self._gone() or ()
         lost = lost_by_words(words, step.nodes) or gone
         for node in step.nodes:
             state = self._states[node]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcrun.job.node_count import elastic_options, nodes_for_step, step_options, tasks_on_node
 from hpcrun.job.srun import read_launch_options
+from hpcrun.nodes.step_nodes import count_options, elastic_options, nodes_for_step, tasks_on_node
 from hpcrun.run.directory import create
 from tests.train.runs import config_text
 
@@ -22,7 +22,7 @@ def test_a_step_has_all_living_nodes_of_the_range(nodes, counts):
 
 
 def test_a_step_sets_its_number_of_nodes_and_tasks():
-    assert step_options(3, 2) == ["--nodes=3", "--ntasks=6", "--ntasks-per-node=2"]
+    assert count_options(3, 2) == ["--nodes=3", "--ntasks=6", "--ntasks-per-node=2"]
 
 
 @pytest.mark.parametrize(

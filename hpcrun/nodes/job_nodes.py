@@ -2,47 +2,46 @@
 
 import contextlib
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
-from hpcrun.job.node_agent import FORK_PROGRAM
-from hpcrun.job.node_watch import AgentProcess, AgentStep, NodeWatch
-from hpcrun.job.spare_probe import PROBE, SpareProbe, probe_command
-from hpcrun.job.srun import LaunchOptions
-from hpcrun.job.step_nodes import (
+from hpcrun.nodes.agent import FORK_PROGRAM
+from hpcrun.nodes.spare_probe import PROBE, SpareProbe, probe_command
+from hpcrun.nodes.step_nodes import (
     JobShape,
     choose_nodes,
     replacements,
     step_options,
     step_variables,
 )
+from hpcrun.nodes.watch import AgentProcess, AgentStep, NodeWatch
 from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
 from hpcrun.run import memory_keeper
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
 from hpcrun.slurm.environment import without_rank_requests
-from hpcrun.slurm.notation import AGENTS, expand
+from hpcrun.slurm.notation import AGENTS, STEPS, expand
 
 if TYPE_CHECKING:
     from hpcrun.diagnose.causes import Diagnosis
-    from hpcrun.job.in_place import Allocation
 
-_AGENT = ("-m", "hpcrun.job.node_agent")
+_AGENT = ("-m", "hpcrun.nodes.agent")
 _OF_ALL_NODES = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET")
 # Seconds in which srun may end after its step was ended; it would wait seven for the lost node.
 _SRUN = 1.0
 _CONTROLLER = 5.0
+# Seconds in which a killed rank ends; the memory of a GPU takes a while.
+_KILL = 20.0
 _OF_THE_BATCH_STEP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _STOP = 3.0
 
@@ -68,33 +67,6 @@ def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
     # A new agent of one node must not ask for the GPUs of all nodes.
     environ = {name: value for name, value in environ.items() if name not in _OF_ALL_NODES}
     return AgentProcess(nodes, agents_command(nodes), environ, told)
-
-
-def nodes_of_job(
-    run: RunDirectory,
-    attempt: Attempt,
-    options: LaunchOptions,
-    environ: Mapping[str, str],
-    *,
-    torchrun: bool = False,
-) -> "JobNodes | None":
-    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
-    hosts = environ.get("SLURM_JOB_NODELIST")
-    if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
-        return None
-    nodes = tuple(expand(hosts))
-    # sbatch_args may change the number of nodes.
-    shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
-    own = environ.get("SLURMD_NODENAME") or nodes[0]
-    # A script imports its libraries itself, and a container has other files.
-    forks = not (options.script or options.container or torchrun)
-    helpers = RankHelpers(
-        memory=memory_keeper.new_key(),
-        # The agents of a killed batch step end, and their fork servers with them.
-        fork=f"{os.getuid()}-{attempt.owner}-{secrets.token_hex(4)}" if forks else None,
-        python=options.python,
-    )
-    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)
 
 
 @dataclass(frozen=True)
@@ -145,6 +117,7 @@ class JobNodes:
         self._suspects: dict[str, str] = {}
         self._prepared: set[str] = set()
         self._lost: set[str] = set()
+        self._left: dict[tuple[str, tuple[int, ...]], int] = {}
         self._run, self._attempt, self._gpus = run, attempt, gpus
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
@@ -154,7 +127,7 @@ class JobNodes:
             shape.nodes,
             own,
             begin_agents,
-            lose=self._lose,
+            lose=self.lose,
             heard=self._hear,
             gone=self._gone,
             port_key=f"{attempt.job} agents",
@@ -222,20 +195,31 @@ class JobNodes:
         self._free(chosen)
         return chosen
 
-    def without_bad_nodes(self, job: "Allocation", diagnosis: "Diagnosis | None") -> "Allocation":
-        """Return ``job`` without its bad nodes, if enough nodes are left for a step.
+    def without_bad_nodes(
+        self,
+        left: Sequence[str],
+        dead: Sequence[str],
+        avoided: Sequence[str],
+        diagnosis: "Diagnosis | None",
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the dead and avoided nodes that prevent the next step; none if enough others are left.
 
         A node with one failure is replaced too, if a spare node is left.
+
+        Args:
+            left: nodes that Slurm counts as the job's; empty if unknown.
+            dead: nodes that are down.
+            avoided: nodes that the next start must exclude.
         """
         from hpcrun.diagnose.causes import blames_node
 
-        gone = [node for node in self.shape.nodes if job.nodes and node not in job.nodes]
+        gone = [node for node in self.shape.nodes if left and node not in left]
         unfit = diagnosis.unfit if diagnosis else ()
         with self._lock:
             for nodes, reason in (
                 (gone, "Slurm has taken it out of the job"),
-                (job.dead, "Slurm starts no step there"),
-                (job.avoided, "it failed too often"),
+                (dead, "Slurm starts no step there"),
+                (avoided, "it failed too often"),
                 (unfit, diagnosis.line if diagnosis else ""),
             ):
                 self.bad |= {node: reason for node in nodes if node not in self.bad}
@@ -243,10 +227,9 @@ class JobNodes:
                 self._suspects[diagnosis.host] = diagnosis.line
             enough = choose_nodes(self.shape, self.bad, self.used, self._suspects) is not None
         if enough:
-            return replace(job, dead=(), avoided=())
+            return (), ()
         lost = [node for node in self.shape.nodes if node in self._lost or node in gone]
-        dead = list(dict.fromkeys([*job.dead, *lost]))
-        return replace(job, dead=dead, avoided=job.avoided or list(self.bad))
+        return list(dict.fromkeys([*dead, *lost])), avoided or list(self.bad)
 
     @property
     def has_lost_step(self) -> bool:
@@ -293,25 +276,28 @@ class JobNodes:
                 self._child = None
             self._watch.decided(self.used)
 
-    def _lose(self, node: str, reason: str) -> None:
+    def lose(self, node: str, reason: str) -> None:
+        """Record that a node is lost, and end the step if the step uses the node."""
         with self._lock:
             self.bad.setdefault(node, reason)
             self._lost.add(node)
             child = self._child if node in self.used else None
-            used = node in self.used
-        what = "node-lost" if used else "spare-lost"
-        note(self._run, what, self._attempt, host=node, reason=reason)
+            used, attempt = node in self.used, self._attempt
+        note(self._run, "node-lost" if used else "spare-lost", attempt, host=node, reason=reason)
         _say(f"{node} is lost: {reason}")
         with contextlib.suppress(OSError):
-            add_failure(bad_nodes_path(), node, reason, str(self._run.path), self._attempt.owner)
+            add_failure(bad_nodes_path(), node, reason, str(self._run.path), attempt.owner)
         if child is not None:
             # In another thread, because the watch must continue.
             threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
 
-    def _gone(self) -> list[str]:
-        """Return the nodes that Slurm has taken out of the job; none if the controller does not answer."""
+    def _gone(self) -> list[str] | None:
+        """Return the nodes that Slurm has taken out of the job; None if the controller does not answer."""
         show = slurm.scontrol_show_job_command(self._attempt.job)
-        facts = slurm.parse_show_job(slurm.run(show, timeout=_CONTROLLER).stdout)
+        shown = slurm.run(show, timeout=_CONTROLLER)
+        if shown.returncode != 0:
+            return None
+        facts = slurm.parse_show_job(shown.stdout)
         if facts.get("JobState") != "RUNNING" or not facts.get("NodeList"):
             return []
         left = expand(facts["NodeList"])
@@ -319,19 +305,47 @@ class JobNodes:
 
     def _end_step(self, child: "subprocess.Popen[bytes]") -> None:
         """Kill the ranks on the other nodes, which wait for the lost node, and their srun."""
-        job = self._attempt.job
-        listed = slurm.run(slurm.squeue_steps_command(job), timeout=_CONTROLLER)
-        agents = slurm.parse_steps(listed.stdout, AGENTS)
-        for step in slurm.parse_steps(listed.stdout):
-            if step not in agents:
-                slurm.run(slurm.scancel_command(job, step=step), timeout=_CONTROLLER)
-        if listed.returncode != 0:
+        steps = self._steps()
+        for step in steps or ():
+            slurm.run(slurm.scancel_command(self._attempt.job, step=step), timeout=_CONTROLLER)
+        if steps is None:
             # srun ends its step itself.
             _signal_sruns(child.pid, signal.SIGTERM)
         if not _ends(child, _SRUN):
             _signal_sruns(child.pid, signal.SIGKILL)
 
+    def _steps(self) -> list[int] | None:
+        """Return hpcrun's steps in the job without the agents; None if the controller does not answer."""
+        command = slurm.squeue_steps_command(self._attempt.job)
+        listed = slurm.run(command, timeout=_CONTROLLER)
+        if listed.returncode != 0:
+            return None
+        agents = slurm.parse_steps(listed.stdout, AGENTS)
+        return [one for one in slurm.parse_steps(listed.stdout, begins=STEPS) if one not in agents]
+
+    def end_lost_step(self) -> str | None:
+        """End the ranks of a lost step on its living nodes; return why they may still run, or None.
+
+        Slurm itself ends the step when it notices the loss, and a rank without a network may ignore SIGTERM.
+        """
+        steps = self._steps()
+        return "the steps of the job are not known" if steps is None else self.kill_ranks(steps)
+
+    def kill_ranks(self, steps: Sequence[int]) -> str | None:
+        """Kill the ranks of ``steps`` through the agents; return why some may still run, or None."""
+        living = [node for node in self.used if node not in self._lost]
+        asked = {node: (node, tuple(steps)) for node in living}
+        for node in living:
+            self._left.pop(asked[node], None)
+            if not self._watch.send(node, "kill", steps=list(steps), seconds=_KILL):
+                return f"no agent can end the ranks on {node}"
+        self._watch.wait(lambda: self._left.keys() >= {*asked.values()}, _KILL + _STOP)
+        alive = [node for node in living if self._left.get(asked[node]) != 0]
+        return f"ranks do not end on {', '.join(alive)}" if alive else None
+
     def _hear(self, node: str, message: Mapping[str, Any]) -> None:
+        if "killed" in message:
+            self._left[node, tuple(message["killed"])] = int(message["left"])
         probe = self._probes.get(node)
         if probe is not None:
             probe.hear(message)
@@ -422,13 +436,13 @@ def _ends(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
 
 
 def _signal_sruns(parent: int, number: signal.Signals) -> None:
-    """Send a signal to each srun among the descendants of ``parent``."""
+    """Send a signal to each srun of hpcrun among the descendants of ``parent``."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(parent).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if process.name() == "srun":
+                if any(word.startswith(f"--job-name={STEPS}") for word in process.cmdline()):
                     process.send_signal(number)
 
 

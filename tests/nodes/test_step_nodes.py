@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from hpcrun.job.lost_batch_host import must_requeue
-from hpcrun.job.spare_probe import EVERY, PROBE, SpareProbe, fault_of, probe_command
-from hpcrun.job.step_nodes import (
+from hpcrun.nodes.lost_batch_host import must_requeue
+from hpcrun.nodes.spare_probe import EVERY, PROBE, SpareProbe, fault_of, probe_command
+from hpcrun.nodes.step_nodes import (
     JobShape,
     choose_nodes,
     replacements,

@@ -6,9 +6,7 @@ The variables of the batch script describe all nodes of the job, as they were at
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-from hpcrun.job.node_count import nodes_for_step
-from hpcrun.job.node_count import step_options as count_options
+from typing import Any
 
 _EQUAL = re.compile(r"(\d+)\(x\d+\)|\d+")
 
@@ -20,6 +18,18 @@ class JobShape:
     nodes: tuple[str, ...]
     wanted: int | str
     tasks: int
+
+
+def nodes_for_step(nodes: int | str, living: int) -> int:
+    """Return the number of nodes for the next step; 0: too few nodes live.
+
+    Args:
+        nodes: the value of ``job.nodes``, such as 3 or "3-4".
+        living: the nodes of the job that can run ranks.
+    """
+    least, _, most = str(nodes).partition("-")
+    count = min(living, int(most or least))
+    return count if count >= int(least) else 0
 
 
 def choose_nodes(
@@ -46,6 +56,15 @@ def replacements(before: Sequence[str], now: Sequence[str]) -> list[tuple[str, s
     new = [node for node in now if node not in before]
     gone = [node for node in before if node not in now]
     return [(node, new[index] if index < len(new) else None) for index, node in enumerate(gone)]
+
+
+def count_options(nodes: int, tasks: int) -> list[str]:
+    """Return the options of srun for ``tasks`` tasks on each of ``nodes`` nodes.
+
+    All three, since srun takes from SLURM_NTASKS the number of tasks of the job's start, and 22.05 then finds
+    "More processors requested than permitted".
+    """
+    return [f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}"]
 
 
 def step_options(shape: JobShape, nodes: Sequence[str], *, overlap: bool) -> list[str]:
@@ -77,3 +96,17 @@ def step_variables(
     if cores is not None and cores[1]:
         own["SLURM_JOB_CPUS_PER_NODE"] = f"{cores[1]}(x{count})" if count > 1 else cores[1]
     return {**environ, **own}
+
+
+def tasks_on_node(job: Mapping[str, Any]) -> int:
+    """Return the tasks per node that the section ``job`` of a resolved config requests."""
+    if job.get("launcher"):
+        return 1
+    return int(job.get("tasks_per_node") or job.get("gpus") or 1)
+
+
+def elastic_options(job: Mapping[str, Any]) -> list[str]:
+    """Return srun's option for a range of nodes; none for one number, which sbatch has with the tasks."""
+    if "-" not in str(job.get("nodes")):
+        return []
+    return [f"--ntasks-per-node={tasks_on_node(job)}"]

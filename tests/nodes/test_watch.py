@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from hpcrun.job.node_watch import (
+from hpcrun.nodes.watch import (
     AgentProcess,
     Limits,
     NodeState,
     NodeWatch,
-    all_others_silent,
+    is_cut_off,
     is_lost,
     kernel_answers,
     lost_by_words,
@@ -54,7 +55,7 @@ class Several:
         self._steps = [
             AgentProcess(
                 [node],
-                [sys.executable, "-m", "hpcrun.job.node_agent"],
+                [sys.executable, "-m", "hpcrun.nodes.agent"],
                 {**os.environ, "SLURMD_NODENAME": node},
                 told,
             )
@@ -96,7 +97,7 @@ class Machine:
 
     def _begin(self, nodes: Sequence[str], told: Mapping[str, Any]) -> Any:
         self.begun.append(nodes)
-        self.port = int(told["port"])
+        self.port, self.key = int(told["port"]), str(told["key"])
         gone = [node for node in nodes if node in self.dead]
         if gone:
             return Refused(nodes, self.refusal.format(gone[0]))
@@ -115,7 +116,7 @@ class Machine:
             # Other tests may leave processes that nobody has waited for.
             with contextlib.suppress(psutil.Error):
                 named = process.environ().get("SLURMD_NODENAME") == node
-                if named and "hpcrun.job.node_agent" in process.cmdline():
+                if named and "hpcrun.nodes.agent" in process.cmdline():
                     found.append(process)
         return max(found, key=lambda process: process.create_time())
 
@@ -129,6 +130,18 @@ class Machine:
 
         assert self.watch.wait(arrived, PATIENCE), self.messages
         return found[0]
+
+
+@contextlib.contextmanager
+def rank(node: str, step: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a step on a node."""
+    named = {"SLURMD_NODENAME": node, "SLURM_STEP_ID": str(step)}
+    process = subprocess.Popen(["sleep", "1000"], env=os.environ | named)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
@@ -245,6 +258,50 @@ def test_a_stranger_without_the_key_is_no_agent(machine):
     assert machine.watch.connected() == list(NODES)
 
 
+def greeting(machine: Machine, node: str) -> socket.socket:
+    """Connect as the agent of a node does."""
+    link = socket.create_connection(("127.0.0.1", machine.port))
+    door = dict(machine.watch.door(node))
+    hello = {"key": machine.key, "node": node, "door": door}
+    link.sendall(json.dumps(hello).encode() + b"\n")
+    return link
+
+
+def test_a_second_greeting_replaces_the_first_connection(machine):
+    machine.connect_all()
+    with greeting(machine, "node2") as first, greeting(machine, "node2") as second:
+        assert first.makefile().read() == ""
+        second.sendall(b'{"word": "second"}\n')
+        machine.answer("word")
+        # The end of the replaced connection is not the end of the new one.
+        assert "node2" in machine.watch.connected()
+    assert machine.lost == {}
+
+
+def test_the_agent_of_a_node_that_was_given_up_stays(machine):
+    machine.connect_all()
+    machine.gone.add("node3")
+    machine.agent("node3").kill()
+    assert machine.watch.wait(lambda: "node3" in machine.watch.lost, PATIENCE)
+    with greeting(machine, "node3") as link:
+        # It is not told to end: perhaps only this agent can requeue the job.
+        assert link.makefile().read() == ""
+    assert machine.watch.connected() == ["node1", "node2"]
+
+
+def test_an_agent_kills_only_ranks_of_one_step(machine):
+    machine.connect_all()
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(rank(node, step))
+            for node, step in (("node2", 3), ("node2", 4), ("node3", 3))
+        ]
+        machine.watch.send("node2", "kill", steps=[3], seconds=PATIENCE)
+        assert machine.answer("killed") == {"killed": [3], "left": 0}
+        assert ranks[0].wait(PATIENCE) == -signal.SIGKILL
+        assert [one.poll() for one in ranks[1:]] == [None, None]
+
+
 def test_a_kernel_that_accepts_or_refuses_answers():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         port = server.getsockname()[1]
@@ -278,9 +335,11 @@ def test_a_host_that_is_cut_off_blames_no_node():
     def states(*unreached: float | None) -> dict[str, NodeState]:
         return {f"node{i}": NodeState(heard=1.0, unreached=at) for i, at in enumerate(unreached, 1)}
 
-    assert all_others_silent(states(None, 2.0, 2.0), "node1")
-    assert not all_others_silent(states(None, 2.0, None), "node1")
-    assert not all_others_silent(states(None, 2.0), "node1")
+    assert is_cut_off(states(None, 2.0, 2.0), "node1", lambda: True)
+    assert not is_cut_off(states(None, 2.0, None), "node1", lambda: False)
+    # Of two nodes, only the controller can tell.
+    assert is_cut_off(states(None, 2.0), "node1", lambda: False)
+    assert not is_cut_off(states(None, 2.0), "node1", lambda: True)
 
 
 def test_srun_names_the_nodes_without_an_agent():

@@ -1,4 +1,4 @@
-"""The agent of a node: ``python -m hpcrun.job.node_agent``, one light process for the whole job.
+"""The agent of a node: ``python -m hpcrun.nodes.agent``, one light process for the whole job.
 
 It sends a beat every second to the batch step, so that the loss of the node is noticed within seconds. It
 also runs programs for the batch step, such as the probes of a spare node. It ends with the batch step.
@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, Any
 
+from hpcrun.nodes.kill_ranks import kill_processes
 from hpcrun.ranks.addresses import AnswerServer, Listener, reached
 from hpcrun.ranks.fork_messages import fork_server_command
 from hpcrun.run import memory_keeper
@@ -134,6 +135,11 @@ class Programs:
         if kept is not None:
             kept.close()
 
+    def number_of(self, name: str) -> int | None:
+        """Return the process number of a program, or None."""
+        process, _ = self._running.get(name, (None, None))
+        return process.pid if process else None
+
     def ended(self) -> list[dict[str, Any]]:
         """Return a message for each program that has ended since the last call."""
         over = [name for name, (process, _) in self._running.items() if process.poll() is not None]
@@ -186,7 +192,7 @@ class NodeAgent:
             if "SLURM_JOB_ID" not in os.environ:
                 return
             if time.monotonic() - asked > _ASK:
-                from hpcrun.job.lost_batch_host import requeue_without_batch_host
+                from hpcrun.nodes.lost_batch_host import requeue_without_batch_host
 
                 requeue_without_batch_host(self._node, os.environ)
                 asked = time.monotonic()
@@ -249,8 +255,16 @@ class NodeAgent:
         elif order == "stop":
             self._programs.stop(**arguments)
             self._answers.put({"stopped": arguments["name"]})
+        elif order == "kill":
+            threading.Thread(target=self._kill, kwargs=dict(arguments), daemon=True).start()
         elif order == "reach":
             threading.Thread(target=self._reach, kwargs=dict(arguments), daemon=True).start()
+
+    def _kill(self, steps: Sequence[int], seconds: float) -> None:
+        """Kill the ranks of steps of this job on this node, and report how many are left."""
+        server = self._programs.number_of(FORK_PROGRAM)
+        left = kill_processes(steps, os.environ, server, seconds)
+        self._answers.put({"killed": list(steps), "left": left})
 
     def _reach(self, peers: Sequence[Mapping[str, Any]]) -> None:
         """Report the interfaces from which the doors of all ``peers`` answer."""

@@ -1,0 +1,126 @@
+"""The nodes of a job that has lost one of them, with real agents and substitutes for Slurm's programs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from hpcrun.job.ending import conclude
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.policy import Budgets
+from hpcrun.job.srun import BatchJob, RanksEnd, Way
+from hpcrun.job.step import start_ranks
+from hpcrun.nodes import job_nodes
+from hpcrun.nodes.job_nodes import JobNodes
+from hpcrun.nodes.step_nodes import JobShape
+from hpcrun.run.events import record_event
+from tests import jobs
+from tests.nodes.test_watch import NODES, PATIENCE, Several, rank
+
+from .step_substitutes import FIRST, Desk
+
+LISTED = r"7.0|hpcrun-7-0\n7.1|hpcrun-agents\n7.2|monitor\n7.3|hpcrun-node-setup\n"
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Desk:
+    desk = Desk(tmp_path, nodes=2)
+    desk.answer("squeue", f"printf '{LISTED}'")
+    monkeypatch.setenv("PATH", f"{desk.bin}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(job_nodes, "begin_agents", Several)
+    return desk
+
+
+@pytest.fixture
+def nodes(desk: Desk) -> Iterator[JobNodes]:
+    with contextlib.closing(JobNodes(desk.run, FIRST, JobShape(NODES, 2, 1), "node1")) as made:
+        yield made
+
+
+def in_group(process: psutil.Process, group: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.getpgid(process.pid) == group
+    return False
+
+
+def test_only_the_steps_of_hpcrun_end_with_a_lost_node(desk: Desk, nodes: JobNodes) -> None:
+    nodes.next_step(FIRST)
+    environ = {**os.environ, "PATH": "/usr/bin:/bin"}
+    # Two commands with the words of an srun; the first is of a user.
+    commands = [
+        f"bash -c 'sleep 1000; :' srun --job-name={name}" for name in ("mine", "hpcrun-7-0")
+    ]
+    script = " & ".join(commands)
+    with subprocess.Popen(["bash", "-c", script], env=environ, process_group=0) as child:
+        try:
+            with nodes.watch_step(child):
+                nodes.lose("node2", "no heartbeat")
+                assert child.wait(PATIENCE) == 128 + signal.SIGKILL
+            left = [
+                " ".join(one.cmdline()) for one in psutil.process_iter() if in_group(one, child.pid)
+            ]
+            assert any("--job-name=mine" in words for words in left), left
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+    assert desk.called("scancel") == ["scancel 7.0", "scancel 7.3"]
+
+
+def test_ranks_of_a_lost_step_end_before_the_next_step(desk: Desk, nodes: JobNodes) -> None:
+    nodes.next_step(FIRST)
+    with contextlib.ExitStack() as stack:
+        places = (("node1", 0), ("node1", 3), ("node1", 2), ("node2", 0))
+        ranks = [stack.enter_context(rank(*place)) for place in places]
+        ended = subprocess.Popen(["true"])
+        with nodes.watch_step(ended):
+            ended.wait()
+        jobs.wait_for(lambda: nodes.end_lost_step() is None)
+        assert [one.wait(PATIENCE) for one in ranks[:2]] == [-signal.SIGKILL] * 2
+        # A step of the user.
+        assert ranks[2].poll() is None
+        nodes.lose("node2", "no heartbeat")
+        assert nodes.has_lost_step
+    desk.answer("squeue", "exit 1")
+    assert nodes.end_lost_step() == "the steps of the job are not known"
+
+
+def test_without_an_agent_no_step_follows_a_lost_step(nodes: JobNodes) -> None:
+    nodes.next_step(FIRST)
+    nodes.lose("node2", "no heartbeat")
+    assert nodes.end_lost_step() == "no agent can end the ranks on node1"
+
+
+def test_the_setup_of_a_spare_shares_the_node(desk: Desk, nodes: JobNodes) -> None:
+    desk.run.config.write_text(
+        desk.run.config.read_text().replace("node_setup: []", "node_setup: [cp]")
+    )
+    nodes.next_step(FIRST)
+    open_attempt(desk.run, FIRST, Budgets())
+    nodes.lose("node2", "no heartbeat")
+    start_ranks(desk.run, FIRST.following, Way(), nodes)
+    setup, _ = desk.called("srun")
+    assert "--nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=node3 " in setup
+    assert " --overlap --no-kill --immediate=60 " in setup
+
+
+def test_too_few_nodes_are_no_failure_of_the_attempt(desk: Desk, nodes: JobNodes) -> None:
+    open_attempt(desk.run, FIRST, Budgets())
+    record_event(desk.run, "ended", attempt=FIRST, cause="crash", restart_allowed=True)
+    nodes.next_step(FIRST)
+    for node in NODES[1:]:
+        nodes.lose(node, "no heartbeat")
+    ranks = start_ranks(desk.run, FIRST.following, Way(), nodes)
+    assert ranks == RanksEnd(1, started=False)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    end = conclude(desk.run, BatchJob(FIRST.following), ranks, Way(), nodes=nodes)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (end.code, end.following, desk.ends()) == (0, None, ["crash"])
+    assert "scontrol requeue 7" in desk.called("scontrol")
