@@ -63,7 +63,7 @@ class ExactLoader:
         self._generators = generators_in(loader.generator, *samplers)
         self._generator_seeds = [fingerprint(one) for one in self._generators]
         self.epoch, self.batches = 0, 0
-        self._begun = self._resumed = False
+        self._begun = self.resumed = False
         self._checks: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self._readers: deque[tuple[int, int, list[Reader]]] = deque(maxlen=_REMEMBERED)
         self._saved: dict[str, Any] = {}
@@ -89,8 +89,8 @@ class ExactLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next pass, or the rest of a saved pass."""
-        if self._resumed:
-            self._resumed = False
+        if self.resumed:
+            self.resumed = False
         else:
             self.epoch += self._begun
             self.batches, self._saved = 0, {}
@@ -134,7 +134,7 @@ class ExactLoader:
         """Continue at the position of :meth:`state_dict`, with the next iteration."""
         self._seed, self.epoch, self.batches = state["seed"], state["epoch"], state["batches"]
         self._saved, self._generator_seeds = dict(state), list(state["generators"])
-        self._begun = self._resumed = bool(state["begun"])
+        self._begun = self.resumed = bool(state["begun"])
         self._checks.clear()
         self._readers.clear()
 
