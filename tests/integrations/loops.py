@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
     DataLoader,
@@ -175,3 +175,60 @@ def digest(*models: nn.Module) -> str:
             value = value.to_local() if hasattr(value, "to_local") else value
             content.update(value.numpy().tobytes())
     return content.hexdigest()[:16]
+
+
+def wide(folder: Path, at: At = nothing) -> str:
+    """Train a wider network in DDP, whose gradients the ranks of a ring add in an order that matters."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(4, 33), nn.Tanh(), nn.Linear(33, 57), nn.Tanh(), nn.Linear(57, 1)]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(2 + hpcrun.get_rank())
+    state = hpcrun.resumable(model=model, optimizer=optimizer, every=100, folder=folder)
+    while state.steps < 8:
+        optimizer.zero_grad()
+        model(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+        at(state.steps + 1)
+        state.step()
+    state.finish()
+    return digest(model)
+
+
+def tokens(folder: Path, at: At = nothing) -> str:
+    """Train without a DataLoader, with gradient accumulation and a batch that is fetched ahead."""
+    torch.manual_seed(1 + hpcrun.get_rank())
+    text = torch.randint(20, (500,), generator=torch.Generator().manual_seed(3))
+
+    def get_batch():
+        starts = torch.randint(len(text) - 5, (4,))
+        places = starts[:, None] + torch.arange(5)
+        return text[places], text[places + 1]
+
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Dropout(0.1), nn.Linear(8, 20))
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    state = hpcrun.resumable(
+        model=model, optimizer=optimizer, scaler=scaler, every=3, folder=folder
+    )
+    step = state.steps
+    now, following = state.kept or get_batch()
+    while True:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + step)
+        for micro in range(2):
+            model.require_backward_grad_sync = micro == 1
+            loss = cross_entropy(model(now).flatten(0, 1), following.flatten()) / 2
+            now, following = get_batch()
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+        if step > 12:
+            break
+        at(step)
+        state.step(keep=(now, following))
+    state.close()
+    return digest(model)

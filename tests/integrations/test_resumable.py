@@ -43,3 +43,13 @@ def test_a_gan_with_two_optimizers_resumes_with_the_same_bits(tmp_path, phase):
 @pytest.mark.parametrize("data", [loops.Lines, loops.SavedLines])
 def test_an_iterable_dataset_resumes_with_the_same_bits(tmp_path, phase, data):
     interrupted_twice(loops.stream, tmp_path, phase, (8, 11), data=data)
+
+
+@ranks(3, 3, 3)
+def test_the_first_step_after_a_resume_adds_gradients_in_the_same_order(tmp_path, phase):
+    interrupted_twice(loops.wide, tmp_path, phase, (3, 5))
+
+
+@ranks(2, 2, 2)
+def test_a_loop_without_a_loader_resumes_with_the_same_bits(tmp_path, phase):
+    interrupted_twice(loops.tokens, tmp_path, phase, (4, 8))
