@@ -206,7 +206,7 @@ class ExactLoader:
             name = type(self.loader.sampler if usual else self._sampler).__name__
             raise UserError(
                 f"{self.name}: {name} gives other samples when it is iterated again, so a resume would "
-                "repeat or skip samples; a sampler must draw from the global generators, hold its generator as an "
+                "repeat or skip samples; a sampler must draw from the global generators or from one in an "
                 "attribute, or have set_epoch()"
             )
 

@@ -69,7 +69,7 @@ def test_unknown_and_missing_objects_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="give it a loader that"):
         state.batches(DataLoader([1]))
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(UserError, match="WORLD_SIZE=4, but .* is not initialized"):
+    with pytest.raises(UserError, match=r"WORLD_SIZE=4, but .* is not initialized"):
         parts(tmp_path / "other")
 
 
