@@ -27,7 +27,7 @@ from hpcrun.integrations.random_state import (
 from hpcrun.integrations.streams import Reader, SeededStream, StreamItem, has_state
 from hpcrun.printing import say_aside
 
-_REMEMBERED = 4096
+_REMEMBERED = 256
 """Positions before the newest batch that :meth:`ExactLoader.state_dict` can describe."""
 
 
