@@ -90,7 +90,12 @@ def stop(step: int, number: int = signal.SIGUSR1, rank: int = 1) -> At:
 
 
 def classic(
-    folder: Path, at: At = nothing, wrap: str = "ddp", workers: int = 2, epochs: int = EPOCHS
+    folder: Path,
+    at: At = nothing,
+    wrap: str = "ddp",
+    workers: int = 2,
+    epochs: int = EPOCHS,
+    every: int = 3,
 ) -> str:
     """Train with DDP or FSDP2, a shuffled map-style dataset and a schedule; return a hash of the weights."""
     torch.manual_seed(1)
