@@ -15,12 +15,13 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_050, 22),
     "checkpoint": (6_050, 33),
-    "cli": (4_320, 31),
+    "cli": (4_310, 31),
     "config": (2_650, 12),
     "devices": (750, 5),
     "diagnose": (1_850, 9),
     "estimate": (860, 7),
     "hpcrun": (650, 7),
+    "integrations": (1_300, 9),
     "job": (5_950, 24),
     "network": (5_400, 22),
     "nodes": (1_560, 8),
@@ -29,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_610, 18),
     "slurm": (4_760, 25),
     "tasks": (1_400, 9),
-    "tests": (53_800, 417),
+    "tests": (54_600, 424),
     "train": (10_550, 46),
 }
 """The most lines and files of each package, and of the tests."""
