@@ -125,8 +125,15 @@ class ExactState:
         loaders = {}
         for name, (_, exact) in self._loaders.items():
             used = self._used.get(name)
-            loaders[name] = next_pass(exact.state_dict()) if used is None else exact.state_dict(used)
-        own = {"epoch": self.epoch, "used": self._used, "loaders": loaders, "random": capture_rank()}
+            loaders[name] = (
+                next_pass(exact.state_dict()) if used is None else exact.state_dict(used)
+            )
+        own = {
+            "epoch": self.epoch,
+            "used": self._used,
+            "loaders": loaders,
+            "random": capture_rank(),
+        }
         self._session.commit(self.steps, own)
         self._saved = self.steps
 
@@ -183,9 +190,9 @@ def exact_shard(loader: Any, name: str) -> ExactBase:
     """
     if not isinstance(loader, DataLoaderShard):
         raise UserError(
-            f"{name}: {type(loader).__name__} reads batches on rank 0 for all ranks, and only rank 0 would have "
-            "the position; set dispatch_batches=False in DataLoaderConfiguration, or in accelerator_config "
-            "of TrainingArguments"
+            f"{name}: a {type(loader).__name__} is not a loader of accelerator.prepare() that each rank "
+            "reads; prepare it, and set dispatch_batches=False in DataLoaderConfiguration, or in "
+            "accelerator_config of TrainingArguments"
         )
     if isinstance(loader.base_dataloader, ExactLoader):
         raise UserError(f"{name}: is exact already; call exact_resume() once")
@@ -196,7 +203,15 @@ def exact_shard(loader: Any, name: str) -> ExactBase:
 def next_pass(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a loader at the beginning of the pass after that of ``state``."""
     epoch = state["epoch"] + bool(state["begun"])
-    return {**state, "epoch": epoch, "batches": 0, "begun": False, "check": None, "next": 0, "readers": []}
+    return {
+        **state,
+        "epoch": epoch,
+        "batches": 0,
+        "begun": False,
+        "check": None,
+        "next": 0,
+        "readers": [],
+    }
 
 
 def _require_exact(accelerator: Any, every: int) -> None:

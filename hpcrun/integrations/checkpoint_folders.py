@@ -1,7 +1,7 @@
-"""Checkpoint folders that a framework writes in its own format: committed with hashes, verified before use.
+"""Checkpoint folders in the format of a framework: committed with hashes, verified before use.
 
 A folder ``checkpoint-STEP`` counts after its commit only. The commit hashes and fsyncs every file, and then
-writes a manifest, which has a hash of its own, atomically. A kill at any time leaves a folder without a
+writes a hashed manifest atomically. A kill at any time leaves a folder without a
 manifest, which no restore uses.
 """
 
@@ -11,8 +11,9 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from hpcrun.run.lock_file import LockFile
 from hpcrun.run.reports import report
 
 MANIFEST = "hpcrun.json"
+_UNFINISHED = "hpcrun-unfinished"
+"""Mark of a folder from the beginning of a save to its commit."""
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 _SECONDS = 3.0
 """Seconds to wait for a file of another node that a network file system does not show yet."""
@@ -70,7 +73,7 @@ class CheckpointFolders:
         return self.root / f"checkpoint-{step}"
 
     def newest(self) -> int | None:
-        """Return the newest committed step whose files all have their hashes; None without a checkpoint.
+        """Return the newest committed step after a check of all hashes; None without a checkpoint.
 
         A damaged checkpoint is renamed, and a line says so.
 
@@ -83,15 +86,17 @@ class CheckpointFolders:
             damage = self._damage(step)
             if damage is None:
                 return step
-            self._ranks.from_rank_0(lambda: self._put_aside(step, damage))
+            self._ranks.from_rank_0(partial(self._put_aside, step, damage))
         if steps:
-            raise CheckpointError(f"{self.root}: no checkpoint is valid; remove them to start again")
+            raise CheckpointError(
+                f"{self.root}: no checkpoint is valid; remove them to start again"
+            )
         return None
 
     def prepare(self, step: int) -> Path:
         """Return the folder for ``step`` to write into, after the removal of what a killed save has left."""
         self.wait()
-        self._ranks.from_rank_0(lambda: _remove(self.path(step)))
+        self._ranks.from_rank_0(lambda: self._begin(step))
         return self.path(step)
 
     def commit(self, step: int, protect: Iterable[Path] = ()) -> None:
@@ -102,7 +107,9 @@ class CheckpointFolders:
         """
         # No rank begins before the last rank has written its files.
         self._ranks.gather(None)
-        work = threading.Thread(target=self._run, args=(step, set(protect)), daemon=True)
+        work = threading.Thread(
+            target=self._run, args=(step, set(protect)), name=f"commit of step {step}", daemon=True
+        )
         # A training that fails must not lose the save in progress; its other ranks may be gone.
         atexit.register(work.join, 60.0)
         self._commit = work
@@ -143,9 +150,21 @@ class CheckpointFolders:
         store.make_root()
         store.require_private()
         self._lock.take(here=3.0, elsewhere=200.0)
-        left = [path.name for step, path in self._folders() if not (path / MANIFEST).exists()]
+        left = []
+        for _, path in self._folders():
+            if (path / _UNFINISHED).exists() and not (path / MANIFEST).exists():
+                _remove(path)
+            elif not (path / MANIFEST).exists():
+                left.append(path.name)
         if left:
             self._say(f"{self.root}: {', '.join(left[:3])} not used: hpcrun has not committed it")
+
+    def _begin(self, step: int) -> None:
+        folder = self.path(step)
+        _remove(folder)
+        with explained("be made", folder):
+            folder.mkdir()
+            (folder / _UNFINISHED).touch()
 
     def _folders(self) -> list[tuple[int, Path]]:
         with explained("be listed", self.root):
@@ -162,13 +181,16 @@ class CheckpointFolders:
             sync(self.root)
         older = next(iter(self._committed()), None)
         then = "no older one is left" if older is None else f"training continues from step {older}"
-        self._say(f"checkpoint-{step} is damaged ({damage}) and was renamed to {aside.name}; {then}")
+        self._say(
+            f"checkpoint-{step} is damaged ({damage}) and was renamed to {aside.name}; {then}"
+        )
 
     def _publish(self, step: int, files: Mapping[str, Any], protect: set[Path]) -> None:
         folder = self.path(step)
         for below in {folder, *(folder / name for name in files)}:
             if below.is_dir() or below.parent != folder:
                 sync(below if below.is_dir() else below.parent)
+        (folder / _UNFINISHED).unlink(missing_ok=True)
         value = {"step": step, "files": files, "facts": self._facts}
         write_hashed(folder / MANIFEST, value)
         sync(self.root)
@@ -197,13 +219,13 @@ class CheckpointFolders:
         if manifest is None:
             return f"{MANIFEST}: its content does not match its own hash"
         for name, value in self._facts.items():
-            before = manifest["facts"].get(name)
+            before = manifest.get("facts", {}).get(name)
             if before != value:
                 raise CheckpointError(
-                    f"{self.path(step)}: {name} was {before}, and is {value} now, so the samples of the steps "
+                    f"{self.path(step)}: {name} was {before}, and is {value} now, so the samples of a step "
                     f"would change; set {name} to {before}, or use another folder"
                 )
-        files = manifest["files"]
+        files = manifest.get("files", {})
         damage = self._ranks.together(lambda: self._first_damage(step, files))
         return next((line for line in self._ranks.gather(damage) if line), None)
 
@@ -214,7 +236,9 @@ class CheckpointFolders:
                     return f"{name}: its content differs from the written content (hash)"
             except OSError as error:
                 if not missing(error):
-                    raise CheckpointError(f"{self.path(step) / name}: cannot be read: {error}") from error
+                    raise CheckpointError(
+                        f"{self.path(step) / name}: cannot be read: {error}"
+                    ) from error
                 return f"{name}: is missing"
         return None
 
@@ -246,7 +270,7 @@ def default_root(folder: Path | str | None, outside: Path | str) -> Path:
 def _names(folder: Path) -> list[str]:
     """Return the files at and below ``folder``, without the manifest."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return [name for name in found if name != MANIFEST]
+    return [name for name in found if name not in (MANIFEST, _UNFINISHED)]
 
 
 def _remove(folder: Path) -> None:

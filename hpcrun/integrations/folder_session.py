@@ -1,6 +1,5 @@
-"""Commits, the agreed stop and the exit code of a training whose framework writes its own checkpoints."""
+"""Commits, the agreed stop and the exit code of a training with checkpoints of a framework."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn

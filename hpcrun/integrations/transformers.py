@@ -28,14 +28,14 @@ _used: set[Path] = set()
 """Folders of the trainings that this program has begun."""
 
 
-class ExactResume(TrainerCallback):
+class ExactResume(TrainerCallback):  # type: ignore[misc]
     """Callback that makes ``trainer.train()`` resume with the bits of an undisturbed training.
 
     ``train()`` resumes by itself from the newest valid checkpoint; a finished training does not train again.
-    At a stop signal all ranks save after the same step and end with exit code 75. The Trainer writes its usual
-    folders ``checkpoint-STEP``, as ``save_strategy`` says, and hpcrun adds the position in the data and a
-    manifest with hashes. A save at the last step of an epoch comes after the events of the epoch's end, so that
-    a resume does not skip them.
+    At a stop signal all ranks save after the same step and end with exit code 75. The Trainer writes its
+    usual folders ``checkpoint-STEP``, as ``save_strategy`` says, and hpcrun adds the position in the data and
+    a manifest with hashes. A save at the last step of an epoch comes after the events of the epoch's end, so
+    that a resume does not skip them.
 
     Args:
         folder: the folder of the checkpoints; None: the run's folder in a job of hpcrun, or ``output_dir``.
@@ -73,7 +73,7 @@ class ExactResume(TrainerCallback):
             keep=max(2, limit) if limit else None,
             facts={name: getattr(options, name) for name in _FACTS},
         )
-        self._trainer, self._exact = trainer, None
+        self._trainer = trainer
         self._saved: int | None = None
         self._own: dict[str, Any] = {}
         self._stop = StopReason.NONE
@@ -134,7 +134,7 @@ class ExactResume(TrainerCallback):
 
     def _wrapped(self, trainer: Any) -> dict[str, Callable[..., Any]]:
         """Return the Trainer's methods that this object wraps; each gets the Trainer's own method first."""
-        wrappers = {
+        wrappers: dict[str, Callable[..., Any]] = {
             "get_train_dataloader": self._train_loader,
             "get_eval_dataloader": self._evaluation_loader,
             "_get_output_dir": self._output_folder,
@@ -145,10 +145,12 @@ class ExactResume(TrainerCallback):
         for name in wrappers:
             if not hasattr(trainer, name):
                 raise UserError(
-                    f"transformers {transformers.__version__}: its Trainer has no {name}; ExactResume is tested "
-                    "with transformers 5.23"
+                    f"transformers {transformers.__version__}: its Trainer has no {name}; install "
+                    "transformers 5.23, with which ExactResume is tested"
                 )
-        return {name: functools.partial(way, getattr(trainer, name)) for name, way in wrappers.items()}
+        return {
+            name: functools.partial(way, getattr(trainer, name)) for name, way in wrappers.items()
+        }
 
     def _train_loader(self, make: Callable[[], Any]) -> Any:
         loader = make()
@@ -160,7 +162,9 @@ class ExactResume(TrainerCallback):
     def _evaluation_loader(self, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         loader = make(*arguments, **named)
         # The seed of workers must not come from the training's generator: persistent workers draw it once.
-        loader.base_dataloader.generator = torch.Generator().manual_seed(self._trainer.state.global_step)
+        loader.base_dataloader.generator = torch.Generator().manual_seed(
+            self._trainer.state.global_step
+        )
         return loader
 
     def _output_folder(self, _make: Callable[..., str], trial: Any = None) -> str:
@@ -185,7 +189,9 @@ class ExactResume(TrainerCallback):
         final = self._at_end and (self._delayed or trainer.control.should_training_stop)
         if (self._stop or final) and self._saved != trainer.state.global_step:
             trainer._save_checkpoint(trainer.model_wrapped, None)
-            trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+            trainer.control = trainer.callback_handler.on_save(
+                trainer.args, trainer.state, trainer.control
+            )
         if self._stop:
             self._session.leave(trainer.state.global_step, self._stop)
 
@@ -262,7 +268,11 @@ def _changed(target: Any, values: dict[str, Any]) -> Iterator[None]:
 def _wrap_train(train: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(train)
     def wrapper(
-        self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *arguments: Any, **named: Any
+        self: Any,
+        resume_from_checkpoint: Any = None,
+        trial: Any = None,
+        *arguments: Any,
+        **named: Any,
     ) -> Any:
         callbacks = self.callback_handler.callbacks
         exact = next((one for one in callbacks if isinstance(one, ExactResume)), None)
@@ -270,8 +280,8 @@ def _wrap_train(train: Callable[..., Any]) -> Callable[..., Any]:
             return train(self, resume_from_checkpoint, trial, *arguments, **named)
         if trial is not None:
             raise UserError(
-                "hyperparameter_search() with ExactResume: the trials would share checkpoints; submit a sweep of "
-                "hpcrun, with a training in each run"
+                "hyperparameter_search() with ExactResume: the trials would share checkpoints; submit "
+                "a sweep of hpcrun, with one training for each run"
             )
 
         def begin(resume_from_checkpoint: str | None) -> Any:

@@ -1,9 +1,9 @@
-"""W&B in scripts of a run: one W&B run for all attempts, and sweep agents whose trial continues.
+"""W&B in scripts of a run: one W&B run for all attempts, and sweep agents that continue their trial.
 
 ``hpcrun submit -- python -m hpcrun.integrations.wandb SWEEP [--count N] -- python train.py`` is an agent of a
-W&B sweep. W&B forgets a trial whose agent was interrupted, and gives the next agent a new trial. This agent
-keeps the trial in the run directory, so that its next attempt first continues the trial: as the same W&B run,
-with the same parameters.
+W&B sweep. After an interruption, the server of W&B gives the next agent a new trial. This agent keeps the
+trial in the run directory, and its next attempt first continues the trial: as the same W&B run, with the same
+parameters.
 """
 
 import argparse
@@ -22,14 +22,21 @@ from hpcrun.run.files import read_json, write_json
 from hpcrun.train.metrics.sinks import wandb_id
 
 _TRIAL = "wandb-trial.json"
-_VARIABLES = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_ENTITY", "WANDB_PROJECT")
+_VARIABLES = (
+    "WANDB_RUN_ID",
+    "WANDB_SWEEP_ID",
+    "WANDB_SWEEP_PARAM_PATH",
+    "WANDB_ENTITY",
+    "WANDB_PROJECT",
+)
 _AGAIN = 75
 
 
 def continue_wandb_run() -> None:
     """Let ``wandb.init()`` on rank 0 continue the W&B run of the earlier attempts of this run.
 
-    It sets ``WANDB_RUN_ID`` and ``WANDB_RESUME`` unless they are set. Outside of a job of hpcrun it does nothing.
+    It sets ``WANDB_RUN_ID`` and ``WANDB_RESUME`` unless they are set; outside of a job of hpcrun it does
+    nothing.
     """
     run = os.environ.get("HPCRUN_RUN")
     if run is None or os.environ.get("RANK", "0") != "0" or "WANDB_RUN_ID" in os.environ:
@@ -88,15 +95,13 @@ class Trials:
         self._state = {"finished": self.finished + 1, "trial": None}
         self._keep()
         if code:
-            say_aside(f"hpcrun: the trial ended with exit code {code}; the agent goes on")
+            say_aside(f"hpcrun: the trial ended with exit code {code}; the agent continues")
 
     def _keep(self) -> None:
         write_json(self._record, self._state)
 
 
-def main(
-    arguments: Sequence[str] | None = None, agent: Callable[..., Any] | None = None
-) -> None:
+def main(arguments: Sequence[str] | None = None, agent: Callable[..., Any] | None = None) -> None:
     """Run an agent of a W&B sweep in a job of hpcrun.
 
     Args:
@@ -108,16 +113,20 @@ def main(
     """
     parser = argparse.ArgumentParser("python -m hpcrun.integrations.wandb", description=__doc__)
     parser.add_argument("sweep", help="ENTITY/PROJECT/SWEEP, as for `wandb agent`")
-    parser.add_argument("--count", type=int, help="number of trials (default: until the sweep ends)")
+    parser.add_argument(
+        "--count", type=int, help="number of trials (default: until the sweep ends)"
+    )
     parser.add_argument("command", nargs="+", help="the training program, after --")
     options = parser.parse_args(arguments)
     run = os.environ.get("HPCRUN_RUN")
     if run is None:
-        raise UserError("hpcrun.integrations.wandb: start the agent with `hpcrun submit -- python -m …`")
+        raise UserError(
+            "hpcrun.integrations.wandb: start the agent with `hpcrun submit -- python -m …`"
+        )
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
-            "hpcrun.integrations.wandb: each rank would be an agent with its own trial; submit with --nodes 1 --gpus 1, and submit "
-            "several runs for several agents"
+            "hpcrun.integrations.wandb: each rank would be an agent with its own trial; submit with "
+            "--nodes 1 --gpus 1, and submit a run for each agent"
         )
     STOP.install()
     trials = Trials(Path(run), options.command)
