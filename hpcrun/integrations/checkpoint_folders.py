@@ -24,7 +24,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, explained, missing
 from hpcrun.drafts import sync
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks
-from hpcrun.run.files import read_json, write_hashed
+from hpcrun.run.files import hashed_json, read_json, write_hashed
 from hpcrun.run.lock_file import LockFile
 from hpcrun.run.reports import report
 
@@ -185,7 +185,7 @@ class CheckpointFolders:
 
     def _damage(self, step: int) -> str | None:
         """Return the first damage of the checkpoint, or None; raises CheckpointError."""
-        manifest = self._ranks.from_rank_0(lambda: read_json(self.path(step) / MANIFEST))
+        manifest = self._ranks.from_rank_0(lambda: _manifest(self.path(step) / MANIFEST))
         if manifest is None:
             return f"{MANIFEST}: its content does not match its own hash"
         for name, value in self._facts.items():
@@ -227,6 +227,14 @@ class CheckpointFolders:
     def _say(self, text: str) -> None:
         if self._ranks.rank == 0:
             say_aside(f"hpcrun: {text}")
+
+
+def _manifest(path: Path) -> dict[str, Any] | None:
+    """Return the content of a manifest, or None if a byte has changed; raises CheckpointError."""
+    with explained("be read", path):
+        value = read_json(path)
+        whole = value is not None and hashed_json(value) == path.read_bytes()
+    return value if whole else None
 
 
 def _names(folder: Path) -> list[str]:
