@@ -67,7 +67,7 @@ class Lines(IterableDataset):
 
 
 @ranks(2)
-def test_what_cannot_be_exact_is_refused(again, tmp_path, monkeypatch):
+def test_what_cannot_be_exact_is_refused(again, tmp_path):
     from accelerate import Accelerator, DataLoaderConfiguration
 
     from hpcrun.integrations.accelerate import exact_resume
@@ -95,5 +95,10 @@ def test_what_cannot_be_exact_is_refused(again, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="not a loader of accelerator"):
         list(state.batches(lines))
     assert [len(batch["labels"]) for batch in state.batches(loader)] == [2] * 5
+    for _ in state.epochs(9, max_steps=3):
+        for _ in state.batches(loader):
+            state.step()
+    assert state.steps == 3
+    assert [path.name for path in (tmp_path / "one").glob("checkpoint-*")] == ["checkpoint-3"]
     with pytest.raises(UserError, match="is exact already"):
         exact_resume(accelerator, tmp_path / "one")

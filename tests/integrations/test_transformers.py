@@ -60,6 +60,7 @@ def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
     assert start(cut, trainings.fail) == whole
 
 
+@pytest.mark.slow
 @ranks(2)
 def test_evaluations_at_the_end_of_an_epoch_are_not_lost(start, tmp_path, rank):
     whole = start(tmp_path / "whole", **EVALUATION)
