@@ -6,8 +6,11 @@ replaces theirs. Lightning's own restart is not used: it repeats parts of a step
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from torch.distributed.fsdp import FSDPModule
 
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.storage.retention import Retention
@@ -24,8 +27,8 @@ try:
 except ModuleNotFoundError:
     from pytorch_lightning import Callback
 
-_FOLDERS: dict[Path, int] = {}
-"""The folders of this process, each with the callback that saves there."""
+_FINISHED: dict[Path, "ExactResume"] = {}
+"""The folders of trainings that have ended in this process, each with the callback that saved there."""
 
 
 class ExactResume(Callback):  # type: ignore[misc]
@@ -65,14 +68,14 @@ class ExactResume(Callback):  # type: ignore[misc]
             return
         require_exact(trainer)
         folder = default_folder(self._folder).absolute()
-        if _FOLDERS.setdefault(folder, id(self)) != id(self):
+        if _FINISHED.get(folder, self) is not self:
             raise UserError(
                 f"{folder}: two Trainers of this program save there; pass ExactResume(folder=…) to each"
             )
         # Lightning's handler of SIGTERM starts a collective, and that of SIGUSR1 requeues the job.
         trainer._signal_connector.register_signal_handlers = _nothing
         STOP.install()
-        training = Training(trainer, folder, self._options)
+        training = Training(trainer, folder, self._options, lambda: _FINISHED.setdefault(folder, self))
         trainer.strategy.process_dataloader = training.exact_loader
         trainer.fit_loop.run = training.run
         trainer.fit_loop.on_run_end = training.end
@@ -83,8 +86,10 @@ class ExactResume(Callback):  # type: ignore[misc]
 class Training:
     """One call of ``fit``: the parts of Lightning's loops that :class:`ExactResume` extends."""
 
-    def __init__(self, trainer: Any, folder: Path, options: dict[str, Any]) -> None:
-        self._trainer, self._folder, self._options = trainer, folder, options
+    def __init__(
+        self, trainer: Any, folder: Path, options: dict[str, Any], ended: Callable[[], object]
+    ) -> None:
+        self._trainer, self._folder, self._options, self._ended = trainer, folder, options, ended
         self._loaders: list[ExactLoader] = []
         self._shared, self._own = TrainerState(trainer), RankState(trainer, self._loaders)
         self._random: dict[str, Any] | None = None
@@ -118,6 +123,7 @@ class Training:
         """Load the newest checkpoint. Hooks before the first batch see the random state of a new start."""
         trainer = self._trainer
         first, *others = trainer.optimizers
+        _reshard(trainer.lightning_module)
         session = self._session = Session(
             self._folder,
             model=trainer.strategy.model,
@@ -136,12 +142,14 @@ class Training:
         self._versions = self._weights()
         if self._shared.finished and trainer.fit_loop.skip:
             session.finish(self._steps())
+            self._ended()
 
     def advance(self, fetcher: Any) -> None:
         """Train on the next batch of Lightning's epoch loop, unless a save or a stop is due."""
         trainer, session = self._trainer, self._session
         loop = trainer.fit_loop.epoch_loop
         assert session is not None
+        _reshard(trainer.lightning_module)
         if self._random is not None:
             self._enter(fetcher)
         self._shared.active = self._own.active = True
@@ -169,9 +177,11 @@ class Training:
         """Run Lightning's hooks after the last step, and save the end of the training."""
         loop = self._trainer.fit_loop
         type(loop).on_run_end(loop)
+        _reshard(self._trainer.lightning_module)
         assert self._session is not None
         self._shared.finished = self._shared.active = self._own.active = True
         self._session.finish(self._steps())
+        self._ended()
 
     def _steps(self) -> int:
         """Return the optimizer steps so far; batches with manual optimization, which may step at will."""
@@ -198,6 +208,13 @@ class _Validation(ExactLoader):
         place = {"epoch": self._trainer.current_epoch, "begun": True}
         self.load_state_dict(self.state_dict(0) | place)
         return super().__iter__()
+
+
+def _reshard(model: Any) -> None:
+    """Shard the weights that a validation of FSDP2 has left gathered."""
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def _hide_slurm() -> None:

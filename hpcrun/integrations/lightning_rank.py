@@ -59,8 +59,9 @@ class RankState:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Keep the result of :meth:`state_dict` for :meth:`enter`."""
-        self._saved = saved
+        """Load the logged values, and keep the other results of :meth:`state_dict` for :meth:`enter`."""
+        self._saved = _moved(saved, self._trainer.strategy.root_device)
+        _set(self._trainer._logger_connector, self._saved["logged"])
 
     def enter(self, fetcher: Any, *, finished: bool) -> None:
         """Restore the state at the first batch.
@@ -69,7 +70,8 @@ class RankState:
             fetcher: Lightning's iterator of batches.
             finished: True if the saved training has ended, and this training begins a further epoch.
         """
-        saved, self._saved = _moved(self._saved, self._trainer.strategy.root_device), {}
+        saved, self._saved = self._saved, {}
+        _set(self._trainer._logger_connector, saved["logged"])
         for loader, state in zip(self._loaders, saved["loaders"], strict=True):
             loader.load_state_dict(state)
         iter(fetcher)
@@ -81,11 +83,8 @@ class RankState:
             fetcher.combined_loader._iterator._consumed = saved["consumed"]
         self._load_results(saved["results"])
         for name, metric in self._metrics():
-            for key, value in saved["metrics"][name].items():
-                setattr(metric, key, value)
+            _set(metric, saved["metrics"][name])
         connector = self._trainer._logger_connector
-        for name, values in saved["logged"].items():
-            setattr(connector, name, values)
         connector._first_loop_iter, connector._current_fx = saved["first"], saved["function"]
         parameters = dict(self._trainer.lightning_module.named_parameters())
         for name, gradient in saved["gradients"].items():
@@ -126,8 +125,7 @@ class RankState:
             metric = home._ResultMetric(meta, item["is_tensor"])
             if not item["is_tensor"]:
                 metric.value = self._trainer.lightning_module.get_submodule(item["meta"]["metric_attribute"])
-            for key, value in item["state"].items():
-                setattr(metric, key, value)
+            _set(metric, item["state"])
             results[item["key"]] = metric
 
 
@@ -157,6 +155,11 @@ def _is_metric(module: Any) -> bool:
 def _metric_state(metric: Any) -> dict[str, Any]:
     names = (*metric._defaults, "_update_count", "_computed")
     return {name: getattr(metric, name) for name in names}
+
+
+def _set(target: Any, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(target, name, value)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
@@ -24,8 +25,8 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
         return point + 0.1 * torch.randn(6), (point.sum() > 0).long()
 
 
-def loader(*, workers: int = 0, size: int = 46, **options: Any) -> DataLoader[Any]:
-    """Return a shuffled loader of uneven batches: 6 batches of 4 on each of two ranks, the last has 3."""
+def loader(*, workers: int = 0, size: int = 94, **options: Any) -> DataLoader[Any]:
+    """Return a shuffled loader of uneven batches: 12 batches of 4 on each of two ranks, the last has 3."""
     return DataLoader(Points(size), 4, shuffle=True, num_workers=workers, **options)
 
 
@@ -108,3 +109,11 @@ class Gan(LightningModule):
             torch.optim.RMSprop(self.judge.parameters(), lr=0.02),
         ]
         return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3, 0.8) for one in optimizers]
+
+
+class Sharded(Classifier):
+    """The classifier without buffers that differ between ranks, sharded by FSDP2."""
+
+    def configure_model(self) -> None:
+        if not any(isinstance(part, FSDPModule) for part in self.modules()):
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
