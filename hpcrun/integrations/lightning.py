@@ -75,7 +75,9 @@ class ExactResume(Callback):  # type: ignore[misc]
         # Lightning's handler of SIGTERM starts a collective, and that of SIGUSR1 requeues the job.
         trainer._signal_connector.register_signal_handlers = _nothing
         STOP.install()
-        training = Training(trainer, folder, self._options, lambda: _FINISHED.setdefault(folder, self))
+        training = Training(
+            trainer, folder, self._options, lambda: _FINISHED.setdefault(folder, self)
+        )
         trainer.strategy.process_dataloader = training.exact_loader
         trainer.fit_loop.run = training.run
         trainer.fit_loop.on_run_end = training.end

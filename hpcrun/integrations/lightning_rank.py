@@ -124,7 +124,9 @@ class RankState:
             )
             metric = home._ResultMetric(meta, item["is_tensor"])
             if not item["is_tensor"]:
-                metric.value = self._trainer.lightning_module.get_submodule(item["meta"]["metric_attribute"])
+                metric.value = self._trainer.lightning_module.get_submodule(
+                    item["meta"]["metric_attribute"]
+                )
             _set(metric, item["state"])
             results[item["key"]] = metric
 

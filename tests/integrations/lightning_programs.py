@@ -1,14 +1,18 @@
-"""Programs of Lightning users: nothing in them knows hpcrun."""
+"""Programs of Lightning users: one line in them knows hpcrun."""
 
+import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
+
+from hpcrun.integrations.lightning import ExactResume
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -40,7 +44,9 @@ class Classifier(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+        self.net = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
+        )
         self.seen = MeanMetric()
         self.register_buffer("epochs", torch.zeros(2))
 
@@ -69,7 +75,9 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=0.2)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.7, patience=0, threshold=0.2
+        )
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": plateau, "monitor": "mean_epoch", "interval": "epoch"},
@@ -117,3 +125,32 @@ class Sharded(Classifier):
     def configure_model(self) -> None:
         if not any(isinstance(part, FSDPModule) for part in self.modules()):
             fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+class Batches(Callback):
+    """Calls a function with the number of the batch after each batch."""
+
+    def __init__(self, after: Callable[[int], object]) -> None:
+        self._after = after
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._after(trainer.fit_loop.total_batch_idx + 1)
+
+
+def with_lightning(after: Callable[[int], object]) -> tuple[str, int]:
+    """Train on two nodes with one rank each; return a hash of the weights, and the number of steps."""
+    seed_everything(5)
+    model = Classifier()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        num_nodes=2,
+        strategy="ddp",
+        max_epochs=1,
+        val_check_interval=5,
+        callbacks=[Batches(after), ExactResume(every=3)],
+        enable_progress_bar=False,
+    )
+    trainer.fit(model, loader(workers=1), validation(1))
+    weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+    return hashlib.sha256(weights).hexdigest()[:16], trainer.global_step
