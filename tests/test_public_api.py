@@ -43,6 +43,7 @@ NAMES = {
     "named_parameters",
     "open",
     "report",
+    "resumable",
     "setup_distributed",
     "submit",
     "training_steps",

@@ -53,8 +53,8 @@ class _Part:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         if ddp.static_graph:
             raise UserError(
-                "model: DistributedDataParallel(static_graph=True) adds the gradients of its first step after "
-                "a resume in another order; remove static_graph"
+                "model: DistributedDataParallel(static_graph=True) adds the gradients of the first step after a "
+                "resume in another order; remove static_graph"
             )
         self._ddp, self.order = ddp, list[str]()
         self._hooks = [
