@@ -21,7 +21,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "diagnose": (1_850, 9),
     "estimate": (850, 6),
     "hpcrun": (650, 7),
-    "integrations": (1_000, 9),
+    "integrations": (3_100, 18),
     "job": (7_400, 32),
     "network": (5_400, 22),
     "ranks": (3_600, 17),
@@ -29,7 +29,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_600, 18),
     "slurm": (4_750, 25),
     "tasks": (1_400, 9),
-    "tests": (53_200, 414),
+    "tests": (55_000, 432),
     "train": (10_550, 46),
 }
 """The most lines and files of each package, and of the tests."""

@@ -6,7 +6,6 @@ replaces theirs. Lightning's own restart is not used: it repeats parts of a step
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from torch.distributed.fsdp import FSDPModule
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
+from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.lightning_rank import RankState
 from hpcrun.integrations.lightning_refused import require_exact, require_fetcher
-from hpcrun.integrations.lightning_trainer import TrainerState, begin_anew
+from hpcrun.integrations.lightning_trainer import TrainerState
 from hpcrun.integrations.loader import ExactLoader
 from hpcrun.integrations.session import Session, default_folder
 from hpcrun.ranks.signals import STOP
@@ -27,12 +27,12 @@ try:
 except ModuleNotFoundError:
     from pytorch_lightning import Callback
 
-_FINISHED: dict[Path, "ExactResume"] = {}
-"""The folders of trainings that have ended in this process, each with the callback that saved there."""
+_ENDED: dict[Path, Any] = {}
+"""The folders of trainings that have ended in this process, with their Trainer."""
 
 
 class ExactResume(Callback):  # type: ignore[misc]
-    """Callback that saves the training, stops it on all ranks at once, and resumes it with the same bits.
+    """Callback that saves a training, stops it on all ranks together, and resumes it with the same bits.
 
     A signal to stop ends the program with exit code 75 after a save. The same program, started again,
     continues by itself; ``ckpt_path`` counts only for its first start. After its end it does not train again.
@@ -68,16 +68,14 @@ class ExactResume(Callback):  # type: ignore[misc]
             return
         require_exact(trainer)
         folder = default_folder(self._folder).absolute()
-        if _FINISHED.get(folder, self) is not self:
+        if _ENDED.get(folder, trainer) is not trainer:
             raise UserError(
                 f"{folder}: two Trainers of this program save there; pass ExactResume(folder=…) to each"
             )
         # Lightning's handler of SIGTERM starts a collective, and that of SIGUSR1 requeues the job.
         trainer._signal_connector.register_signal_handlers = _nothing
         STOP.install()
-        training = Training(
-            trainer, folder, self._options, lambda: _FINISHED.setdefault(folder, self)
-        )
+        training = Training(trainer, folder, self._options)
         trainer.strategy.process_dataloader = training.exact_loader
         trainer.fit_loop.run = training.run
         trainer.fit_loop.on_run_end = training.end
@@ -88,10 +86,8 @@ class ExactResume(Callback):  # type: ignore[misc]
 class Training:
     """One call of ``fit``: the parts of Lightning's loops that :class:`ExactResume` extends."""
 
-    def __init__(
-        self, trainer: Any, folder: Path, options: dict[str, Any], ended: Callable[[], object]
-    ) -> None:
-        self._trainer, self._folder, self._options, self._ended = trainer, folder, options, ended
+    def __init__(self, trainer: Any, folder: Path, options: dict[str, Any]) -> None:
+        self._trainer, self._folder, self._options = trainer, folder, options
         self._loaders: list[ExactLoader] = []
         self._shared, self._own = TrainerState(trainer), RankState(trainer, self._loaders)
         self._random: dict[str, Any] | None = None
@@ -126,11 +122,12 @@ class Training:
         trainer = self._trainer
         first, *others = trainer.optimizers
         _reshard(trainer.lightning_module)
+        buckets = BucketOrder(trainer.strategy.model)
         session = self._session = Session(
             self._folder,
             model=trainer.strategy.model,
             optimizer=first,
-            extra={"lightning": self._shared, "optimizers": others},
+            extra={"lightning": self._shared, "optimizers": others, "buckets": buckets},
             own={"lightning": self._own},
             **self._options,
         )
@@ -143,8 +140,7 @@ class Training:
         apply_rank(before)
         self._versions = self._weights()
         if self._shared.finished and trainer.fit_loop.skip:
-            session.finish(self._steps())
-            self._ended()
+            self._finish(session)
 
     def advance(self, fetcher: Any) -> None:
         """Train on the next batch of Lightning's epoch loop, unless a save or a stop is due."""
@@ -182,8 +178,11 @@ class Training:
         _reshard(self._trainer.lightning_module)
         assert self._session is not None
         self._shared.finished = self._shared.active = self._own.active = True
-        self._session.finish(self._steps())
-        self._ended()
+        self._finish(self._session)
+
+    def _finish(self, session: Session) -> None:
+        session.finish(self._steps())
+        _ENDED[self._folder] = self._trainer
 
     def _steps(self) -> int:
         """Return the optimizer steps so far; batches with manual optimization, which may step at will."""
@@ -224,7 +223,7 @@ def _hide_slurm() -> None:
     for package in ("lightning.fabric", "lightning_fabric"):
         module = sys.modules.get(f"{package}.plugins.environments.slurm")
         if module is not None:
-            module.SLURMEnvironment.detect = staticmethod(lambda: False)  # type: ignore[attr-defined]
+            module.SLURMEnvironment.detect = staticmethod(lambda: False)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

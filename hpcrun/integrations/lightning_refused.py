@@ -10,8 +10,8 @@ _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 _CALLBACKS = {
     "StochasticWeightAveraging": "use EMAWeightAveraging or WeightAveraging",
     "BaseFinetuning": "freeze layers in configure_model(), and give each optimizer group its learning rate",
-    "LearningRateFinder": "find the learning rate with a Trainer of its own",
-    "BatchSizeFinder": "find the batch size with a Trainer of its own",
+    "LearningRateFinder": "find the learning rate with another Trainer",
+    "BatchSizeFinder": "find the batch size with another Trainer",
     "OnExceptionCheckpoint": "remove it: ExactResume saves at a stop",
 }
 

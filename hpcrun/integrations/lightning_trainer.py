@@ -1,4 +1,4 @@
-"""The state of a Lightning Trainer that all ranks share, beside weights and the first optimizer."""
+"""The state of a Lightning Trainer that all ranks share, without weights and optimizers."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _HYPERPARAMETERS = tuple(
 
 
 class TrainerState:
-    """What Lightning's checkpoint has beside weights and optimizers, saved and loaded with all its hooks.
+    """Lightning's checkpoint without weights and optimizers, saved and loaded with all its hooks.
 
     Attributes:
         active: True from the first batch on; before, there is nothing to save.
@@ -96,7 +96,7 @@ class TrainerState:
 
 
 def begin_anew(loop: Any) -> None:
-    """Make a loop and the loops in it behave as in a new training, whose progress they have."""
+    """Make a loop and the loops in it behave as in a new training, with the progress that they have."""
     loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
     for inner in vars(loop).values():
         if hasattr(inner, "_resuming_from_checkpoint"):

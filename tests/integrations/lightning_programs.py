@@ -35,7 +35,7 @@ def loader(*, workers: int = 0, size: int = 94, **options: Any) -> DataLoader[An
 
 
 def validation(workers: int = 0) -> DataLoader[Any]:
-    """Return a loader whose workers stay, and draw random values."""
+    """Return a loader with persistent workers, which draw random values."""
     return DataLoader(Points(10), 4, num_workers=workers, persistent_workers=workers > 0)
 
 
@@ -44,9 +44,9 @@ class Classifier(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
-        )
+        # DDP expects gradients in another order than they are ready.
+        self.last = nn.Linear(16, 2)
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3))
         self.seen = MeanMetric()
         self.register_buffer("epochs", torch.zeros(2))
 
@@ -59,7 +59,7 @@ class Classifier(LightningModule):
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         points, labels = batch
-        loss = F.cross_entropy(self.net(points), labels)
+        loss = F.cross_entropy(self.last(self.net(points)), labels)
         self.losses.append(loss.item())
         self.seen.update(loss.detach())
         self.log("mean", loss, on_step=True, on_epoch=True, sync_dist=True)
@@ -71,7 +71,7 @@ class Classifier(LightningModule):
 
     def validation_step(self, batch: Any, index: int) -> None:
         points, labels = batch
-        self.log("loss", F.cross_entropy(self.net(points), labels), sync_dist=True)
+        self.log("loss", F.cross_entropy(self.last(self.net(points)), labels), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
@@ -124,7 +124,8 @@ class Sharded(Classifier):
 
     def configure_model(self) -> None:
         if not any(isinstance(part, FSDPModule) for part in self.modules()):
-            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+            for part in (self.net, self.last):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
 
 class Batches(Callback):
