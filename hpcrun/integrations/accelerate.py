@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.errors import UserError
+from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.folder_session import FolderSession
 from hpcrun.integrations.loader import ExactLoader
 from hpcrun.integrations.session import default_folder
@@ -24,13 +25,14 @@ class ExactState:
     """
 
     def __init__(self, accelerator: Any, folder: Path | str | None, every: int, keep: int) -> None:
-        _require_exact(accelerator, every)
+        _require_exact(accelerator, every, keep)
         self._accelerator, self._every = accelerator, every
         names = [f"loader{number}" for number in range(len(accelerator._dataloaders))]
         self._loaders = {
             name: (loader, exact_shard(loader, name))
             for name, loader in zip(names, accelerator._dataloaders, strict=True)
         }
+        self._buckets = [BucketOrder(model) for model in accelerator._models]
         self._used: dict[str, int] = {}
         self._session = FolderSession(
             default_folder(folder),
@@ -128,12 +130,9 @@ class ExactState:
             loaders[name] = (
                 next_pass(exact.state_dict()) if used is None else exact.state_dict(used)
             )
-        own = {
-            "epoch": self.epoch,
-            "used": self._used,
-            "loaders": loaders,
-            "random": capture_rank(),
-        }
+        place = {"epoch": self.epoch, "used": self._used, "loaders": loaders}
+        buckets = [one.state_dict() for one in self._buckets]
+        own = {**place, "buckets": buckets, "random": capture_rank()}
         self._session.commit(self.steps, own)
         self._saved = self.steps
 
@@ -144,6 +143,8 @@ class ExactState:
                 f"{len(self._loaders)} are prepared; prepare the same loaders before exact_resume()"
             )
         self._accelerator.load_state(str(self._session.folders.path(step)))
+        for buckets, state in zip(self._buckets, own["buckets"], strict=True):
+            buckets.load_state_dict(state)
         for name, (_, exact) in self._loaders.items():
             exact.load_state_dict(own["loaders"][name])
         self.steps = self._saved = step
@@ -214,9 +215,12 @@ def next_pass(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _require_exact(accelerator: Any, every: int) -> None:
-    if every < 1:
-        raise UserError(f"every={every}: give the number of steps between two saves, at least 1")
+def _require_exact(accelerator: Any, every: int, keep: int) -> None:
+    if every < 1 or keep < 2:
+        raise UserError(
+            f"every={every}, keep={keep}: give at least 1 step between saves, and keep at least 2 "
+            "checkpoints, so that training can continue from the older one if the newest is damaged"
+        )
     if not accelerator._models or not accelerator._dataloaders:
         raise UserError(
             "exact_resume(accelerator): no prepared model and loader; call accelerator.prepare() first"

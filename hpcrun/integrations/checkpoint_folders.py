@@ -1,17 +1,16 @@
 """Checkpoint folders in the format of a framework: committed with hashes, verified before use.
 
 A folder ``checkpoint-STEP`` counts after its commit only. The commit hashes and fsyncs every file, and then
-writes a hashed manifest atomically. A kill at any time leaves a folder without a
-manifest, which no restore uses.
+writes a hashed manifest atomically. A kill at any time leaves a folder without a manifest, which no restore
+uses.
 """
 
 import atexit
-import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,11 @@ import xxhash
 
 from hpcrun.checkpoint.folder import folder_store
 from hpcrun.checkpoint.storage.disk import LOCAL, blocks
-from hpcrun.checkpoint.storage.errors import CheckpointError, explained, missing
+from hpcrun.checkpoint.storage.errors import CheckpointError, explained, missing, reason
 from hpcrun.drafts import sync
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks
-from hpcrun.run.files import read_json, write_hashed
+from hpcrun.run.files import hashed_json, read_json, write_hashed
 from hpcrun.run.lock_file import LockFile
 from hpcrun.run.reports import report
 
@@ -38,38 +37,32 @@ _SECONDS = 3.0
 
 
 class CheckpointFolders:
-    """The folders ``checkpoint-STEP`` of a training in ``root``. Every method is collective.
+    """The folders ``checkpoint-STEP`` of a training in ``root``. Every method but ``path`` is collective.
 
     Args:
         root: the folder; made if it is missing.
         ranks: all ranks, with a CPU group.
         commits: as ``ranks``, with a group that only commits use, because they run in a thread.
         keep: number of newest checkpoints to keep; None: all.
-        facts: facts of the training that a resume must find unchanged, as name and value.
+        facts: names and values that a resume must find unchanged.
 
     Raises:
         CheckpointError: another process saves there, or everybody may write to the folder.
     """
 
     def __init__(
-        self,
-        root: Path,
-        ranks: Ranks,
-        commits: Ranks,
-        *,
-        keep: int | None,
-        facts: Mapping[str, Any],
+        self, root: Path, ranks: Ranks, commits: Ranks, *, keep: int | None, facts: dict[str, Any]
     ) -> None:
         self.root = root.absolute()
-        self._ranks, self._commits, self._keep, self._facts = ranks, commits, keep, dict(facts)
+        self._ranks, self._commits, self._keep, self._facts = ranks, commits, keep, facts
         self._commit: threading.Thread | None = None
-        self._trouble: tuple[int, Exception] | None = None
+        self._trouble: str | None = None
         busy = f"{self.root}: {{holder}} saves there; use another folder, or end that training"
         self._lock = LockFile(self.root / ".lock", busy, error=CheckpointError)
         ranks.from_rank_0(self._open)
 
     def path(self, step: int) -> Path:
-        """Return the folder of ``step``, whether or not it exists; not collective."""
+        """Return the folder of ``step``, whether or not it exists."""
         return self.root / f"checkpoint-{step}"
 
     def newest(self) -> int | None:
@@ -78,8 +71,7 @@ class CheckpointFolders:
         A damaged checkpoint is renamed, and a line says so.
 
         Raises:
-            CheckpointError: all checkpoints are damaged, a file cannot be read, or the checkpoint is of a
-                training with other facts.
+            CheckpointError: all checkpoints are damaged, a file cannot be read, or the facts differ.
         """
         steps = self._ranks.from_rank_0(self._committed)
         for step in steps:
@@ -94,21 +86,17 @@ class CheckpointFolders:
         return None
 
     def prepare(self, step: int) -> Path:
-        """Return the folder for ``step`` to write into, after the removal of what a killed save has left."""
+        """Return a new folder for ``step``, after the end of the commit in progress."""
         self.wait()
         self._ranks.from_rank_0(lambda: self._begin(step))
         return self.path(step)
 
-    def commit(self, step: int, protect: Iterable[Path] = ()) -> None:
-        """Commit the folder of ``step`` in a thread, and then remove old checkpoints.
-
-        Args:
-            protect: folders to keep whatever their age.
-        """
-        # No rank begins before the last rank has written its files.
+    def commit(self, step: int, protect: Path | None) -> None:
+        """Commit the folder of ``step`` in a thread, and then remove old checkpoints except ``protect``."""
+        # The commit begins after the last rank has written its files.
         self._ranks.gather(None)
         work = threading.Thread(
-            target=self._run, args=(step, set(protect)), name=f"commit of step {step}", daemon=True
+            target=self._run, args=(step, protect), name=f"commit of step {step}", daemon=True
         )
         # A training that fails must not lose the save in progress; its other ranks may be gone.
         atexit.register(work.join, 60.0)
@@ -116,28 +104,18 @@ class CheckpointFolders:
         work.start()
 
     def wait(self, *, must: bool = False) -> None:
-        """Wait for the commit in progress; a failure is printed.
-
-        Args:
-            must: raise the failure instead.
-
-        Raises:
-            CheckpointError: ``must``, and the newest commit failed.
-        """
+        """Wait for the commit in progress; print its failure, or with ``must`` raise a CheckpointError."""
         if self._commit is not None:
             self._commit.join()
             atexit.unregister(self._commit.join)
-            self._commit = None
-        trouble, self._trouble = self._trouble, None
-        if trouble is None:
-            return
-        line = f"step {trouble[0]} was not saved: {trouble[1]}"
-        if must:
-            raise CheckpointError(line) from trouble[1]
-        self._say(line)
+        self._commit, trouble, self._trouble = None, self._trouble, None
+        if trouble is not None and must:
+            raise CheckpointError(trouble)
+        if trouble is not None:
+            self._say(trouble)
 
     def close(self) -> None:
-        """Wait for the commit in progress, and release the folder. Raises CheckpointError, as ``wait``."""
+        """Wait for the commit in progress, and release the folder; raises CheckpointError, as ``wait``."""
         try:
             self.wait(must=True)
         finally:
@@ -150,14 +128,12 @@ class CheckpointFolders:
         store.make_root()
         store.require_private()
         self._lock.take(here=3.0, elsewhere=200.0)
-        left = []
-        for _, path in self._folders():
-            if (path / _UNFINISHED).exists() and not (path / MANIFEST).exists():
+        left = [path for _, path in self._folders() if not (path / MANIFEST).exists()]
+        for path in left:
+            if (path / _UNFINISHED).exists():
                 _remove(path)
-            elif not (path / MANIFEST).exists():
-                left.append(path.name)
-        if left:
-            self._say(f"{self.root}: {', '.join(left[:3])} not used: hpcrun has not committed it")
+            else:
+                self._say(f"{path}: not used, because hpcrun has not committed it")
 
     def _begin(self, step: int) -> None:
         folder = self.path(step)
@@ -179,30 +155,24 @@ class CheckpointFolders:
         with explained("be renamed", self.path(step)):
             self.path(step).rename(aside)
             sync(self.root)
-        older = next(iter(self._committed()), None)
-        then = "no older one is left" if older is None else f"training continues from step {older}"
-        self._say(
-            f"checkpoint-{step} is damaged ({damage}) and was renamed to {aside.name}; {then}"
-        )
+        self._say(f"checkpoint-{step} is damaged ({damage}) and was renamed to {aside.name}")
 
-    def _publish(self, step: int, files: Mapping[str, Any], protect: set[Path]) -> None:
+    def _publish(self, step: int, files: Mapping[str, Any], protect: Path | None) -> None:
         folder = self.path(step)
-        for below in {folder, *(folder / name for name in files)}:
-            if below.is_dir() or below.parent != folder:
-                sync(below if below.is_dir() else below.parent)
-        (folder / _UNFINISHED).unlink(missing_ok=True)
-        value = {"step": step, "files": files, "facts": self._facts}
+        for parent in {(folder / name).parent for name in files}:
+            sync(parent)
+        value = {"step": step, "files": dict(files), "facts": self._facts}
         write_hashed(folder / MANIFEST, value)
+        (folder / _UNFINISHED).unlink(missing_ok=True)
         sync(self.root)
         report(step, saved=True)
-        if self._keep is not None:
-            for old in self._committed()[self._keep :]:
-                if self.path(old) not in protect:
-                    _remove(self.path(old))
+        for old in self._committed()[self._keep :] if self._keep else ():
+            if self.path(old) != protect:
+                _remove(self.path(old))
 
     # Every rank
 
-    def _run(self, step: int, protect: set[Path]) -> None:
+    def _run(self, step: int, protect: Path | None) -> None:
         ranks = self._commits
         try:
             listed = ranks.gather(_names(self.path(step)))
@@ -211,21 +181,21 @@ class CheckpointFolders:
             found = {name: one for part in ranks.gather(own) for name, one in part.items()}
             ranks.from_rank_0(lambda: self._publish(step, found, protect))
         except Exception as error:  # the training continues; `wait` reports it
-            self._trouble = (step, error)
+            self._trouble = f"step {step} was not saved: {error}"
 
     def _damage(self, step: int) -> str | None:
         """Return the first damage of the checkpoint, or None; raises CheckpointError."""
-        manifest = self._ranks.from_rank_0(lambda: read_json(self.path(step) / MANIFEST))
+        manifest = self._ranks.from_rank_0(lambda: _manifest(self.path(step) / MANIFEST))
         if manifest is None:
             return f"{MANIFEST}: its content does not match its own hash"
         for name, value in self._facts.items():
-            before = manifest.get("facts", {}).get(name)
+            before = manifest["facts"].get(name)
             if before != value:
                 raise CheckpointError(
                     f"{self.path(step)}: {name} was {before}, and is {value} now, so the samples of a step "
                     f"would change; set {name} to {before}, or use another folder"
                 )
-        files = manifest.get("files", {})
+        files = manifest["files"]
         damage = self._ranks.together(lambda: self._first_damage(step, files))
         return next((line for line in self._ranks.gather(damage) if line), None)
 
@@ -236,9 +206,8 @@ class CheckpointFolders:
                     return f"{name}: its content differs from the written content (hash)"
             except OSError as error:
                 if not missing(error):
-                    raise CheckpointError(
-                        f"{self.path(step) / name}: cannot be read: {error}"
-                    ) from error
+                    path = self.path(step) / name
+                    raise CheckpointError(f"{path}: cannot be read: {reason(error)}") from error
                 return f"{name}: is missing"
         return None
 
@@ -247,13 +216,12 @@ class CheckpointFolders:
 
     def _hashed(self, step: int, name: str, durable: bool) -> list[Any]:
         """Return size and hash of a file, which ``durable`` writes to the disk first; raises OSError."""
-        path = self.path(step) / name
         content, size = xxhash.xxh3_128(), 0
-        for block in blocks(LOCAL, path, 1 << 62, _SECONDS):
+        for block in blocks(LOCAL, self.path(step) / name, 1 << 62, _SECONDS):
             content.update(block)
             size += len(block)
         if durable:
-            sync(path)
+            sync(self.path(step) / name)
         return [size, content.hexdigest()]
 
     def _say(self, text: str) -> None:
@@ -261,14 +229,16 @@ class CheckpointFolders:
             say_aside(f"hpcrun: {text}")
 
 
-def default_root(folder: Path | str | None, outside: Path | str) -> Path:
-    """Return ``folder``, or in a job of hpcrun the run's folder of checkpoints, or else ``outside``."""
-    run = os.environ.get("HPCRUN_RUN")
-    return Path(folder or (Path(run) / "checkpoints" if run else outside))
+def _manifest(path: Path) -> dict[str, Any] | None:
+    """Return the content of a manifest, or None if a byte has changed; raises CheckpointError."""
+    with explained("be read", path):
+        value = read_json(path)
+        whole = value is not None and hashed_json(value) == path.read_bytes()
+    return value if whole else None
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the files at and below ``folder``, without the manifest."""
+    """Return the files at and below ``folder``, without those of the commit."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return [name for name in found if name not in (MANIFEST, _UNFINISHED)]
 
@@ -277,4 +247,5 @@ def _remove(folder: Path) -> None:
     """Remove a folder, its manifest first: what a kill leaves does not count as a checkpoint."""
     with explained("be removed", folder), suppress(FileNotFoundError):
         (folder / MANIFEST).unlink(missing_ok=True)
+        (folder / _UNFINISHED).touch()
         shutil.rmtree(folder)

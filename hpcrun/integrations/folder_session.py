@@ -1,6 +1,5 @@
 """Commits, the agreed stop and the exit code of a training with checkpoints of a framework."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
-from hpcrun.errors import UserError
 from hpcrun.integrations.checkpoint_folders import CheckpointFolders
 from hpcrun.integrations.session import AGAIN
 from hpcrun.printing import say_aside
@@ -21,35 +19,19 @@ from hpcrun.run.reports import report
 class FolderSession:
     """Checkpoint folders and stop of a training on one process or all ranks of torch.distributed.
 
-    Every method is collective. The constructor handles the stop signals, so call it in the main thread.
-
-    Args:
-        root: the folder of the checkpoints.
-        keep: number of newest checkpoints to keep; None: all.
-        facts: as in :class:`CheckpointFolders`; the number of ranks is added.
-
-    Attributes:
-        folders: the checkpoints.
-
-    Raises:
-        CheckpointError: as :class:`CheckpointFolders`.
+    Every method is collective. The constructor handles the stop signals, so call it in the main thread. The
+    arguments are those of :class:`CheckpointFolders`; the number of ranks is added to ``facts``.
     """
 
-    def __init__(self, root: Path, *, keep: int | None, facts: Mapping[str, Any]) -> None:
-        if keep is not None and keep < 2:
-            raise UserError(
-                f"keep={keep}: keep at least 2 checkpoints, so that training can continue from the older one "
-                "if the newest is damaged"
-            )
+    def __init__(self, root: Path, *, keep: int | None, facts: dict[str, Any]) -> None:
         STOP.install()
         ready = dist.is_available() and dist.is_initialized()
         rank, size = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
         groups = [new_control_group() if size > 1 else None for _ in range(2)]
         self._ranks, commits = (Ranks(rank, size, group, CheckpointError) for group in groups)
         self._agreement = StopAgreement(groups[0])
-        self.folders = CheckpointFolders(
-            root, self._ranks, commits, keep=keep, facts={"the number of ranks": size, **facts}
-        )
+        facts = {"the number of ranks": size, **facts}
+        self.folders = CheckpointFolders(root, self._ranks, commits, keep=keep, facts=facts)
 
     def newest(self) -> tuple[int, dict[str, Any]] | None:
         """Return step and own state of the newest valid checkpoint; None without a checkpoint.
@@ -70,9 +52,9 @@ class FolderSession:
         report(step)
         return self._agreement.exchange(step, STOP.reason)
 
-    def commit(self, step: int, own: Mapping[str, Any], protect: tuple[Path, ...] = ()) -> None:
+    def commit(self, step: int, own: dict[str, Any], protect: Path | None = None) -> None:
         """Add this rank's ``own`` state to the folder of ``step``, and commit the folder in a thread."""
-        torch.save(dict(own), self._own(step))
+        torch.save(own, self._own(step))
         self.folders.commit(step, protect)
 
     def leave(self, step: int, reason: StopReason) -> NoReturn:

@@ -18,13 +18,14 @@ from transformers import Trainer, TrainerCallback
 
 from hpcrun.errors import UserError
 from hpcrun.integrations.accelerate import ExactBase, exact_shard, next_pass
+from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.folder_session import FolderSession
 from hpcrun.integrations.session import default_folder
 from hpcrun.integrations.wandb import continue_wandb_run
 from hpcrun.ranks.signals import STOP, StopReason
 
 _FACTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed")
-_used: set[Path] = set()
+TRAINED: set[Path] = set()
 """Folders of the trainings that this program has begun."""
 
 
@@ -61,12 +62,12 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
         options = trainer.args
         _require_exact(options)
         root = self._root(options)
-        if root in _used:
+        if root in TRAINED:
             raise UserError(
                 f"{root}: a second train() of this program would resume the first; give each Trainer its own "
                 "ExactResume(folder=…)"
             )
-        _used.add(root)
+        TRAINED.add(root)
         limit = options.save_total_limit
         self._session = FolderSession(
             root,
@@ -104,8 +105,10 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
         handler.callbacks.remove(self)
         handler.callbacks.append(self)
         self._epoch = self._own.get("epoch", 0) - 1
+        trainer = self._trainer
+        self._buckets = BucketOrder(trainer.model_wrapped)
         if self._own:
-            trainer = self._trainer
+            self._buckets.load_state_dict(self._own["buckets"])
             trainer._tr_loss = self._own["loss"].to(args.device)
             # The Trainer reports the mean loss of the steps since its own start.
             trainer._total_loss_scalar = -float(trainer._tr_loss)
@@ -215,12 +218,13 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
             "epoch": self._epoch + self._at_end,
             "batches": 0 if self._at_end else self._batches,
             "loader": next_pass(place) if self._at_end else place,
+            "buckets": self._buckets.state_dict(),
             "loss": trainer._tr_loss.detach().cpu(),
             "logged": trainer._globalstep_last_logged,
             "stopped": control.should_training_stop and step < state.max_steps,
         }
         best = state.best_model_checkpoint
-        self._session.commit(step, own, (Path(best),) if best else ())
+        self._session.commit(step, own, Path(best) if best else None)
         self._saved = step
 
     def _waits(self) -> bool:

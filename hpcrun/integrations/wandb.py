@@ -19,7 +19,7 @@ from hpcrun.printing import say_aside
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json, write_json
-from hpcrun.train.metrics.sinks import wandb_id
+from hpcrun.run.record import wandb_id
 
 _TRIAL = "wandb-trial.json"
 _VARIABLES = (

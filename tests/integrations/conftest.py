@@ -2,19 +2,18 @@
 
 import os
 import random
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from hpcrun.ranks.signals import STOP, StopReason
+from hpcrun.ranks.signals import StopFlag
 
 
 @pytest.fixture
-def again(
-    rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], None]]:
+def again(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that makes this rank like a new process: no signal, other random numbers."""
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}.items():
         monkeypatch.setenv(name, str(value))
@@ -27,10 +26,12 @@ def again(
         for thread in threading.enumerate():
             if thread.name.startswith("commit"):  # a process waits for it at its exit
                 thread.join()
-        STOP._reason = StopReason.NONE
+        monkeypatch.setattr("hpcrun.integrations.folder_session.STOP", flag := StopFlag())
+        if "hpcrun.integrations.transformers" in sys.modules:
+            monkeypatch.setattr("hpcrun.integrations.transformers.STOP", flag)
+            monkeypatch.setattr("hpcrun.integrations.transformers.TRAINED", set())
         seed = int.from_bytes(os.urandom(4), "big")
         random.seed(seed)
         torch.manual_seed(seed)
 
-    yield restart
-    STOP._reason = StopReason.NONE
+    return restart

@@ -19,11 +19,9 @@ EVALUATION = {
 @pytest.fixture
 def start(again):
     """Return a function that trains as in a new process, and returns its result, or the exit code."""
-    from hpcrun.integrations import transformers
 
     def train(folder, at=trainings.nothing, **options):
         again()
-        transformers._used.clear()
         try:
             return trainings.with_trainer(folder, at, **options)
         except SystemExit as ended:

@@ -13,7 +13,7 @@ import pytest
 
 from hpcrun.integrations.wandb import continue_wandb_run
 from hpcrun.run.directory import RunDirectory
-from hpcrun.train.metrics.sinks import wandb_id
+from hpcrun.run.record import wandb_id
 
 AGENT = """
 import os, pathlib, sys, threading

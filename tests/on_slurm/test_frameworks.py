@@ -16,11 +16,11 @@ SCRIPT = """
 import os, signal, sys, time
 from tests.integrations import trainings
 
-attempt, rank = os.environ["HPCRUN_RESTART"], os.environ["RANK"]
+attempt, rank, pause = os.environ["HPCRUN_RESTART"], os.environ["RANK"], float(sys.argv[2])
 
 def at(step):
-    time.sleep(float(sys.argv[2]))
-    if sys.argv[2] != "0" and (attempt, rank, step) == ("1", "1", 11):
+    time.sleep(pause)
+    if pause and (attempt, rank) == ("1", "1"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[1] == "transformers":
@@ -44,7 +44,7 @@ def test_a_preempted_and_killed_training_ends_with_the_same_bits(
     bench: Bench, framework: str
 ) -> None:
     pytest.importorskip(framework, reason="pip install 'hpcrun[integrations]'")
-    cut = submitted(bench, f"{framework}-cut", framework, "1")
+    cut = submitted(bench, f"{framework}-cut", framework, "3")
     bench.slurm.wait_until(
         lambda: (bench.status(cut.name)["committed"] or 0) >= 5, ENDED, lambda: bench.told(cut)
     )
