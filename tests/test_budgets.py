@@ -26,10 +26,10 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "network": (5_400, 22),
     "ranks": (3_600, 17),
     "results": (4_300, 18),
-    "run": (3_600, 18),
+    "run": (3_650, 18),
     "slurm": (4_750, 25),
     "tasks": (1_400, 9),
-    "tests": (55_000, 432),
+    "tests": (55_500, 432),
     "train": (10_550, 46),
 }
 """The most lines and files of each package, and of the tests."""
