@@ -14,22 +14,22 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_050, 22),
-    "checkpoint": (6_050, 33),
+    "checkpoint": (6_100, 33),
     "cli": (4_300, 31),
     "config": (2_650, 12),
     "devices": (750, 5),
     "diagnose": (1_850, 9),
     "estimate": (850, 6),
     "hpcrun": (650, 7),
-    "integrations": (1_000, 9),
+    "integrations": (3_100, 18),
     "job": (7_400, 32),
     "network": (5_400, 22),
     "ranks": (3_600, 17),
     "results": (4_300, 18),
-    "run": (3_600, 18),
+    "run": (3_650, 18),
     "slurm": (4_750, 25),
     "tasks": (1_400, 9),
-    "tests": (53_200, 414),
+    "tests": (55_500, 432),
     "train": (10_550, 46),
 }
 """The most lines and files of each package, and of the tests."""

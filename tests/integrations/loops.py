@@ -178,7 +178,7 @@ def digest(*models: nn.Module) -> str:
 
 
 def wide(folder: Path, at: At = nothing) -> str:
-    """Train a wider network in DDP, whose gradients the ranks of a ring add in an order that matters."""
+    """Train a wider network in DDP: the order in which three ranks add its gradients changes bits."""
     torch.manual_seed(1)
     layers = [nn.Linear(4, 33), nn.Tanh(), nn.Linear(33, 57), nn.Tanh(), nn.Linear(57, 1)]
     model = DistributedDataParallel(nn.Sequential(*layers))

@@ -46,7 +46,7 @@ def test_an_iterable_dataset_resumes_with_the_same_bits(tmp_path, phase, data):
 
 
 @ranks(3, 3, 3)
-def test_the_first_step_after_a_resume_adds_gradients_in_the_same_order(tmp_path, phase):
+def test_three_ranks_add_gradients_in_the_same_order(tmp_path, phase):
     interrupted_twice(loops.wide, tmp_path, phase, (3, 5))
 
 
