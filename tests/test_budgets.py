@@ -21,7 +21,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "diagnose": (1_850, 9),
     "estimate": (860, 7),
     "hpcrun": (650, 7),
-    "integrations": (1_300, 9),
+    "integrations": (2_890, 17),
     "job": (5_950, 24),
     "network": (5_400, 22),
     "nodes": (1_560, 8),
@@ -29,8 +29,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "results": (4_300, 18),
     "run": (3_610, 18),
     "slurm": (4_760, 25),
-    "tasks": (1_400, 9),
-    "tests": (54_600, 424),
+    "tasks": (1_380, 9),
+    "tests": (55_800, 434),
     "train": (10_550, 46),
 }
 """The most lines and files of each package, and of the tests."""

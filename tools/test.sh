@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
 . tools/slow_packages.sh
-hpcrun_environment "dev"
+hpcrun_environment "dev,integrations"
 ready=
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     tools/devcluster install

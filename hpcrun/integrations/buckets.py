@@ -66,6 +66,8 @@ class _Part:
     def repeat(self, order: list[str]) -> None:
         """Run a backward pass in which the gradients are ready in ``order``."""
         parameters = dict(self._ddp.named_parameters())
+        if self.order == order:  # arranged before, in this process
+            return
         if not order or len(order) != len(self._hooks) or not parameters.keys() >= set(order):
             return
         self._ddp.reducer.prepare_for_backward([])

@@ -4,6 +4,7 @@ The batches of a pass are a function of the seed and the number of the pass. So 
 resume, and batches before it are skipped by their indices, without reading samples.
 """
 
+import atexit
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from hpcrun.integrations.random_state import (
 )
 from hpcrun.integrations.streams import Reader, SeededStream, StreamItem, has_state
 from hpcrun.printing import say_aside
+from hpcrun.ranks.signals import end_helpers
 
 _REMEMBERED = 256
 """Positions before the newest batch that :meth:`ExactLoader.state_dict` can describe."""
@@ -81,6 +83,9 @@ class ExactLoader:
                 loader.dataset, loader.collate_fn, loader.batch_sampler is not None
             )
         self._inner = self._make()
+        if loader.num_workers:
+            # multiprocessing sends SIGTERM, which the workers ignore, and waits for persistent workers.
+            atexit.register(end_helpers)
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # not set yet

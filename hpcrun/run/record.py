@@ -6,6 +6,7 @@ before a commit must not commit.
 """
 
 import getpass
+import hashlib
 import os
 import platform
 import shlex
@@ -100,6 +101,12 @@ def _rename() -> None:
 
 
 os.register_at_fork(after_in_child=_rename)
+
+
+def wandb_id(run: RunDirectory) -> str:
+    """Return an id that is the same for all attempts of a run, from its name and creation time."""
+    created = (read_json(run.record) or {}).get("created")
+    return hashlib.sha256(f"{run.name} {created}".encode()).hexdigest()[:16]
 
 
 class OwnedByAnotherAttempt(RuntimeError):

@@ -18,10 +18,11 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines, write_json
+from hpcrun.run.record import wandb_id
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
-from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
+from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks
 from hpcrun.train.metrics.stopwatch import StepTimeMeans, Stopwatch
 from hpcrun.train.metrics.timing import FlopCounter, peak_here, peak_of, twin
 from hpcrun.train.step.amp_trainer import AMPTrainer

@@ -1,7 +1,6 @@
 """Destinations of metrics: metrics.jsonl and rank 0's log; optionally TensorBoard and Weights & Biases."""
 
 import atexit
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import StepLines, facts_of, validation_line
-from hpcrun.run.files import read_json
+from hpcrun.run.record import wandb_id
 from hpcrun.run.streams import LineWriter
 
 
@@ -169,12 +168,6 @@ def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
     # For a failed training: the worker runs the atexit functions (worker.leave).
     atexit.register(built.close)
     return built
-
-
-def wandb_id(run: RunDirectory) -> str:
-    """Return an id that is the same for all attempts of a run, from its name and creation time."""
-    created = (read_json(run.record) or {}).get("created")
-    return hashlib.sha256(f"{run.name} {created}".encode()).hexdigest()[:16]
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,104 @@
+"""A loop with Accelerate and ``exact_resume`` ends with the bits of an undisturbed training."""
+
+import signal
+
+import pytest
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from hpcrun import UserError
+from tests.on_ranks import gathered, ranks
+
+from . import trainings
+
+pytest.importorskip("accelerate", reason="pip install 'hpcrun[integrations]'")
+
+
+@pytest.fixture
+def start(again):
+    """Return a function that trains as in a new process, and returns its result, or the exit code."""
+
+    def train(folder, at=trainings.nothing, **data):
+        again()
+        try:
+            return trainings.with_accelerate(folder, at, **data)
+        except SystemExit as ended:
+            return ended.code
+        except ZeroDivisionError:
+            again()
+            return 1
+
+    return train
+
+
+@ranks(2)
+def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
+    whole = start(tmp_path / "whole")
+    assert gathered(whole[0]) == [whole[0]] * 2
+    cut = tmp_path / "cut"
+    # Twice in the second epoch, which has the steps 5 to 8, and at its last step.
+    assert start(cut, trainings.stop(4, signal.SIGTERM)) == 75
+    assert start(cut, trainings.stop(6, rank=0)) == 75
+    assert start(cut, trainings.stop(8), persistent_workers=True) == 75
+    # A crash after the save of step 10, and a flipped byte in it.
+    assert start(cut, lambda step: 1 // (step != 11), num_workers=0) == 1
+    names = {path.name for path in cut.glob("checkpoint-*")}
+    assert names == {"checkpoint-7", "checkpoint-9", "checkpoint-10"}
+    if rank == 0:
+        optimizer = cut / "checkpoint-10" / "optimizer.bin"
+        content = bytearray(optimizer.read_bytes())
+        content[len(content) // 2] ^= 1
+        optimizer.write_bytes(content)
+    capsys.readouterr()
+    assert start(cut) == whole
+    said = capsys.readouterr().err
+    if rank == 0:
+        assert "checkpoint-10 is damaged (optimizer.bin: its content differs" in said
+        assert "resumed after step 9" in said
+    # A finished training does not train again.
+    assert start(cut, trainings.fail) == whole
+
+
+class Lines(IterableDataset):
+    """19 samples."""
+
+    def __iter__(self):
+        yield from (dict(trainings.Tokens(19, noisy=True)[index]) for index in range(19))
+
+
+@ranks(2)
+def test_what_cannot_be_exact_is_refused(again, tmp_path):
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    from hpcrun.integrations.accelerate import exact_resume
+
+    def refusal(*parts, config=None, **options):
+        again()
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        accelerator.prepare(*parts)
+        with pytest.raises(UserError) as refused:
+            exact_resume(accelerator, tmp_path / "one", **options)
+        return str(refused.value)
+
+    net, lines = nn.Linear(1, 1), DataLoader(Lines(), 2)
+    each = DataLoaderConfiguration(dispatch_batches=False)
+    assert "no prepared model and loader" in refusal(net)
+    assert "set dispatch_batches=False" in refusal(net, lines)
+    assert "every=0, keep=3: give at least 1 step" in refusal(net, lines, config=each, every=0)
+    assert "keep at least 2 checkpoints" in refusal(net, lines, config=each, keep=1)
+    again()
+    accelerator = Accelerator(cpu=True, dataloader_config=each)
+    _, loader = accelerator.prepare(net, lines)
+    state = exact_resume(accelerator, tmp_path / "one")
+    with pytest.raises(UserError, match="iterate over state"):
+        state.step()
+    with pytest.raises(UserError, match="not a loader of accelerator"):
+        list(state.batches(lines))
+    assert [len(batch["labels"]) for batch in state.batches(loader)] == [2] * 5
+    for _ in state.epochs(9, max_steps=3):
+        for _ in state.batches(loader):
+            state.step()
+    assert state.steps == 3
+    assert [path.name for path in (tmp_path / "one").glob("checkpoint-*")] == ["checkpoint-3"]
+    with pytest.raises(UserError, match="is exact already"):
+        exact_resume(accelerator, tmp_path / "one")

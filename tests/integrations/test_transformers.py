@@ -1,0 +1,75 @@
+"""A Trainer of transformers with ``ExactResume`` ends with the bits of an undisturbed training."""
+
+import signal
+
+import pytest
+
+from tests.on_ranks import gathered, ranks
+
+from . import trainings
+
+pytest.importorskip("transformers", reason="pip install 'hpcrun[integrations]'")
+
+EVALUATION = {
+    **{"eval_strategy": "epoch", "save_strategy": "steps", "dataloader_persistent_workers": True},
+    **{"max_steps": 10, "save_total_limit": 1},
+}
+
+
+@pytest.fixture
+def start(again):
+    """Return a function that trains as in a new process, and returns its result, or the exit code."""
+
+    def train(folder, at=trainings.nothing, **options):
+        again()
+        try:
+            return trainings.with_trainer(folder, at, **options)
+        except SystemExit as ended:
+            return ended.code
+        except ZeroDivisionError:
+            again()
+            return 1
+
+    return train
+
+
+@ranks(2)
+def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
+    whole = start(tmp_path / "whole")
+    assert gathered(whole[0]) == [whole[0]] * 2
+    # Twice in the second epoch, which has the steps 5 to 8.
+    cut = tmp_path / "cut"
+    assert start(cut, trainings.stop(4, signal.SIGTERM)) == 75
+    assert start(cut, trainings.stop(6, rank=0)) == 75
+    assert (cut / "checkpoint-5").is_dir()
+    assert (cut / "checkpoint-7").is_dir()
+    # A crash after the save of step 10, and a flipped byte in it.
+    assert start(cut, lambda step: 1 // (step != 11)) == 1
+    if rank == 0:
+        weights = cut / "checkpoint-10" / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[len(content) // 2] ^= 1
+        weights.write_bytes(content)
+    capsys.readouterr()
+    assert start(cut) == whole
+    said = capsys.readouterr().err
+    if rank == 0:
+        assert "checkpoint-10 is damaged (model.safetensors: its content differs" in said
+        assert "resumed after step 7" in said
+    # A finished training does not train again.
+    assert start(cut, trainings.fail) == whole
+
+
+@pytest.mark.slow
+@ranks(2)
+def test_evaluations_at_the_end_of_an_epoch_are_not_lost(start, tmp_path, rank):
+    whole = start(tmp_path / "whole", **EVALUATION)
+    assert [line["step"] for line in whole[2] if "eval_loss" in line] == [4, 8, 10]
+    cut = tmp_path / "cut"
+    # Step 4 is the last of the first epoch.
+    assert start(cut, trainings.stop(3), **EVALUATION) == 75
+    assert start(cut, trainings.stop(5), **EVALUATION) == 75
+    assert {path.name for path in cut.glob("checkpoint-*")} == {"checkpoint-5", "checkpoint-6"}
+    assert start(cut, **EVALUATION) == whole
+    # Step 10 is in the middle of the third epoch.
+    assert start(cut, trainings.fail, **EVALUATION) == whole
