@@ -26,6 +26,7 @@ from hpcrun.config import (
     locate,
     profile_layer,
     profile_path,
+    read_site,
     resolve,
     submit_options,
     with_task_options,
@@ -92,11 +93,13 @@ def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None)
     config = resolve(layers)
     for line in idle_lines(config, layers):
         say_aside(f"hpcrun: {line}")
-    return with_task(config, layers)
+    config = with_task(config, layers)
+    read_site(os.environ).check(config, layers)
+    return config
 
 
 def config_layers(request: SubmitRequest) -> list[Layer]:
-    """Return the sources of the config, lowest precedence first: default name, profile, file, …, flags.
+    """Return the sources of the config, lowest precedence first: default name, site, profile, file, …, flags.
 
     Raises:
         ConfigError: a file or a value cannot be read.
@@ -113,6 +116,7 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     profile = profile_path(os.environ, request.profile)
     return [
         flag_layer({"name": _default_name(file, command, task, request.command_place)}),
+        read_site(os.environ).defaults,
         flag_layer(of_slurm),
         *([] if profile is None else [profile_layer(profile)]),
         *([] if file is None else [file_layer(file, shown)]),
