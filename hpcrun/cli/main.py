@@ -15,6 +15,7 @@ from hpcrun import __version__
 from hpcrun.cli.output import make_printable
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
+from hpcrun.shipped import shipped
 
 COMMANDS = {
     "submit": "start a training, or continue one",
@@ -180,6 +181,8 @@ def usage() -> str:
             *lines,
             "",
             EXIT_CODES.rstrip(),
+            "",
+            f"docs, configs, sbatch and examples are in {shipped('docs').parent}",
         ]
     )
 

@@ -34,6 +34,7 @@ from hpcrun.config import (
 from hpcrun.errors import UserError
 from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
+from hpcrun.shipped import shipped
 from hpcrun.slurm.environment import sbatch_defaults
 from hpcrun.tasks import BUILTIN, options_for
 
@@ -109,6 +110,9 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     # The quick start's steps and data fit its task only: another task begins with the plain defaults.
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file, shown = quickstart(), "the quick start"
+    elif file is not None and file.parent == Path("configs") and not file.exists():
+        # The documentation uses the configs of the checkout, which an installed package has too.
+        file, shown = shipped(str(file)), str(file)
     of_slurm = {
         f"job.{key}": (os.environ[name], f"${name}")
         for name, key in sbatch_defaults(os.environ).items()
