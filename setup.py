@@ -15,7 +15,7 @@ COPIED = (
 
 
 class BuildWithCopies(build_py):
-    """Copy files into the package, where an installed hpcrun finds them (``hpcrun/shipped.py``)."""
+    """Copy files into the package, where an installed hpcrun finds them (``hpcrun/folders.py``)."""
 
     def run(self) -> None:
         super().run()

@@ -21,6 +21,7 @@ from hpcrun.config.problems import ConfigError, Problem, unknown
 from hpcrun.config.resolve import resolve
 from hpcrun.config.schema import Config
 from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.folders import HOSTS, settings_folder
 from hpcrun.printing import say_aside
 
 SITE = "HPCRUN_SITE"
@@ -225,7 +226,7 @@ def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path 
     Raises:
         ConfigError: the chosen profile does not exist.
     """
-    folder = _folder(environ)
+    folder = settings_folder(environ)
     asked = wanted if wanted is not None else environ.get(PROFILE)
     if asked is not None:
         return _named(asked, folder, "--profile" if wanted is not None else f"${PROFILE}")
@@ -258,12 +259,9 @@ def profile_layer(path: Path) -> Layer:
     return layer
 
 
-def _folder(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcrun"
-
-
 def _profiles(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.yaml")) if folder.is_dir() else []
+    found = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
+    return [path for path in found if path.name != HOSTS]
 
 
 def _named(asked: str, folder: Path, place: str) -> Path | None:

@@ -32,9 +32,9 @@ from hpcrun.config import (
     with_task_options,
 )
 from hpcrun.errors import UserError
+from hpcrun.folders import shipped
 from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
-from hpcrun.shipped import shipped
 from hpcrun.slurm.environment import sbatch_defaults
 from hpcrun.tasks import BUILTIN, options_for
 

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from hpcrun.config import Config
+from hpcrun.folders import shipped
 from hpcrun.run.directory import RunDirectory
-from hpcrun.shipped import shipped
 from hpcrun.slurm.launch.batch_script import BatchRequest, batch_request, sbatch_lines
 from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm
 
