@@ -54,6 +54,7 @@ class Site:
         laptop: Sequence[str] | None = None,
         address: str = "127.0.0.1",
         variables: Mapping[str, str] | None = None,
+        package: Path = ROOT,
     ) -> None:
         """Start the hosts and the sshd.
 
@@ -62,11 +63,12 @@ class Site:
             laptop: that of the laptop; None: the network of the login host.
             address: the address of the login host.
             variables: the variables of a login shell there.
+            package: the folder with hpcrun on both hosts.
         """
         # A short path: that of a socket has at most 108 bytes.
         self.base = Path(tempfile.mkdtemp(prefix="hpcrun-ssh-"))
         self.base.chmod(0o755)
-        self.user = pwd.getpwnam(user)
+        self.user, self._package = pwd.getpwnam(user), package
         self.here, self.there = (self._made(name) for name in ("here", "there"))
         self._processes: list[subprocess.Popen[str]] = []
         self._login = self._host(self.there, login)
@@ -117,17 +119,17 @@ class Site:
         for key in (self.base / "host", self.here / ".ssh" / "id_ed25519"):
             key.parent.mkdir(mode=0o700, exist_ok=True)
             subprocess.run([*keygen, key], check=True)
-            shutil.chown(key, self.user.pw_name if ".ssh" in key.parts else "root")
-        shutil.chown(self.here / ".ssh", self.user.pw_name)
         self._write(
             self.here / ".ssh" / "config",
             f"Host {HOST}\n  HostName {address}\n  Port 2222\n  User {self.user.pw_name}\n"
             f"  IdentityFile {self.here}/.ssh/id_ed25519\n  StrictHostKeyChecking no\n"
             f"  UserKnownHostsFile {self.here}/.ssh/known_hosts\n",
         )
+        for path in (self.here / ".ssh").iterdir():
+            os.chown(path, self.user.pw_uid, self.user.pw_gid)
         public = (self.here / ".ssh" / "id_ed25519.pub").read_text()
         self._write(self.there / ".ssh" / "authorized_keys", public)
-        exports = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+        exports = {"PYTHONPATH": str(self._package), "OMP_NUM_THREADS": "1", **variables}
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
         self._write(self.there / ".bash_profile", "".join(lines) + 'PATH="$HOME/bin:$PATH"\n')
         program = f'#!/bin/sh\nexec {sys.executable} -m hpcrun "$@"\n'
@@ -160,7 +162,7 @@ class Site:
         """Return the command line that runs ``words`` on the laptop, in its home."""
         become = ["setpriv", f"--reuid={self.user.pw_uid}", f"--regid={self.user.pw_gid}"]
         variables = {
-            **{"HOME": self.here, "XDG_RUNTIME_DIR": self.here, "PYTHONPATH": ROOT},
+            **{"HOME": self.here, "XDG_RUNTIME_DIR": self.here, "PYTHONPATH": self._package},
             **{"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm-256color"},
         }
         given = [f"{name}={value}" for name, value in variables.items()]

@@ -228,28 +228,28 @@ def test_the_end_of_the_command_here_ends_logs_there(
         wait_for_end(run)
 
 
-@pytest.mark.parametrize("moment", ["before", "within"])
+@pytest.mark.parametrize("moment", ["before", "within", "made"])
 def test_a_cut_submission_submits_once_when_it_is_repeated(
     site: sshd.Site, project: Path, moment: str
 ) -> None:
     hold, program = site.there / "hold", site.there / "bin" / "hpcrun"
-    text = program.read_text()
+    text, run = program.read_text(), run_of(site, project, "a")
     hold.touch()
-    # The command there waits, so that the cut meets it before it begins, or in its middle.
-    waiting = f"while [ -e {hold} ]; do touch {hold}.reached; sleep 0.05; done\n"
+    # The command there waits, so that the cut meets it before it begins, or at its begin.
+    waiting = f"while [ -e {hold} ]; do touch {hold}.reached; sleep 0.05; done"
     python = text.splitlines()[-1]
-    late = f"{python} & sleep 0.1; {waiting}wait\n"
-    program.write_text(
-        f"#!/bin/sh\n{waiting}{python}\n" if moment == "before" else f"#!/bin/sh\n{late}"
-    )
+    begun = f"{python} & sleep 0.1; {waiting}; wait"
+    held = {"before": f"{waiting}; {python}", "within": begun, "made": python}
+    program.write_text(f"#!/bin/sh\n{held[moment]}\n")
     cut = subprocess.Popen(
         site.command(*site.words(*submit("a")), cwd=project),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_for(Path(f"{hold}.reached").exists, why="the command there")
+    reached = run.path if moment == "made" else Path(f"{hold}.reached")
+    wait_for(reached.exists, why="the command there")
     site.stop()
     hold.unlink()
-    Path(f"{hold}.reached").unlink()
+    Path(f"{hold}.reached").unlink(missing_ok=True)
     _, said = cut.communicate()
     assert cut.returncode == 255
     assert said.splitlines()[-1].startswith("hpcrun: no connection to login.site, or it was cut")
@@ -258,7 +258,6 @@ def test_a_cut_submission_submits_once_when_it_is_repeated(
     site.start()
     again = site.run(*site.words(*submit("a")), cwd=project)
     assert again.returncode == 0 or "has it already" in again.stderr, again.stderr
-    run = run_of(site, project, "a")
     assert len(events(run, "submitted")) == 1
     (site.there / "hpcrun" / project.name / "go").write_text("0")
     wait_for_end(run)

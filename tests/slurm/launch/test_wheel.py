@@ -1,7 +1,6 @@
 """An installed package contains what its commands, messages and documentation name."""
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("hpcrun", "sbatch", "configs", "examples", "docs", "tools")
-FILES = ("LICENSE", "MANIFEST.in", "pyproject.toml", "README.md", "setup.py")
+from tests.wheels import ROOT, installed_wheel
+
 CITED = re.compile(
     r"\b(?:docs|configs|sbatch|examples|tools)/[\w/.-]*\w\.(?:md|yaml|sbatch|py|sh)\b"
 )
@@ -19,31 +17,10 @@ CITED = re.compile(
 OF_DEVELOPERS = {"tools/bench/checkpoint.py"}
 
 
-def pip(*words: str | Path, cwd: Path) -> None:
-    """Run pip without a network."""
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *words[:1], *options, *words[1:]],
-        cwd=cwd, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which pip has installed a wheel of this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    for name in FOLDERS:
-        ignore = shutil.ignore_patterns("__pycache__", "pictures")
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
-    for name in FILES:
-        shutil.copy(ROOT / name, source)
-    pip("wheel", "--no-build-isolation", "-w", folder, ".", cwd=source)
-    shutil.rmtree(source)
-    (wheel,) = folder.glob("*.whl")
-    pip("install", "--target", folder / "installed", wheel, cwd=folder)
-    return folder / "installed"
+    return installed_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def hpcrun(installed: Path, *words: str, cwd: Path) -> str:
