@@ -1,4 +1,4 @@
-"""A real sshd on a login host, and a laptop next to it, each with a home of its own.
+"""A real sshd on a login host, and a laptop next to it, each with a separate home.
 
 Both are processes with their own mount namespace, in which /etc/passwd names another home: ssh and sshd take
 the home from there.
@@ -44,7 +44,7 @@ class Site:
 
     Attributes:
         here: the home on the laptop.
-        there: the home on the login host, whose login shell has the command hpcrun.
+        there: the home on the login host. Its login shell has the command hpcrun.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Site:
             if line[0] == self.user.pw_name:
                 line[5:] = [str(home), "/bin/bash"]
         passwd.write_text("".join(":".join(line) + "\n" for line in lines))
-        # An account whose password begins with ! is locked.
+        # A password that begins with ! locks the account.
         shadow.write_text("".join(f"{line[0]}:*:19000:0:99999:7:::\n" for line in lines))
         shadow.chmod(0o600)
         holder = subprocess.Popen(

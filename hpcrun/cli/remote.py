@@ -191,7 +191,7 @@ def _leads_away(path: Path) -> bool:
 def _call(host: Host, options: Sequence[str], script: str) -> int:
     """Run ``script`` there with this terminal, if there is one, and return its exit code."""
     terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-    # Without a terminal there, the end of its input tells the other hpcrun that this one has ended.
+    # Without a terminal there, the other hpcrun learns from the end of its input that this one has ended.
     own = None if terminal else subprocess.PIPE
     with subprocess.Popen(
         ssh_command(host, options, script, terminal=terminal), stdin=own
@@ -205,7 +205,7 @@ def _call(host: Host, options: Sequence[str], script: str) -> int:
             return _INTERRUPTED
     if code == NOT_CONNECTED:
         say_aside(
-            f"hpcrun: no connection to {host.name}, or it was cut; the runs there go on, and the same "
+            f"hpcrun: no connection to {host.name}, or it was cut; the runs there continue, and the same "
             "submission again starts no second job"
         )
     return code if code >= 0 else 128 - code

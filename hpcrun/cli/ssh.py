@@ -92,8 +92,8 @@ def rsync_command(host: Host, options: Sequence[str], target: str) -> list[str]:
 def prepare_script(host: Host, target: str, source: str) -> str:
     """Return the shell lines before a copy of ``source`` to ``target``; their input is the list of files.
 
-    The folder becomes a git work tree whose index has exactly the sent files: hpcrun there lists and copies
-    them as it does here. Files of the last copy that are gone here are removed there.
+    The folder becomes a git work tree, and its index has exactly the sent files, so that hpcrun there lists
+    and copies them as it does here. Files of the last copy that are gone here are removed there.
     """
     place, owner = shlex.quote(target), shlex.quote(source)
     taken = (

@@ -31,7 +31,7 @@ from hpcrun.config.resolve import (
     with_task_options,
 )
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts, submit_options
-from hpcrun.config.site import Site, profile_layer, profile_path, read_site
+from hpcrun.config.site import SiteFile, profile_layer, profile_path, read_site
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -57,7 +57,7 @@ __all__ = [
     "Optim",
     "Problem",
     "Restarts",
-    "Site",
+    "SiteFile",
     "Train",
     "Watch",
     "all_differences",

@@ -87,7 +87,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteFile:
     """The site's defaults, and its rules."""
 
     defaults: Layer
@@ -114,7 +114,7 @@ class Site:
             return resolve([self.defaults])
 
 
-def read_site(environ: Mapping[str, str]) -> Site:
+def read_site(environ: Mapping[str, str]) -> SiteFile:
     """Read the site's files: ``/etc/hpcrun/site.yaml``, then the file that ``$HPCRUN_SITE`` names.
 
     A default of the second file replaces that of the first. The rules of both files apply.
@@ -139,7 +139,7 @@ def read_site(environ: Mapping[str, str]) -> Site:
         )
         rules += _rules(layer)
         layers.append(_only(layer, _SECTIONS))
-    return Site(merge(layers), rules)
+    return SiteFile(merge(layers), rules)
 
 
 def _rules(layer: Layer) -> Iterator[Rule]:

@@ -1,8 +1,8 @@
 """The files of this package, to notice an upgrade while a job runs.
 
-An upgrade replaces the files under a running process. The process goes on with the code that it has imported,
-and each program that it starts has the new code. The two must not work on one attempt: the next attempt then
-comes by a requeue, which starts every program anew.
+An upgrade replaces the files under a running process. The process keeps the code that it has imported, and
+each program that it starts has the new code. Old and new code must not work on one attempt: the next attempt
+comes by a requeue, which starts every program again.
 """
 
 from pathlib import Path

@@ -45,7 +45,7 @@ def site(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     running.close()
 
 
-def test_a_run_from_a_laptop_is_followed_cut_off_cancelled_and_resumed(
+def test_a_laptop_follows_cancels_and_resumes_a_run(
     site: sshd.Site, slurm: SlurmCluster, calm: RunDirectory
 ) -> None:
     project = site.here / "project"
@@ -72,7 +72,7 @@ def test_a_run_from_a_laptop_is_followed_cut_off_cancelled_and_resumed(
         site.stop()
         shown, words = follower.communicate(timeout=PATIENCE)
         assert follower.returncode == 255
-        assert "the runs there go on" in words
+        assert "the runs there continue" in words
         assert "hpcrun: far: starting at step 0" in shown
         site.start()
         assert "running" in site.hpcrun("status", "far", cwd=project).stdout

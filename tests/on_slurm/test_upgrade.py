@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
 class UpgradedBench(Bench):
-    """A bench whose hpcrun is an installation of its own."""
+    """A bench with a separate installation of hpcrun."""
 
     def __init__(self, slurm: SlurmCluster) -> None:
         super().__init__(slurm)
@@ -37,7 +37,7 @@ def bench(slurm: SlurmCluster) -> Iterator[UpgradedBench]:
     place.remove()
 
 
-def test_after_an_upgrade_a_crash_restarts_by_a_requeue_with_the_same_bits(bench, calm):
+def test_after_an_upgrade_a_crash_restarts_by_a_requeue(bench, calm):
     run = bench.submit("upgraded", model__pause=0.03, train__timeout=600)
     with bench.held_at(run, 14):
         (victim,) = bench.pids(run, 1)

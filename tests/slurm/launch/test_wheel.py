@@ -51,7 +51,7 @@ def test_a_wheel_has_every_file_that_the_package_cites(installed: Path) -> None:
     assert not sorted(name for name in ours if not (package / name).is_file())
 
 
-def test_a_wheel_has_the_scripts_configs_and_pages_of_the_checkout(installed: Path) -> None:
+def test_a_wheel_has_the_scripts_configs_and_pages(installed: Path) -> None:
     for pattern in ("sbatch/*", "configs/*", "examples/*.py", "docs/**/*.md"):
         for path in ROOT.glob(pattern):
             copy = installed / "hpcrun" / path.relative_to(ROOT)
@@ -71,9 +71,7 @@ def test_an_installed_hpcrun_uses_its_own_files(installed: Path, tmp_path: Path)
     assert f"# run directory: {tmp_path}/runs/gpt" in shown
 
 
-def test_a_config_of_the_user_comes_before_that_of_the_package(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_a_config_of_the_user_comes_first(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "gpt.yaml").write_text("model: {width: 64}\n")
     shown = hpcrun(installed, "config", "show", "-c", "configs/gpt.yaml", cwd=tmp_path)
