@@ -160,7 +160,8 @@ def _send(host: Host, options: Sequence[str], source: Path, places: set[Path]) -
     names = sorted(map(os.fsencode, places - kept))
     listed = b"".join(name + b"\0" for name in names)
     target = _place(host, source, source)
-    origin = f"{user_name()}@{socket.gethostname()}:{source}"
+    # Without the name of this host, which follows the network on a laptop.
+    origin = f"{user_name()}:{source}"
     prepare = ssh_command(host, options, prepare_script(host, target, origin), terminal=False)
     for command in (prepare, rsync_command(host, options, target)):
         done = subprocess.run(

@@ -97,8 +97,8 @@ def prepare_script(host: Host, target: str, source: str) -> str:
     """
     place, owner = shlex.quote(target), shlex.quote(source)
     taken = (
-        f"{host.name}:{target} is not a copy of {source}; rename it there, or set another folder for "
-        f"{host.name} in hosts.yaml"
+        f"{host.name}:{target} is not a copy of {source}; to replace it, remove {target}/.git there, or set "
+        f"another folder for {host.name} in hosts.yaml"
     )
     return " && ".join(
         [
@@ -106,9 +106,10 @@ def prepare_script(host: Host, target: str, source: str) -> str:
             _require(
                 "git", f"{host.name} has no git, which lists the sent code; install git there"
             ),
-            f'if [ -e .git ] && [ "$(cat {_OWNER} 2>/dev/null)" != {owner} ]; then {_refuse(taken)}; fi',
+            f'if [ -e .git/HEAD ] && [ "$(cat {_OWNER} 2>/dev/null)" != {owner} ]; then {_refuse(taken)}; fi',
+            # The owner comes first: a cut connection must leave no repository without it.
+            f"mkdir -p .git && printf %s {owner} > {_OWNER}",
             "git init -q .",
-            f"printf %s {owner} > {_OWNER}",
             # Only the index counts.
             "mkdir -p .git/info && echo '*' > .git/info/exclude",
             f"cat > {_LIST}",

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpcrun.cli.ssh import Host, prepare_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 from tests import sshd
@@ -307,6 +308,27 @@ def test_another_folder_of_the_same_name_is_refused(
     with settings(site, "login.site: {folder: ~/second}\n"):
         site.hpcrun("submit", cwd=other)
     assert (site.there / "second" / project.name / "x.py").exists()
+
+
+def test_a_copy_that_was_cut_off_at_any_line_is_completed(tmp_path: Path) -> None:
+    """Runs the lines for the other host here; the shell ends before the n-th command."""
+
+    def run(owner: str, last: int) -> "subprocess.CompletedProcess[bytes]":
+        script = prepare_script(Host("x"), str(tmp_path / f"copy{number}"), owner)
+        cut = f"trap '[ $((n += 1)) -le {last} ] || exit 9' DEBUG; {script}"
+        return subprocess.run(
+            ["bash", "-c", cut], input=b"a\0b c\0", capture_output=True, check=False
+        )
+
+    number = 0
+    while run("me:/code", number).returncode == 9:
+        done = run("me:/code", 1000)
+        assert done.returncode == 0, (number, done.stderr)
+        number += 1
+    assert number > 8
+    refused = run("me:/other", 1000)
+    assert refused.returncode == 2
+    assert b"is not a copy of me:/other; to replace it, remove" in refused.stderr
 
 
 def test_another_version_there_is_named(site: sshd.Site, project: Path) -> None:
