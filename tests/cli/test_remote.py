@@ -229,7 +229,14 @@ def test_the_end_of_the_command_here_ends_logs_there(
         wait_for_end(run)
 
 
-@pytest.mark.parametrize("moment", ["before", "within", "made"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "made",
+        pytest.param("before", marks=pytest.mark.slow),
+        pytest.param("within", marks=pytest.mark.slow),
+    ],
+)
 def test_a_cut_submission_submits_once_when_it_is_repeated(
     site: sshd.Site, project: Path, moment: str
 ) -> None:

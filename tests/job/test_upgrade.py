@@ -12,7 +12,7 @@ from tests.jobs import PATIENCE, held_at, outcome, probe_config, wait_for_end, w
 from tests.upgrades import NEWER, install, mixed, upgrade
 
 
-@pytest.mark.parametrize("then", ["nothing", "preempt"])
+@pytest.mark.parametrize("then", ["preempt", pytest.param("nothing", marks=pytest.mark.slow)])
 def test_a_job_outlives_an_upgrade(then: str, tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site)
