@@ -88,13 +88,26 @@ class Rule:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """The site's defaults, and its rules."""
+    """A site's settings for every user.
+
+    Attributes:
+        defaults: the values below the user's profile.
+        rules: the rules about keys and values.
+    """
 
     defaults: Layer
     rules: Sequence[Rule]
 
     def check(self, config: Config, layers: Sequence[Layer]) -> None:
-        """Raise ConfigError with a line for each rule that ``config``, made of ``layers``, breaks."""
+        """Check ``config`` against the rules.
+
+        Args:
+            config: the resolved config.
+            layers: the layers that it comes from, for the places in messages.
+
+        Raises:
+            ConfigError: with a line for each rule that the config breaks.
+        """
         if not self.rules:
             return
         where = locate(layers)
@@ -118,6 +131,9 @@ def read_site(environ: Mapping[str, str]) -> SiteFile:
     """Read the site's files: ``/etc/hpcrun/site.yaml``, then the file that ``$HPCRUN_SITE`` names.
 
     A default of the second file replaces that of the first. The rules of both files apply.
+
+    Args:
+        environ: the environment, with ``HPCRUN_SITE``.
 
     Raises:
         ConfigError: a file cannot be read, or is not a site's file.

@@ -317,7 +317,7 @@ def test_another_folder_of_the_same_name_is_refused(
     assert (site.there / "second" / project.name / "x.py").exists()
 
 
-def test_a_copy_that_was_cut_off_at_any_line_is_completed(tmp_path: Path) -> None:
+def test_a_cut_copy_of_the_code_is_completed(tmp_path: Path) -> None:
     """Runs the lines for the other host here; the shell ends before the n-th command."""
 
     def run(owner: str, last: int) -> "subprocess.CompletedProcess[bytes]":
