@@ -16,7 +16,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_050, 22),
     "checkpoint": (6_050, 33),
     "cli": (4_750, 33),
-    "config": (2_850, 13),
+    "config": (2_900, 13),
     "devices": (750, 5),
     "diagnose": (1_850, 9),
     "estimate": (850, 6),
