@@ -22,9 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 HOST = "login.site"
 _SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS = ("ssh", "ssh-keygen", "sshd", "rsync", "git", "unshare", "nsenter", "setpriv", "ip")
+# The whole folder: a mount on a file in it ends when another program replaces the file (useradd does).
 _HOLDER = """set -e
-mount --bind "$1" /etc/passwd
-mount --bind "$2" /etc/shadow
+cp -a /etc "$1"
+cp "$2" "$1/passwd"
+cp "$3" "$1/shadow"
+mount --bind "$1" /etc
 ip link set lo up
 echo ready
 exec sleep infinity >/dev/null
@@ -104,7 +107,7 @@ class Site:
         holder = subprocess.Popen(
             [
                 *(*inside, "unshare", "--mount", "--propagation", "private", "--"),
-                *("sh", "-c", _HOLDER, "holder", passwd, shadow),
+                *("sh", "-c", _HOLDER, "holder", self.base / f"{home.name}.etc", passwd, shadow),
             ],
             stdout=subprocess.PIPE,
             text=True,
