@@ -1,22 +1,31 @@
-"""The build step that pyproject.toml cannot express: the wheel gets a copy of the folder sbatch/."""
+"""The build step that pyproject.toml cannot express: the wheel gets copies of folders of the checkout."""
 
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+COPIED = (
+    "sbatch/*.sbatch",
+    "configs/*.yaml",
+    "examples/*.py",
+    "docs/**/*.md",
+    "tools/train_dist_torchrun.sh",
+)
 
-class BuildWithBatchScripts(build_py):
-    """Copy ``sbatch/`` into the package, where an installed hpcrun looks for the scripts."""
+
+class BuildWithCopies(build_py):
+    """Copy files into the package, where an installed hpcrun finds them (``hpcrun/folders.py``)."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return
-        target = Path(self.build_lib) / "hpcrun" / "sbatch"
-        self.mkpath(str(target))
-        for script in sorted(Path("sbatch").glob("*.sbatch")):
-            self.copy_file(str(script), str(target / script.name))
+        for pattern in COPIED:
+            for source in sorted(Path().glob(pattern)):
+                target = Path(self.build_lib, "hpcrun", source)
+                self.mkpath(str(target.parent))
+                self.copy_file(str(source), str(target))
 
 
-setup(cmdclass={"build_py": BuildWithBatchScripts})
+setup(cmdclass={"build_py": BuildWithCopies})

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the requirements of the tests and runs them: style, types, import rules, then pytest.
-# Starts a real Slurm as root on Debian; elsewhere the Slurm tests skip with a reason.
+# Starts a real Slurm and an sshd as root on Debian; elsewhere the Slurm tests skip with a reason.
 # Arguments go to pytest. Slow tests run on request only: tools/test.sh -m slow
 # This installs further packages (GlusterFS, MooseFS, slurmdbd and MariaDB, iperf3, e2fsprogs, wandb).
 # Without arguments, the lifecycle tests run on the newest Slurm, then all other tests on the system's Slurm.
@@ -26,6 +26,11 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         esac
     done
     export HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-}"
+    # For the tests of --host. With RUNLEVEL=1 Debian starts no service.
+    if ! [ -x /usr/sbin/sshd ] || ! command -v rsync >/dev/null; then
+        RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+            apt-get install --yes --quiet --no-install-recommends openssh-server rsync
+    fi
     if asks_for_slow "$@"; then install_for_slow_tests; fi
 fi
 python tools/prose.py

@@ -14,6 +14,7 @@ from typing import NoReturn
 from hpcrun import __version__
 from hpcrun.cli.output import make_printable
 from hpcrun.errors import UserError
+from hpcrun.folders import shipped
 from hpcrun.printing import say, say_aside
 
 COMMANDS = {
@@ -122,6 +123,14 @@ def run_command(arguments: Sequence[str]) -> int:
     """Parse ``arguments``, beginning with the command, and return the command's exit code."""
     if arguments[:1] not in (["batch"], ["finalize"]):
         _require_folder()
+    if (client := os.environ.pop("HPCRUN_CLIENT", None)) is not None:
+        from hpcrun.cli.remote import serve
+
+        serve(client)
+    if arguments and arguments[0].partition("=")[0] == "--host":
+        from hpcrun.cli.remote import host_of, run_there
+
+        return run_there(*host_of(arguments), [*COMMANDS])
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -139,6 +148,8 @@ def run_command(arguments: Sequence[str]) -> int:
     parser = Parser(name, module.__doc__)
     module.add_arguments(parser)
     rest, command = _split_at_dashes(arguments[1:])
+    if any(word.partition("=")[0] == "--host" for word in rest):
+        raise UserError(f"--host: comes before the command: hpcrun --host HOST {name}")
     if command is not None and name != "submit":
         raise UserError(f"{name}: takes no command after `--`; remove it")
     if command == []:
@@ -171,7 +182,7 @@ def usage() -> str:
     lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: hpcrun COMMAND [options]     (each command has --help)",
+            "usage: hpcrun [--host HOST] COMMAND [options]     (each command has --help)",
             "",
             "PyTorch training on Slurm or on this machine. Preemption, time limits, crashes",
             "and node failures cost time, and do not change the final weights.",
@@ -180,6 +191,8 @@ def usage() -> str:
             *lines,
             "",
             EXIT_CODES.rstrip(),
+            "",
+            f"docs, configs, sbatch and examples are in {shipped('docs').parent}",
         ]
     )
 

@@ -22,8 +22,6 @@ from hpcrun.config.layers import (
     flag_layer,
     locate,
     override_layer,
-    profile_layer,
-    profile_path,
 )
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.resolve import (
@@ -33,6 +31,7 @@ from hpcrun.config.resolve import (
     with_task_options,
 )
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts, submit_options
+from hpcrun.config.site import SiteFile, profile_layer, profile_path, read_site
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -58,6 +57,7 @@ __all__ = [
     "Optim",
     "Problem",
     "Restarts",
+    "SiteFile",
     "Train",
     "Watch",
     "all_differences",
@@ -80,6 +80,7 @@ __all__ = [
     "parallelism",
     "profile_layer",
     "profile_path",
+    "read_site",
     "recorded",
     "resolve",
     "submit_options",

@@ -2,8 +2,7 @@
 
 Every layer stores the place of each key, so that a late problem is still reported with the line to correct.
 
-A profile is the lowest layer, below config files and flags. A config can then move between sites: the config
-says what to train, and the profile says where.
+The files of a site and a profile are the lowest layers, below config files and flags: see ``site.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from hpcrun.config.fields import TYPED_GPUS
 from hpcrun.config.problems import ConfigError, Problem, printable
 from hpcrun.config.reader import read_json, read_yaml
 from hpcrun.config.shape import kind_at
-from hpcrun.printing import say_aside
 
 COMMAND_LINE = "command line"
 DEFAULTS = "defaults"
@@ -250,79 +248,3 @@ def _shown(path: Path) -> str:
 
 def _refuse(place: str, text: str, key: str = "") -> NoReturn:
     raise ConfigError([Problem(place, key, text)])
-
-
-VARIABLE = "HPCRUN_PROFILE"
-_SECTIONS = ("job", "restarts")
-
-
-def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path | None:
-    """Return the path of the site profile that applies, or None.
-
-    Without a choice, ``default.yaml`` in ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) applies, or the
-    only profile in this folder. Of several other profiles none applies, and a line says so.
-
-    Args:
-        environ: the environment, with ``HPCRUN_PROFILE``.
-        wanted: the value of ``--profile``; None: ``$HPCRUN_PROFILE``. The value is a path, the name of a file
-            in the folder without suffix, or empty for no profile.
-
-    Raises:
-        ConfigError: the chosen profile does not exist.
-    """
-    folder = _folder(environ)
-    asked = wanted if wanted is not None else environ.get(VARIABLE)
-    if asked is not None:
-        return _named(asked, folder, "--profile" if wanted is not None else f"${VARIABLE}")
-    profiles = _profiles(folder)
-    if (folder / "default.yaml") in profiles:
-        return folder / "default.yaml"
-    if len(profiles) > 1:
-        # A second profile ends the automatic choice of the first.
-        say_aside(
-            f"hpcrun: none of the profiles in {folder} applies "
-            f"({', '.join(profile.stem for profile in profiles)}): choose with --profile or ${VARIABLE}, "
-            "or rename one to default.yaml; --profile '' chooses none"
-        )
-    return profiles[0] if len(profiles) == 1 else None
-
-
-def profile_layer(path: Path) -> Layer:
-    """Read the profile ``path``.
-
-    Raises:
-        ConfigError: the file cannot be read, or has other sections than ``job`` and ``restarts``.
-    """
-    layer = file_layer(path)
-    wrong = [
-        Problem(
-            layer.where.get(key, str(path)),
-            key,
-            f"a profile says where to run and may only contain {' and '.join(_SECTIONS)}; "
-            "move this key to the config",
-        )
-        for key in layer.values
-        if key not in _SECTIONS
-    ]
-    if wrong:
-        raise ConfigError(wrong)
-    return layer
-
-
-def _folder(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcrun"
-
-
-def _profiles(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.yaml")) if folder.is_dir() else []
-
-
-def _named(asked: str, folder: Path, place: str) -> Path | None:
-    if not asked:
-        return None
-    path = Path(asked).expanduser() if "/" in asked or "." in asked else folder / f"{asked}.yaml"
-    if path.is_file():
-        return path
-    known = [profile.stem for profile in _profiles(folder)]
-    there = f"available: {', '.join(known)}" if known else f"{folder} has no profiles"
-    raise ConfigError([Problem(place, "", f"no profile {path}; {there}")])

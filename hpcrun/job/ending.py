@@ -20,6 +20,7 @@ from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
 from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
+from hpcrun.job.installation import was_upgraded
 from hpcrun.job.ownership import Occupied, refusal, require_free
 from hpcrun.job.policy import Budgets, Clock, Decision, of_script
 from hpcrun.job.requeue import (
@@ -313,6 +314,8 @@ def in_place_obstacle(
         obstacle = nodes.end_lost_step()
     elif obstacle is None:
         obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
+    if obstacle is None and was_upgraded():
+        obstacle = "hpcrun was upgraded while the job ran"
     # Last: nothing may come between these checks and the start.
     arrived = arrived_signals()
     if obstacle is None and arrived:

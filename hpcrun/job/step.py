@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import hpcrun.job.installation  # noqa: F401, reads the files of the package at the start
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
@@ -52,8 +53,6 @@ from hpcrun.slurm.notation import expand
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
 _FIRST_DESCRIPTOR = 200
-# Seconds, in which the ranks start.
-_IMPORT_AFTER = 20.0
 # A write of this size to a pipe is atomic (POSIX, PIPE_BUF).
 _LONGEST = 3000
 
@@ -102,9 +101,8 @@ def run_ranks(
         os.close(report)
         report = -1
         with contextlib.nullcontext() if nodes is None else nodes.watch_step(child):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_IMPORT_AFTER)
-            # Now, and not between the end of the ranks and their next start. It loads hundreds of modules.
+            # Now, and not between the end of the ranks and their next start. It loads hundreds of modules,
+            # which an upgrade of hpcrun may replace while the ranks run.
             import hpcrun.job.ending  # noqa: F401
 
             code = child.wait()

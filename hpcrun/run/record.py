@@ -24,6 +24,10 @@ from hpcrun.run.lock_file import LockFile
 from hpcrun.run.snapshot import PRIVATE
 from hpcrun.run.sweep_file import is_element
 
+SENT_COMMIT = "HPCRUN_SENT_COMMIT"
+"""The variable with the commit of code that another host has sent; ``+`` at its end: with changes."""
+# A job must not inherit it.
+_sent_commit = os.environ.pop(SENT_COMMIT, None)
 _PACKAGES = ("hpcrun", "torch", "submitit", "numpy", "h5py", "pydantic")
 
 
@@ -52,6 +56,8 @@ def user_name() -> str:
 
 def git_commit(folder: Path) -> dict[str, Any] | None:
     """Return the commit checked out at ``folder``, and if it has uncommitted changes; None without git."""
+    if _sent_commit is not None:
+        return {"commit": _sent_commit.removesuffix("+"), "dirty": _sent_commit.endswith("+")}
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

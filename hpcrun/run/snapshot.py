@@ -97,18 +97,9 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
         RunError: git cannot list the files.
         OSError: the run directory cannot be written.
     """
-    source, why_not = _work_tree(folder)
+    source, places, why_not = code_files(folder, run.path)
     if source is None:
         return None, why_not and f"no snapshot of the code: {why_not}; {_NO_PROBLEM}"
-    listed = _not_of_runs(_listed(source), source, folder, run.path)
-    # A whole home folder may be a work tree.
-    places = {path.relative_to(source) for path in itertools.islice(listed, MOST_FILES + 1)}
-    places |= set(_ignored_modules(places, source))
-    if too_much := _too_much(places, source):
-        return None, (
-            f"no snapshot of the code: {source} has {too_much}, more than the limit of a snapshot; "
-            f"{_NO_PROBLEM}"
-        )
     # A new folder for each submission: the previous folder may belong to a running job.
     root = make_numbered_folder(run.code, 1, digits=3)
     try:
@@ -117,6 +108,27 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
         shutil.rmtree(root, ignore_errors=True)
         raise
     return Snapshot(root, source), ""
+
+
+def code_files(folder: Path, run: Path) -> tuple[Path | None, set[Path], str]:
+    """Return the top of the git work tree around ``folder`` and its code files, relative to the top.
+
+    The top is None without a work tree, or if its files cannot be copied; the text then has the reason, empty
+    for no work tree. ``run``: a run directory; nothing in its parent folder is code.
+
+    Raises:
+        RunError: git cannot list the files.
+    """
+    source, why_not = _work_tree(folder)
+    if source is None:
+        return None, set(), why_not
+    listed = _not_of_runs(_listed(source), source, folder, run)
+    # A whole home folder may be a work tree.
+    places = {path.relative_to(source) for path in itertools.islice(listed, MOST_FILES + 1)}
+    places |= set(_ignored_modules(places, source))
+    if too_much := _too_much(places, source):
+        return None, set(), f"{source} has {too_much}, more than the limit of a snapshot"
+    return source, places, ""
 
 
 def _copy(places: set[Path], source: Path, root: Path) -> None:
@@ -130,7 +142,7 @@ def _copy(places: set[Path], source: Path, root: Path) -> None:
         inside = target.relative_to(source) if target.is_relative_to(source) else None
         if path.is_symlink() and inside in places | folders:
             copy.symlink_to(os.path.relpath(root / inside, copy.parent))
-        elif path.is_symlink() or _is_private(path):
+        elif path.is_symlink() or is_private(path):
             # A program still finds its `.env` next to its code.
             copy.symlink_to(target)
         else:
@@ -141,7 +153,8 @@ def _copy(places: set[Path], source: Path, root: Path) -> None:
                 copy.chmod(stat.S_IMODE(copy.stat().st_mode) & ~0o222)
 
 
-def _is_private(path: Path) -> bool:
+def is_private(path: Path) -> bool:
+    """Return True if the name of ``path`` is that of a file with passwords or keys."""
     return any(fnmatch.fnmatch(path.name.lower(), pattern) for pattern in PRIVATE)
 
 

@@ -21,11 +21,13 @@ from hpcrun.slurm.answers import (
 )
 from hpcrun.slurm.commands import (
     NOT_FOUND,
+    OLDEST,
     TIMED_OUT,
     Completed,
     cluster_name,
     configured,
     parse_cluster_name,
+    parse_old_version,
     run,
     sacct_command,
     sacct_usage_command,
@@ -37,6 +39,7 @@ from hpcrun.slurm.commands import (
     scontrol_show_job_command,
     scontrol_show_nodes_command,
     scontrol_show_partitions_command,
+    show_config,
     sinfo_command,
     squeue_command,
     squeue_dependents_command,
@@ -48,6 +51,7 @@ from hpcrun.slurm.usage import AttemptUsage, parse_sacct_usage
 
 __all__ = [
     "NOT_FOUND",
+    "OLDEST",
     "TIMED_OUT",
     "AttemptUsage",
     "Completed",
@@ -60,6 +64,7 @@ __all__ = [
     "parse_cluster_name",
     "parse_dependents",
     "parse_job_states",
+    "parse_old_version",
     "parse_sacct",
     "parse_sacct_usage",
     "parse_sbatch",
@@ -80,6 +85,7 @@ __all__ = [
     "scontrol_show_nodes_command",
     "scontrol_show_partitions_command",
     "seconds",
+    "show_config",
     "sinfo_command",
     "squeue_command",
     "squeue_dependents_command",

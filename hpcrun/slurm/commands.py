@@ -240,13 +240,28 @@ def configured(timeout: float = 3.0) -> bool:
 
 def cluster_name(timeout: float = 6.0) -> str | None:
     """Return the name of this host's cluster; None if no controller answers."""
-    return parse_cluster_name(run(["scontrol", "show", "config"], timeout=timeout).stdout)
+    return parse_cluster_name(show_config(timeout))
+
+
+def show_config(timeout: float = 6.0) -> str:
+    """Return the text of ``scontrol show config``; empty if no controller answers."""
+    return run(["scontrol", "show", "config"], timeout=timeout).stdout
 
 
 def parse_cluster_name(text: str) -> str | None:
     """Read ``ClusterName`` from the output of ``scontrol show config``; None if it is missing."""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
     return found and found[1]
+
+
+OLDEST = "21.08"
+"""The oldest Slurm whose options and answers hpcrun knows."""
+
+
+def parse_old_version(text: str) -> str | None:
+    """Read the version from the output of ``scontrol show config``; None if it is `OLDEST` or newer."""
+    found = re.search(r"^SLURM_VERSION\s*=\s*((\d+\.\d+)\S*)", text, re.MULTILINE)
+    return found[1] if found and float(found[2]) < float(OLDEST) else None
 
 
 def given_option(arguments: Sequence[str], long: str, short: str | None = None) -> str | None:

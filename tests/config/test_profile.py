@@ -31,6 +31,13 @@ def test_the_only_profile_applies_and_among_several_the_default(folder: Path) ->
     assert profile_path(environment(folder)) == folder / "default.yaml"
 
 
+def test_the_file_of_hosts_is_no_profile(folder: Path) -> None:
+    (folder / "hosts.yaml").write_text("login.site: {}\n")
+    assert profile_path(environment(folder)) is None
+    (folder / "juwels.yaml").write_text("")
+    assert profile_path(environment(folder)) == folder / "juwels.yaml"
+
+
 def test_a_second_profile_is_reported_because_none_applies_then(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,6 +172,16 @@ def test_sbatch_and_the_clusters_name_are_read(printed: Recorded) -> None:
     assert job.isdecimal()
     assert cluster is None
     assert slurm.parse_cluster_name(printed("show-config.txt")) == "dev"
+
+
+def test_a_slurm_older_than_21_08_is_recognized(printed: Recorded, version: str) -> None:
+    text = printed("show-config.txt")
+    assert slurm.parse_old_version(text) is None
+    assert slurm.parse_old_version("") is None
+    for old, found in {"20.11.9": "20.11.9", "21.08.0": None, "21.08.8-2": None}.items():
+        changed = re.sub(r"(SLURM_VERSION\s*= )\S+", rf"\g<1>{old}", text)
+        assert changed != text
+        assert slurm.parse_old_version(changed) == found
 
 
 def test_each_recording_is_of_its_version(printed: Recorded, version: str) -> None:

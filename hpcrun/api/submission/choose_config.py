@@ -26,11 +26,13 @@ from hpcrun.config import (
     locate,
     profile_layer,
     profile_path,
+    read_site,
     resolve,
     submit_options,
     with_task_options,
 )
 from hpcrun.errors import UserError
+from hpcrun.folders import shipped
 from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
 from hpcrun.slurm.environment import sbatch_defaults
@@ -92,11 +94,13 @@ def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None)
     config = resolve(layers)
     for line in idle_lines(config, layers):
         say_aside(f"hpcrun: {line}")
-    return with_task(config, layers)
+    config = with_task(config, layers)
+    read_site(os.environ).check(config, layers)
+    return config
 
 
 def config_layers(request: SubmitRequest) -> list[Layer]:
-    """Return the sources of the config, lowest precedence first: default name, profile, file, …, flags.
+    """Return the sources of the config, lowest precedence first: default name, site, profile, file, …, flags.
 
     Raises:
         ConfigError: a file or a value cannot be read.
@@ -106,6 +110,9 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     # The quick start's steps and data fit its task only: another task begins with the plain defaults.
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file, shown = quickstart(), "the quick start"
+    elif file is not None and file.parent == Path("configs") and not file.exists():
+        # The documentation uses the configs of the checkout, which an installed package has too.
+        file, shown = shipped(str(file)), str(file)
     of_slurm = {
         f"job.{key}": (os.environ[name], f"${name}")
         for name, key in sbatch_defaults(os.environ).items()
@@ -113,6 +120,7 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     profile = profile_path(os.environ, request.profile)
     return [
         flag_layer({"name": _default_name(file, command, task, request.command_place)}),
+        read_site(os.environ).defaults,
         flag_layer(of_slurm),
         *([] if profile is None else [profile_layer(profile)]),
         *([] if file is None else [file_layer(file, shown)]),

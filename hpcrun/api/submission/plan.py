@@ -1,5 +1,6 @@
 """The plan of a submission: the run, the config, the executor, and how the run begins or continues."""
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ from hpcrun.api.submission.choose_config import (
     say_idle,
     warn_of,
 )
-from hpcrun.config import Config, load_resolved, masked_words
+from hpcrun.config import Config, file_layer, load_resolved, masked_words, read_site
 from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
 from hpcrun.printing import say_aside
@@ -159,11 +160,12 @@ def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
     """Return the plan to continue ``run`` as it was submitted, unless it is finished.
 
     Raises:
-        UserError: the config cannot be read, or this machine cannot run it.
+        UserError: the config cannot be read, breaks a rule of the site, or this machine cannot run it.
     """
     config = load_resolved(run.config)
     if not without_comment_crc(run.config.read_text())[1]:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
+    read_site(os.environ).check(config, [file_layer(run.config)])
     executor = submission.choose_executor(config)
     if request.scratch:
         return SubmissionPlan(request, run, config, executor, "scratch")

@@ -1,6 +1,7 @@
 """The config of each element of a sweep, checked, and its text."""
 
 import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers, with_task
 from hpcrun.api.sweeps.request import Row, SweepRequest, refusal, text_of
-from hpcrun.config import Config, Layer, flag_layer, resolve
+from hpcrun.config import Config, Layer, flag_layer, read_site, resolve
 from hpcrun.config.layers import merge
 from hpcrun.config.shape import idle_keys, kind_at, known_keys
 from hpcrun.config.writer import dumped
@@ -56,6 +57,7 @@ def element_configs(
     in_config = [key for key in keys if not command or key.partition(".")[0] in sections]
     texts: dict[tuple[str, str], str] = {}
     elements: list[Element] = []
+    site = read_site(os.environ)
     same: dict[str, Element] = {}
     for row in rows:
         given = {key: (row[key].value, places[key]) for key in in_config}
@@ -68,6 +70,7 @@ def element_configs(
             words_of_key = f"{idle.text}, or exclude it by `where`"
             raise refusal(places[idle.key], idle.key, words_of_key)
         config = with_task(config, mine)
+        site.check(config, mine)
         values = {key: value.value for key, value in row.items()}
         text = _text(config, texts)
         element = Element(values, config, text, command if placeholders else ())

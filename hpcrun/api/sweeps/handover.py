@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpcrun import slurm
 from hpcrun.api.interrupts import noted
 from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted
 from hpcrun.api.sweeps.elements import (
@@ -28,7 +27,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile, SweepSubmission, write_sweep
-from hpcrun.slurm.launch import stopping
+from hpcrun.slurm.launch import stopping, submission
 from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size, refuse_unrecorded
 from hpcrun.slurm.launch.batch_script import job_name, wanted_cluster
 from hpcrun.slurm.launch.slurm_jobs import Submitted
@@ -124,7 +123,7 @@ def _submit(
         stop_if_interrupted(signals)
         stack.enter_context(_withdrawn_on_failure(given))
         # Query the cluster's name first: the events must follow the submission without a pause.
-        cluster = slurm.cluster_name() if plan.executor == "slurm" else None
+        cluster = submission.own_cluster() if plan.executor == "slurm" else None
         begin: Callable[[], None] | None = None
         if plan.executor == "slurm":
             try:

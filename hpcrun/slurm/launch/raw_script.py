@@ -5,15 +5,12 @@ import shutil
 from pathlib import Path
 
 from hpcrun.config import Config
+from hpcrun.folders import shipped
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.batch_script import BatchRequest, batch_request, sbatch_lines
 from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm
 
-_PACKAGE = Path(__file__).resolve().parents[2]
-_COPY = _PACKAGE / "sbatch"
-SCRIPTS = _COPY if _COPY.is_dir() else _PACKAGE.parent / "sbatch"
-"""In a checkout the folder ``sbatch`` at its top, in an installed package a copy of that folder."""
-
+SCRIPTS = shipped("sbatch")
 _IN_THE_SCRIPT = ("--requeue", "--open-mode=append")
 
 

@@ -76,6 +76,17 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     return "\n".join(lines) + batch_script(request)
 
 
+def own_cluster() -> str | None:
+    """Return the name of this host's cluster; None: no answer. A line names an old Slurm."""
+    shown = slurm.show_config()
+    if (version := slurm.parse_old_version(shown)) is not None:
+        say_aside(
+            f"hpcrun: Slurm {version} is older than {slurm.OLDEST}: restarts and causes of failures may be "
+            "wrong; ask your site for a newer Slurm"
+        )
+    return slurm.parse_cluster_name(shown)
+
+
 def submit(
     run: RunDirectory,
     config: Config,
@@ -103,7 +114,7 @@ def submit(
         from hpcrun.slurm.launch.stopping import with_dependency
 
         # Query the cluster's name first: the event must follow the submission without a pause.
-        if (cluster := slurm.cluster_name()) is not None:
+        if (cluster := own_cluster()) is not None:
             facts["cluster"] = cluster
         handed = submit_slurm(run, with_dependency(config, after), interrupted)
         facts["name"] = job_name(run, config.job)

@@ -1,43 +1,78 @@
-"""An installed package contains more than its modules."""
+"""An installed package contains what its commands, messages and documentation name."""
 
-import shutil
+import re
 import subprocess
 import sys
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+import pytest
+
+from tests.wheels import ROOT, installed_wheel
+
+CITED = re.compile(
+    r"\b(?:docs|configs|sbatch|examples|tools)/[\w/.-]*\w\.(?:md|yaml|sbatch|py|sh)\b"
+)
+# Measured in a checkout; no user needs it.
+OF_DEVELOPERS = {"tools/bench/checkpoint.py"}
 
 
-def test_a_wheel_holds_the_batch_scripts(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("hpcrun", "sbatch"):
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
-    for name in ("LICENSE", "MANIFEST.in", "pyproject.toml", "README.md", "setup.py"):
-        shutil.copy(ROOT / name, source)
-    command = [
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        tmp_path,
-        ".",
-    ]
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which pip has installed a wheel of this checkout."""
+    return installed_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def hpcrun(installed: Path, *words: str, cwd: Path) -> str:
+    """Run the installed program outside the checkout and return its output."""
+    # First on the path, also where a .pth file of the environment puts the checkout first.
+    first = f"import sys; sys.path.insert(0, {str(installed)!r}); "
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *command], cwd=source, capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"{first}from hpcrun.cli.main import main; main()", *words],
+        cwd=cwd, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
-    found = subprocess.run(
-        [sys.executable, "-c", "import hpcrun.slurm.launch.raw_script as r; print(r.SCRIPTS)"],
-        cwd=tmp_path / "installed", capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    assert Path(found) == tmp_path / "installed" / "hpcrun" / "sbatch"
-    scripts = {path.name: path.read_text() for path in Path(found).iterdir()}
-    assert scripts == {path.name: path.read_text() for path in (ROOT / "sbatch").iterdir()}
+    return done.stdout
+
+
+def citations(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        if path.suffix in (".py", ".yaml", ".html", ".js") and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            yield from (found[0] for found in CITED.finditer(text) if "://" not in found[0])
+
+
+def test_a_wheel_has_every_file_that_the_package_cites(installed: Path) -> None:
+    package = installed / "hpcrun"
+    cited = set(citations(package)) - OF_DEVELOPERS
+    assert {"sbatch/train.sbatch", "configs/gpt.yaml", "docs/sites.md"} <= cited
+    # Pages of other projects, such as NVIDIA's, are no files of this one.
+    ours = {name for name in cited if (ROOT / name).exists() or "docs/" not in name}
+    assert not sorted(name for name in ours if not (package / name).is_file())
+
+
+def test_a_wheel_has_the_scripts_configs_and_pages(installed: Path) -> None:
+    for pattern in ("sbatch/*", "configs/*", "examples/*.py", "docs/**/*.md"):
+        for path in ROOT.glob(pattern):
+            copy = installed / "hpcrun" / path.relative_to(ROOT)
+            assert copy.read_bytes() == path.read_bytes(), path
+
+
+def test_an_installed_hpcrun_uses_its_own_files(installed: Path, tmp_path: Path) -> None:
+    package = installed / "hpcrun"
+    assert (installed / "bin" / "hpcrun").is_file()
+    assert hpcrun(installed, "--help", cwd=tmp_path).splitlines()[-1].endswith(f" {package}")
+    shown = hpcrun(
+        *(installed, "submit", "--dry-run", "--executor", "local", "--cpu"),
+        *("-c", "configs/gpt.yaml", "train.steps=700"),
+        cwd=tmp_path,
+    )
+    assert "width: 768" in shown
+    assert f"# run directory: {tmp_path}/runs/gpt" in shown
+
+
+def test_a_config_of_the_user_comes_first(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "gpt.yaml").write_text("model: {width: 64}\n")
+    shown = hpcrun(installed, "config", "show", "-c", "configs/gpt.yaml", cwd=tmp_path)
+    assert "width: 64" in shown
