@@ -13,7 +13,8 @@ from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.deferred import build_deferred
-from hpcrun.train.setup import covers, load_initial_weights, make_model
+from hpcrun.train.model.initial_weights import covers, load_initial_weights
+from hpcrun.train.setup import make_model
 from tests.train.deferring import Varied, require_same
 from tests.train.faulty_tasks import Regression
 
