@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hpcrun.checkpoint.storage.retention import Retention
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
     from hpcrun.errors import UserError
+    from hpcrun.integrations.resumable import resumable
     from hpcrun.ranks.collective import StopAgreement
     from hpcrun.ranks.distributed import DistributedConfig
     from hpcrun.ranks.signals import STOP
@@ -79,6 +80,7 @@ __all__ = [
     "named_parameters",
     "open",
     "report",
+    "resumable",
     "setup_distributed",
     "submit",
     "training_steps",
@@ -116,6 +118,7 @@ _HOMES = {
     "named_parameters": "hpcrun.checkpoint.state.tree",
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",
+    "resumable": "hpcrun.integrations.resumable",
     "setup_distributed": "hpcrun.train.parallel.process_group",
     "submit": "hpcrun.api.submission.submitting",
     "training_steps": "hpcrun.train.data.batches",

@@ -24,8 +24,8 @@ from hpcrun.checkpoint.sharded.copies import require_alike
 from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, CheckpointEngine, wait_until_idle
 from hpcrun.checkpoint.sharded.plan import require_dense
 from hpcrun.checkpoint.state.compatibility import broadcast
-from hpcrun.checkpoint.state.training import TrainingState
-from hpcrun.checkpoint.state.tree import replicated, split, taken
+from hpcrun.checkpoint.state.training import RankPart, TrainingState
+from hpcrun.checkpoint.state.tree import fill, replicated, split, taken
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.devices.accelerator import is_accelerator
@@ -50,6 +50,8 @@ class Checkpointer:
         scheduler: a learning-rate scheduler, or None.
         extra: plain data, tensors and objects with ``state_dict()`` and ``load_state_dict()``, read at
             each save. :meth:`restore` updates objects and tensors in place, and replaces plain data.
+        own: as ``extra``, but each rank saves and restores its own values; keep tensors small. A restore on
+            another number of ranks is refused.
         every: steps between saves. :meth:`maybe_save` saves at each multiple, or at the first call after
             a multiple; 0: only :meth:`save` saves.
         minutes: minutes between saves; replaces ``every``.
@@ -80,6 +82,7 @@ class Checkpointer:
         scaler: Any = None,
         scheduler: Any = None,
         extra: dict[str, Any] | None = None,
+        own: dict[str, Any] | None = None,
         every: int = 100,
         minutes: float | None = None,
         failure_hours: float | None = None,
@@ -97,6 +100,7 @@ class Checkpointer:
             scaler=scaler,
             scheduler=scheduler,
             buffers_differ=world_size > 1 and not broadcast(model),
+            rank_parts={} if own is None else {"extra": _part_of(own)},
         )
         self.extra: dict[str, Any] = {} if extra is None else extra
         self._retention = Retention() if retention is None else retention
@@ -339,6 +343,19 @@ class Checkpointer:
     def _warn(self, text: str) -> None:
         if self._ranks.rank == 0:
             warnings.warn(text, CheckpointWarning, stacklevel=4)
+
+
+def _part_of(own: dict[str, Any]) -> RankPart:
+    """Return the part of the checkpoint with the values of each rank."""
+
+    def restore(saved: Any) -> None:
+        if saved is None:
+            raise CheckpointError(
+                "the checkpoint has no values of this rank; start as many ranks as have saved it"
+            )
+        fill(own, saved, [], "own")
+
+    return RankPart(lambda: taken(own, "own"), restore)
 
 
 def _lock_of(folder: Path) -> LockFile:

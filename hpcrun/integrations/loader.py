@@ -1,0 +1,278 @@
+"""A DataLoader that resumes at any batch with the samples, and the random values in them, as undisturbed.
+
+The batches of a pass are a function of the seed and the number of the pass. So the position is enough to
+resume, and batches before it are skipped by their indices, without reading samples.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, Sampler
+
+from hpcrun.errors import UserError
+from hpcrun.integrations.fetching import Order, SeededDataset, WorkerStart, set_epoch
+from hpcrun.integrations.random_state import (
+    OwnRandomness,
+    fingerprint,
+    generators_in,
+    mixed,
+    reseed,
+)
+from hpcrun.integrations.streams import Reader, SeededStream, StreamItem, has_state
+from hpcrun.printing import say_aside
+
+_REMEMBERED = 4096
+"""Positions before the newest batch that :meth:`ExactLoader.state_dict` can describe."""
+
+
+class ExactLoader:
+    """Wrapper of a DataLoader, to iterate in its place.
+
+    Each iteration is a pass over the dataset. The first iteration after :meth:`load_state_dict` gives the
+    rest of the saved pass, which may be empty. All other attributes are those of the DataLoader.
+
+    Args:
+        loader: a ``torch.utils.data.DataLoader``, or torchdata's ``StatefulDataLoader``.
+        name: different for each loader of the training, so that their random values differ.
+        rank: number of this rank; None: as torch.distributed says.
+
+    Attributes:
+        loader: the DataLoader.
+        epoch: number of the pass, from 0.
+        batches: number of batches of this pass that were handed out.
+
+    Raises:
+        UserError: the loader cannot be exact; the text has the reason and the remedy.
+    """
+
+    def __init__(
+        self, loader: "DataLoader[Any]", *, name: str = "loader", rank: int | None = None
+    ) -> None:
+        _require_exact(loader, name)
+        self.loader, self.name = loader, name
+        ready = dist.is_available() and dist.is_initialized()
+        self._rank = rank if rank is not None else dist.get_rank() if ready else 0
+        self._seed = mixed(torch.initial_seed() % 2**63, *name.encode())
+        samplers = (loader.sampler, loader.batch_sampler)
+        self._generators = generators_in(loader.generator, *samplers)
+        self._generator_seeds = [fingerprint(one) for one in self._generators]
+        self.epoch, self.batches = 0, 0
+        self._begun = self.resumed = False
+        self._checks: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self._readers: deque[tuple[int, int, list[Reader]]] = deque(maxlen=_REMEMBERED)
+        self._saved: dict[str, Any] = {}
+        self._is_stream = isinstance(loader.dataset, IterableDataset)
+        self._wrapped: SeededStream | SeededDataset
+        if self._is_stream:
+            self._wrapped = SeededStream(
+                loader.dataset, loader.collate_fn, loader.batch_size, loader.drop_last
+            )
+        else:
+            self._wrapped = SeededDataset(
+                loader.dataset, loader.collate_fn, loader.batch_sampler is not None
+            )
+        self._inner = self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not set yet
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next pass, or the rest of a saved pass."""
+        if self.resumed:
+            self.resumed = False
+        else:
+            self.epoch += self._begun
+            self.batches, self._saved = 0, {}
+            self._checks.clear()
+            self._readers.clear()
+        self._begun = True
+        if self._inner.generator is not None:
+            self._inner.generator.manual_seed(mixed(self._seed, self._rank, self.epoch))
+        for part in _parts(self.loader):
+            set_epoch(part, self.epoch)
+        return self._stream() if self._is_stream else self._map()
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Return the position: plain data.
+
+        Args:
+            batches: number of batches of this pass that training has used; None: all that were handed out.
+
+        Raises:
+            ValueError: the position is ahead of the batches, or too far behind.
+        """
+        used = self.batches if batches is None else batches
+        found: dict[str, Any] = {"seed": self._seed, "epoch": self.epoch, "batches": used}
+        found |= {"begun": self._begun, "generators": self._generator_seeds}
+        if used == self._saved.get("batches"):
+            return found | {key: self._saved[key] for key in ("check", "next", "readers")}
+        if not used:
+            return found | {"check": None, "next": 0, "readers": []}
+        check = next((check for number, check in self._checks if number == used), None)
+        place = next((place for place in self._readers if place[0] == used), None)
+        if check is None and place is None:
+            raise ValueError(f"{self.name}: {used} batches, but {self.batches} were handed out")
+        following, readers = (0, []) if place is None else place[1:]
+        return found | {
+            "check": check,
+            "next": following,
+            "readers": [list(reader) for reader in readers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at the position of :meth:`state_dict`, with the next iteration."""
+        self._seed, self.epoch, self.batches = state["seed"], state["epoch"], state["batches"]
+        self._saved, self._generator_seeds = dict(state), list(state["generators"])
+        self._begun = self.resumed = bool(state["begun"])
+        self._checks.clear()
+        self._readers.clear()
+
+    def _make(self) -> "DataLoader[Any]":
+        """Return a loader of whole batches, with the settings of the user's loader."""
+        old = self.loader
+        workers = old.num_workers
+        return DataLoader(
+            self._wrapped,
+            batch_size=None,
+            sampler=None if self._is_stream else _Orders(self),
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            pin_memory=old.pin_memory,
+            timeout=old.timeout,
+            worker_init_fn=WorkerStart(old.worker_init_fn) if workers else None,
+            multiprocessing_context=old.multiprocessing_context if workers else None,
+            prefetch_factor=old.prefetch_factor if workers else None,
+            # A worker that stays would not see the start of the next pass of a stream.
+            persistent_workers=old.persistent_workers and not self._is_stream,
+            generator=torch.Generator(),  # worker seeds, without a draw from the training's generator
+        )
+
+    def _map(self) -> Iterator[Any]:
+        epoch = self.epoch
+        for batch in self._inner:
+            if self.epoch != epoch:
+                raise RuntimeError(f"{self.name}: a new pass has begun; do not mix two iterators")
+            self.batches += 1
+            yield batch
+
+    def orders(self) -> Iterator[Order]:
+        """Yield the batches to read, from the position on; runs ahead of the batches by the prefetch."""
+        loader, epoch, start = self.loader, self.epoch, self.batches
+        sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        own = OwnRandomness(self._seed, epoch)
+        content = xxhash.xxh3_64()
+        with own.used():
+            reseed(self._generators, [mixed(seed, epoch) for seed in self._generator_seeds])
+            places = iter(sampler)
+            for _ in range(start):
+                content.update(_as_bytes(next(places, None)))
+        if start and content.hexdigest() != self._saved.get("check"):
+            raise UserError(
+                f"{self.name}: {type(sampler).__name__} gives other samples than before the interruption; a "
+                "sampler must draw from the global generators, have set_epoch(), or hold its generator as "
+                "an attribute"
+            )
+        position = start
+        while True:
+            with own.used():
+                indices = next(places, _END)
+            if indices is _END:
+                return
+            content.update(_as_bytes(indices))
+            self._checks.append((position + 1, content.hexdigest()))
+            yield Order(mixed(self._seed, self._rank, epoch, position), epoch, indices)
+            position += 1
+
+    def _stream(self) -> Iterator[Any]:
+        stream = self._wrapped
+        assert isinstance(stream, SeededStream)
+        count = max(1, self.loader.num_workers)
+        readers = [Reader(*one) for one in self._saved.get("readers", [])] or [Reader()] * count
+        if len(readers) != count:
+            raise UserError(
+                f"{self.name}: the checkpoint has {len(readers)} workers of an iterable dataset, and this "
+                f"loader has {count}; set num_workers={len(readers)}"
+            )
+        stream.seed = mixed(self._seed, self._rank, self.epoch)
+        stream.starts, stream.first = list(readers), self._saved.get("next", 0)
+        if self.batches and not has_state(stream.dataset):
+            say_aside(
+                f"hpcrun: {self.name}: {type(stream.dataset).__name__} has no state_dict() and "
+                f"load_state_dict(), so {self.batches} batches are read again to resume"
+            )
+        item: StreamItem
+        for item in self._inner:
+            readers[item.number] = item.reader
+            self.batches += 1
+            self._readers.append((self.batches, (item.number + 1) % count, list(readers)))
+            yield item.batch
+
+
+class _Orders(Sampler[Order]):
+    """Sampler of the orders of a loader."""
+
+    def __init__(self, exact: ExactLoader) -> None:
+        # A cycle would keep an old iterator until a garbage collection, which may happen in a new worker.
+        self._exact = ref(exact)
+
+    def __iter__(self) -> Iterator[Order]:
+        exact = self._exact()
+        assert exact is not None
+        return exact.orders()
+
+
+_END = object()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _as_bytes(indices: Any) -> bytes:
+    array = isinstance(indices, torch.Tensor | np.ndarray)
+    return np.asarray(indices).tobytes() if array else repr(indices).encode()
+
+
+def _parts(loader: Any) -> list[Any]:
+    """Return what may have ``set_epoch``: the dataset, and the samplers inside each other."""
+    found, level = [loader.dataset], [loader.sampler, loader.batch_sampler]
+    while level:
+        part = level.pop()
+        if part is not None and not any(part is one for one in found):
+            found.append(part)
+            level += [getattr(part, name, None) for name in ("sampler", "batch_sampler")]
+    return found
+
+
+def _require_exact(loader: Any, name: str) -> None:
+    if not isinstance(loader, DataLoader):
+        raise UserError(
+            f"{name}: is a {type(loader).__name__}, not a torch.utils.data.DataLoader; pass the DataLoader, "
+            "or leave out loader= if the loop makes its own batches from the global generators"
+        )
+    its_own = type(loader).__iter__ is not DataLoader.__iter__
+    if its_own and not type(loader).__module__.startswith("torchdata.stateful_dataloader"):
+        raise UserError(
+            f"{name}: {type(loader).__name__} iterates in its own way, which a resume cannot repeat; pass a "
+            "plain torch.utils.data.DataLoader"
+        )
+    if not getattr(loader, "in_order", True):
+        raise UserError(
+            f"{name}: in_order=False gives batches in the order in which workers end; remove it"
+        )
+    if isinstance(loader.dataset, IterDataPipe):
+        raise UserError(
+            f"{name}: {type(loader.dataset).__name__} is a DataPipe, whose position cannot be saved; use a "
+            "map-style dataset, or an IterableDataset"
+        )

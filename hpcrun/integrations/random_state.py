@@ -1,0 +1,157 @@
+"""Random states on the CPU: seeds from a position, and code that leaves the training's generators alone."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+_DEPTH, _OBJECTS = 6, 2000
+_LONGEST = 100
+"""The most values of a container that may hold a generator, such as a list of transforms; more are data."""
+
+
+def mixed(*numbers: int) -> int:
+    """Return a seed of 63 bits that depends on every number; numbers must not be negative."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global generators of python, numpy and torch's CPU."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # Not torch.manual_seed, which also seeds the devices: training uses their generators.
+    torch.default_generator.manual_seed(seed)
+
+
+def states() -> tuple[Any, Any, torch.Tensor]:
+    """Return the states of the global generators of python, numpy and torch's CPU."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def set_states(found: tuple[Any, Any, torch.Tensor]) -> None:
+    """Restore the result of :func:`states`."""
+    random.setstate(found[0])
+    np.random.set_state(found[1])
+    torch.set_rng_state(found[2])
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Run a block with global CPU generators seeded from ``numbers``; restore their states afterwards."""
+    before = states()
+    seed_all(mixed(*numbers))
+    try:
+        yield
+    finally:
+        set_states(before)
+
+
+class OwnRandomness:
+    """Global CPU generators of their own for a block: they continue where the block before has ended."""
+
+    def __init__(self, *numbers: int) -> None:
+        """Seed the generators from ``numbers``."""
+        with seeded(*numbers):
+            self._states = states()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Run a block with these generators in place of the training's."""
+        before = states()
+        set_states(self._states)
+        try:
+            yield
+        finally:
+            self._states = states()
+            set_states(before)
+
+
+def generators_in(*objects: Any) -> list[Any]:
+    """Return the generators in the attributes of ``objects``, also of their parts: transforms, lists, dicts.
+
+    A generator is a ``torch.Generator`` of the CPU, ``random.Random``, or ``Generator`` or ``RandomState`` of
+    numpy.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    level = list(objects)
+    for _ in range(_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if id(value) in seen or len(seen) > _OBJECTS:
+                continue
+            seen.add(id(value))
+            if _is_generator(value):
+                found.append(value)
+            else:
+                below += _parts(value)
+        level = below
+    return found
+
+
+def reseed(generators: Sequence[Any], seeds: Sequence[int]) -> None:
+    """Seed each of ``generators`` in place with its seed."""
+    for generator, seed in zip(generators, seeds, strict=True):
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        elif isinstance(generator, np.random.Generator):
+            bits = generator.bit_generator
+            bits.state = type(bits)(seed).state
+        elif isinstance(generator, np.random.RandomState):
+            generator.seed(seed % 2**32)
+        else:
+            generator.seed(seed)
+
+
+def fingerprint(generator: Any) -> int:
+    """Return a number of 63 bits for the state of a generator."""
+    state: Any
+    if isinstance(generator, torch.Generator):
+        state = generator.get_state().numpy().tobytes()
+    elif isinstance(generator, np.random.Generator):
+        state = repr(generator.bit_generator.state).encode()
+    elif isinstance(generator, np.random.RandomState):
+        state = repr(generator.get_state(legacy=False)).encode()
+    else:
+        state = repr(generator.getstate()).encode()
+    return xxhash.xxh3_64_intdigest(state) >> 1
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, torch.Generator):
+        return value.device.type == "cpu" and value is not torch.default_generator
+    # random.SystemRandom has no state.
+    return isinstance(value, np.random.Generator | np.random.RandomState) or (
+        isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
+    )
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the values in the attributes of ``value``, and in a short container or a closure."""
+    if isinstance(value, Mapping):
+        return list(value.values()) if len(value) <= _LONGEST else []
+    if isinstance(value, list | tuple):
+        return list(value) if len(value) <= _LONGEST else []
+    if isinstance(value, type | ModuleType | torch.Tensor | np.ndarray):
+        return []
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, FunctionType):
+        return _contents(value.__closure__ or ())
+    return list(vars(value).values()) if hasattr(value, "__dict__") else []
+
+
+def _contents(cells: Sequence[CellType]) -> list[Any]:
+    found = []
+    for cell in cells:
+        with suppress(ValueError):  # a variable without a value yet
+            found.append(cell.cell_contents)
+    return found

@@ -1,0 +1,295 @@
+"""Exact resume for a plain PyTorch loop, without a change of its structure: ``hpcrun.resumable``."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
+from hpcrun.checkpoint.state.tree import bare
+from hpcrun.checkpoint.storage.retention import Retention
+from hpcrun.errors import UserError
+from hpcrun.integrations.loader import ExactLoader
+from hpcrun.integrations.session import Session
+
+
+def resumable(
+    *,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any = None,
+    loader: Any = None,
+    scaler: Any = None,
+    every: int = 100,
+    minutes: float | None = None,
+    folder: Path | str | None = None,
+    retention: Retention | None = None,
+    **others: Any,
+) -> "Resumable":
+    """Resume this training from its newest valid checkpoint, and make it save and stop by itself. Collective.
+
+    Call it in the main thread, as the last line before the loop: random numbers that are drawn between the
+    call and the loop differ after a resume. ``model``, ``optimizer``, ``scheduler``, ``loader`` and
+    ``scaler`` may each be one object, a list or a dict.
+
+    Args:
+        model: plain, in DDP, compiled, or sharded by ``fully_shard``.
+        optimizer: created after the model was sharded.
+        scheduler: a learning-rate scheduler.
+        loader: the ``DataLoader`` of the training; None: the loop makes its batches from the global random
+            generators.
+        scaler: a ``GradScaler``.
+        every: steps between saves.
+        minutes: minutes between saves; replaces ``every``.
+        folder: the folder of the checkpoints; None: that of the run in a job of hpcrun, else
+            ``checkpoints``.
+        retention: rule for the checkpoints to keep.
+        others: further objects with ``state_dict()`` and ``load_state_dict()``, tensors, dicts and lists,
+            such as ``ema=ema``; the same on all ranks. They are filled in place.
+
+    Raises:
+        UserError: the training cannot be resumed exactly; the text has the reason and the remedy.
+        CheckpointError: as :class:`hpcrun.Checkpointer` and its ``restore()`` (a UserError).
+    """
+    return Resumable(
+        model, optimizer, scheduler, loader, scaler, others, every, minutes, folder, retention
+    )
+
+
+class Resumable:
+    """State of a resumable training; made by :func:`resumable`.
+
+    Attributes:
+        steps: number of finished steps, counted by :meth:`step`.
+        epoch: number of finished epochs, counted by :meth:`epochs`.
+        kept: the values that the last :meth:`step` was given; None at a new start.
+        notes: remarks of the restore: a damaged checkpoint that was skipped.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        scheduler: Any,
+        loader: Any,
+        scaler: Any,
+        others: dict[str, Any],
+        every: int,
+        minutes: float | None,
+        folder: Path | str | None,
+        retention: Retention | None,
+    ) -> None:
+        models = _named("model", model, nn.Module)
+        self._optimizers = _named("optimizer", optimizer, Optimizer)
+        self._schedulers, scalers = _named("scheduler", scheduler), _named("scaler", scaler)
+        loaders = _named("loader", loader)
+        self._loaders = {name: ExactLoader(one, name=name) for name, one in loaders.items()}
+        self.steps, self.epoch, self.kept = 0, 0, None
+        self._epoch_random: Any = None  # of the generators at the start of the epoch
+        self._random: Any = None  # of the generators at the save
+        self._resumed = False
+        self._places: list[Any] = []
+        self._open = False  # a batch was handed out after the last step
+        self._late = ""  # what has changed after the last step, and is not in its checkpoint
+        extra = dict(others)
+        for parts in (self._optimizers, self._schedulers, scalers):
+            for name in list(parts)[1:]:
+                extra[name] = parts[name]
+        whole = {name.replace(".", "_"): bare(one) for name, one in models.items()}
+        self._session = Session(
+            folder,
+            model=next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(whole),
+            optimizer=next(iter(self._optimizers.values())),
+            scheduler=next(iter(self._schedulers.values()), None),
+            scaler=next(iter(scalers.values()), None),
+            extra=extra,
+            own={"loop": self},
+            every=every,
+            minutes=minutes,
+            retention=retention,
+        )
+        self.steps = self._session.restore()
+        self.notes = self._session.checkpointer.notes
+        if self.steps:
+            self._resumed, self._random = True, capture_rank()
+        for one in self._optimizers.values():
+            one.register_step_post_hook(self._note_late)
+
+    def step(self, keep: Any = None) -> None:
+        """Count a finished step; save at the interval, and stop if the ranks were told to. Collective.
+
+        Call it once per step, as the last line of the loop: after the optimizer and the scheduler.
+
+        Args:
+            keep: tensors and plain data of this rank that the next step needs, such as a batch that was
+                fetched ahead. They are in :attr:`kept` after a resume.
+
+        Raises:
+            SystemExit: code 75, after a signal to stop; the state is saved.
+            CheckpointError: as :meth:`hpcrun.Checkpointer.save`.
+            UserError: no batch came from :meth:`batches` since the last step.
+        """
+        if self._loaders and not self._open:
+            raise UserError(
+                f"state.step(): step {self.steps + 1} has no batch of its own; iterate state.batches(loader) "
+                "in place of the loader, and call state.step() once, after all that belongs to its batches"
+            )
+        self._open, self._late = False, ""
+        self._places = self._scheduled()
+        self.steps += 1
+        self.kept = keep
+        if reason := self._session.step(self.steps):
+            self._session.leave(self.steps, reason)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left, up to ``count``; then :meth:`finish`.
+
+        After a resume it begins with the epoch of the checkpoint, and :meth:`batches` leaves out its finished
+        batches.
+        """
+        while self.epoch < count:
+            if self._resumed and self._epoch_random is not None:
+                apply_rank(self._epoch_random)
+            else:
+                self._epoch_random = capture_rank()
+            self._resumed = False
+            yield self.epoch
+            self.epoch += 1
+        self.finish()
+
+    def batches(self, loader: Any = None) -> Iterator[Any]:
+        """Return the batches of the next pass over ``loader``; after a resume, the rest of the saved pass.
+
+        Args:
+            loader: a loader that :func:`resumable` was given; None: the only loader.
+
+        Raises:
+            UserError: the loader is unknown, or the samples differ from those before the interruption.
+        """
+        exact = self._exact(loader)
+        resumed = exact.resumed
+        rest = iter(exact)
+        if resumed:
+            # What ran since the restore, such as a validation, may have drawn random numbers.
+            apply_rank(self._random)
+        return self._counted(rest)
+
+    def position(self, loader: Any = None) -> int:
+        """Return the number of batches of the current pass over ``loader`` that were handed out.
+
+        Use it for the numbers of the batches: ``enumerate(state.batches(loader), state.position(loader))``.
+        """
+        return self._exact(loader).batches
+
+    def finish(self) -> None:
+        """Save the last step, wait for the commit, and report to hpcrun that the work is done. Collective.
+
+        Call it before ``torch.distributed.destroy_process_group()``; :meth:`epochs` calls it.
+
+        Raises:
+            CheckpointError: the save failed. Raised on all ranks.
+        """
+        self._session.finish(self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the loop on this rank; for the checkpoint."""
+        return {
+            "epoch": self.epoch,
+            "epoch_random": self._epoch_random,
+            "kept": _on_cpu(self.kept),
+            "loaders": {name: one.state_dict() for name, one in self._loaders.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of :meth:`state_dict`.
+
+        Raises:
+            UserError: the checkpoint has other loaders.
+        """
+        if state["loaders"].keys() != self._loaders.keys():
+            raise UserError(
+                f"the checkpoint has the loaders {sorted(state['loaders'])}, and this training has "
+                f"{sorted(self._loaders)}; pass the same loaders with the same names"
+            )
+        self.epoch, self._epoch_random = state["epoch"], state["epoch_random"]
+        self.kept = _on_device(state["kept"])
+        for name, one in self._loaders.items():
+            one.load_state_dict(state["loaders"][name])
+
+    def _exact(self, loader: Any) -> ExactLoader:
+        for one in self._loaders.values():
+            if loader is one.loader or (loader is None and len(self._loaders) == 1):
+                return one
+        raise UserError(
+            "state.batches(): give it a loader that hpcrun.resumable(loader=…) was given; it has "
+            f"{len(self._loaders)}"
+        )
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            if number and not self._open:
+                self._require_last()
+            self._open = True
+            yield batch
+
+    def _require_last(self) -> None:
+        """Raise UserError if something has changed after the last step, in the middle of a pass."""
+        late = self._late or ("scheduler" if self._scheduled() != self._places else "")
+        if late:
+            raise UserError(
+                f"state.step(): {late}.step() was called after it, so the checkpoint of step {self.steps} "
+                "lacks this change; call state.step() as the last line of the loop"
+            )
+
+    def _note_late(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._open:
+            self._late = type(optimizer).__name__
+
+    def _scheduled(self) -> list[Any]:
+        return [getattr(one, "last_epoch", None) for one in self._schedulers.values()]
+
+
+def _named(kind: str, value: Any, wanted: type | None = None) -> dict[str, Any]:
+    """Return the objects of an argument by name: ``model``, ``model.0`` or ``model.key``.
+
+    Raises:
+        UserError: an object is not a ``wanted``, or a needed argument has none.
+    """
+    if isinstance(value, Mapping):
+        found = {f"{kind}.{key}": one for key, one in value.items()}
+    elif isinstance(value, list | tuple):
+        found = {f"{kind}.{number}": one for number, one in enumerate(value)}
+    else:
+        found = {} if value is None else {kind: value}
+    for name, one in found.items():
+        if wanted is not None and not isinstance(one, wanted):
+            raise UserError(f"{name}: is a {type(one).__name__}, not a {wanted.__name__}")
+    if wanted is not None and not found:
+        raise UserError(f"{kind}: is missing; pass {kind}=, one {wanted.__name__} or several")
+    return found
+
+
+_DEVICE = "\0device"
+
+
+def _on_cpu(value: Any) -> Any:
+    """Return ``value`` with a CPU copy of each tensor, beside the type of its device."""
+    if isinstance(value, torch.Tensor):
+        return {_DEVICE: value.device.type, "tensor": value.detach().cpu()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_on_cpu, value))
+    return {key: _on_cpu(one) for key, one in value.items()} if type(value) is dict else value
+
+
+def _on_device(value: Any) -> Any:
+    """Return what :func:`_on_cpu` was given; the tensors are on the current device of their type."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_on_device, value))
+    if type(value) is not dict:
+        return value
+    if _DEVICE in value:
+        return value["tensor"].to(value[_DEVICE])
+    return {key: _on_device(one) for key, one in value.items()}

@@ -1,0 +1,169 @@
+"""Commits, the agreed stop and the exit code of a training loop that is not hpcrun's."""
+
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from hpcrun.checkpoint.checkpointer import Checkpointer
+from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.retention import Retention
+from hpcrun.errors import UserError
+from hpcrun.printing import say_aside
+from hpcrun.ranks.collective import Ranks, StopAgreement
+from hpcrun.ranks.making import new_control_group
+from hpcrun.ranks.signals import STOP, StopReason, end_helpers
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.reports import report
+
+AGAIN = 75
+"""Exit code of a training that is not done: hpcrun starts the script again."""
+
+
+class Session:
+    """Checkpoints and stop of a training on one process or all ranks of torch.distributed.
+
+    Every method is collective. The constructor handles the stop signals, so call it in the main thread.
+
+    Args:
+        folder: the folder of the checkpoints; None: as :func:`default_folder`.
+        model, optimizer, scheduler, scaler, extra, own: as in :class:`hpcrun.Checkpointer`.
+        every: steps between saves.
+        minutes: minutes between saves; replaces ``every``.
+        retention: rule for the checkpoints to keep.
+
+    Attributes:
+        ranks: all ranks, with a control group.
+        checkpointer: the ``Checkpointer`` that saves.
+
+    Raises:
+        UserError: the launcher started several ranks, and torch.distributed is not initialized.
+        CheckpointError: as :class:`hpcrun.Checkpointer`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str | None = None,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any = None,
+        scaler: Any = None,
+        extra: dict[str, Any] | None = None,
+        own: dict[str, Any] | None = None,
+        every: int = 100,
+        minutes: float | None = None,
+        retention: Retention | None = None,
+    ) -> None:
+        ready = dist.is_available() and dist.is_initialized()
+        started = os.environ.get("WORLD_SIZE", "1")
+        if not ready and started not in ("", "1"):
+            raise UserError(
+                f"WORLD_SIZE={started}, but torch.distributed is not initialized, so each rank would train "
+                "alone; call torch.distributed.init_process_group() first"
+            )
+        STOP.install()
+        rank, size = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
+        group = new_control_group() if size > 1 else None
+        self.ranks = Ranks(rank, size, group, CheckpointError)
+        self._agreement = StopAgreement(group)
+        self.folder = default_folder(folder)
+        self.checkpointer = Checkpointer(
+            self.folder,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            extra=extra,
+            own=own,
+            every=every,
+            minutes=minutes,
+            retention=retention,
+        )
+
+    def restore(self) -> int:
+        """Load the newest valid checkpoint, and return the number of finished steps; 0 without one.
+
+        Random generators are restored last. A line on standard error of rank 0 says where training resumes,
+        and why a newer checkpoint was not used.
+
+        Raises:
+            CheckpointError: as :meth:`hpcrun.Checkpointer.restore`.
+        """
+        steps = self.checkpointer.restore()
+        if steps and self.ranks.rank == 0:
+            notes = "".join(f"; {note}" for note in self.checkpointer.notes)
+            say_aside(f"hpcrun: resumed after step {steps} from {self.folder}{notes}")
+        return steps
+
+    def reason(self, steps: int) -> StopReason:
+        """Report the step, and return the reason to stop that the ranks have agreed on, or NONE.
+
+        Args:
+            steps: number of finished steps, the same on all ranks; larger at each call.
+        """
+        report(steps)
+        return self._agreement.exchange(steps, STOP.reason)
+
+    def step(self, steps: int) -> StopReason:
+        """Do as :meth:`reason`; save asynchronously if the interval has passed and no stop is due.
+
+        Returns:
+            NONE, or the reason to stop: call :meth:`leave` then.
+        """
+        reason = self.reason(steps)
+        if not reason:
+            self.checkpointer.maybe_save(steps)
+        return reason
+
+    def save(self, steps: int) -> None:
+        """Save asynchronously after ``steps`` steps."""
+        self.checkpointer.save(steps)
+
+    def close(self) -> None:
+        """Wait for the pending save, and release the folder.
+
+        Raises:
+            CheckpointError: the last save failed. Raised on all ranks.
+        """
+        self._agreement.finish()
+        self.checkpointer.close()
+
+    def leave(self, steps: int, reason: StopReason) -> NoReturn:
+        """Save after ``steps`` steps, wait for the commit, and end the program with exit code 75.
+
+        Raises:
+            SystemExit: always, with the code 75, unless the save fails.
+            CheckpointError: the save failed. Raised on all ranks.
+        """
+        self.save(steps)
+        self.close()
+        if self.ranks.rank == 0:
+            say_aside(
+                f"hpcrun: stopped after step {steps} ({reason.name.lower()}), saved; exit code 75"
+            )
+        end_helpers()
+        raise SystemExit(AGAIN)
+
+    def finish(self, steps: int) -> None:
+        """Save after the last step, wait for the commit, and report that the work is done.
+
+        Call it before ``torch.distributed.destroy_process_group()``.
+
+        Raises:
+            CheckpointError: the save failed. Raised on all ranks.
+        """
+        self.save(steps)
+        self.close()
+        report(steps, done=True)
+
+
+def default_folder(folder: Path | str | None) -> Path:
+    """Return ``folder``, in a job of hpcrun the run's checkpoints, else ``checkpoints``."""
+    if folder is not None:
+        return Path(folder)
+    run = os.environ.get("HPCRUN_RUN")
+    return RunDirectory(Path(run)).checkpoints if run else Path("checkpoints")
