@@ -26,7 +26,7 @@ def main() -> None:
     except Exception as error:
         facts["error"], facts["time"] = traceback.format_exc(), time.time()
         try:
-            facts["content"] = _packed(error.with_traceback(None))
+            facts["content"] = _packed(error)
         except Exception:  # of any type: an exception may hold what cannot be pickled
             facts["content"] = b""
         raise

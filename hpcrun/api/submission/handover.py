@@ -179,12 +179,17 @@ def put_back_on_failure(*files: Path) -> Iterator[None]:
 def written(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
     """Write the ``files`` that are missing below ``folder``; remove them again if the block fails."""
     new = {folder / name: content for name, content in files.items()}
-    with put_back_on_failure(*new):
-        for path, content in new.items():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            if not path.exists():
-                write_atomic(path, content)
-        yield
+    parents = {path.parent for path in new if not path.parent.exists()}
+    try:
+        with put_back_on_failure(*new):
+            for path, content in new.items():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                if not path.exists():
+                    write_atomic(path, content)
+            yield
+    except BaseException:
+        directory.remove_if_empty([*parents])
+        raise
 
 
 def stop_if_interrupted(signals: list[signal.Signals]) -> None:

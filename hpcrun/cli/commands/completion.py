@@ -79,10 +79,11 @@ def _zsh_start(shell: str) -> list[str]:
 
 def _bash() -> Iterator[str]:
     commands = _commands()
+    yield f"_hpcrun_runs() {{ ({_LIST}); }}"
     yield "_hpcrun() {"
     yield '    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words word'
     yield f'    if [ "$COMP_CWORD" = 1 ]; then words="{" ".join(commands)} --help --version"; else'
-    yield '    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do [ "$word" = -- ] && return; done'
+    yield '    for word in "${COMP_WORDS[@]:1:$((COMP_CWORD-1))}"; do [ "$word" = -- ] && return; done'
     yield '    case "${COMP_WORDS[1]} $prev" in'
     for name, command in commands.items():
         for option, values in command.values.items():
@@ -90,9 +91,11 @@ def _bash() -> Iterator[str]:
                 yield f'    "{name} {option}") words="{" ".join(values)}" ;;'
     for name, command in commands.items():
         words = " ".join([*command.options, *command.words])
-        yield f'    "{name} "*) words="{words}{f" $({_LIST})" if command.runs else ""}" ;;'
+        yield f'    "{name} "*) words="{words}{" $(_hpcrun_runs)" if command.runs else ""}" ;;'
     yield "    esac; fi"
-    yield '    COMPREPLY=($(compgen -W "$words" -- "$cur"))'
+    # Not compgen: that of zsh does not compare with the word.
+    yield "    COMPREPLY=(); for word in $words; do"
+    yield '    [[ "$word" == "$cur"* ]] && COMPREPLY+=("$word"); done'
     yield '    if [[ "${COMPREPLY[0]}" == *= ]]; then compopt -o nospace 2>/dev/null; fi'
     yield "}"
     yield "complete -o default -F _hpcrun hpcrun"

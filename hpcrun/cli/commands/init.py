@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask for what no option gives, write both files, and print the next command."""
-    kind = arguments.kind or _asked("--kind", f"What do you begin with: {', '.join(_KINDS)}?", "script")
+    kind = arguments.kind or _asked(
+        "--kind", f"What do you begin with: {', '.join(_KINDS)}?", "script"
+    )
     if kind not in _KINDS:
         raise UserError(f"{kind}: should be {', '.join(_KINDS)}")
     name = _FILES.get(kind, "train.py")
@@ -91,14 +93,18 @@ def _write(kind: str, file: Path, size: str) -> Path:
     if found is None:
         raise UserError(f"--size {size}: should be nodes x GPUs, such as 2x4")
     if file.suffix != ".py" or (kind == "task" and not file.stem.isidentifier()):
-        words = "and the rest of it a name in Python" if file.suffix == ".py" else "with .py"
-        raise UserError(f"--file {file}: should end {words}")
+        words = "be a name of Python with .py" if kind == "task" else "end with .py"
+        raise UserError(f"--file {file}: should {words}")
+    if file.stem in ("hpcrun", "torch", "lightning", "transformers"):
+        raise UserError(f"--file {file}: would hide the package {file.stem}; choose another name")
     if kind == "task" and file.parent != Path():
         raise UserError(f"--file {file}: a task is a module of this folder; give a name without /")
     config = file.with_suffix(".yaml")
     what = f'command: [python, "{file}"]\n' if kind != "task" else _TASK.format(module=file.stem)
     contents = {
-        file: (_PROGRAMS / f"{kind}.txt").read_text(encoding="utf-8").replace("CONFIG", str(config)),
+        file: (_PROGRAMS / f"{kind}.txt")
+        .read_text(encoding="utf-8")
+        .replace("CONFIG", str(config)),
         config: _CONFIG.format(config=config, what=what, nodes=found[1], gpus=found[2]),
     }
     made: list[Path] = []
@@ -108,9 +114,13 @@ def _write(kind: str, file: Path, size: str) -> Path:
                 made.append(path)
                 stream.write(text)
     except OSError as error:
-        for path in made:
-            path.unlink(missing_ok=True)
+        for one in made:
+            one.unlink(missing_ok=True)
         exists = isinstance(error, FileExistsError)
-        words = "exists already; name another --file" if exists else f"cannot be written: {error.strerror}"
+        words = (
+            "exists already; name another --file"
+            if exists
+            else f"cannot be written: {error.strerror}"
+        )
         raise UserError(f"{path}: {words}") from error
     return config
