@@ -2,9 +2,9 @@
 
 import json
 import pickle
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +23,28 @@ from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.errors import UserError, one_line
 
 _DCP = ".metadata"
-_MODEL = "model."
 _READABLE = (
     "a file of safetensors, or a folder of safetensors, DCP (.metadata) or hpcrun's checkpoints"
 )
 
 
-class WeightSource(ABC):
+@dataclass(frozen=True)
+class WeightSource:
     """Tensors of a file or folder.
 
     Attributes:
+        source: the file or folder.
         shapes: the shape of each tensor by its name in the file.
+        read: returns the tensors of some names on the CPU; raises UserError for a damaged file.
+        files: the file of each tensor, if each is in one file.
         whole_model: False if the source may hold more than a model, such as the state of an optimizer.
     """
 
-    whole_model = True
-
-    def __init__(self, source: Path) -> None:
-        self.source = source
-        self.shapes: dict[str, tuple[int, ...]] = {}
-
-    @abstractmethod
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the tensors ``names`` on the CPU.
-
-        Raises:
-            UserError: a file cannot be read, or is damaged.
-        """
-
-    def file_of(self, name: str) -> Path:
-        """Return the file or folder that holds the tensor."""
-        return self.source
+    source: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[Iterable[str]], dict[str, Tensor]]
+    files: Mapping[str, Path] = field(default_factory=dict)
+    whole_model: bool = True
 
 
 def open_weights(source: Path) -> WeightSource:
@@ -65,22 +56,22 @@ def open_weights(source: Path) -> WeightSource:
         UserError: there is no such file or folder, its format is not known, or it cannot be read.
     """
     if source.is_file():
-        return _Safetensors(source, [source])
+        return _safetensors(source, [source])
     if not source.is_dir():
         raise UserError(f"{source} does not exist; name {_READABLE}")
     if (source / _DCP).is_file():
-        return _DistributedCheckpoint(source)
+        return _distributed(source)
     for folder in (source, source / "checkpoints"):
         if committed_steps(path.name for path in folder.glob("step-*")):
-            return _Committed(folder, None)
+            return _committed(folder, None)
     if (source / MANIFEST).is_file() and (steps := committed_steps([source.name])):
-        return _Committed(source.parent, steps[0])
+        return _committed(source.parent, steps[0])
     if (source / INDEX_OF_SHARDS).is_file():
-        return _Safetensors(source, _indexed(source / INDEX_OF_SHARDS))
+        return _safetensors(source, _indexed(source / INDEX_OF_SHARDS))
     files = sorted(source.glob("*.safetensors"))
     if not files:
         raise UserError(f"{source} has no file *.safetensors; name {_READABLE}")
-    return _Safetensors(source, files)
+    return _safetensors(source, files)
 
 
 def _indexed(index: Path) -> list[Path]:
@@ -99,112 +90,89 @@ def _indexed(index: Path) -> list[Path]:
     return [index.parent / name for name in files]
 
 
-class _Safetensors(WeightSource):
-    """Files of safetensors, which are mapped into memory."""
-
-    def __init__(self, source: Path, files: Iterable[Path]) -> None:
-        super().__init__(source)
+def _safetensors(source: Path, paths: Iterable[Path]) -> WeightSource:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise UserError(
+            "needs the package safetensors: `pip install hpcrun[safetensors]`"
+        ) from error
+    files: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    opened: dict[Path, Any] = {}  # mapped into memory
+    for file in paths:
         try:
-            from safetensors import safe_open
-        except ImportError as error:
-            raise UserError(
-                "needs the package safetensors: `pip install hpcrun[safetensors]`"
-            ) from error
-        self._open, self._files = safe_open, dict[str, Path]()
-        for file in files:
-            with self._opened(file) as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    if name in self._files:
-                        raise UserError(
-                            f"{name} is in {self._files[name]} and in {file}; remove one"
-                        )
-                    self._files[name] = file
-                    self.shapes[name] = tuple(opened.get_slice(name).get_shape())
-
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        by_file: dict[Path, list[str]] = {}
-        for name in names:
-            by_file.setdefault(self._files[name], []).append(name)
-        found: dict[str, Tensor] = {}
-        for file, inside in by_file.items():
-            with self._opened(file) as opened:
-                found |= {name: opened.get_tensor(name) for name in inside}
-        return found
-
-    def file_of(self, name: str) -> Path:
-        return self._files[name]
-
-    def _opened(self, file: Path) -> Any:
-        from safetensors import SafetensorError
-
-        try:
-            return self._open(file, framework="pt")
+            opened[file] = safe_open(file, framework="pt")
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file} cannot be read: {one_line(error)}; copy it again") from error
+        for name in opened[file].keys():  # noqa: SIM118
+            if name in files:
+                raise UserError(f"{name} is in {files[name]} and in {file}; remove one")
+            files[name] = file
+            shapes[name] = tuple(opened[file].get_slice(name).get_shape())
+
+    def read(names: Iterable[str]) -> dict[str, Tensor]:
+        return {name: opened[files[name]].get_tensor(name) for name in names}
+
+    return WeightSource(source, shapes, read, files)
 
 
-class _Committed(WeightSource):
-    """The model of a checkpoint of hpcrun."""
+def _committed(root: Path, step: int | None) -> WeightSource:
+    store = CheckpointStore(root, "weights-0")
+    if step is None:
+        manifest = store.newest_valid()
+        if manifest is None:
+            raise CheckpointError(f"{root}: there is no valid checkpoint")
+        step = manifest.step
+    store.require_private([step])
+    model = StoredModel(store, step)
 
-    def __init__(self, root: Path, step: int | None) -> None:
-        self._store = CheckpointStore(root, "weights-0")
-        if step is None:
-            manifest = self._store.newest_valid()
-            if manifest is None:
-                raise CheckpointError(f"{root}: there is no valid checkpoint")
-            step = manifest.step
-        super().__init__(self._store.path(step))
-        self._step = step
-        self._store.require_private([step])
-        self._model = StoredModel(self._store, step)
-        self.shapes = {name: entry.shape for name, entry in self._model.entries.items()}
+    def read(names: Iterable[str]) -> dict[str, Tensor]:
+        with hold(root, step):
+            return model.tensors(names)
 
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        with hold(self._store.root, self._step):
-            return self._model.tensors(names)
+    shapes = {name: entry.shape for name, entry in model.entries.items()}
+    return WeightSource(store.path(step), shapes, read)
 
 
-class _DistributedCheckpoint(WeightSource):
-    """A folder of torch.distributed.checkpoint, with any number of files and any sharding."""
+def _distributed(source: Path) -> WeightSource:
+    """Return the tensors of a DCP folder, with any number of files and any sharding."""
+    reader = _Reader(source)
+    with _explained(source):
+        metadata = reader.read_metadata()
+        reader.set_up_storage_reader(metadata, is_coordinator=True)
+        entries: dict[str, Any] = {
+            name: entry
+            for name, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
 
-    whole_model = False
-
-    def __init__(self, source: Path) -> None:
-        super().__init__(source)
-        self._reader = _Reader(source)
-        with self._explained():
-            self._metadata = self._reader.read_metadata()
-            self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-            for name, entry in self._metadata.state_dict_metadata.items():
-                if isinstance(entry, TensorStorageMetadata):
-                    self.shapes[name] = tuple(entry.size)
-
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        entries: Mapping[str, Any] = self._metadata.state_dict_metadata
+    def read(names: Iterable[str]) -> dict[str, Tensor]:
         into = {
             name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype)
             for name in names
         }
         # Not dcp.load(): it reads the metadata, of many megabytes, at each call.
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        with self._explained():
-            planner.set_up_planner(dict(into), self._metadata, is_coordinator=True)
+        with _explained(source):
+            planner.set_up_planner(dict(into), metadata, is_coordinator=True)
             plan = planner.finish_plan(planner.create_local_plan())
-            self._reader.read_data(plan, planner).wait()
+            reader.read_data(plan, planner).wait()
         return into
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except UserError:
-            raise
-        except (
-            Exception
-        ) as error:  # of any type: torch raises those of pickle, of files and its own
-            raise UserError(
-                f"{self.source} cannot be read: {one_line(error)}; copy it again, or save it again"
-            ) from error
+    shapes = {name: tuple(entry.size) for name, entry in entries.items()}
+    return WeightSource(source, shapes, read, whole_model=False)
+
+
+@contextmanager
+def _explained(source: Path) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of any type: those of pickle, of files, and torch's own
+        words = f"{source} cannot be read: {one_line(error)}; copy it again, or save it again"
+        raise UserError(words) from error
 
 
 class _Reader(FileSystemReader):

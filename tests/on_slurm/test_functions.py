@@ -12,6 +12,7 @@ from pathlib import Path
 import hpcrun
 
 wanted = dict(cpu=True, executor="slurm", mem="1G", snapshot=False)
+once = dict(overrides={"restarts.crash": 0})
 
 def place(power):
     started = Path(f"started-{power}-{os.environ['RANK']}")
@@ -22,7 +23,7 @@ def place(power):
 
 two = hpcrun.submit(place, 2, nodes=2, gpus=1, **wanted)
 again = hpcrun.submit(place, 3, name="again", nodes=1, gpus=1, **wanted)
-many = hpcrun.map_array(divmod, [7, 1, 9], [2, 0, 4], nodes=1, gpus=1, overrides={"restarts.crash": 0}, **wanted)
+many = hpcrun.map_array(divmod, [7, 1, 9], [2, 0, 4], nodes=1, gpus=1, **once, **wanted)
 while not Path("started-3-0").exists():
     time.sleep(1)
 again.preempt()

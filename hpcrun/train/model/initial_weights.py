@@ -48,9 +48,10 @@ def _load(model: nn.Module, source: Path, renames: Mapping[str, str | None]) -> 
     _require_fit(names, wanted, source)
     for name, key in names.items():
         if wanted[name].shape != weights.shapes[key]:
+            file = weights.files.get(key, weights.source)
             raise UserError(
-                f"{name} has the shape {weights.shapes[key]} in {weights.file_of(key)}, and "
-                f"{tuple(wanted[name].shape)} in the model"
+                f"{name} has the shape {weights.shapes[key]} in {file}, and {tuple(wanted[name].shape)} in "
+                "the model"
             )
     sizes = {name: wanted[name].nbytes for name in names if not wanted[name].is_meta}
     # Another thread: a build without weights watches what this thread does with tensors.
