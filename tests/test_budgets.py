@@ -13,23 +13,24 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_050, 22),
-    "checkpoint": (6_050, 33),
-    "cli": (4_300, 31),
+    "api": (4_300, 23),
+    "checkpoint": (6_550, 36),
+    "cli": (4_550, 33),
     "config": (2_650, 12),
     "devices": (750, 5),
     "diagnose": (1_850, 9),
     "estimate": (850, 6),
-    "hpcrun": (650, 7),
+    "hpcrun": (700, 8),
+    "integrations": (1_000, 9),
     "job": (7_400, 32),
     "network": (5_400, 22),
     "ranks": (3_600, 17),
     "results": (4_300, 18),
-    "run": (3_600, 18),
+    "run": (3_610, 19),
     "slurm": (4_750, 25),
     "tasks": (1_400, 9),
-    "tests": (53_200, 414),
-    "train": (10_550, 46),
+    "tests": (55_000, 430),
+    "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""
 

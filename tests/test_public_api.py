@@ -44,6 +44,7 @@ NAMES = {
     "named_parameters",
     "open",
     "report",
+    "resumable",
     "setup_distributed",
     "submit",
     "training_steps",

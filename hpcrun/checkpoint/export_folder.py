@@ -72,7 +72,7 @@ def write_dcp(model: StoredModel, folder: Path) -> None:
 
 
 class _PiecesPlanner(DefaultSavePlanner):
-    """A plan with the pieces of ``model``, each of which is read when the writer writes it."""
+    """A plan with the pieces of ``model``; a piece is read when the writer writes it."""
 
     def __init__(self, model: StoredModel) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def piece_bytes(model: StoredModel, name: str) -> int:
 
 
 def in_groups(sizes: Mapping[str, int], limit: int) -> Iterable[list[str]]:
-    """Yield the names in their order, in groups of at most ``limit`` in sum; a larger name is alone."""
+    """Yield the names in their order, in groups of at most ``limit`` in sum, or of one larger tensor."""
     group: list[str] = []
     total = 0
     for name, size in sizes.items():

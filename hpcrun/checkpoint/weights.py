@@ -176,7 +176,7 @@ def _explained(source: Path) -> Iterator[None]:
 
 
 class _Reader(FileSystemReader):
-    """A reader of DCP whose metadata, a pickle, can run no code."""
+    """A reader of DCP that reads the metadata, a pickle, without running code."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / _DCP

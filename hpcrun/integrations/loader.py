@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe, Sampler
 
 from hpcrun.errors import UserError
 from hpcrun.integrations.fetching import Order, SeededDataset, WorkerStart, set_epoch
@@ -63,7 +63,10 @@ class ExactLoader:
         self._generators = generators_in(loader.generator, *samplers)
         self._generator_seeds = [fingerprint(one) for one in self._generators]
         self.epoch, self.batches = 0, 0
-        self._begun = self.resumed = False
+        self._begun = self.resumed = self._tried = False
+        self._sampler: Any = (
+            loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        )
         self._checks: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self._readers: deque[tuple[int, int, list[Reader]]] = deque(maxlen=_REMEMBERED)
         self._saved: dict[str, Any] = {}
@@ -168,31 +171,44 @@ class ExactLoader:
 
     def orders(self) -> Iterator[Order]:
         """Yield the batches to read, from the position on; runs ahead of the batches by the prefetch."""
-        loader, epoch, start = self.loader, self.epoch, self.batches
-        sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-        own = OwnRandomness(self._seed, epoch)
-        content = xxhash.xxh3_64()
+        epoch, start = self.epoch, self.batches
+        if not self._tried:
+            # In its first pass, a sampler with a hidden state would still look exact.
+            first, again = (next(self._places(), None) for _ in range(2))
+            self._require_same(_as_bytes(first), _as_bytes(again))
+            self._tried = True
+        places, content = self._places(), xxhash.xxh3_64()
+        for _ in range(start):
+            content.update(_as_bytes(next(places, None)))
+        if start:
+            self._require_same(content.hexdigest(), self._saved.get("check"))
+        for position, indices in enumerate(places, start):
+            content.update(_as_bytes(indices))
+            self._checks.append((position + 1, content.hexdigest()))
+            yield Order(mixed(self._seed, self._rank, epoch, position), epoch, indices)
+
+    def _places(self) -> Iterator[Any]:
+        """Yield what the sampler gives in this pass, under generators of its own."""
+        own = OwnRandomness(self._seed, self.epoch)
         with own.used():
-            reseed(self._generators, [mixed(seed, epoch) for seed in self._generator_seeds])
-            places = iter(sampler)
-            for _ in range(start):
-                content.update(_as_bytes(next(places, None)))
-        if start and content.hexdigest() != self._saved.get("check"):
-            raise UserError(
-                f"{self.name}: {type(sampler).__name__} gives other samples than before the interruption; a "
-                "sampler must draw from the global generators, have set_epoch(), or hold its generator as "
-                "an attribute"
-            )
-        position = start
+            reseed(self._generators, [mixed(seed, self.epoch) for seed in self._generator_seeds])
+            places = iter(self._sampler)
         while True:
             with own.used():
                 indices = next(places, _END)
             if indices is _END:
                 return
-            content.update(_as_bytes(indices))
-            self._checks.append((position + 1, content.hexdigest()))
-            yield Order(mixed(self._seed, self._rank, epoch, position), epoch, indices)
-            position += 1
+            yield indices
+
+    def _require_same(self, now: Any, before: Any) -> None:
+        if now != before:
+            usual = type(self._sampler) is BatchSampler
+            name = type(self.loader.sampler if usual else self._sampler).__name__
+            raise UserError(
+                f"{self.name}: {name} gives other samples when it is iterated again, so a resume would repeat or "
+                "skip samples; a sampler must draw from the global generators, hold its generator as an "
+                "attribute, or have set_epoch()"
+            )
 
     def _stream(self) -> Iterator[Any]:
         stream = self._wrapped

@@ -12,8 +12,10 @@ from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
+from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.loader import ExactLoader
 from hpcrun.integrations.session import Session
+from hpcrun.run.reports import report
 
 
 def resumable(
@@ -98,6 +100,7 @@ class Resumable:
         for parts in (self._optimizers, self._schedulers, scalers):
             for name in list(parts)[1:]:
                 extra[name] = parts[name]
+        extra |= {f"buckets.{name}": BucketOrder(one) for name, one in models.items()}
         whole = {name.replace(".", "_"): bare(one) for name, one in models.items()}
         self._session = Session(
             folder,
@@ -185,14 +188,24 @@ class Resumable:
         return self._exact(loader).batches
 
     def finish(self) -> None:
-        """Save the last step, wait for the commit, and report to hpcrun that the work is done. Collective.
-
-        Call it before ``torch.distributed.destroy_process_group()``; :meth:`epochs` calls it.
+        """Save the last step, and :meth:`close`; :meth:`epochs` calls it. Collective.
 
         Raises:
             CheckpointError: the save failed. Raised on all ranks.
         """
-        self._session.finish(self.steps)
+        self._session.save(self.steps)
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the pending save, and report to hpcrun that the work is done. Collective.
+
+        Call it before ``torch.distributed.destroy_process_group()``.
+
+        Raises:
+            CheckpointError: the last save failed. Raised on all ranks.
+        """
+        self._session.close()
+        report(self.steps, done=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loop on this rank; for the checkpoint."""

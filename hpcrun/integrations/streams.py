@@ -117,7 +117,9 @@ class SeededStream(IterableDataset[StreamItem]):
                 self._compare(check, start)
                 continue
             state = pickle.dumps(self.dataset.state_dict()) if self._with_state else None
-            yield StreamItem(number, Reader(done, state, check), batch)
+            # A dataset that has ended may have gone back to its beginning.
+            ended = len(found) < (self._size or 1)
+            yield StreamItem(number, Reader(done, state, check, ended), batch)
 
     def _compare(self, check: str | None, start: Reader) -> None:
         if check != start.check:

@@ -30,8 +30,8 @@ DISTURBANCES = [("step 100:", signal.SIGKILL), ("step 150:", signal.SIGTERM), No
 
 @pytest.fixture
 def script(tmp_path):
-    """Return the page's first script as a file."""
-    text = code_blocks(PAGE.read_text(), "python")[0]
+    """Return the page's script with a trainer as a file."""
+    text = code_blocks(PAGE.read_text(), "python")[1]
     path = tmp_path / "add.py"
     path.write_text(text)
     return path

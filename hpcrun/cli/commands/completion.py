@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Command:
-    """What a command takes: help by option, values by option, other words, and if it takes a run."""
+    """Words of a command: help by option, values by option, other words, and if it takes a run."""
 
     options: dict[str, str]
     values: dict[str, list[str]]

@@ -1,0 +1,55 @@
+"""A loop with ``hpcrun.resumable`` ends with the bits of an undisturbed run, whatever interrupts it."""
+
+import signal
+
+import pytest
+
+from tests.on_ranks import ranks
+
+from . import loops
+
+
+def interrupted_twice(train, folder, phase, steps, **options):
+    """In phase 0 and 1, stop after ``steps[phase]``; in phase 2, compare the end with an undisturbed run."""
+    number = (signal.SIGUSR1, signal.SIGTERM)
+    if phase < 2:
+        at = loops.stop(steps[phase], number[phase], rank=1 - phase)
+        with pytest.raises(SystemExit) as ended:
+            train(folder / "cut", at, **options)
+        assert ended.value.code == 75
+        # A rank learns of the signal one step later.
+        assert (folder / "cut" / f"step-{steps[phase] + 1:09d}").is_dir()
+        return
+    assert train(folder / "cut", **options) == train(folder / "whole", **options)
+
+
+@ranks(2, 2, 2)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_stops_in_one_epoch_change_no_bit(tmp_path, phase, workers):
+    interrupted_twice(loops.classic, tmp_path, phase, (6, 8), workers=workers)
+
+
+@ranks(2, 2, 2)
+def test_a_sharded_model_resumes_with_the_same_bits(tmp_path, phase):
+    interrupted_twice(loops.classic, tmp_path, phase, (6, 8), workers=0, wrap="fsdp")
+
+
+@ranks(2, 2, 2)
+def test_a_gan_with_two_optimizers_resumes_with_the_same_bits(tmp_path, phase):
+    interrupted_twice(loops.gan, tmp_path, phase, (7, 9))
+
+
+@ranks(2, 2, 2)
+@pytest.mark.parametrize("data", [loops.Lines, loops.SavedLines])
+def test_an_iterable_dataset_resumes_with_the_same_bits(tmp_path, phase, data):
+    interrupted_twice(loops.stream, tmp_path, phase, (8, 11), data=data)
+
+
+@ranks(3, 3, 3)
+def test_the_first_step_after_a_resume_adds_gradients_in_the_same_order(tmp_path, phase):
+    interrupted_twice(loops.wide, tmp_path, phase, (3, 5))
+
+
+@ranks(2, 2, 2)
+def test_a_loop_without_a_loader_resumes_with_the_same_bits(tmp_path, phase):
+    interrupted_twice(loops.tokens, tmp_path, phase, (4, 8))
