@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcrun.api.run import Run
     from hpcrun.api.run import open_run as open
-    from hpcrun.api.submission.submitting import submit
+    from hpcrun.api.submission.submitting import map_array, submit
     from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
     from hpcrun.checkpoint.state.tree import named_parameters
@@ -76,6 +76,7 @@ __all__ = [
     "get_world_size",
     "is_main_process",
     "load_results",
+    "map_array",
     "named_parameters",
     "open",
     "report",
@@ -113,6 +114,7 @@ _HOMES = {
     "get_world_size": "hpcrun.train.parallel.process_group",
     "is_main_process": "hpcrun.train.parallel.process_group",
     "load_results": "hpcrun.results.frames",
+    "map_array": "hpcrun.api.submission.submitting",
     "named_parameters": "hpcrun.checkpoint.state.tree",
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",

@@ -13,25 +13,25 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_050, 22),
-    "checkpoint": (6_050, 33),
-    "cli": (4_760, 33),
+    "api": (4_280, 23),
+    "checkpoint": (6_510, 36),
+    "cli": (5_020, 35),
     "config": (2_860, 13),
     "devices": (710, 5),
     "diagnose": (1_800, 9),
     "estimate": (860, 7),
-    "hpcrun": (660, 8),
+    "hpcrun": (710, 9),
     "integrations": (2_890, 17),
     "job": (5_980, 25),
     "network": (5_400, 22),
     "nodes": (1_560, 8),
     "ranks": (3_600, 17),
     "results": (4_300, 18),
-    "run": (3_630, 18),
+    "run": (3_640, 19),
     "slurm": (4_790, 25),
     "tasks": (1_380, 9),
-    "tests": (56_800, 442),
-    "train": (10_550, 46),
+    "tests": (57_600, 448),
+    "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -40,6 +40,7 @@ NAMES = {
     "get_world_size",
     "is_main_process",
     "load_results",
+    "map_array",
     "named_parameters",
     "open",
     "report",

@@ -23,7 +23,7 @@ def test_the_programs_run_and_print_what_the_page_shows(tmp_path: Path) -> None:
     (task,) = code_blocks((DOCS / "first-task.md").read_text(), "python")
     (tmp_path / "my_module.py").write_text(task)
     shown = SHOWN.findall(PAGE)
-    assert len(shown) == PAGE.count("```python") == 3
+    assert len(shown) == PAGE.count("```python") == 4
     (tmp_path / "page.py").write_text("".join(program for program, _ in shown))
     done = subprocess.run(
         [sys.executable, "page.py"],

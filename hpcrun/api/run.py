@@ -18,6 +18,7 @@ from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.files import open_regular, read_json, read_lines
+from hpcrun.run.function_files import FOLDER
 from hpcrun.slurm.launch import jobs, stopping
 
 _P = ParamSpec("_P")
@@ -45,6 +46,15 @@ def refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
 _SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
 
 
+def run_at(directory: RunDirectory) -> "Run":
+    """Return the run in ``directory``, as a `FunctionRun` if a Python function runs there."""
+    if any((folder / FOLDER).is_dir() for folder in (directory.path, directory.path.parent)):
+        from hpcrun.api.functions import FunctionRun
+
+        return FunctionRun(directory)
+    return Run(directory)
+
+
 class Run:
     """A run directory and the job that runs it.
 
@@ -67,7 +77,7 @@ class Run:
         return self._directory.name
 
     def __repr__(self) -> str:
-        return f"<hpcrun.Run {str(self.path)!r}>"
+        return f"<hpcrun.{type(self).__name__} {str(self.path)!r}>"
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -271,7 +281,7 @@ def open_run(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | 
     Raises:
         UserError: there is no such run, or other users may write to it.
     """
-    return Run(find(os.fspath(run), runs_folder(runs_dir)))
+    return run_at(find(os.fspath(run), runs_folder(runs_dir)))
 
 
 def carry_out(plan: SubmissionPlan) -> None:

@@ -1,24 +1,22 @@
-"""Export of the model to a single file, which plain PyTorch or safetensors reads without hpcrun."""
+"""Export of the model to a file or folder, which PyTorch or safetensors reads without hpcrun."""
 
-from collections.abc import Callable
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.sharded.rank_file import StoreReader
-from hpcrun.checkpoint.sharded.restore import SHARED
-from hpcrun.checkpoint.state.tree import join
 from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.drafts import draft_folder, sync
 from hpcrun.errors import one_line
 
-FORMATS = (".safetensors", ".pt", ".pth")
-_MODEL, _AVERAGES = "model/", "ema/"
-_UNKNOWN_TO_SAFETENSORS = (torch.complex32, torch.complex128)
+SUFFIXES = {".safetensors": "safetensors", ".pt": "pt", ".pth": "pt"}
+"""The format of each suffix of a file."""
+_UNKNOWN_TO_SAFETENSORS = ("complex32", "complex128")
 
 
 def newest_readable(store: CheckpointStore) -> int:
@@ -42,80 +40,94 @@ def best_readable(store: CheckpointStore) -> int:
 
 
 def export_model(
-    store: CheckpointStore, step: int, target: Path, *, averaged: bool = False
+    store: CheckpointStore,
+    step: int,
+    target: Path,
+    *,
+    kind: str | None = None,
+    averaged: bool = False,
 ) -> dict[str, Any]:
     """Write the verified model of ``step`` under its canonical names to ``target``.
 
-    The file appears complete or not at all. ``torch.load(weights_only=True)`` reads ``.pt`` as a state
-    dict. ``.safetensors`` needs the package of that name, and holds only tensors.
+    The file or folder appears complete or not at all. ``torch.load(weights_only=True)`` reads ``.pt`` as a
+    state dict. safetensors needs the package of that name, and holds only tensors.
 
     Args:
+        kind: ``dcp`` (makes a new folder), ``safetensors`` (a file if ``target`` has the suffix, else a new
+            folder of shards) or ``pt``; None: that of the suffix.
         averaged: replace the weights by their averages (``train.ema``).
 
     Returns:
-        ``tensors``, their number, and ``bytes``, the size of the file.
+        ``tensors``, their number, and ``bytes``, the size of the file or of the files.
 
     Raises:
-        CheckpointError: unknown suffix, safetensors not installed, a value that is no tensor, a missing
-            folder, a damaged checkpoint, or a failed write.
+        CheckpointError: the format and the name do not fit, safetensors is not installed, a value is no
+            tensor, the folder is missing or exists already, the checkpoint is damaged, or a write failed.
     """
-    if target.suffix not in FORMATS:
-        raise CheckpointError(f"{target}: unknown format; end it in {', '.join(FORMATS)}")
-    if target.suffix == ".safetensors":
+    kind, as_folder = _format_of(target, kind)
+    if kind == "safetensors":
         _require_safetensors(target)
     if not target.parent.is_dir():
         raise CheckpointError(
             f"{target}: the folder {target.parent} does not exist; create it first"
         )
+    if as_folder and os.path.lexists(target):
+        raise CheckpointError(f"{target}: exists already; remove it, or name a new folder")
     with hold(store.root, step):
-        state = load_model(store, step, averaged=averaged)
-    write: Callable[[dict[str, Any], Path], None] = torch.save
-    if target.suffix == ".safetensors":
-        _require_tensors(state, target)
-        write = _writer_of_safetensors(step)
-    # A folder: safetensors makes a temporary file of its own next to the file.
-    with explained("be written", target), draft_folder(target) as folder:
-        draft = folder / target.name
-        try:
-            write(state, draft)
-        except OSError:
-            raise
-        except Exception as error:  # the formats raise their own types, also for a full disk
-            raise CheckpointError(
-                f"{target}: cannot be written: {one_line(error)}; check the free space"
-            ) from error
-        sync(draft)
-        draft.replace(target)
-        sync(target.parent)
-    tensors = sum(isinstance(value, torch.Tensor) for value in state.values())
-    return {"tensors": tensors, "bytes": target.stat().st_size}
+        model = StoredModel(store, step, averaged=averaged)
+        if kind == "safetensors":
+            _require_tensors(model, target)
+        # A folder: safetensors makes a temporary file of its own next to the file.
+        with explained("be written", target), draft_folder(target) as folder:
+            draft = folder / target.name
+            try:
+                _write(model, draft, kind, step, as_folder=as_folder)
+            except (OSError, CheckpointError):
+                raise
+            except Exception as error:  # the formats raise their own types, also for a full disk
+                raise CheckpointError(
+                    f"{target}: cannot be written: {one_line(error)}; check the free space"
+                ) from error
+            files = [*draft.iterdir()] if as_folder else [draft]
+            size = sum(file.stat().st_size for file in files)
+            sync(draft)
+            draft.rename(target)
+            sync(target.parent)
+    return {"tensors": len(model.entries), "bytes": size}
 
 
-def load_model(store: CheckpointStore, step: int, *, averaged: bool = False) -> dict[str, Any]:
-    """Return the model's state dict of ``step``: whole tensors on the CPU, every byte verified.
+def _format_of(target: Path, kind: str | None) -> tuple[str, bool]:
+    """Return the format, and True if it makes a folder; raises CheckpointError if the name does not fit."""
+    of_suffix = SUFFIXES.get(target.suffix)
+    if kind is None and of_suffix is None:
+        raise CheckpointError(
+            f"{target}: unknown format; end it in {', '.join(SUFFIXES)}, or name a folder and give --format"
+        )
+    kind = kind or of_suffix
+    if of_suffix not in (None, kind):
+        raise CheckpointError(f"{target}: has the suffix of another format than {kind}; change one")
+    if kind == "pt" and of_suffix is None:
+        raise CheckpointError(f"{target}: the format pt is one file; end it in .pt")
+    assert kind is not None
+    return kind, of_suffix is None
 
-    The state dict includes the extra state of modules (``get_extra_state``).
 
-    Raises:
-        DamagedCheckpoint: a file is damaged; the text names it.
-        CheckpointError: the checkpoint holds no model, or no averages of its weights.
-    """
-    reader = StoreReader(store, step)
-    skeleton = reader.blob(SHARED).get("model")
-    if not skeleton:
-        raise CheckpointError(f"{store.path(step)}: contains no model")
-    names = [name for name in reader.index.tensors if name.startswith(_MODEL)]
-    stored = dict(zip(names, names, strict=True))
-    if averaged:
-        averages = [name for name in reader.index.tensors if name.startswith(_AVERAGES)]
-        if not averages:
-            raise CheckpointError(f"{store.path(step)}: contains no averages; train with train.ema")
-        # Tensors without an average (buffers, frozen weights) come from the model.
-        stored |= {_MODEL + name.removeprefix(_AVERAGES): name for name in averages}
-    into = {name: reader.empty(name) for name in stored.values()}
-    reader.load(into)
-    state: dict[str, Any] = join(skeleton, {name: into[stored[name]] for name in stored})
-    return state
+def _write(model: StoredModel, draft: Path, kind: str, step: int, *, as_folder: bool) -> None:
+    about = {"format": "pt", "step": str(step)}
+    if as_folder:
+        from hpcrun.checkpoint.export_folder import write_dcp, write_shards
+
+        draft.mkdir()
+        if kind == "dcp":
+            write_dcp(model, draft)
+        else:
+            write_shards(model, draft, about)
+    elif kind == "pt":
+        torch.save(model.state(), draft)
+    else:
+        from safetensors.torch import save_file
+
+        save_file(model.tensors(model.entries), draft, metadata=about)
 
 
 def _require_safetensors(target: Path) -> None:
@@ -127,16 +139,12 @@ def _require_safetensors(target: Path) -> None:
         ) from error
 
 
-def _require_tensors(state: dict[str, Any], target: Path) -> None:
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.dtype in _UNKNOWN_TO_SAFETENSORS:
-            what = value.dtype if isinstance(value, torch.Tensor) else "not a tensor"
-            raise CheckpointError(
-                f"{target}: {name} is {what}, which safetensors cannot store; export to .pt"
-            )
-
-
-def _writer_of_safetensors(step: int) -> Callable[[dict[str, Any], Path], None]:
-    from safetensors.torch import save_file
-
-    return lambda state, part: save_file(state, part, metadata={"format": "pt", "step": str(step)})
+def _require_tensors(model: StoredModel, target: Path) -> None:
+    wrong = dict.fromkeys(model.others, "not a tensor")
+    for name, entry in model.entries.items():
+        if entry.dtype in _UNKNOWN_TO_SAFETENSORS:
+            wrong[name] = f"torch.{entry.dtype}"
+    for name, what in wrong.items():
+        raise CheckpointError(
+            f"{target}: {name} is {what}, which safetensors cannot store; export to .pt, or with --format dcp"
+        )

@@ -18,6 +18,7 @@ from hpcrun.folders import shipped
 from hpcrun.printing import say, say_aside
 
 COMMANDS = {
+    "init": "write a small program to begin with",
     "submit": "start a training, or continue one",
     "status": "show the state of runs",
     "logs": "show the output of a run's ranks",
@@ -39,6 +40,7 @@ COMMANDS = {
     "preflight": "check the nodes of a job before it starts",
     "netcheck": "check the network between the nodes of a job",
     "nccl": "check or choose NCCL's environment variables",
+    "completion": "print the completion for a shell",
     "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
     "finalize": "record the end of an attempt (the local cluster calls it)",
 }

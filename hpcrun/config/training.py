@@ -88,7 +88,11 @@ class Train(Section):
     )
     init_from: Word | None = Field(
         default=None,
-        description="File or folder of safetensors with the initial weights; null: as built.",
+        description="Initial weights: safetensors, a DCP folder, or checkpoints of hpcrun; null: as built.",
+    )
+    init_rename: dict[str, str | None] = Field(
+        default={},
+        description="New beginnings for names in init_from, by old beginning; null: leave these tensors out.",
     )
     ema: BelowOne | None = Field(
         default=None,

@@ -117,6 +117,8 @@ def test_metrics_are_dicts_or_a_frame(made: RunDirectory, monkeypatch: pytest.Mo
         ({"overrides": {"": 1}}, "overrides=: '' is not a key"),
         ({"overrides": "train.steps=5"}, "overrides=: give a dict"),
         ({"nodes": 0}, "nodes=: job.nodes: "),
+        ({"overrides": {"train.init_from": "no/w"}}, r"train\.init_from: no/w does not exist in /"),
+        ({"overrides": {"train.init_from": "/no"}}, r"train\.init_from: /no does not exist in /"),
         ({"task": "nowhere:Task"}, "task=: task: "),
         ({"command": "python train.py"}, "command=: give a list of words: command=.'python', 'tr"),
         ({"command": []}, "command=: has no words"),

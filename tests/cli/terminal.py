@@ -49,6 +49,10 @@ class Terminal:
                 found = re.search(pattern, self.text)
                 assert found, f"it ended without {pattern!r}: {self.text!r}"
 
+    def type(self, keys: str) -> None:
+        """Type ``keys``."""
+        os.write(self._master, keys.encode())
+
     def press_ctrl_c(self) -> None:
         """Press Ctrl-C: the terminal sends SIGINT to its foreground processes."""
         os.write(self._master, b"\x03")

@@ -23,4 +23,4 @@ def test_a_copy_is_equal_and_immutable(copied: Any) -> None:
         del again.seed
     assert config != Config()
     assert ModelOptions(layers=2) != ModelOptions(layers=3)
-    assert hash(config.train) == hash(again.train)
+    assert hash(config.checkpoint) == hash(again.checkpoint)

@@ -14,8 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from hpcrun import get_rank
-from hpcrun.checkpoint.export import best_readable, load_model, newest_readable
+from hpcrun.checkpoint.export import best_readable, newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.run.files import read_json, read_lines
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Judged, Regression
@@ -35,12 +36,12 @@ def test_the_report_is_of_the_best_weights(tmp_path):
     assert (result["steps"], result["validation_loss"]) == (10, 2.0)
     assert (result["best"], result["report_step"]) == ({"step": 6, "validation_loss": 1.0}, 6)
     store = CheckpointStore(played.run.checkpoints, "test-0")
-    best = load_model(store, best_readable(store), averaged=True)
+    best = StoredModel(store, best_readable(store), averaged=True).state()
     asked, weight = best["asked"].item(), best["body.weight"].sum().item()
     assert result["report"] == {"weight": weight, "asked": asked, "loss": 1.0}
     assert asked == 6
     assert "hpcrun: the report is for step 6, the best; 10 is the last\n" in played.said()
-    assert load_model(store, newest_readable(store))["asked"] == 10
+    assert StoredModel(store, newest_readable(store)).state()["asked"] == 10
 
 
 class ReportRaises(Regression):

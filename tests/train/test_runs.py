@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from hpcrun import get_rank
-from hpcrun.checkpoint.export import load_model, newest_readable
+from hpcrun.checkpoint.export import newest_readable
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.train.model.deferred import Deferred
 from tests import jobs
@@ -77,7 +78,7 @@ def require_same_losses(calm, stopped):
 
 def model_at_the_end(played):
     store = CheckpointStore(played.run.checkpoints, "test-0")
-    return load_model(store, newest_readable(store))
+    return StoredModel(store, newest_readable(store)).state()
 
 
 @forked

@@ -60,7 +60,8 @@ class SubmitRequest:
     ``runs``: the folder of the runs. ``after``: runs that must finish first; None: as before.
     ``scratch``: begin at step 0. ``prepare``: make the run directory, and start nothing. ``snapshot``: keep a
     copy of the code; None: as before. ``trust_owner``: continue a run of another user. ``max_parallel`` and
-    ``pack``: runs of a sweep at the same time, and in one job.
+    ``pack``: runs of a sweep at the same time, and in one job. ``files``: new files of the run directory or
+    the sweep folder. ``default_name``: the name without a given name; None: from file, command or task.
     """
 
     file: Path | None = None
@@ -77,6 +78,8 @@ class SubmitRequest:
     trust_owner: bool = False
     max_parallel: int | None = None
     pack: int | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    default_name: str | None = None
 
     def place(self, option: str) -> str:
         """Return ``option`` as the user wrote it: ``--max-parallel``, or ``max_parallel=`` in Python."""
@@ -119,7 +122,9 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     }
     profile = profile_path(os.environ, request.profile)
     return [
-        flag_layer({"name": _default_name(file, command, task, request.command_place)}),
+        flag_layer({"name": (request.default_name, request.command_place)})
+        if request.default_name
+        else flag_layer({"name": _default_name(file, command, task, request.command_place)}),
         read_site(os.environ).defaults,
         flag_layer(of_slurm),
         *([] if profile is None else [profile_layer(profile)]),

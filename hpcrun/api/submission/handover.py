@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,7 +58,11 @@ def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submi
             if is_element(run):
                 refuse_unrecorded(RunDirectory(run.path.parent))
             refuse_live(run)
-            with put_back_on_failure(*changed_files(run)), plan.admitted() as replaced:
+            with (
+                put_back_on_failure(*changed_files(run)),
+                written(run.path, plan.request.files),
+                plan.admitted() as replaced,
+            ):
                 keep_code(run, plan.config, plan.request.snapshot)
                 changed = _written(run, plan.config)
                 stop_if_interrupted(signals)
@@ -168,6 +172,23 @@ def put_back_on_failure(*files: Path) -> Iterator[None]:
                     path.unlink(missing_ok=True)
                 elif not path.exists() or path.read_bytes() != content:
                     write_atomic(path, content)
+        raise
+
+
+@contextmanager
+def written(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
+    """Write the ``files`` that are missing below ``folder``; remove them again if the block fails."""
+    new = {folder / name: content for name, content in files.items()}
+    parents = {path.parent for path in new if not path.parent.exists()}
+    try:
+        with put_back_on_failure(*new):
+            for path, content in new.items():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                if not path.exists():
+                    write_atomic(path, content)
+            yield
+    except BaseException:
+        directory.remove_if_empty([*parents])
         raise
 
 

@@ -112,6 +112,7 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
             config = config.model_copy(update={"name": run.path.name})
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
+        _require_weights(config, request)
     executor: ExecutorName = "prepared" if request.prepare else submission.choose_executor(config)
     say_idle(request, executor)
     if standing is None:
@@ -120,6 +121,17 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     return SubmissionPlan(
         request, run, config, executor, start, standing.finished, standing.replaced
     )
+
+
+def _require_weights(config: Config, request: SubmitRequest) -> None:
+    """Raise UserError if ``train.init_from`` is missing, unless an earlier run or the set-up makes it."""
+    source, job = config.train.init_from, config.job
+    made_later = request.after or job.setup or job.node_setup or job.container
+    if source is None or config.command or made_later or Path(source).exists():
+        return
+    # An absolute path may be on the nodes only.
+    if not Path(source).is_absolute() or job.executor in ("local", "debug"):
+        raise UserError(f"train.init_from: {source} does not exist in {Path.cwd()}; check the path")
 
 
 def identity(executor: ExecutorName) -> tuple[dict[str, Any], str]:

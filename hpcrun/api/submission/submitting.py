@@ -2,12 +2,13 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
+from hpcrun.api.functions import FunctionCall, FunctionRun, function_call
 from hpcrun.api.places import runs_folder
-from hpcrun.api.run import Run, carry_out, refusing
+from hpcrun.api.run import Run, carry_out, refusing, run_at
 from hpcrun.api.submission.choose_config import OPTIONS, PYTHON_COMMAND, SubmitRequest
 from hpcrun.api.submission.plan import plan_submission
 from hpcrun.api.sweeps.handle import Sweep
@@ -59,6 +60,12 @@ class SubmitOptions(TypedDict, total=False):
 
 @overload
 def submit(
+    config: Callable[..., Any], *arguments: Any, **options: "Unpack[SubmitOptions]"
+) -> FunctionRun: ...
+
+
+@overload
+def submit(
     config: str | os.PathLike[str] | None = None,
     *,
     sweep: None = None,
@@ -79,10 +86,10 @@ def submit(
 
 @refusing
 def submit(
-    config: str | os.PathLike[str] | None = None,
-    *,
+    config: str | os.PathLike[str] | Callable[..., Any] | None = None,
+    *arguments: Any,
     task: str | None = None,
-    command: Sequence[str | os.PathLike[str]] | None = None,
+    command: "Sequence[str | os.PathLike[str]] | FunctionCall | None" = None,
     overrides: Mapping[str, Any] | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
     after: Sequence[str | os.PathLike[str]] = (),
@@ -105,8 +112,12 @@ def submit(
     With ``sweep`` or ``sweep_file`` the call submits a run for each combination of values, and returns a
     :class:`hpcrun.Sweep`. The same call again submits what is missing or failed.
 
+    With a function, each rank calls it with ``arguments``: ``submit(train, "a.csv", 3, nodes=2, gpus=4)``.
+    The call returns a run whose ``result()`` waits for the value on rank 0.
+
     Args:
-        config: a YAML or JSON file. Without a file, a task and a command: the quick start.
+        config: a YAML or JSON file, or a function. Without a file, a task and a command: the quick start.
+        arguments: the positional arguments of the function; use functools.partial for keyword arguments.
         task: a built-in task or ``module:Class``, instead of the config's task.
         command: the words of a program that each task runs, such as ``["python", "train.py"]``.
         overrides: values of the config by dotted key, such as ``{"train.lr": 3e-4}``.
@@ -136,11 +147,20 @@ def submit(
         TypeError: there is no such option.
         KeyboardInterrupt: Ctrl-C during the call; nothing has changed, or the text names the job that stays.
     """
+    if callable(config):
+        for option, value in (("task", task), ("command", command), ("sweep", sweep)):
+            if value is not None:
+                raise UserError(f"{option}=: is not for a function; omit it")
+        command, config = function_call(config, [arguments]), None
+    elif arguments:
+        raise TypeError("submit() takes one positional argument, except after a function")
+    call = command if isinstance(command, FunctionCall) else None
+    words = command.command if isinstance(command, FunctionCall) else command
     request = SubmitRequest(
         file=None if config is None else Path(config),
-        overrides=_overrides(overrides, task),
+        overrides=_overrides(overrides, task, function=call is not None),
         options=_options(options),
-        command=_words("command", command),
+        command=_words("command", words),
         command_place=PYTHON_COMMAND,
         profile=profile,
         runs=runs_folder(runs_dir),
@@ -150,14 +170,50 @@ def submit(
         trust_owner=trust_owner,
         max_parallel=max_parallel,
         pack=pack,
+        files=call.files if call else {},
+        default_name=call.name if call else None,
     )
     if sweep is None and sweep_file is None:
         plan = plan_submission(request)
         carry_out(plan)
-        return Run(plan.run)
+        return run_at(plan.run)
     plan_of_sweep = plan_sweep(request, sweep_request(sweep, sweep_file))
     submit_sweep(plan_of_sweep)
     return Sweep(plan_of_sweep.folder)
+
+
+def map_array(
+    function: Callable[..., Any], *iterables: Iterable[Any], **options: "Unpack[SubmitOptions]"
+) -> Sweep:
+    """Submit a run for each call of ``function``, as ``map(function, *iterables)`` makes them.
+
+    On Slurm the runs are a job array. The sweep yields a run for each call, in the order of the calls:
+    ``[run.result() for run in map_array(train, [1, 2, 3], gpus=1)]``. The same call again submits what is
+    missing or failed.
+
+    Args:
+        function: a function that cloudpickle can pickle.
+        iterables: the values of each positional argument, all with the same length.
+        options: as for :func:`submit`, with ``max_parallel`` and ``pack``.
+
+    Raises:
+        UserError: the iterables are empty or differ in length; or as :func:`submit`.
+    """
+    try:
+        calls = [*zip(*iterables, strict=True)]
+    except ValueError as error:
+        raise UserError(
+            "map_array: the iterables differ in length; give one value per call"
+        ) from error
+    if not calls:
+        raise UserError("map_array: there are no calls; give at least one value")
+    call = function_call(function, calls, "{index}")
+    if unused := {"task", "command"} & options.keys():
+        raise UserError(f"{min(unused)}=: is not for a function; omit it")
+    options.setdefault("name", f"{call.name}-{call.digest[:6]}")
+    every: Any = {**options, "command": call, "sweep": {"index": range(len(calls))}}
+    found: Sweep = submit(**every)
+    return found
 
 
 def _options(given: Mapping[str, Any]) -> Layer:
@@ -171,13 +227,17 @@ def _options(given: Mapping[str, Any]) -> Layer:
     )
 
 
-def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:
+def _overrides(values: Mapping[str, Any] | None, task: str | None, *, function: bool) -> Layer:
     """Return the layer of ``overrides=`` and ``task=``; ``task=`` takes precedence.
+
+    ``function``: exit code 0 means that a function has returned, also after a stop signal.
 
     Raises:
         UserError: ``values`` has no dotted keys.
     """
     given: dict[str, tuple[Any, str]] = {}
+    if function:
+        given["job.zero_after_signal"] = ("finished", f"{_PLACE}=")
     if values is not None and not isinstance(values, Mapping):
         raise UserError(f"{_PLACE}=: give a dict, such as {_PLACE}={{'train.lr': 3e-4}}")
     for key, value in (values or {}).items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.interrupts import note_end, time_to_end
 from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
-from hpcrun.api.run import Run, refusing
+from hpcrun.api.run import Run, refusing, run_at
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, RunError
@@ -65,7 +65,7 @@ class Sweep:
     @refusing
     def __iter__(self) -> Iterator[Run]:
         """Return an iterator over the runs."""
-        return iter([Run(entry.run) for entry in sweep_entries(self.path)])
+        return iter([run_at(entry.run) for entry in sweep_entries(self.path)])
 
     @refusing
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Sweep:
         entries = {entry.run.path.name: entry for entry in sweep_entries(self.path)}
         if name not in entries:
             raise KeyError(f"{self.name} has no run {name!r}; names are such as '000'")
-        return Run(entries[name].run)
+        return run_at(entries[name].run)
 
     @property
     def values(self) -> dict[str, Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcrun.api.interrupts import noted
-from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted
+from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted, written
 from hpcrun.api.sweeps.elements import (
     common_state,
     continued,
@@ -116,6 +116,7 @@ def _submit(
     unanswered: SubmissionUnanswered | None = None
     with ExitStack() as stack:
         stack.enter_context(written_sweep_file(sweep))
+        stack.enter_context(written(plan.folder, plan.request.files))
         common = stack.enter_context(common_state(plan, again, fitted))
         for one in again:
             stack.enter_context(continued(one, common))

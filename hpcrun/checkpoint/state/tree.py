@@ -62,6 +62,13 @@ def join(skeleton: Any, tensors: Mapping[str, Any]) -> Any:
     return skeleton
 
 
+def name_of(skeleton: Any) -> str | None:
+    """Return the name of the tensor that :func:`split` took from this place; None if it is no tensor."""
+    if isinstance(skeleton, dict) and skeleton.keys() == {_MARK}:
+        return str(skeleton[_MARK])
+    return None
+
+
 def _same_type(mapping: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """Return ``items`` in a mapping of the type of ``mapping``."""
     # Pass a mapping: a Counter would count pairs (MultiStepLR keeps its milestones in a Counter).

@@ -1,6 +1,7 @@
-"""Write a run's model to one file.
+"""Write a run's model to a file or folder.
 
-Plain PyTorch loads a .pt file, any safetensors reader a .safetensors file.
+Plain PyTorch loads a .pt file and a folder of `--format dcp`, any safetensors reader a .safetensors file, and
+Hugging Face's from_pretrained a folder of `--format safetensors`.
 """
 
 import argparse
@@ -14,7 +15,15 @@ from hpcrun.printing import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_saved(parser)
-    parser.add_argument("file", type=Path, help="output file: model.safetensors or model.pt")
+    parser.add_argument(
+        "file", type=Path, help="output: model.safetensors, model.pt, or a new folder with --format"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("dcp", "safetensors", "pt"),
+        help="dcp: a folder for torch.distributed.checkpoint; safetensors: a file, or a folder of shards; "
+        "pt: a file (default: the suffix)",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--step", type=int, help="export this step (default: the newest valid checkpoint)"
@@ -37,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     if step is None:
         step = best_readable(store) if arguments.best else newest_readable(store)
     store.require_private([step])
-    exported = export_model(store, step, arguments.file, averaged=arguments.ema)
+    exported = export_model(
+        store, step, arguments.file, kind=arguments.format, averaged=arguments.ema
+    )
     weights = "averaged weights" if arguments.ema else "model"
     say(
         f"hpcrun: {arguments.file}: the {weights} of {name} after step {step}, "
