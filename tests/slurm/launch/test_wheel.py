@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_a_wheel_holds_the_batch_scripts(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("hpcrun", "sbatch"):
+    for name in ("hpcrun", "hydra_plugins", "sbatch"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
     for name in ("LICENSE", "MANIFEST.in", "pyproject.toml", "README.md", "setup.py"):
@@ -41,3 +41,5 @@ def test_a_wheel_holds_the_batch_scripts(tmp_path: Path) -> None:
     assert Path(found) == tmp_path / "installed" / "hpcrun" / "sbatch"
     scripts = {path.name: path.read_text() for path in Path(found).iterdir()}
     assert scripts == {path.name: path.read_text() for path in (ROOT / "sbatch").iterdir()}
+    # hydra looks for launchers in this folder of the search path.
+    assert (tmp_path / "installed" / "hydra_plugins" / "hpcrun_launcher.py").is_file()
