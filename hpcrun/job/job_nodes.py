@@ -87,7 +87,7 @@ def nodes_of_job(
     shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
     # A script imports its libraries itself, and a container has other files.
-    forks = not (options.script or options.container or torchrun)
+    forks = not (options.script or options.container or options.image or torchrun)
     helpers = RankHelpers(
         memory=memory_keeper.new_key(),
         # The agents of a killed batch step end, and their fork servers with them.

@@ -26,6 +26,7 @@ from hpcrun.job.srun import (
     LaunchOptions,
     RanksEnd,
     Way,
+    in_container,
     link_batch_log,
     newest_left,
     node_setup_steps,
@@ -280,7 +281,7 @@ def _send_left(run: RunDirectory) -> None:
 
 
 def _start(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
-    options = LaunchOptions() if way.own_script else read_launch_options(run)
+    options = LaunchOptions() if way.own_script else in_container(run, read_launch_options(run))
     if way.packed:
         options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ

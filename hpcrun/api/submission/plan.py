@@ -22,6 +22,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json, without_comment_crc
+from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
 from hpcrun.slurm.launch.batch_script import wanted_cluster
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
@@ -112,6 +113,8 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
     executor: ExecutorName = "prepared" if request.prepare else submission.choose_executor(config)
+    if standing is None or standing.finished is None:
+        check_image(config.job, run, Path.cwd(), here=executor == "local")
     say_idle(request, executor)
     if standing is None:
         return SubmissionPlan(request, run, config, executor, "new")

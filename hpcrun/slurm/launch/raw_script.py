@@ -29,7 +29,7 @@ def raw_command(run: RunDirectory, config: Config) -> str:
 
 def not_in_the_script(config: Config) -> list[str]:
     """Return the keys of `job:` that ``config`` sets and that no option of sbatch can express."""
-    keys = ("setup", "node_setup", "preflight", "env", "srun_args", "container", "spares")
+    keys = ("setup", "node_setup", "preflight", "env", "srun_args", "image", "container", "spares")
     return [f"job.{key}" for key in keys if getattr(config.job, key)]
 
 
