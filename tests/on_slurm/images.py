@@ -21,7 +21,7 @@ PREFIX = apptainerinstall.PREFIX
 NAME = "image of the tests"
 # The packages of the tests and this checkout, under names that the host does not have.
 MOUNTS = [f"{Path(torch.__file__).parents[1]}:/packages:ro", f"{Path(__file__).parents[2]}:/hpcrun"]
-SETUP = f"export PATH={PREFIX}/bin:$PATH"
+_SETUP = "export PATH={path}/bin:$PATH APPTAINER_TMPDIR={temporary}"
 _PROGRAMS = ("bash", "cat", "env", "hostname", "sh", "sleep", "true")
 _LIBRARIES = ("libgcc_s.so.1", "libstdc++.so.6", "librt.so.1", "libdl.so.2", "libpthread.so.0")
 _FOLDERS = (
@@ -37,6 +37,12 @@ _FOLDERS = (
     "usr/bin",
     "usr/lib64",
 )
+
+
+def setup(image: Path) -> str:
+    """Return the line that finds Apptainer; its temporary files go to the folder of the image."""
+    # A rank that is killed leaves its files.
+    return _SETUP.format(path=PREFIX, temporary=image.parent)
 
 
 def make_root(root: Path) -> None:

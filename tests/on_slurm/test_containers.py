@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from hpcrun.run.files import read_json
 from tests import jobs
 
 from . import images
-from .cluster import SlurmCluster
+from .cluster import PATIENCE, SlurmCluster
 from .conftest import unavailable
-from .training import Bench
+from .training import ROOT, Bench
 
 pytestmark = pytest.mark.slurm
 
@@ -34,7 +35,7 @@ def in_image(image: Path, **changes: object) -> dict[str, object]:
     return {
         "job.image": str(image),
         "job.mounts": json.dumps(images.MOUNTS),
-        "job.setup": json.dumps([images.SETUP]),
+        "job.setup": json.dumps([images.setup(image)]),
         "job.env.PYTHONPATH": "/hpcrun:/packages",
         "job.exclude_after": "null",
         **changes,
@@ -97,6 +98,44 @@ def test_the_ranks_are_inside_and_the_batch_step_is_outside(bench: Bench, image:
     assert images.NAME in log
     assert "/usr/bin/python3 a, b" in log
     assert images.NAME not in bench.batch_log(run)
+
+
+@pytest.mark.slow
+def test_sigterm_lets_the_ranks_in_an_image_save(bench: Bench, image: Path) -> None:
+    run = submit(bench, "ended", in_image(image, **{"model.pause": 0.05, "checkpoint.every": 0}))
+    with bench.held_at(run, 13):
+        # Slurm signals all processes of the step, also those of the runtime.
+        bench.slurm.run(["scancel", bench.job(run)])
+        assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
+    (stopped,) = jobs.events(run, "stopped")
+    assert stopped.fields["committed"]
+    assert bench.causes(run) == ["cancelled"]
+
+
+@pytest.mark.slow
+def test_a_registry_image_is_pulled_once_for_all_attempts(bench: Bench, image: Path) -> None:
+    port = 5057
+    served = f"{sys.executable} {ROOT}/tests/on_slurm/registry.py {image.parent}/root {port}"
+    setup = [
+        f"{images.setup(image)} APPTAINER_NOHTTPS=true",
+        # Only the first attempt finds the registry.
+        f"[ $SLURM_RESTART_COUNT ] || {served} > /dev/null 2>&1 &",
+        f"[ $SLURM_RESTART_COUNT ] || until (: < /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do sleep 0.2; done",
+    ]
+    script = 'echo "$HPCRUN_RESTART $KEY"; [ "$HPCRUN_RESTART" = 1 ] || exit 75'
+    overrides = in_image(image, **{"job.setup": json.dumps(setup), "job.env.KEY": "of the job"})
+    overrides["job.image"] = f"127.0.0.1:{port}/train:1"
+    bench.hpcrun(
+        *("submit", "--name", "pulled", "--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm"),
+        *("--detach", "job.mem=1G", *(f"{key}={one}" for key, one in overrides.items())),
+        *("--", "bash", "-c", script),
+    )  # fmt: skip
+    run = bench.run("pulled")
+    assert bench.wait_for_end(run, 2 * PATIENCE) == "COMPLETED", bench.story(run)
+    logs = "".join(path.read_text() for path in sorted(run.logs.glob("*/*/rank-00000.log")))
+    shown = [line for line in logs.splitlines() if " of the " in line]
+    assert shown == ["0 of the job", "1 of the job"]
+    assert [path.name for path in run.path.glob("image*")] == ["image.sif"]
 
 
 def test_a_missing_runtime_is_named_in_one_line(bench: Bench, image: Path) -> None:
