@@ -29,7 +29,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_600, 18),
     "slurm": (5_000, 26),
     "tasks": (1_400, 9),
-    "tests": (53_950, 422),
+    "tests": (54_050, 423),
     "train": (10_550, 46),
 }
 """The most lines and files of each package, and of the tests."""

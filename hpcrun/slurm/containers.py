@@ -101,8 +101,9 @@ def container_of(
         folder: the working folder of the ranks.
         slurm: the ranks are tasks of srun.
     """
-    pyxis = slurm and not request.image.endswith(".sif") and has_pyxis()
-    start = _by_pyxis if pyxis else _by_command
+    # pyxis reads no other file, and no folder.
+    known = request.image.endswith(".sqsh") or image_file(request.image, folder) is None
+    start = _by_pyxis if slurm and known and has_pyxis() else _by_command
     return start(request, run, folder)
 
 

@@ -95,8 +95,8 @@ def test_pyxis_gets_options_of_srun(programs: Path) -> None:
     }.items():
         words = container_of(request_of(image), RUN, FOLDER, slurm=True).srun_args
         assert words[0] == f"--container-image={taken}"
-    # Only Apptainer reads this format, and only srun has the options.
-    for image, slurm in (("/train.sif", True), ("/train.sqsh", False)):
+    # Only Apptainer reads these, and only srun has the options.
+    for image, slurm in (("/train.sif", True), ("/unpacked", True), ("/train.sqsh", False)):
         assert container_of(request_of(image), RUN, FOLDER, slurm=slurm).srun_args == ()
 
 
