@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_FOLDERS = ("hpcrun", "sbatch", "configs", "examples", "docs", "tools")
+_FOLDERS = ("hpcrun", "hydra_plugins", "sbatch", "configs", "examples", "docs", "tools")
 _FILES = ("LICENSE", "MANIFEST.in", "pyproject.toml", "README.md", "setup.py")
 
 

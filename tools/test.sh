@@ -25,6 +25,14 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         *) exit "$code" ;;
         esac
     done
+    code=0
+    tools/devcluster install --apptainer || code=$?
+    if [ "$code" = 3 ]; then
+        HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-} apptainer"
+        echo "NOTICE: containers ARE NOT TESTED: Apptainer's packages cannot be fetched" >&2
+    elif [ "$code" != 0 ]; then
+        exit "$code"
+    fi
     export HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-}"
     # For the tests of --host. With RUNLEVEL=1 Debian starts no service.
     if ! [ -x /usr/sbin/sshd ] || ! command -v rsync >/dev/null; then

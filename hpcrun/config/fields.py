@@ -35,6 +35,11 @@ _TIME = re.compile(
     r"|(?P<only_minutes>\d{1,9})",
     re.ASCII,
 )
+# [docker://][REGISTRY/]NAME[:TAG][@DIGEST]
+_REFERENCE = re.compile(
+    r"(docker://)?[a-z0-9][\w.-]*(:\d+)?(/[a-z0-9][\w.-]*)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
 _TIME_WAYS = "write HH:MM:SS, D-HH:MM:SS or a number of minutes"
 
 
@@ -182,6 +187,37 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _check_image(image: str) -> str:
+    _check_text(image)
+    if image.startswith(("/", "./", "../", "~")) or image.endswith((".sif", ".sqsh")):
+        return _check_no_comma(image)
+    if not _REFERENCE.fullmatch(image):
+        raise ValueError(
+            "should be a .sif or .sqsh file, a path with / or ./ in front, or a reference to a registry such "
+            f"as docker://nvcr.io/nvidia/pytorch:26.05-py3, not {value_text(image)}"
+        )
+    return image
+
+
+def _check_mount(mount: str) -> str:
+    _check_no_comma(_check_text(mount))
+    source, _, rest = mount.partition(":")
+    target, _, mode = rest.partition(":")
+    if not all(path.startswith("/") for path in (source, target or "/")) or mode not in ("", "ro"):
+        raise ValueError(
+            "should be a full path, SOURCE:DESTINATION or SOURCE:DESTINATION:ro, not "
+            f"{value_text(mount)}"
+        )
+    return mount
+
+
+def _check_no_comma(path: str) -> str:
+    # Each runtime separates mounts and names by some of these.
+    if bad := next((letter for letter in path if letter in ",\"'\\$\n"), None):
+        raise ValueError(f"may not contain {value_text(bad)}: {value_text(path)}")
+    return path
+
+
 def _check_notify(target: str) -> str:
     """No message shows the value: the URL of a webhook is a secret."""
     _check_text(target)
@@ -253,6 +289,8 @@ Word = Annotated[str, AfterValidator(_check_word)]
 Option = Annotated[str, AfterValidator(_check_option)]
 SbatchOption = Annotated[str, AfterValidator(_check_sbatch_option)]
 ShellText = Annotated[str, AfterValidator(_check_text)]
+Image = Annotated[str, AfterValidator(_check_image)]
+Mount = Annotated[str, AfterValidator(_check_mount)]
 NotifyTarget = Annotated[str, AfterValidator(_check_notify)]
 EnvName = Annotated[str, AfterValidator(_check_env_name)]
 

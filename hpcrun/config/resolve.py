@@ -176,6 +176,7 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
                 f"warm-up and decay take {ends} steps, but train.steps is {train.steps}",
             )
     yield from _of_tasks(config)
+    yield from _of_image(config)
     if job.executor == "debug" and job.world_size != 1:
         yield (
             ["job.executor", "job.nodes", "job.gpus"],
@@ -201,6 +202,23 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["job.time", "job.signal_lead"],
             f"the limit {job.time} is not longer than job.signal_lead ({job.signal_lead} s), the warning "
             "before it; set a longer limit, or a shorter job.signal_lead",
+        )
+
+
+def _of_image(config: Config) -> Iterator[tuple[list[str], str]]:
+    """Yield contradictions among the keys on the container."""
+    job = config.job
+    if job.mounts and job.image is None:
+        yield ["job.mounts"], "needs job.image; set the image, or omit the key"
+    if job.container and job.image is not None:
+        yield (
+            ["job.container", "job.image"],
+            "job.image chooses the words before the command; omit job.container",
+        )
+    if job.image is not None and job.executor == "debug":
+        yield (
+            ["job.executor", "job.image"],
+            "debug runs the rank in this process, outside the image; use the local executor",
         )
 
 

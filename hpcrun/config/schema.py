@@ -13,7 +13,9 @@ from hpcrun.config.fields import (
     EnvName,
     FromZero,
     GpuCount,
+    Image,
     Memory,
+    Mount,
     NotNegative,
     Option,
     Positive,
@@ -171,9 +173,17 @@ class Job(Section):
     srun_args: list[Option] = Field(
         default=[], description="Further options for srun, one per item."
     )
+    image: Image | None = Field(
+        default=None,
+        description="Container image of the ranks: a .sif or .sqsh file, or docker://NAME:TAG.",
+    )
+    mounts: list[Mount] = Field(
+        default=[],
+        description="Paths to mount in the image: /data, /data:/inside or /data:/inside:ro.",
+    )
     container: list[ShellText] = Field(
         default=[],
-        description="Prefix of each rank's command, such as apptainer exec --nv image.sif.",
+        description="Prefix of each rank's command, for a container that image cannot start.",
     )
     same_code: bool = Field(
         default=False,
@@ -181,7 +191,7 @@ class Job(Section):
     )
     python: ShellText | None = Field(
         default=None,
-        description="Python of the ranks, in the container; null: the submitting interpreter.",
+        description="Python of the ranks; null: the submitting interpreter, or python3 of the image.",
     )
 
     @property

@@ -82,15 +82,17 @@ def launch_failure(
         return Diagnosis(line, None, host, None, None, 0, node_fault=True)
     absent = _EXECVE.search(batch_log) or _EXECVE.search(rank_log)
     if absent:
-        line = f"the ranks cannot be started: {absent['what']} (job.python, job.container)"
+        line = (
+            f"the ranks cannot be started: {absent['what']} (job.python, job.image, job.container)"
+        )
         return Diagnosis(line, None, None, None, None, 0, bad_input=not worked)
     old = _OLD_PYTHON.search(rank_log)
     if old:
-        line = f"{old[0]} (job.python, job.container)"
+        line = f"{old[0]} (job.python, job.image, job.container)"
         return Diagnosis(line, None, None, None, None, 0, bad_input=True)
     lacking = _NO_MODULE.search(rank_log)
     if lacking:
-        line = f"no module {lacking['what']} for the ranks' Python (job.python, job.container)"
+        line = f"no module {lacking['what']} for the ranks' Python (job.python, job.image, job.container)"
         return Diagnosis(line, None, None, None, None, 0, bad_input=not worked)
     return None
 

@@ -35,7 +35,7 @@ def check_command(config: Config, folder: Path) -> None:
     if job.launcher is not None:
         require_script(job.launcher, config.command, folder)
     # The files of a container are unknown here.
-    if not job.container:
+    if not (job.container or job.image):
         require_there(
             config.command,
             folder,

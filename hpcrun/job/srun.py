@@ -14,6 +14,7 @@ from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.slurm.commands import given_option
+from hpcrun.slurm.containers import ImageRequest, container_of
 from hpcrun.slurm.node_setup import node_setup_command
 from hpcrun.slurm.notation import STEPS, expand
 
@@ -75,6 +76,7 @@ class LaunchOptions:
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
     ``script``: the ranks run a program of the user, which may save on SIGTERM. ``node_range``: ``job.nodes``,
     if it is a range. ``spares``: nodes that the ranks do not use. ``gpus_per_node``, ``tasks``: per node.
+    ``container``: the words before the command of a rank. ``image``: ``job.image``, with its mounts.
     """
 
     gpus: bool = False
@@ -84,6 +86,7 @@ class LaunchOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     srun_args: Sequence[str] = ()
     container: Sequence[str] = ()
+    image: ImageRequest | None = None
     python: str | None = None
     shares_cores: bool = False
     script: bool = False
@@ -116,6 +119,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
             srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
             container=[str(word) for word in job.get("container") or ()],
+            image=_image_request(job),
             python=job.get("python"),
             script=bool(config.get("command")),
             node_range=nodes if "-" in nodes else None,
@@ -128,6 +132,28 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
         raise UserError(
             f"{run.config}: is not the config of a run; submit the run again"
         ) from error
+
+
+def _image_request(job: Mapping[str, Any]) -> ImageRequest | None:
+    if not job.get("image"):
+        return None
+    mounts = [str(mount) for mount in job.get("mounts") or ()]
+    return ImageRequest(str(job["image"]), mounts, list(job.get("env") or ()), not job.get("cpu"))
+
+
+def in_container(run: RunDirectory, options: LaunchOptions) -> LaunchOptions:
+    """Return the options with the words, lines and variables that start the ranks in their image."""
+    if options.image is None:
+        return options
+    start = container_of(options.image, run, Path.cwd(), slurm=True)
+    return replace(
+        options,
+        setup=[*options.setup, *start.setup],
+        env={**start.env, **options.env},
+        srun_args=[*start.srun_args, *options.srun_args],
+        container=start.prefix,
+        python=options.python or start.python,
+    )
 
 
 def sharing_node(run: RunDirectory, options: LaunchOptions) -> LaunchOptions:

@@ -27,6 +27,7 @@ from hpcrun.job.srun import (
     LaunchOptions,
     RanksEnd,
     Way,
+    in_container,
     link_batch_log,
     newest_left,
     node_setup_steps,
@@ -287,7 +288,7 @@ def _nodes_of_job(
     shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
     # A script imports its libraries itself, and a container has other files.
-    forks = not (options.script or options.container or torchrun)
+    forks = not (options.script or options.container or options.image or torchrun)
     helpers = RankHelpers(
         memory=memory_keeper.new_key(),
         # The agents of a killed batch step end, and their fork servers with them.
@@ -310,7 +311,7 @@ def _send_left(run: RunDirectory) -> None:
 
 def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
     """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
-    options = LaunchOptions() if way.own_script else read_launch_options(run)
+    options = LaunchOptions() if way.own_script else in_container(run, read_launch_options(run))
     if way.packed:
         options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ

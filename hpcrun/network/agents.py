@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from hpcrun.slurm.containers import Container
 from hpcrun.slurm.environment import without_rank_requests
 from hpcrun.slurm.notation import STEPS
 
@@ -220,13 +221,17 @@ def start(begin: Begin, names: Sequence[str], seconds: float) -> Nodes:
     return others
 
 
-def srun_command(nodes: Sequence[str], agent: Sequence[str]) -> list[str]:
-    """Build the step of one task per node; standard input goes to every task, which is srun's default."""
+def srun_command(nodes: Sequence[str], agent: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """Build the step of one task per node; standard input goes to every task, which is srun's default.
+
+    Args:
+        more: further options.
+    """
     count = str(len(nodes))
     options = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--overlap"]
     options += ["--mem=0", "--cpu-bind=none", "--export=ALL", "--nodelist", ",".join(nodes)]
     options += ["--kill-on-bad-exit=0", "--wait=0", "--no-kill", f"--job-name={STEPS}check"]
-    return ["srun", *options, *agent]
+    return ["srun", *options, *more, *agent]
 
 
 def not_launched(words: str, nodes: Sequence[str]) -> list[str]:
@@ -237,13 +242,14 @@ def not_launched(words: str, nodes: Sequence[str]) -> list[str]:
 
 def on_slurm(
     python: str | None = None,
-    container: Sequence[str] = (),
+    container: Container | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Begin:
     """Return the function that starts agents on nodes of this allocation, in the environment of a job."""
-    agent = [*container, python or sys.executable, *AGENT]
-    own = without_rank_requests(os.environ if environ is None else environ)
-    return lambda names: Processes([(srun_command(names, agent), own)])
+    box = container or Container()
+    agent = [*box.prefix, python or box.python or sys.executable, *AGENT]
+    own = {**box.env, **without_rank_requests(os.environ if environ is None else environ)}
+    return lambda names: Processes([(srun_command(names, agent, box.srun_args), own)])
 
 
 def here(names: Sequence[str]) -> Processes:

@@ -25,6 +25,7 @@ from hpcrun.network.probes import (
     record_from,
 )
 from hpcrun.network.probes import lines as finding_lines
+from hpcrun.slurm.containers import Container
 
 _START, _WRITE, _READ = 60.0, 30.0, 60.0
 # Factor of all limits for nodes that did not answer the first time.
@@ -62,7 +63,7 @@ def check_nodes(
     *,
     folder: Path | None,
     python: str | None = None,
-    container: Sequence[str] = (),
+    container: Container | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> PreflightFacts:
     """Check the hosts of ``needs``, nodes of this allocation, in the environment of the ranks.
@@ -70,7 +71,7 @@ def check_nodes(
     Args:
         folder: a shared folder, in which the nodes write and read files; None: no such check.
         python: ``job.python``.
-        container: ``job.container``.
+        container: of the ranks.
     """
     return check_twice(on_slurm(python, container, environ), needs.hosts, needs, folder)
 

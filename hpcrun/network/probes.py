@@ -34,12 +34,15 @@ class Needs:
 
     ``gpus``: GPUs per node; 0: none; None: any number. ``run``: the run directory, if there is a run.
     ``hosts``: the names of the nodes; empty for processes of one machine. ``interface``: ``job.interface``.
+    ``image``: ``job.image``. ``version``: of hpcrun in the batch step.
     """
 
     gpus: int | None = None
     run: str | None = None
     hosts: Sequence[str] = ()
     interface: str | None = None
+    image: str | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,9 @@ _PROBES: dict[str, Probe] = {}
 
 
 def probes() -> Mapping[str, Probe]:
-    """Return all probes by name; the module of the GPUs adds its own to the list."""
-    importlib.import_module("hpcrun.network.gpu_probes")
+    """Return all probes by name; the modules of the image and of the GPUs add theirs to the list."""
+    for module in ("image_probe", "gpu_probes"):
+        importlib.import_module(f"hpcrun.network.{module}")
     return _PROBES
 
 
@@ -231,9 +235,7 @@ _GIB, _MIB = 1 << 30, 1 << 20
 _LEAST, _LITTLE = 64 * _MIB, 1 * _GIB
 _FEW_FILES = 4096
 _RDMA = Path("/sys/class/infiniband")
-_ONE_ENVIRONMENT = (
-    "use one environment on all nodes (job.python, job.container), or exclude the node"
-)
+_ONE_ENVIRONMENT = "use one environment on all nodes (job.python, job.image), or exclude the node"
 
 
 @probe("space")

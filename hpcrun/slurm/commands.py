@@ -40,6 +40,11 @@ def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[s
     ]
 
 
+def srun_help_command() -> list[str]:
+    """Build the call that prints srun's options, with those of the plugins of this site."""
+    return ["srun", "--help"]
+
+
 def squeue_steps_command(job_id: str, cluster: str | None = None) -> list[str]:
     """Build the query for the steps of one job that have not ended, with their names."""
     job = _checked(job_id)

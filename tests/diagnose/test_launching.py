@@ -125,10 +125,11 @@ def test_a_program_that_all_nodes_lack_is_no_nodes_fault(tmp_path: Path) -> None
     [
         ("/usr/bin/python3: Error while finding module specification for 'hpcrun.worker' "
          "(ModuleNotFoundError: No module named 'hpcrun')\n",
-         "no module hpcrun for the ranks' Python (job.python, job.container)"),
+         "no module hpcrun for the ranks' Python (job.python, job.image, job.container)"),
         ("/opt/python3.8: Error while finding module specification for 'hpcrun.worker' "
          "(ImportError: hpcrun needs Python 3.10 or newer, and this is 3.8 (/opt/python3.8))\n",
-         "hpcrun needs Python 3.10 or newer, and this is 3.8 (/opt/python3.8) (job.python, job.container)"),
+         "hpcrun needs Python 3.10 or newer, and this is 3.8 (/opt/python3.8) "
+         "(job.python, job.image, job.container)"),
     ],
 )  # fmt: skip
 def test_an_interpreter_that_cannot_run_hpcrun_is_bad_input(said: str, line: str) -> None:

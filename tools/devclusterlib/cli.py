@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from . import (
+    apptainerinstall,
     cluster,
     faults,
     lifecycle,
@@ -112,8 +113,13 @@ def do_env(parsed: argparse.Namespace) -> int:
 
 
 def do_install(parsed: argparse.Namespace) -> int:
-    """Install Debian's packages, or another version of Slurm next to the system's."""
+    """Install Debian's packages, or another version of Slurm or Apptainer next to the system's."""
     requirements.require_root()
+    if parsed.apptainer:
+        if parsed.slurm or parsed.accounting or parsed.shared_fs != "local":
+            raise Refusal("--apptainer installs only Apptainer", "run `install` twice")
+        print(apptainerinstall.install(requirements.install_environment()))
+        return 0
     if parsed.slurm:
         if parsed.accounting or parsed.shared_fs != "local":
             raise Refusal("--slurm installs only Slurm", "run `install` twice, once without it")

@@ -29,6 +29,9 @@ def parser() -> argparse.ArgumentParser:
     install = commands.add_parser("install", help="install the required Debian packages")
     add_features(install)
     add_slurm(install, "this version next to the system's, from Debian's later suites")
+    install.add_argument(
+        "--apptainer", action="store_true", help="Apptainer for containers, from a later suite"
+    )
     add_faults(commands)
     return top
 

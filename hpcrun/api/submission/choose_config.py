@@ -250,7 +250,7 @@ def require_packages(config: Config) -> None:
     Python, or with modules that ``job.setup`` loads.
     """
     job, watch = config.job, config.watch
-    if config.command or job.container or job.python or job.setup:
+    if config.command or job.image or job.container or job.python or job.setup:
         return
     wanted = {"tensorboard": watch.tensorboard, "wandb": watch.wandb is not None}
     for package, asked in wanted.items():

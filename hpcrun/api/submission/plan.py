@@ -23,6 +23,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json, without_comment_crc
+from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
 from hpcrun.slurm.launch.batch_script import wanted_cluster
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
@@ -114,6 +115,8 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
         check_command(config, Path.cwd())
         _require_weights(config, request)
     executor: ExecutorName = "prepared" if request.prepare else submission.choose_executor(config)
+    if standing is None or standing.finished is None:
+        check_image(config.job, run, Path.cwd(), here=executor == "local")
     say_idle(request, executor)
     if standing is None:
         return SubmissionPlan(request, run, config, executor, "new")
@@ -126,7 +129,7 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
 def _require_weights(config: Config, request: SubmitRequest) -> None:
     """Raise UserError if ``train.init_from`` is missing, unless an earlier run or the set-up makes it."""
     source, job = config.train.init_from, config.job
-    made_later = request.after or job.setup or job.node_setup or job.container
+    made_later = request.after or job.setup or job.node_setup or job.container or job.image
     if source is None or config.command or made_later or Path(source).exists():
         return
     # An absolute path may be on the nodes only.

@@ -19,6 +19,7 @@ from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep
+from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import jobs, submission
 from hpcrun.slurm.launch.array import element_name
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName
@@ -143,6 +144,7 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
             "--executor local"
         )
     require_packages(config)
+    check_image(config.job, RunDirectory(folder), Path.cwd(), here=executor == "local")
     pack = request.pack or 1
     if pack > 1:
         if pack > (request.max_parallel or pack):

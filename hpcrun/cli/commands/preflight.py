@@ -24,6 +24,7 @@ from hpcrun.cli.arguments import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.devices.devices import given_gpus
 from hpcrun.errors import UserError
+from hpcrun.network.image_probe import own_version
 from hpcrun.network.preflight import (
     PreflightFacts,
     as_data,
@@ -40,6 +41,7 @@ from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events, was_cancelled
 from hpcrun.run.reports import record_report
+from hpcrun.slurm.containers import Container, container_of, image_request
 
 if TYPE_CHECKING:
     from hpcrun.config import Job
@@ -101,11 +103,26 @@ def _measure(
     if gpus is None:
         gpus = job.gpus if job is not None else given_gpus(os.environ) or None
     return check_nodes(
-        Needs(gpus, run, hosts, job.interface if job else None),
+        Needs(
+            gpus,
+            run,
+            hosts,
+            job.interface if job else None,
+            job.image if job else None,
+            own_version(),
+        ),
         folder=folder,
         python=job.python if job else None,
-        container=job.container if job else (),
+        container=_container(job, directory),
     )
+
+
+def _container(job: "Job | None", directory: RunDirectory | None) -> Container:
+    """Return the start of the ranks' container, in which the agents run too."""
+    image = image_request(job) if job else None
+    if image is None or directory is None:
+        return Container(prefix=job.container if job else ())
+    return container_of(image, directory, Path.cwd(), slurm=True)
 
 
 def _job(directory: RunDirectory | None) -> "Job | None":

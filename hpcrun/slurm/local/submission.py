@@ -16,6 +16,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import make_numbered_folder, write_json
 from hpcrun.slurm.commands import given_option
+from hpcrun.slurm.containers import Container, container_of, image_request
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.local import job_files
@@ -91,6 +92,7 @@ def submit_local(
         OSError: the disk refuses.
     """
     job, own = config.job, [sys.executable, "-m", "hpcrun"]
+    container = local_container(run, job)
     devices = local_devices(config)
     folder = new_job_folder(run.logs)
     request = JobRequest(
@@ -107,10 +109,10 @@ def submit_local(
         warn_signal=config.warn_signal,
         grace=job.grace,
         requeue_delay=job.requeue_delay,
-        setup=job.setup,
+        setup=[*job.setup, *container.setup],
         node_setup=job.node_setup,
         preflight=[*own, "preflight", str(run.path), "--before-ranks"] if job.preflight else [],
-        env=job.env,
+        env={**container.env, **job.env},
         after=[*own, "finalize", str(run.path)],
         wait_for=[str(other.path) for other in after],
     )
@@ -118,10 +120,19 @@ def submit_local(
     return Submitted("local", request.job_id)
 
 
+def local_container(run: RunDirectory, job: Job) -> Container:
+    """Return the start of the ranks' container on this machine."""
+    image = image_request(job)
+    if image is None:
+        return Container(prefix=job.container)
+    return container_of(image, run, Path.cwd(), slurm=False)
+
+
 def worker(run: RunDirectory, job: Job) -> list[str]:
     """Return the command of each task of the local cluster."""
-    python = job.python or sys.executable
-    return [*job.container, python, "-u", "-m", "hpcrun.worker", str(run.path)]
+    container = local_container(run, job)
+    python = job.python or container.python or sys.executable
+    return [*container.prefix, python, "-u", "-m", "hpcrun.worker", str(run.path)]
 
 
 def submit_local_sweep(

@@ -76,3 +76,7 @@ def test_a_config_of_the_user_comes_first(installed: Path, tmp_path: Path) -> No
     (tmp_path / "configs" / "gpt.yaml").write_text("model: {width: 64}\n")
     shown = hpcrun(installed, "config", "show", "-c", "configs/gpt.yaml", cwd=tmp_path)
     assert "width: 64" in shown
+
+
+def test_a_wheel_has_the_launcher_where_hydra_looks_for_it(installed: Path) -> None:
+    assert (installed / "hydra_plugins" / "hpcrun_launcher.py").is_file()
