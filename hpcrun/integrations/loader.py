@@ -29,7 +29,7 @@ from hpcrun.integrations.streams import Reader, SeededStream, StreamItem, has_st
 from hpcrun.printing import say_aside
 from hpcrun.ranks.signals import end_helpers
 
-_REMEMBERED = 4096
+_REMEMBERED = 256
 """Positions before the newest batch that :meth:`ExactLoader.state_dict` can describe."""
 
 

@@ -159,7 +159,7 @@ class Resumable:
                 self._epoch_random = capture_rank()
             self._resumed = False
             yield self.epoch
-            self.epoch += 1
+            self.epoch, self._epoch_random = self.epoch + 1, None
         self.finish()
 
     def batches(self, loader: Any = None) -> Iterator[Any]:
@@ -230,6 +230,8 @@ class Resumable:
         self.kept = _on_device(state["kept"])
         for name, one in self._loaders.items():
             one.load_state_dict(state["loaders"][name])
+            if self.epoch and self._epoch_random is None:
+                one.resumed = False  # saved between two epochs: the next epoch begins a new pass
 
     def _exact(self, loader: Any) -> ExactLoader:
         for one in self._loaders.values():
