@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from hpcrun import CheckpointError, UserError
 from tests.on_ranks import gathered, ranks
 
 from . import trainings
@@ -58,6 +59,22 @@ def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
         assert "resumed after step 7" in said
     # A finished training does not train again.
     assert start(cut, trainings.fail) == whole
+
+
+@ranks(2)
+def test_what_cannot_be_exact_is_refused(start, tmp_path):
+    for option in ("save_only_model", "ignore_data_skip", "auto_find_batch_size"):
+        with pytest.raises(UserError, match=rf"{option}=True\): .*; remove it"):
+            start(tmp_path, **{option: True})
+    short = {"max_steps": 1, "dataloader_num_workers": 0}
+    whole = start(tmp_path, **short)
+    with pytest.raises(CheckpointError, match="seed was 42, and is 7 now"):
+        start(tmp_path, seed=7, **short)
+    again = trainings.trainer(tmp_path / "again", **short)
+    assert again.train(resume_from_checkpoint=True).global_step == 1
+    assert trainings.digest(again.model) == whole[0]
+    with pytest.raises(UserError, match="a second train"):
+        again.train()
 
 
 @pytest.mark.slow
