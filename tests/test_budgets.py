@@ -21,7 +21,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "diagnose": (1_850, 9),
     "estimate": (850, 6),
     "hpcrun": (700, 8),
-    "integrations": (1_000, 9),
+    "integrations": (1_300, 9),
     "job": (7_400, 32),
     "network": (5_400, 22),
     "ranks": (3_600, 17),

@@ -1,6 +1,6 @@
 """The order of DDP's gradient buckets after a resume.
 
-DDP arranges its gradient buckets anew after the first backward pass of a process, in the order in which
+DDP arranges its gradient buckets again after the first backward pass of a process, in the order in which
 the gradients are ready. A gradient's position decides the order in which an all-reduce adds the values of
 three or more ranks. So the first step of a resumed process would round differently from the same step of an
 undisturbed process, which has arranged its buckets long before.
@@ -26,7 +26,7 @@ class BucketOrder:
         model: a model that may be in DDP, or have parts in DDP.
 
     Raises:
-        UserError: DDP has ``static_graph=True``, whose first step cannot be repeated.
+        UserError: DDP has ``static_graph=True``: its first step cannot be repeated.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,8 +53,8 @@ class _Part:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         if ddp.static_graph:
             raise UserError(
-                "model: DistributedDataParallel(static_graph=True) adds the gradients of the first step after a "
-                "resume in another order; remove static_graph"
+                "model: with DistributedDataParallel(static_graph=True), the first step after a resume adds "
+                "gradients in another order; remove static_graph"
             )
         self._ddp, self.order = ddp, list[str]()
         self._hooks = [

@@ -27,7 +27,7 @@ from hpcrun.integrations.random_state import (
 from hpcrun.integrations.streams import Reader, SeededStream, StreamItem, has_state
 from hpcrun.printing import say_aside
 
-_REMEMBERED = 4096
+_REMEMBERED = 256
 """Positions before the newest batch that :meth:`ExactLoader.state_dict` can describe."""
 
 
@@ -188,7 +188,7 @@ class ExactLoader:
             yield Order(mixed(self._seed, self._rank, epoch, position), epoch, indices)
 
     def _places(self) -> Iterator[Any]:
-        """Yield what the sampler gives in this pass, under generators of its own."""
+        """Yield what the sampler gives in this pass, under separate generators."""
         own = OwnRandomness(self._seed, self.epoch)
         with own.used():
             reseed(self._generators, [mixed(seed, self.epoch) for seed in self._generator_seeds])
@@ -205,8 +205,8 @@ class ExactLoader:
             usual = type(self._sampler) is BatchSampler
             name = type(self.loader.sampler if usual else self._sampler).__name__
             raise UserError(
-                f"{self.name}: {name} gives other samples when it is iterated again, so a resume would repeat or "
-                "skip samples; a sampler must draw from the global generators, hold its generator as an "
+                f"{self.name}: {name} gives other samples when it is iterated again, so a resume would "
+                "repeat or skip samples; a sampler must draw from the global generators or from one in an "
                 "attribute, or have set_epoch()"
             )
 
@@ -275,7 +275,7 @@ def _require_exact(loader: Any, name: str) -> None:
     if not isinstance(loader, DataLoader):
         raise UserError(
             f"{name}: is a {type(loader).__name__}, not a torch.utils.data.DataLoader; pass the DataLoader, "
-            "or leave out loader= if the loop makes its own batches from the global generators"
+            "or remove loader= if the loop makes its own batches from the global generators"
         )
     its_own = type(loader).__iter__ is not DataLoader.__iter__
     if its_own and not type(loader).__module__.startswith("torchdata.stateful_dataloader"):
@@ -289,6 +289,6 @@ def _require_exact(loader: Any, name: str) -> None:
         )
     if isinstance(loader.dataset, IterDataPipe):
         raise UserError(
-            f"{name}: {type(loader.dataset).__name__} is a DataPipe, whose position cannot be saved; use a "
+            f"{name}: {type(loader.dataset).__name__} is a DataPipe, and its position cannot be saved; use a "
             "map-style dataset, or an IterableDataset"
         )

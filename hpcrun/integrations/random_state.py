@@ -1,4 +1,4 @@
-"""Random states on the CPU: seeds from a position, and code that leaves the training's generators alone."""
+"""Random generators on the CPU: seeds from a position, and separate generators for the data."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 class OwnRandomness:
-    """Global CPU generators of their own for a block: they continue where the block before has ended."""
+    """Separate CPU generators for blocks: they continue from the end of the block before."""
 
     def __init__(self, *numbers: int) -> None:
         """Seed the generators from ``numbers``."""
@@ -96,8 +96,8 @@ def generators_in(*objects: Any) -> list[Any]:
 
 
 def reseed(generators: Sequence[Any], seeds: Sequence[int]) -> None:
-    """Seed each of ``generators`` in place with its seed."""
-    for generator, seed in zip(generators, seeds, strict=True):
+    """Seed each of ``generators`` in place with its seed, if it has one."""
+    for generator, seed in zip(generators, seeds, strict=False):
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
         elif isinstance(generator, np.random.Generator):

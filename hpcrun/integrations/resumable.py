@@ -122,7 +122,7 @@ class Resumable:
             one.register_step_post_hook(self._note_late)
 
     def step(self, keep: Any = None) -> None:
-        """Count a finished step; save at the interval, and stop if the ranks were told to. Collective.
+        """Count a finished step; save at the interval, and stop after a signal on any rank. Collective.
 
         Call it once per step, as the last line of the loop: after the optimizer and the scheduler.
 
@@ -137,7 +137,7 @@ class Resumable:
         """
         if self._loaders and not self._open:
             raise UserError(
-                f"state.step(): step {self.steps + 1} has no batch of its own; iterate state.batches(loader) "
+                f"state.step(): step {self.steps + 1} has no batch; iterate state.batches(loader) "
                 "in place of the loader, and call state.step() once, after all that belongs to its batches"
             )
         self._open, self._late = False, ""
@@ -150,8 +150,7 @@ class Resumable:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, up to ``count``; then :meth:`finish`.
 
-        After a resume it begins with the epoch of the checkpoint, and :meth:`batches` leaves out its finished
-        batches.
+        After a resume it begins with the epoch of the checkpoint; :meth:`batches` skips finished batches.
         """
         while self.epoch < count:
             if self._resumed and self._epoch_random is not None:
@@ -160,7 +159,7 @@ class Resumable:
                 self._epoch_random = capture_rank()
             self._resumed = False
             yield self.epoch
-            self.epoch += 1
+            self.epoch, self._epoch_random = self.epoch + 1, None
         self.finish()
 
     def batches(self, loader: Any = None) -> Iterator[Any]:
@@ -231,6 +230,8 @@ class Resumable:
         self.kept = _on_device(state["kept"])
         for name, one in self._loaders.items():
             one.load_state_dict(state["loaders"][name])
+            if self.epoch and self._epoch_random is None:
+                one.resumed = False  # saved between two epochs: the next epoch begins a new pass
 
     def _exact(self, loader: Any) -> ExactLoader:
         for one in self._loaders.values():
@@ -289,7 +290,7 @@ _DEVICE = "\0device"
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return ``value`` with a CPU copy of each tensor, beside the type of its device."""
+    """Return ``value`` with a CPU copy of each tensor, with the type of its device."""
     if isinstance(value, torch.Tensor):
         return {_DEVICE: value.device.type, "tensor": value.detach().cpu()}
     if type(value) in (list, tuple):

@@ -63,7 +63,7 @@ class Session:
         if not ready and started not in ("", "1"):
             raise UserError(
                 f"WORLD_SIZE={started}, but torch.distributed is not initialized, so each rank would train "
-                "alone; call torch.distributed.init_process_group() first"
+                "a separate model; call torch.distributed.init_process_group() first"
             )
         STOP.install()
         rank, size = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)

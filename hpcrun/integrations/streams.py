@@ -54,7 +54,7 @@ class SeededStream(IterableDataset[StreamItem]):
         dataset: the user's dataset.
         collate: the collate function of the user's loader.
         size: samples in a batch; None: an item of the dataset is a batch.
-        drop_last: leave out a last batch with fewer samples.
+        drop_last: omit a last batch with fewer samples.
 
     Attributes:
         seed: seed of the pass.

@@ -89,7 +89,14 @@ def stop(step: int, number: int = signal.SIGUSR1, rank: int = 1) -> At:
     return at
 
 
-def classic(folder: Path, at: At = nothing, wrap: str = "ddp", workers: int = 2) -> str:
+def classic(
+    folder: Path,
+    at: At = nothing,
+    wrap: str = "ddp",
+    workers: int = 2,
+    epochs: int = EPOCHS,
+    every: int = 3,
+) -> str:
     """Train with DDP or FSDP2, a shuffled map-style dataset and a schedule; return a hash of the weights."""
     torch.manual_seed(1)
     model = net()
@@ -108,9 +115,14 @@ def classic(folder: Path, at: At = nothing, wrap: str = "ddp", workers: int = 2)
         persistent_workers=workers > 1,
     )  # fmt: skip
     state = hpcrun.resumable(
-        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every=3, folder=folder
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=loader,
+        every=every,
+        folder=folder,
     )
-    for _ in state.epochs(EPOCHS):
+    for _ in state.epochs(epochs):
         for samples, sums in state.batches(loader):
             optimizer.zero_grad()
             mse_loss(model(samples).squeeze(1), sums).backward()
@@ -178,7 +190,7 @@ def digest(*models: nn.Module) -> str:
 
 
 def wide(folder: Path, at: At = nothing) -> str:
-    """Train a wider network in DDP, whose gradients the ranks of a ring add in an order that matters."""
+    """Train a wider network in DDP: the order in which three ranks add its gradients changes bits."""
     torch.manual_seed(1)
     layers = [nn.Linear(4, 33), nn.Tanh(), nn.Linear(33, 57), nn.Tanh(), nn.Linear(57, 1)]
     model = DistributedDataParallel(nn.Sequential(*layers))

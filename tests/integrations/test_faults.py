@@ -41,7 +41,7 @@ def kill(step, now):
 
 
 @forked
-def test_a_kill_between_two_saves_and_a_flipped_byte_change_no_bit(tmp_path):
+def test_a_kill_and_a_flipped_byte_change_no_bit(tmp_path):
     assert attempt(tmp_path, "cut 1", partial(kill, 5))[0] == [-9, -9]
     assert attempt(tmp_path, "cut 2", loops.stop(7, signal.SIGTERM))[0] == [75, 75]
     newest = max((tmp_path / "cut").glob("step-*"))

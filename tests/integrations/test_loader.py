@@ -118,7 +118,7 @@ def test_two_resumes_give_the_batches_of_an_undisturbed_pass(kind):
         assert read(third, len(whole), found) == whole, cut
 
 
-def test_the_position_may_be_behind_the_batches_that_a_framework_has_fetched():
+def test_the_position_may_be_behind_the_fetched_batches():
     make = MAKERS["shuffled"]
     whole = read(exact(make))
     first = exact(make)
@@ -170,7 +170,7 @@ def test_generators_are_found_in_attributes_lists_and_closures():
     assert {id(one) for one in generators_in(data)} == {id(data.crop), id(own), id(numbers)}
 
 
-def test_a_sampler_with_an_order_of_its_own_is_refused_at_once():
+def test_a_sampler_with_a_hidden_state_is_refused_first():
     loader = exact(lambda: DataLoader(Augmented(), batch_size=4, sampler=Changing()))
     with pytest.raises(UserError, match="Changing gives other samples when it is iterated again"):
         read(loader, 1)
@@ -221,3 +221,16 @@ def test_another_number_of_workers_of_a_stream_is_refused():
 def test_a_loader_that_cannot_be_exact_is_refused(make, text):
     with pytest.raises(UserError, match=text):
         ExactLoader(make())
+
+
+def test_a_stateful_data_loader_resumes():
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def make():
+        return stateful(Augmented(), batch_size=4, shuffle=True)
+
+    first = exact(make)
+    found = read(first, 5)
+    second = exact(make)
+    second.load_state_dict(first.state_dict())
+    assert read(second, 99, found) == read(exact(make))

@@ -29,6 +29,14 @@ def test_two_stops_in_one_epoch_change_no_bit(tmp_path, phase, workers):
     interrupted_twice(loops.classic, tmp_path, phase, (6, 8), workers=workers)
 
 
+@ranks(1)
+def test_a_finished_training_continues_with_more_epochs(tmp_path):
+    options = {"wrap": "plain", "workers": 0, "every": 4}  # the end is between two saves
+    loops.classic(tmp_path / "more", epochs=2, **options)
+    more = loops.classic(tmp_path / "more", epochs=3, **options)
+    assert more == loops.classic(tmp_path / "whole", epochs=3, **options)
+
+
 @ranks(2, 2, 2)
 def test_a_sharded_model_resumes_with_the_same_bits(tmp_path, phase):
     interrupted_twice(loops.classic, tmp_path, phase, (6, 8), workers=0, wrap="fsdp")
@@ -46,7 +54,7 @@ def test_an_iterable_dataset_resumes_with_the_same_bits(tmp_path, phase, data):
 
 
 @ranks(3, 3, 3)
-def test_the_first_step_after_a_resume_adds_gradients_in_the_same_order(tmp_path, phase):
+def test_three_ranks_add_gradients_in_the_same_order(tmp_path, phase):
     interrupted_twice(loops.wide, tmp_path, phase, (3, 5))
 
 

@@ -37,6 +37,30 @@ def script(tmp_path):
     return path
 
 
+@forked
+def test_the_plain_loop_of_the_page_resumes(tmp_path):
+    code = code_blocks(PAGE.read_text(), "python")[0]
+    hurried = code.replace("loader=loader)", "loader=loader, every=7)")
+    killed = hurried.replace(
+        "state.step()", "state.step()\n        state.steps == 40 and os.abort()"
+    )
+    ends = []
+    for number, text in enumerate([f"import os\n{killed}", hurried, hurried]):
+        (logs := tmp_path / f"logs-{number}").mkdir()
+        (tmp_path / "loop.py").write_text(text)
+
+        def play(_):
+            os.chdir(tmp_path)
+            runpy.run_path("loop.py", run_name="__main__")
+
+        ends.append((fork_ranks(1, play, logs), (logs / "rank-0.log").read_text()))
+    (aborted, _), (resumed, first), (again, second) = ends
+    assert (aborted, resumed, again) == ([-signal.SIGABRT], [0], [0])
+    assert "resumed after step 3" in first
+    assert "resumed after step 320" in second
+    assert first.splitlines()[-1] == second.splitlines()[-1]
+
+
 def disturbed(script, world_size):
     """Run the script in parts; return the exit codes and rank 0's first and last line of each.
 
