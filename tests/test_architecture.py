@@ -280,6 +280,8 @@ def test_each_class_name_is_used_once() -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    # Users import the callback from the module of their framework.
+    del places["ExactResume"]
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
