@@ -121,25 +121,25 @@ def test_two_stops_in_an_epoch_leave_the_bits_as_undisturbed(
         assert agreed(finished.fit_loop.total_batch_idx) == trainer.fit_loop.total_batch_idx
 
 
-@ranks(1)
+@ranks(1, 1)
 def test_a_flipped_byte_falls_back_to_the_checkpoint_before(
-    tmp_path: Path, again: Callable[[], None], capfd: pytest.CaptureFixture[str]
+    phase: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole = state(train(tmp_path / "whole", "plain"))
-    with pytest.raises(SystemExit):
-        train(tmp_path / "parts", "plain", stop=7)
+    if phase == 0:
+        torch.save(state(train(tmp_path / "whole", "plain")), tmp_path / "whole.pt")
+        with pytest.raises(SystemExit):
+            train(tmp_path / "parts", "plain", stop=7)
+        return
     newest = max((tmp_path / "parts").glob("step-*"))
     damaged = next(newest.glob("*.bin"))
     raw = bytearray(damaged.read_bytes())
     raw[len(raw) // 2] ^= 1
     damaged.write_bytes(raw)
-    capfd.readouterr()
-    again()
     trainer = train(tmp_path / "parts", "plain")
     said = capfd.readouterr().err
     assert "resumed after step 6" in said
     assert newest.name in said
-    assert same(state(trainer), whole)
+    assert same(state(trainer), torch.load(tmp_path / "whole.pt"))
 
 
 def fit(folder: Path, data: Any = None, callbacks: Any = (), **settings: Any) -> Trainer:
