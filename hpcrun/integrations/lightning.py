@@ -27,7 +27,7 @@ try:
 except ModuleNotFoundError:
     from pytorch_lightning import Callback
 
-_ENDED: dict[Path, Any] = {}
+ENDED: dict[Path, Any] = {}
 """The folders of trainings that have ended in this process, with their Trainer."""
 
 
@@ -68,7 +68,7 @@ class ExactResume(Callback):  # type: ignore[misc]
             return
         require_exact(trainer)
         folder = default_folder(self._folder).absolute()
-        if _ENDED.get(folder, trainer) is not trainer:
+        if ENDED.get(folder, trainer) is not trainer:
             raise UserError(
                 f"{folder}: two Trainers of this program save there; pass ExactResume(folder=…) to each"
             )
@@ -182,7 +182,7 @@ class Training:
 
     def _finish(self, session: Session) -> None:
         session.finish(self._steps())
-        _ENDED[self._folder] = self._trainer
+        ENDED[self._folder] = self._trainer
 
     def _steps(self) -> int:
         """Return the optimizer steps so far; batches with manual optimization, which may step at will."""

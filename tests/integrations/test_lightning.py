@@ -2,15 +2,15 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from hpcrun.errors import UserError
-from hpcrun.ranks.signals import STOP, StopReason
 from tests.on_ranks import agreed, ranks
 
 pytest.importorskip("lightning", reason="needs Lightning: pip install 'hpcrun[integrations]'")
@@ -21,8 +21,7 @@ from lightning.pytorch.callbacks.lr_finder import LearningRateFinder
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from hpcrun.integrations import lightning as integration
-from hpcrun.integrations.lightning import ExactResume
+from hpcrun.integrations.lightning import ENDED, ExactResume
 from tests.integrations.lightning_programs import Classifier, Gan, Sharded, loader, validation
 
 
@@ -40,8 +39,7 @@ class StopAfter(Callback):
 
 def train(folder: Path, kind: str, *, stop: int = 0, epochs: int = 2, **options: Any) -> Trainer:
     """Run a user's program as from its first line, and return its Trainer; raises SystemExit at a stop."""
-    STOP._reason = StopReason.NONE
-    integration._ENDED.clear()
+    ENDED.clear()
     seed_everything(5, verbose=False)
     several = int(os.environ.get("WORLD_SIZE", "1"))
     model, callbacks, workers = Classifier(), [ExactResume(folder, every=3)], 0
@@ -74,7 +72,7 @@ def train(folder: Path, kind: str, *, stop: int = 0, epochs: int = 2, **options:
 def state(trainer: Trainer) -> dict[str, Any]:
     """Return weights, learning rates and logged values."""
     weights = {
-        name: getattr(value, "_local_tensor", value).clone()
+        name: (value.to_local() if isinstance(value, DTensor) else value).clone()
         for name, value in trainer.lightning_module.state_dict().items()
     }
     rates = [group["lr"] for one in trainer.optimizers for group in one.param_groups]
@@ -101,15 +99,13 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_two_stops_in_an_epoch_leave_the_bits_as_undisturbed(
     kind: str,
     rank: int,
-    world_size: int,
     phase: int,
     tmp_path: Path,
+    again: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+    again()
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
-    for name, value in place.items():
-        monkeypatch.setenv(name, str(value))
     undisturbed = tmp_path / f"undisturbed-{rank}.pt"
     if phase == 0:
         torch.save(state(train(tmp_path / "whole", kind)), undisturbed)
@@ -120,29 +116,30 @@ def test_two_stops_in_an_epoch_leave_the_bits_as_undisturbed(
     else:
         trainer = train(tmp_path / "parts", kind)
         assert same(state(trainer), torch.load(undisturbed))
-        again = train(tmp_path / "parts", kind)
-        assert same(state(again), torch.load(undisturbed))
-        assert agreed(again.fit_loop.total_batch_idx) == trainer.fit_loop.total_batch_idx
+        finished = train(tmp_path / "parts", kind)
+        assert same(state(finished), torch.load(undisturbed))
+        assert agreed(finished.fit_loop.total_batch_idx) == trainer.fit_loop.total_batch_idx
 
 
-@ranks(1)
+@ranks(1, 1)
 def test_a_flipped_byte_falls_back_to_the_checkpoint_before(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    phase: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole = state(train(tmp_path / "whole", "plain"))
-    with pytest.raises(SystemExit):
-        train(tmp_path / "parts", "plain", stop=7)
+    if phase == 0:
+        torch.save(state(train(tmp_path / "whole", "plain")), tmp_path / "whole.pt")
+        with pytest.raises(SystemExit):
+            train(tmp_path / "parts", "plain", stop=7)
+        return
     newest = max((tmp_path / "parts").glob("step-*"))
     damaged = next(newest.glob("*.bin"))
     raw = bytearray(damaged.read_bytes())
     raw[len(raw) // 2] ^= 1
     damaged.write_bytes(raw)
-    capfd.readouterr()
     trainer = train(tmp_path / "parts", "plain")
     said = capfd.readouterr().err
     assert "resumed after step 6" in said
     assert newest.name in said
-    assert same(state(trainer), whole)
+    assert same(state(trainer), torch.load(tmp_path / "whole.pt"))
 
 
 def fit(folder: Path, data: Any = None, callbacks: Any = (), **settings: Any) -> Trainer:
@@ -161,17 +158,6 @@ def fit(folder: Path, data: Any = None, callbacks: Any = (), **settings: Any) ->
     return trainer
 
 
-@pytest.fixture
-def flags() -> Iterator[None]:
-    """Restore the handlers of the signals after the test."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    before = [signal.getsignal(number) for number in numbers]
-    integration._ENDED.clear()
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -181,7 +167,7 @@ def flags() -> Iterator[None]:
         ({"data": [torch.zeros(1)]}, "DataLoader"),
     ],
 )
-@pytest.mark.usefixtures("flags")
+@ranks(1)
 def test_what_cannot_be_exact_is_refused_before_training(
     settings: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
@@ -190,15 +176,15 @@ def test_what_cannot_be_exact_is_refused_before_training(
     assert not (tmp_path / "saved").exists()
 
 
-@pytest.mark.usefixtures("flags")
+@ranks(1)
 def test_a_second_trainer_needs_its_own_folder(tmp_path: Path) -> None:
     fit(tmp_path / "saved")
     with pytest.raises(UserError, match="two Trainers of this program"):
         fit(tmp_path / "saved")
 
 
-@pytest.mark.usefixtures("flags")
-def test_a_trainer_on_fewer_ranks_than_hpcrun_has_started_is_refused(
+@ranks(1)
+def test_a_trainer_on_too_few_ranks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SLURMEnvironment, "detect", SLURMEnvironment.detect)
@@ -213,25 +199,23 @@ def test_a_trainer_on_fewer_ranks_than_hpcrun_has_started_is_refused(
     assert not SLURMEnvironment.detect()
 
 
-@pytest.mark.usefixtures("flags")
-def test_lightning_neither_requeues_nor_handles_signals(
+@ranks(1)
+def test_lightning_does_not_requeue_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Any] = []
+    class Warn(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGUSR1)  # Lightning's signal for a requeue
 
-    class Look(Callback):
-        def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-            found.extend(map(signal.getsignal, (signal.SIGTERM, signal.SIGUSR1)))
-
-    place = {
-        "SLURM_NTASKS": 1,
-        "SLURM_PROCID": 0,
-        "SLURM_LOCALID": 0,
-        "SLURM_NODEID": 0,
-        "SLURM_JOB_ID": 7,
-    }
+    place = {"NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "JOB_ID": 7}
     for name, value in place.items():
-        monkeypatch.setenv(name, str(value))
-    trainer = fit(tmp_path / "saved", callbacks=[Look()], plugins=[SLURMEnvironment()])
-    assert trainer._accelerator_connector.cluster_environment.auto_requeue
-    assert found == [STOP._remember, STOP._remember]
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    with pytest.raises(SystemExit) as stopped:
+        fit(
+            tmp_path / "saved",
+            callbacks=[Warn()],
+            plugins=[SLURMEnvironment()],
+            default_root_dir=tmp_path,
+        )
+    assert stopped.value.code == 75
+    assert not [*tmp_path.rglob("hpc_ckpt*")]
