@@ -23,7 +23,8 @@ from tests.jobs import events, wait_for, wait_for_end
 SCRIPT = """\
 import os, sys, time
 print(sys.argv[1:], flush=True)
-while not os.path.exists("go"):
+late = time.monotonic() + 300  # A failed test must not leave a script that waits forever.
+while not os.path.exists("go") and time.monotonic() < late:
     time.sleep(0.05)
 sys.exit(int(open("go").read()))
 """
