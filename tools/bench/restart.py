@@ -59,8 +59,8 @@ CASES = ("crash", "hang", "lost node")
 SYSTEMS = ("in place", "requeue", "torchrun", "ft_launcher")
 TOTAL = "total"
 _numbers = itertools.count(1)
-# Seconds. A fault later than shortly after a start is the usual one: the fork servers are ready.
-_TRAINED = 20.0
+# Seconds. Most faults come long after a start, so the fork servers are ready, here also on two busy cores.
+_TRAINED = 60.0
 
 
 def makers(
