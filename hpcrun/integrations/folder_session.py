@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.integrations.checkpoint_folders import CheckpointFolders
-from hpcrun.integrations.session import AGAIN
+from hpcrun.integrations.session import AGAIN, own_place
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.ranks.making import new_control_group
@@ -24,9 +23,8 @@ class FolderSession:
     """
 
     def __init__(self, root: Path, *, keep: int | None, facts: dict[str, Any]) -> None:
+        rank, size = own_place()
         STOP.install()
-        ready = dist.is_available() and dist.is_initialized()
-        rank, size = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
         groups = [new_control_group() if size > 1 else None for _ in range(2)]
         self._ranks, commits = (Ranks(rank, size, group, CheckpointError) for group in groups)
         self._agreement = StopAgreement(groups[0])

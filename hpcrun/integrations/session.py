@@ -58,15 +58,8 @@ class Session:
         minutes: float | None = None,
         retention: Retention | None = None,
     ) -> None:
-        ready = dist.is_available() and dist.is_initialized()
-        started = os.environ.get("WORLD_SIZE", "1")
-        if not ready and started not in ("", "1"):
-            raise UserError(
-                f"WORLD_SIZE={started}, but torch.distributed is not initialized, so each rank would train "
-                "a separate model; call torch.distributed.init_process_group() first"
-            )
+        rank, size = own_place()
         STOP.install()
-        rank, size = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
         group = new_control_group() if size > 1 else None
         self.ranks = Ranks(rank, size, group, CheckpointError)
         self._agreement = StopAgreement(group)
@@ -159,6 +152,24 @@ class Session:
         self.save(steps)
         self.close()
         report(steps, done=True)
+
+
+def own_place() -> tuple[int, int]:
+    """Return the number of this rank and the number of ranks, as torch.distributed says.
+
+    Raises:
+        UserError: the launcher started several ranks, and torch.distributed is not initialized.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    started = os.environ.get("WORLD_SIZE", "1")
+    if started not in ("", "1"):
+        raise UserError(
+            f"WORLD_SIZE={started}, but torch.distributed is not initialized, so each rank would train "
+            "a separate model; call torch.distributed.init_process_group() first (for a Trainer of "
+            "transformers on the CPU: TrainingArguments(use_cpu=True))"
+        )
+    return 0, 1
 
 
 def default_folder(folder: Path | str | None) -> Path:

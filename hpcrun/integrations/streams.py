@@ -3,6 +3,7 @@
 A reader is a process that iterates the dataset: each worker process, or the training process.
 """
 
+import io
 import pickle
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -13,6 +14,7 @@ import torch
 import xxhash
 from torch.utils.data import IterableDataset, get_worker_info
 
+from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.errors import UserError
 from hpcrun.integrations.random_state import (
     generators_in,
@@ -25,7 +27,7 @@ from hpcrun.integrations.random_state import (
 
 
 class Reader(NamedTuple):
-    """Position of a reader: number of its batches, and the pickled ``state`` of the dataset after them.
+    """Position of a reader: number of its batches, and the packed ``state`` of the dataset after them.
 
     ``check``: hash of its last batch if the dataset has no state. ``ended``: the pass has no more batches.
     """
@@ -99,8 +101,10 @@ class SeededStream(IterableDataset[StreamItem]):
 
         seed(0)
         done = 0
+        if self._with_state:
+            self._require_plain()
         if self._with_state and start.state is not None:
-            self.dataset.load_state_dict(pickle.loads(start.state))
+            self.dataset.load_state_dict(_unpacked(start.state))
             done = start.batches
         samples = iter(self.dataset)
         while True:
@@ -116,10 +120,21 @@ class SeededStream(IterableDataset[StreamItem]):
             if done == start.batches:
                 self._compare(check, start)
                 continue
-            state = pickle.dumps(self.dataset.state_dict()) if self._with_state else None
+            state = pack(self.dataset.state_dict()) if self._with_state else None
             # A dataset that has ended may have gone back to its beginning.
             ended = len(found) < (self._size or 1)
             yield StreamItem(number, Reader(done, state, check, ended), batch)
+
+    def _require_plain(self) -> None:
+        """Raise UserError if the state of the dataset could not be loaded after an interruption."""
+        try:
+            _unpacked(pack(self.dataset.state_dict()))
+        except pickle.UnpicklingError as error:
+            raise UserError(
+                f"{type(self.dataset).__name__}.state_dict() has more than numbers, texts, lists, dicts and "
+                "tensors, and a load from a checkpoint runs no code; return these, such as a tensor in place "
+                "of an array"
+            ) from error
 
     def _compare(self, check: str | None, start: Reader) -> None:
         if check != start.check:
@@ -128,6 +143,11 @@ class SeededStream(IterableDataset[StreamItem]):
                 "interruption, so a resume would repeat or skip samples; draw random values from the global "
                 "generators, or define state_dict() and load_state_dict()"
             )
+
+
+def _unpacked(content: bytes) -> Any:
+    """Return the packed state; runs no code, and raises UnpicklingError for other objects."""
+    return torch.load(io.BytesIO(content), weights_only=True)
 
 
 def has_state(dataset: Any) -> bool:

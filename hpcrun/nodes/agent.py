@@ -26,6 +26,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from hpcrun.nodes.kill_ranks import kill_processes
+from hpcrun.nodes.lost_batch_host import requeue_without_batch_host
 from hpcrun.ranks.addresses import AnswerServer, Listener, reached
 from hpcrun.ranks.fork_messages import fork_server_command
 from hpcrun.run import memory_keeper
@@ -192,8 +193,6 @@ class NodeAgent:
             if "SLURM_JOB_ID" not in os.environ:
                 return
             if time.monotonic() - asked > _ASK:
-                from hpcrun.nodes.lost_batch_host import requeue_without_batch_host
-
                 requeue_without_batch_host(self._node, os.environ)
                 asked = time.monotonic()
 

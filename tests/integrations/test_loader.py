@@ -198,6 +198,21 @@ def test_a_stream_with_other_samples_is_refused_at_the_resume(capsys):
     assert "so 1 batches are read again" in capsys.readouterr().err
 
 
+def test_a_stream_with_objects_in_its_state_is_refused_first():
+    class Objects(IterableDataset):
+        def __iter__(self):
+            return iter(range(8))
+
+        def state_dict(self):
+            return {"place": random.Random()}
+
+        def load_state_dict(self, state):
+            raise AssertionError(state)
+
+    with pytest.raises(UserError, match=r"Objects.state_dict\(\) has more than numbers"):
+        next(iter(exact(lambda: DataLoader(Objects(), batch_size=2))))
+
+
 def test_another_number_of_workers_of_a_stream_is_refused():
     first = exact(MAKERS["saved lines"])
     read(first, 1)

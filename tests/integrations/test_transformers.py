@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from hpcrun import CheckpointError, UserError
+from hpcrun.integrations.folder_session import FolderSession
 from tests.on_ranks import gathered, ranks
 
 from . import trainings
@@ -66,6 +67,10 @@ def test_what_cannot_be_exact_is_refused(start, tmp_path):
     for option in ("save_only_model", "ignore_data_skip", "auto_find_batch_size"):
         with pytest.raises(UserError, match=rf"{option}=True\): .*; remove it"):
             start(tmp_path, **{option: True})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("torch.distributed.is_initialized", lambda: False)
+        with pytest.raises(UserError, match=r"WORLD_SIZE=2, but .*use_cpu=True"):
+            FolderSession(tmp_path, keep=None, facts={})
     short = {"max_steps": 1, "dataloader_num_workers": 0}
     whole = start(tmp_path, **short)
     with pytest.raises(CheckpointError, match="seed was 42, and is 7 now"):
