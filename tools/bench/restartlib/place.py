@@ -52,9 +52,11 @@ class Place:
     def marks(self) -> list[Mark]:
         """Return all marks, in order."""
         try:
-            lines = (self.folder / "marks").read_text().splitlines()
+            text = (self.folder / "marks").read_text()
         except FileNotFoundError:
             return []
+        # A rank may be writing the last line.
+        lines = text.rpartition("\n")[0].splitlines()
         return [Mark(**json.loads(line)) for line in lines]
 
     def trained(self) -> float:
