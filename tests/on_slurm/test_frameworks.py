@@ -10,7 +10,7 @@ from tests import jobs
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench
 
-pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
+pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
 
 SCRIPT = """
 import os, signal, sys, time
