@@ -13,10 +13,10 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_290, 23),
+    "api": (4_320, 23),
     "checkpoint": (6_510, 36),
-    "cli": (5_030, 35),
-    "config": (2_930, 13),
+    "cli": (5_060, 35),
+    "config": (2_960, 13),
     "devices": (760, 6),
     "diagnose": (1_800, 9),
     "estimate": (860, 7),
