@@ -13,10 +13,10 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_290, 23),
+    "api": (4_340, 23),
     "checkpoint": (6_510, 36),
-    "cli": (5_030, 35),
-    "config": (2_930, 13),
+    "cli": (5_080, 35),
+    "config": (2_960, 13),
     "devices": (760, 6),
     "diagnose": (1_800, 9),
     "estimate": (860, 7),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_640, 19),
     "slurm": (5_030, 26),
     "tasks": (1_380, 9),
-    "tests": (58_500, 456),
+    "tests": (58_600, 456),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""

@@ -5,6 +5,7 @@ of an installed module or of the working folder by name.
 """
 
 import hashlib
+import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -43,13 +44,17 @@ def function_call(
 
     name = getattr(function, "__name__", type(function).__name__)
     try:
-        content = pickle.dumps(sys.path) + cloudpickle.dumps((function, [*calls]))
+        call = (function, [*calls])
+        content = pickle.dumps(sys.path) + cloudpickle.dumps(call)
+        try:
+            digest = _hash_of((sys.path, call))
+        except (RecursionError, pickle.PicklingError):  # an object that is in its own set
+            digest = hashlib.sha256(content).hexdigest()[:12]
     except Exception as error:  # of any type: pickle calls code of the arguments
         raise UserError(
             f"{name}: the function or an argument cannot be pickled: {one_line(error)}; open files and "
             "connections inside the function"
         ) from error
-    digest = hashlib.sha256(content).hexdigest()[:12]
     file = f"{digest}.pkl"
     try:
         name = check_name(name.strip("_<>"))
@@ -57,6 +62,28 @@ def function_call(
         name = "function"
     command = [sys.executable, "-m", "hpcrun.call", file, number]
     return FunctionCall(name, digest, command, {f"{FOLDER}/{file}": content})
+
+
+def _hash_of(call: Any) -> str:
+    """Return the hash of a pickled call, which is equal in each process.
+
+    The bytes are not: a set has another order in each process, and cloudpickle gives a class of the program a
+    random id.
+    """
+    from cloudpickle import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, value: Any) -> Any:
+            if type(value) in (set, frozenset):
+                return type(value).__name__, sorted(map(_hash_of, value))
+            if type(value) is str and len(value) == 32:
+                named = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.items()
+                return next((one.__qualname__ for one, number in named if number == value), None)
+            return None
+
+    stream = io.BytesIO()
+    Pickler(stream).dump(call)
+    return hashlib.sha256(stream.getvalue()).hexdigest()[:12]
 
 
 class RemoteTraceback(Exception):

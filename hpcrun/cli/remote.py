@@ -109,6 +109,11 @@ def _host(name: str) -> Host:
     setup = found.get("setup") or []
     lines = setup if isinstance(setup, list) else [setup]
     folder = str(found.get("folder") or "hpcrun").removeprefix("~/").rstrip("/") or "/"
+    if folder.startswith("~") or "$" in folder:
+        raise UserError(
+            f"{layer.where[name]}: {name}: folder: should be a path, in the home folder if it is relative, "
+            f"not {folder}"
+        )
     if any("\n" in str(text) for text in (folder, *lines)):
         raise UserError(f"{layer.where[name]}: {name}: write each shell line as an item of a list")
     return Host(name, folder, [str(line) for line in lines])
@@ -129,7 +134,9 @@ def _require_program(program: str) -> None:
 
 def _socket_folder() -> Path:
     """Return a folder that only this user may enter."""
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    # The folder is gone after `su`, and ssh without a socket ends.
+    if os.access(runtime, os.W_OK | os.X_OK):
         return Path(runtime)
     folder = Path.home() / ".ssh"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -96,10 +96,12 @@ def prepare_script(host: Host, target: str, source: str) -> str:
     and copies them as it does here. Files of the last copy that are gone here are removed there.
     """
     place, owner = shlex.quote(target), shlex.quote(source)
-    taken = (
-        f"{host.name}:{target} is not a copy of {source}; to replace it, remove {target}/.git there, or set "
-        f"another folder for {host.name} in hosts.yaml"
+    replace = (
+        f"to replace its files, make {target}/.git an empty folder there; or set another folder for "
+        f"{host.name} in hosts.yaml"
     )
+    taken = f"{host.name}:{target} is not a copy of {source}; {replace}"
+    made_there = f"{host.name}:{target} has files that hpcrun did not send; {replace}"
     return " && ".join(
         [
             f"cd && mkdir -p -- {place} && cd -- {place}",
@@ -107,12 +109,16 @@ def prepare_script(host: Host, target: str, source: str) -> str:
                 "git", f"{host.name} has no git, which lists the sent code; install git there"
             ),
             f'if [ -e .git/HEAD ] && [ "$(cat {_OWNER} 2>/dev/null)" != {owner} ]; then {_refuse(taken)}; fi',
+            "{ [ -e .git ] && known=1 || known=; } && mkdir -p .git",
+            f"cat > {_LIST}",
+            # A folder with data only is usual before the first copy.
+            "{ [ $known ] || while IFS= read -r -d '' file; do "
+            f'[ ! -e "$file" ] || {{ rm {_LIST}; rmdir .git; {_refuse(made_there)}; }}; done < {_LIST}; }}',
             # The owner comes first: a cut connection must leave no repository without it.
-            f"mkdir -p .git && printf %s {owner} > {_OWNER}",
+            f"printf %s {owner} > {_OWNER}",
             "git init -q .",
             # Only the index counts.
             "mkdir -p .git/info && echo '*' > .git/info/exclude",
-            f"cat > {_LIST}",
             "export LC_ALL=C",
             f"git ls-files -z | sort -z | comm -z -23 - {_LIST} | xargs -0r rm -f --",
         ]
@@ -141,17 +147,21 @@ def command_script(
     if sent_to is not None:
         index = f"git -C {shlex.quote(sent_to)}"
         listed = f"{shlex.quote(sent_to)}/{_LIST}"
-        lines += [
-            f"{index} read-tree --empty",
-            f"{index} update-index -z --add --info-only --stdin < {listed}",
-        ]
+        unlisted = (
+            f"{host.name}: git did not list the sent code, nothing was submitted; after a crash, remove "
+            f"{sent_to}/.git/index.lock there"
+        )
+        lines.append(
+            f"{{ {{ {index} read-tree --empty && "
+            f"{index} update-index -z --add --info-only --stdin < {listed}; }} || {_refuse(unlisted)}; }}"
+        )
     if make:
         lines.append(f"mkdir -p -- {place}")
     lines.append(f"{{ cd -- {place} 2>/dev/null || {_refuse(missing)}; }}")
     for line in host.setup:
-        lines.append(
-            f"{{ {line} || {_refuse(f'{host.name}: setup of hosts.yaml failed: {line}')}; }}"
-        )
+        # eval: the line may end with a comment or a semicolon.
+        failed = _refuse(f"{host.name}: setup of hosts.yaml failed: {line}")
+        lines.append(f"{{ eval {shlex.quote(line)} || {failed}; }}")
     lines.append(
         _require(
             "hpcrun",

@@ -157,14 +157,20 @@ def _check_option(option: str) -> str:
 
 def _check_sbatch_option(option: str) -> str:
     _check_option(option)
-    name = re.split(r"[=\s]", option, maxsplit=1)[0]
-    # sbatch accepts the first letters of a long option.
-    if option.startswith("-a") or (name.startswith("--ar") and "--array".startswith(name)):
+    if gives(option, "array", "a"):
         raise ValueError(
             f"{value_text(option)}: an array would start the same run several times in parallel; "
             "submit several runs with --sweep KEY=VALUES"
         )
     return option
+
+
+def gives(option: str, long: str, short: str = "") -> bool:
+    """Return True if the option of sbatch is ``--long`` or ``-short``, with or without a value."""
+    name = re.split(r"[=\s]", option, maxsplit=1)[0]
+    # sbatch accepts the first letters of a long option.
+    by_name = len(name) > 3 and f"--{long}".startswith(name)
+    return by_name or bool(short and option.startswith(f"-{short}"))
 
 
 def _check_env_name(name: str) -> str:

@@ -16,10 +16,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcrun.config.fields import gives
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, locate, merge
 from hpcrun.config.problems import ConfigError, Problem, unknown
 from hpcrun.config.resolve import resolve
-from hpcrun.config.schema import Config
+from hpcrun.config.schema import Config, submit_options
 from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.folders import HOSTS, settings_folder
 from hpcrun.printing import say_aside
@@ -29,6 +30,11 @@ PROFILE = "HPCRUN_PROFILE"
 SYSTEM_FILE = Path("/etc/hpcrun/site.yaml")
 _SECTIONS = ("job", "restarts")
 _RULES = ("forbid", "require")
+# sbatch(1): the short form of an option that has the value of a key.
+_SHORT = {
+    **{"account": "A", "clusters": "M", "constraint": "C", "cpus-per-task": "c", "exclude": "x"},
+    **{"gpus": "G", "nodes": "N", "partition": "p", "qos": "q", "time": "t"},
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,26 @@ class Rule:
             text = f"{text}, not {bad[0]}" if self.required else f"{bad[0]} {text}"
         return Problem(place, self.key, self._with_remedy(text, "omit or change it"))
 
+    def hidden(
+        self, options: Sequence[str], plain: Sequence[str], where: Callable[[str], str]
+    ) -> Problem | None:
+        """Return the problem of further ``options`` of sbatch, which would replace the value of the key.
+
+        Args:
+            plain: the options without the user's files and flags.
+            where: the function of :func:`hpcrun.config.locate`.
+        """
+        section, _, name = self.key.partition(".")
+        mark, _ = submit_options().get(name, (None, ""))
+        if section != "job" or mark is None:
+            return None
+        long = mark.sbatch or name.replace("_", "-")
+        for option in options:
+            if option not in plain and gives(option, long, _SHORT.get(long, "")):
+                text = f"{option}: this site has a rule for {self.key} ({self.place}); use this key"
+                return Problem(where("job.sbatch_args"), "job.sbatch_args", text)
+        return None
+
     def _with_remedy(self, text: str, remedy: str) -> str:
         return f"{text}: {self.message}" if self.message else f"{text}; {remedy}"
 
@@ -116,6 +142,8 @@ class SiteFile:
         found = [
             rule.problem(_at(values, rule.key), _at(plain, rule.key), where) for rule in self.rules
         ]
+        own = plain["job"]["sbatch_args"]
+        found += [rule.hidden(config.job.sbatch_args, own, where) for rule in self.rules]
         if problems := [problem for problem in found if problem is not None]:
             raise ConfigError(problems)
 

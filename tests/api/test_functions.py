@@ -1,6 +1,7 @@
 """A function from Python: its value on each rank, its exception, and what a second call does."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import hpcrun
-from hpcrun.api.functions import FunctionRun, RemoteTraceback
+from hpcrun.api.functions import FunctionRun, RemoteTraceback, function_call
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.function_files import FOLDER
 from tests.jobs import PATIENCE
@@ -48,6 +49,46 @@ def test_a_call_returns_the_value_of_each_rank(tmp_path: Path) -> None:
     assert (again.path, again.status()["attempts"]) == (run.path, 1)
     assert hpcrun.submit(ranks, 8, **HERE).path == tmp_path / "runs" / "ranks-2"
     assert run.result() == (7, 0)
+
+
+PROGRAM = """\
+from hpcrun.api.functions import function_call
+
+GLOBAL = {"one", "two", "three"}
+
+class Model:
+    def __init__(self, width, kinds=frozenset(["a", "b", "c"])):
+        self.width, self.kinds = width, kinds
+
+def train(width, words):
+    return Model(width) if width in {"x", "y", "z"} else GLOBAL
+
+SETS = [{"p", "q", "r"}, {"p", "q"}]
+for call in [(1, SETS[0]), (1, SETS[1]), (2, SETS[0]), ("one", Model(3)), ("one", Model(4))]:
+    print(function_call(train, [call]).digest)
+"""
+
+
+def test_another_process_gives_a_call_the_same_hash(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    found = [
+        subprocess.run(
+            [sys.executable, "program.py"],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True, text=True, check=True,
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 5
+
+
+def test_an_object_in_its_own_set_is_an_argument() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.near = {self}
+
+    assert len(function_call(add, [(Node(),)]).digest) == 12
 
 
 def test_each_call_of_an_array_is_a_run(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def test_bad_answers_and_existing_files_are_one_line(tmp_path: Path) -> None:
         ),
         (["--kind", "script", "--file", "train.sh"], "--file train.sh: should end with .py"),
         (["--kind", "script", "--file", "torch.py"], "would hide the package torch"),
+        (["--kind", "script", "--file", "random.py"], "would hide the package random"),
+        (["--kind", "task", "--file", "numpy.py"], "would hide the package numpy"),
         (
             ["--kind", "task", "--file", "my-task.py"],
             "my-task.py: should be a name of Python with .py",

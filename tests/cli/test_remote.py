@@ -291,6 +291,12 @@ def test_a_host_that_cannot_be_used_gets_one_line(site: sshd.Site, project: Path
         assert done.returncode == 2
         shown = "hpcrun: login.site: setup of hosts.yaml failed: module load hpcrun"
         assert done.stderr.splitlines()[-1] == shown
+    with settings(site, "login.site: {setup: ['PATH=/usr/bin:/bin; # none']}\n"):
+        assert "login.site has no command hpcrun; install it there" in refused("status")
+    with settings(site, "login.site: {folder: $HOME/x}\n"):
+        assert "hosts.yaml:1: login.site: folder: should be a path, in the home" in refused(
+            "status"
+        )
     with settings(site, "login.site: {fodler: x}\n"):
         assert "hosts.yaml:1: login.site: takes the keys folder and setup" in refused("status")
     site.stop()
@@ -318,6 +324,32 @@ def test_another_folder_of_the_same_name_is_refused(
     assert (site.there / "second" / project.name / "x.py").exists()
 
 
+def test_files_that_a_user_made_there_are_not_replaced(
+    site: sshd.Site, project: Path, echo: None
+) -> None:
+    there = site.there / "hpcrun" / project.name
+    (there / "data").mkdir(parents=True)
+    (there / "train.py").write_text("by hand\n")
+    (line,) = site.hpcrun("submit", cwd=project, code=2).stderr.splitlines()[1:]
+    assert (
+        f"login.site:hpcrun/{project.name} has files that hpcrun did not send; to replace" in line
+    )
+    assert sorted(path.name for path in there.iterdir()) == ["data", "train.py"]
+    assert (there / "train.py").read_text() == "by hand\n"
+    (there / ".git").mkdir()
+    site.hpcrun("submit", cwd=project)
+    assert (there / "train.py").read_text() == SCRIPT
+    # The lock of a git that was killed.
+    (there / ".git" / "index.lock").touch()
+    line = site.hpcrun("submit", cwd=project, code=2).stderr.splitlines()[-1]
+    assert line.endswith(f"remove hpcrun/{project.name}/.git/index.lock there")
+
+
+def test_a_missing_runtime_folder_does_not_matter(site: sshd.Site) -> None:
+    words = ["env", "XDG_RUNTIME_DIR=/run/user/no", *site.words("--version")]
+    assert site.run(*words).returncode == 0
+
+
 def test_a_cut_copy_of_the_code_is_completed(tmp_path: Path) -> None:
     """Runs the lines for the other host here; the shell ends before the n-th command."""
 
@@ -336,7 +368,7 @@ def test_a_cut_copy_of_the_code_is_completed(tmp_path: Path) -> None:
     assert number > 8
     refused = run("me:/other", 1000)
     assert refused.returncode == 2
-    assert b"is not a copy of me:/other; to replace it, remove" in refused.stderr
+    assert b"is not a copy of me:/other; to replace its files, make" in refused.stderr
 
 
 def test_another_version_there_is_named(site: sshd.Site, project: Path) -> None:

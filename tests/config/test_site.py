@@ -6,6 +6,7 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.config import ConfigError, read_site, site
+from hpcrun.slurm.launch import submission
 
 RULES = """\
 job:
@@ -65,6 +66,11 @@ def test_a_default_of_the_site_is_below_the_profile(
     [
         (["--executor", "local"], "--executor: job.executor: local is forbidden at this site"),
         (["--partition", "x,debug1"], "--partition: job.partition: debug1 is forbidden"),
+        (["job.sbatch_args=[-A other]"], "-A other: this site has a rule for job.account ("),
+        (
+            ["job.sbatch_args=[--part=debug1]"],
+            "--part=debug1: this site has a rule for job.partition",
+        ),
         (["job.sbatch_args=[--exclusive=user]"], "job.sbatch_args: --exclusive=user is forbidden"),
         (["job.env.LD_PRELOAD=x"], "command line: job.env: LD_PRELOAD is forbidden"),
         (["job.env.TOKEN=abc"], "command line: job.env.TOKEN: is forbidden at this site"),
@@ -83,6 +89,16 @@ def test_a_rule_refuses_with_the_place_of_the_value(
     (shown,) = capsys.readouterr().err.splitlines()
     assert line in shown
     assert "abc" not in shown
+
+
+@pytest.mark.parametrize("more", [[], ["--sweep", "seed=1,2"]])
+def test_auto_does_not_choose_a_forbidden_executor(
+    more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submission.slurm, "configured", lambda: False)
+    words = ["--account", "a", "--qos", "long", "--nodes", "1", "--gpus", "1", "--cpu"]
+    assert submitted(*words, *more) == 2
+    assert "job.executor: local is forbidden at this site (" in capsys.readouterr().err
 
 
 def test_the_rules_of_both_files_apply(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from hpcrun.api.submission.choose_config import (
     say_idle,
     warn_of,
 )
-from hpcrun.config import Config, file_layer, load_resolved, masked_words, read_site
+from hpcrun.config import Config, Layer, file_layer, load_resolved, masked_words, read_site
 from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
 from hpcrun.printing import say_aside
@@ -114,7 +114,7 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
         _require_weights(config, request)
-    executor: ExecutorName = "prepared" if request.prepare else submission.choose_executor(config)
+    executor: ExecutorName = "prepared" if request.prepare else permitted_executor(config, layers)
     if standing is None or standing.finished is None:
         check_image(config.job, run, Path.cwd(), here=executor == "local")
     say_idle(request, executor)
@@ -124,6 +124,15 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     return SubmissionPlan(
         request, run, config, executor, start, standing.finished, standing.replaced
     )
+
+
+def permitted_executor(config: Config, layers: Sequence[Layer]) -> ExecutorName:
+    """Return the executor of ``config``, from ``layers``; raises UserError if the site forbids it."""
+    executor = submission.choose_executor(config)
+    if config.job.executor == "auto":
+        job = config.job.model_copy(update={"executor": executor})
+        read_site(os.environ).check(config.model_copy(update={"job": job}), layers)
+    return executor
 
 
 def _require_weights(config: Config, request: SubmitRequest) -> None:
@@ -181,7 +190,7 @@ def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
     if not without_comment_crc(run.config.read_text())[1]:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
     read_site(os.environ).check(config, [file_layer(run.config)])
-    executor = submission.choose_executor(config)
+    executor = permitted_executor(config, [file_layer(run.config)])
     if request.scratch:
         return SubmissionPlan(request, run, config, executor, "scratch")
     return SubmissionPlan(request, run, config, executor, "resume", finished_result(run))

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from hpcrun.api.submission.choose_config import (
     SubmitRequest,
+    config_layers,
     require_packages,
     say_idle,
     warn_of,
 )
 from hpcrun.api.submission.continuing import compare
-from hpcrun.api.submission.plan import finished_result, waits_for
+from hpcrun.api.submission.plan import finished_result, permitted_executor, waits_for
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.config import Config, Job
@@ -20,7 +21,7 @@ from hpcrun.job.command import check_command
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep
 from hpcrun.slurm.containers import check_image
-from hpcrun.slurm.launch import jobs, submission
+from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.array import element_name
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName
 
@@ -137,7 +138,7 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
     if RunDirectory(folder).exists():
         raise RunError(f"{folder}: is a single run; choose another --name for the sweep")
     check_command(config, Path.cwd())
-    executor = submission.choose_executor(config)
+    executor = permitted_executor(config, config_layers(request))
     if executor == "debug":
         raise UserError(
             "--executor debug runs one rank in this process; run one element of the sweep with it, or use "

@@ -83,6 +83,14 @@ def _asked(option: str, question: str, default: str) -> str:
         raise UserError(f"init: no answer; give {option}. Nothing was written") from error
 
 
+def _is_installed(name: str) -> bool:
+    if name in ("hpcrun", "torch", "lightning", "transformers"):
+        return True
+    found = find_spec(name) if name.isidentifier() else None
+    # `python -m hpcrun` finds the files of this folder too.
+    return found is not None and Path(found.origin or ".").parent.absolute() != Path.cwd()
+
+
 def _write(kind: str, file: Path, size: str) -> Path:
     """Write the program and its config, and return the config's path; both or none.
 
@@ -95,7 +103,7 @@ def _write(kind: str, file: Path, size: str) -> Path:
     if file.suffix != ".py" or (kind == "task" and not file.stem.isidentifier()):
         words = "be a name of Python with .py" if kind == "task" else "end with .py"
         raise UserError(f"--file {file}: should {words}")
-    if file.stem in ("hpcrun", "torch", "lightning", "transformers"):
+    if file.stem in sys.stdlib_module_names or _is_installed(file.stem):
         raise UserError(f"--file {file}: would hide the package {file.stem}; choose another name")
     if kind == "task" and file.parent != Path():
         raise UserError(f"--file {file}: a task is a module of this folder; give a name without /")
