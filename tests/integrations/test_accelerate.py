@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -100,5 +101,23 @@ def test_what_cannot_be_exact_is_refused(again, tmp_path):
             state.step()
     assert state.steps == 3
     assert [path.name for path in (tmp_path / "one").glob("checkpoint-*")] == ["checkpoint-3"]
-    with pytest.raises(UserError, match="is exact already"):
+    with pytest.raises(UserError, match="a training of this program has ended there"):
         exact_resume(accelerator, tmp_path / "one")
+    with pytest.raises(UserError, match="is exact already"):
+        exact_resume(accelerator, tmp_path / "two")
+
+
+@ranks(2)
+def test_ranks_with_different_seeds_share_the_samples(again, tmp_path, rank):
+    from accelerate import Accelerator
+
+    from hpcrun.integrations.accelerate import exact_resume
+
+    again()
+    accelerator = Accelerator(cpu=True)
+    numbers = torch.Generator().manual_seed(rank)
+    loader = DataLoader(range(16), 2, shuffle=True, generator=numbers)
+    _, loader = accelerator.prepare(nn.Linear(1, 1), loader)
+    state = exact_resume(accelerator, tmp_path)
+    mine = [int(one) for batch in state.batches(loader) for one in batch]
+    assert sorted(one for part in gathered(mine) for one in part) == list(range(16))
