@@ -78,7 +78,7 @@ class ExactState:
         """Yield the batches of a prepared loader: a pass, or after a resume the rest of the saved pass.
 
         Raises:
-            UserError: the loader was not prepared before :func:`exact_resume`.
+            UserError: the loader was not prepared before :func:`exact_resume`, or had a pass in this epoch.
         """
         name = next((name for name, (one, _) in self._loaders.items() if one is loader), None)
         if name is None:
@@ -86,6 +86,11 @@ class ExactState:
                 "batches(loader): not a loader of accelerator.prepare(); prepare it before exact_resume()"
             )
         resumed = name in self._resumed
+        if name in self._used and not resumed:
+            raise UserError(
+                f"batches(loader): a second pass over {name} in epoch {self.epoch}; a resume could not know "
+                "which pass to continue, so make each pass an epoch of state.epochs()"
+            )
         self._used[name] = self._resumed.pop(name, 0)
         for batch in loader:
             if self._is_over():

@@ -95,10 +95,12 @@ def test_what_cannot_be_exact_is_refused(again, tmp_path):
         state.step()
     with pytest.raises(UserError, match="not a loader of accelerator"):
         list(state.batches(lines))
-    assert [len(batch["labels"]) for batch in state.batches(loader)] == [2] * 5
     for _ in state.epochs(9, max_steps=3):
-        for _ in state.batches(loader):
+        for batch in state.batches(loader):
+            assert len(batch["labels"]) == 2
             state.step()
+    with pytest.raises(UserError, match="a second pass over loader0 in epoch 0"):
+        list(state.batches(loader))
     assert state.steps == 3
     assert [path.name for path in (tmp_path / "one").glob("checkpoint-*")] == ["checkpoint-3"]
     with pytest.raises(UserError, match="a training of this program has ended there"):
