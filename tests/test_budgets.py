@@ -21,7 +21,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "diagnose": (1_800, 9),
     "estimate": (860, 7),
     "hpcrun": (710, 9),
-    "integrations": (3_090, 18),
+    "integrations": (3_190, 18),
     "job": (6_010, 25),
     "network": (5_440, 23),
     "nodes": (1_560, 8),

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import synchronize_rng_states
 from torch.utils.data import DataLoader
 
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.errors import UserError
 from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.folder_session import FolderSession
-from hpcrun.integrations.loader import ExactLoader
-from hpcrun.integrations.session import default_folder
+from hpcrun.integrations.loader import ExactLoader, next_pass
+from hpcrun.integrations.session import ENDED, default_folder, require_first
 from hpcrun.integrations.wandb import continue_wandb_run
 
 
@@ -26,6 +27,7 @@ class ExactState:
 
     def __init__(self, accelerator: Any, folder: Path | str | None, every: int, keep: int) -> None:
         _require_exact(accelerator, every, keep)
+        require_first(default_folder(folder))
         self._accelerator, self._every = accelerator, every
         names = [f"loader{number}" for number in range(len(accelerator._dataloaders))]
         self._loaders = {
@@ -70,12 +72,13 @@ class ExactState:
             self.epoch, self._used = count, {}
         self._save()
         self._session.finish()
+        ENDED.add(self._session.folders.root)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a prepared loader: a pass, or after a resume the rest of the saved pass.
 
         Raises:
-            UserError: the loader was not prepared before :func:`exact_resume`.
+            UserError: the loader was not prepared before :func:`exact_resume`, or had a pass in this epoch.
         """
         name = next((name for name, (one, _) in self._loaders.items() if one is loader), None)
         if name is None:
@@ -83,6 +86,11 @@ class ExactState:
                 "batches(loader): not a loader of accelerator.prepare(); prepare it before exact_resume()"
             )
         resumed = name in self._resumed
+        if name in self._used and not resumed:
+            raise UserError(
+                f"batches(loader): a second pass over {name} in epoch {self.epoch}; a resume could not know "
+                "which pass to continue, so make each pass an epoch of state.epochs()"
+            )
         self._used[name] = self._resumed.pop(name, 0)
         for batch in loader:
             if self._is_over():
@@ -197,22 +205,11 @@ def exact_shard(loader: Any, name: str) -> ExactBase:
         )
     if isinstance(loader.base_dataloader, ExactLoader):
         raise UserError(f"{name}: is exact already; call exact_resume() once")
+    if loader.synchronized_generator is not None:
+        # Accelerate does so before each pass, because each rank takes its part of one order.
+        synchronize_rng_states(["generator"], loader.synchronized_generator)
     loader.base_dataloader = exact = ExactBase(loader.base_dataloader, name=name)
     return exact
-
-
-def next_pass(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a loader at the beginning of the pass after that of ``state``."""
-    epoch = state["epoch"] + bool(state["begun"])
-    return {
-        **state,
-        "epoch": epoch,
-        "batches": 0,
-        "begun": False,
-        "check": None,
-        "next": 0,
-        "readers": [],
-    }
 
 
 def _require_exact(accelerator: Any, every: int, keep: int) -> None:

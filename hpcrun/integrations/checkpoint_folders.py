@@ -46,6 +46,9 @@ class CheckpointFolders:
         keep: number of newest checkpoints to keep; None: all.
         facts: names and values that a resume must find unchanged.
 
+    Attributes:
+        others: folders ``checkpoint-STEP`` of another program. A save renames such a folder.
+
     Raises:
         CheckpointError: another process saves there, or everybody may write to the folder.
     """
@@ -59,7 +62,7 @@ class CheckpointFolders:
         self._trouble: str | None = None
         busy = f"{self.root}: {{holder}} saves there; use another folder, or end that training"
         self._lock = LockFile(self.root / ".lock", busy, error=CheckpointError)
-        ranks.from_rank_0(self._open)
+        self.others: list[Path] = ranks.from_rank_0(self._open)
 
     def path(self, step: int) -> Path:
         """Return the folder of ``step``, whether or not it exists."""
@@ -123,20 +126,26 @@ class CheckpointFolders:
 
     # Rank 0
 
-    def _open(self) -> None:
+    def _open(self) -> list[Path]:
         store = folder_store(self.root)
         store.make_root()
         store.require_private()
         self._lock.take(here=3.0, elsewhere=200.0)
         left = [path for _, path in self._folders() if not (path / MANIFEST).exists()]
         for path in left:
-            if (path / _UNFINISHED).exists():
+            if not _is_of_another(path):
                 _remove(path)
             else:
                 self._say(f"{path}: not used, because hpcrun has not committed it")
+        return [path for path in left if path.exists()]
 
     def _begin(self, step: int) -> None:
         folder = self.path(step)
+        if _is_of_another(folder):
+            aside = self.root / f"other-checkpoint-{step}-{int(time.time())}"
+            with explained("be renamed", folder):
+                folder.rename(aside)
+            self._say(f"{folder.name} is not of this training and was renamed to {aside.name}")
         _remove(folder)
         with explained("be made", folder):
             folder.mkdir()
@@ -235,6 +244,13 @@ def _manifest(path: Path) -> dict[str, Any] | None:
         value = read_json(path)
         whole = value is not None and hashed_json(value) == path.read_bytes()
     return value if whole else None
+
+
+def _is_of_another(folder: Path) -> bool:
+    """Return True for a folder with files that hpcrun has neither committed nor begun."""
+    with explained("be read", folder):
+        ours = any((folder / name).exists() for name in (MANIFEST, _UNFINISHED))
+        return not ours and folder.exists() and any(folder.iterdir())
 
 
 def _names(folder: Path) -> list[str]:

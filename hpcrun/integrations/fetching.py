@@ -99,6 +99,7 @@ class WorkerStart:
         reader = (worker + wrapper.first) % info.num_workers
         # The class refuses other ways to change a field.
         object.__setattr__(info, "id", reader)
+        object.__setattr__(info, "seed", info.seed - worker + reader)
         object.__setattr__(info, "dataset", wrapper.dataset)
         if self._user is not None:
             self._user(reader)

@@ -240,6 +240,20 @@ class ExactLoader:
             yield item.batch
 
 
+def next_pass(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a loader at the beginning of the pass after that of ``state``."""
+    epoch = state["epoch"] + bool(state["begun"])
+    return {
+        **state,
+        "epoch": epoch,
+        "batches": 0,
+        "begun": False,
+        "check": None,
+        "next": 0,
+        "readers": [],
+    }
+
+
 class _Orders(Sampler[Order]):
     """Sampler of the orders of a loader."""
 

@@ -13,8 +13,8 @@ from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
 from hpcrun.integrations.buckets import BucketOrder
-from hpcrun.integrations.loader import ExactLoader
-from hpcrun.integrations.session import Session
+from hpcrun.integrations.loader import ExactLoader, next_pass
+from hpcrun.integrations.session import ENDED, Session, default_folder, require_first
 from hpcrun.run.reports import report
 
 
@@ -84,6 +84,7 @@ class Resumable:
         folder: Path | str | None,
         retention: Retention | None,
     ) -> None:
+        require_first(default_folder(folder))
         models = _named("model", model, nn.Module)
         self._optimizers = _named("optimizer", optimizer, Optimizer)
         self._schedulers, scalers = _named("scheduler", scheduler), _named("scaler", scaler)
@@ -94,6 +95,7 @@ class Resumable:
         self._random: Any = None  # of the generators at the save
         self._resumed = False
         self._places: list[Any] = []
+        self._begun: set[str] = set()  # the loaders with a pass in this epoch
         self._open = False  # a batch was handed out after the last step
         self._late = ""  # what has changed after the last step, and is not in its checkpoint
         extra = dict(others)
@@ -157,6 +159,7 @@ class Resumable:
                 apply_rank(self._epoch_random)
             else:
                 self._epoch_random = capture_rank()
+                self._begun = set()
             self._resumed = False
             yield self.epoch
             self.epoch, self._epoch_random = self.epoch + 1, None
@@ -169,10 +172,17 @@ class Resumable:
             loader: a loader that :func:`resumable` was given; None: the only loader.
 
         Raises:
-            UserError: the loader is unknown, or the samples differ from those before the interruption.
+            UserError: the loader is unknown, it had a pass in this epoch, or the samples differ from those
+                before the interruption.
         """
-        exact = self._exact(loader)
+        name, exact = self._exact(loader)
         resumed = exact.resumed
+        if self._epoch_random is not None and name in self._begun and not resumed:
+            raise UserError(
+                f"state.batches(): a second pass over {name} in epoch {self.epoch}; a resume could not know "
+                "which pass to continue, so make each pass an epoch of state.epochs()"
+            )
+        self._begun.add(name)
         rest = iter(exact)
         if resumed:
             # What ran since the restore, such as a validation, may have drawn random numbers.
@@ -184,7 +194,7 @@ class Resumable:
 
         Use it for the numbers of the batches: ``enumerate(state.batches(loader), state.position(loader))``.
         """
-        return self._exact(loader).batches
+        return self._exact(loader)[1].batches
 
     def finish(self) -> None:
         """Save the last step, and :meth:`close`; :meth:`epochs` calls it. Collective.
@@ -204,6 +214,7 @@ class Resumable:
             CheckpointError: the last save failed. Raised on all ranks.
         """
         self._session.close()
+        ENDED.add(self._session.folder.absolute())
         report(self.steps, done=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,7 +223,7 @@ class Resumable:
             "epoch": self.epoch,
             "epoch_random": self._epoch_random,
             "kept": _on_cpu(self.kept),
-            "loaders": {name: one.state_dict() for name, one in self._loaders.items()},
+            "loaders": {name: self._pass(name, one) for name, one in self._loaders.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,13 +241,19 @@ class Resumable:
         self.kept = _on_device(state["kept"])
         for name, one in self._loaders.items():
             one.load_state_dict(state["loaders"][name])
-            if self.epoch and self._epoch_random is None:
-                one.resumed = False  # saved between two epochs: the next epoch begins a new pass
+        self._begun = {name for name, one in self._loaders.items() if one.resumed}
 
-    def _exact(self, loader: Any) -> ExactLoader:
-        for one in self._loaders.values():
+    def _pass(self, name: str, loader: ExactLoader) -> dict[str, Any]:
+        """Return the position of a loader; its next pass if it had none in this epoch."""
+        place = loader.state_dict()
+        in_epochs = self.epoch or self._epoch_random is not None
+        ended = self._epoch_random is None or name not in self._begun
+        return next_pass(place) if in_epochs and ended else place
+
+    def _exact(self, loader: Any) -> tuple[str, ExactLoader]:
+        for name, one in self._loaders.items():
             if loader is one.loader or (loader is None and len(self._loaders) == 1):
-                return one
+                return name, one
         raise UserError(
             "state.batches(): give it a loader that hpcrun.resumable(loader=…) was given; it has "
             f"{len(self._loaders)}"

@@ -21,6 +21,8 @@ from hpcrun.run.reports import report
 
 AGAIN = 75
 """Exit code of a training that is not done: hpcrun starts the script again."""
+ENDED: set[Path] = set()
+"""Folders of the trainings that have ended in this process."""
 
 
 class Session:
@@ -170,6 +172,15 @@ def own_place() -> tuple[int, int]:
             "transformers on the CPU: TrainingArguments(use_cpu=True))"
         )
     return 0, 1
+
+
+def require_first(folder: Path) -> None:
+    """Raise UserError if a training of this process has ended in ``folder``: a new one would resume it."""
+    if folder.absolute() in ENDED:
+        raise UserError(
+            f"{folder}: a training of this program has ended there, and a second training would continue "
+            "with its weights; give each training its own folder="
+        )
 
 
 def default_folder(folder: Path | str | None) -> Path:

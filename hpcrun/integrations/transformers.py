@@ -17,9 +17,10 @@ import transformers.trainer
 from transformers import Trainer, TrainerCallback
 
 from hpcrun.errors import UserError
-from hpcrun.integrations.accelerate import ExactBase, exact_shard, next_pass
+from hpcrun.integrations.accelerate import ExactBase, exact_shard
 from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.folder_session import FolderSession
+from hpcrun.integrations.loader import next_pass
 from hpcrun.integrations.session import default_folder
 from hpcrun.integrations.wandb import continue_wandb_run
 from hpcrun.ranks.signals import STOP, StopReason
@@ -91,6 +92,12 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
             raise UserError(
                 f"resume_from_checkpoint={given}: ExactResume resumes from {root} only; remove the argument, "
                 "and load weights of another training with from_pretrained()"
+            )
+        elif given and self._session.folders.others:
+            raise UserError(
+                f"resume_from_checkpoint={given}: {self._session.folders.others[0]} is not a checkpoint of "
+                "ExactResume, which would begin anew; remove the argument and load its weights with "
+                "from_pretrained(), or end that training without ExactResume"
             )
         with _changed(options, changes), _changed(trainer, self._wrapped(trainer)):
             result = train(resume_from_checkpoint=start)
@@ -165,9 +172,8 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
     def _evaluation_loader(self, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         loader = make(*arguments, **named)
         # The seed of workers must not come from the training's generator: persistent workers draw it once.
-        loader.base_dataloader.generator = torch.Generator().manual_seed(
-            self._trainer.state.global_step
-        )
+        base = getattr(loader, "base_dataloader", loader)  # a program may return its own loader
+        base.generator = torch.Generator().manual_seed(self._trainer.state.global_step)
         return loader
 
     def _output_folder(self, _make: Callable[..., str], trial: Any = None) -> str:

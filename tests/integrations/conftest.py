@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hpcrun.integrations.session import ENDED
 from hpcrun.ranks.signals import StopFlag
 
 
@@ -30,6 +31,7 @@ def again(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> Callab
         if "hpcrun.integrations.transformers" in sys.modules:
             monkeypatch.setattr("hpcrun.integrations.transformers.STOP", flag)
             monkeypatch.setattr("hpcrun.integrations.transformers.TRAINED", set())
+        ENDED.clear()
         seed = int.from_bytes(os.urandom(4), "big")
         random.seed(seed)
         torch.manual_seed(seed)

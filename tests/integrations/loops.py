@@ -134,6 +134,26 @@ def classic(
     return digest(model)
 
 
+def in_turn(folder: Path, at: At = nothing) -> str:
+    """Train in each epoch on one loader, and then on another loader; return a hash of the weights."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loaders = [DataLoader(Augmented(), batch_size=9, shuffle=True) for _ in range(2)]
+    state = hpcrun.resumable(
+        model=model, optimizer=optimizer, loader=loaders, every=3, folder=folder
+    )
+    for _ in state.epochs(EPOCHS):
+        for loader in loaders:
+            for x, y in state.batches(loader):
+                optimizer.zero_grad()
+                mse_loss(model(x).squeeze(1), y).backward()
+                optimizer.step()
+                at(state.steps + 1)
+                state.step()
+    return digest(model)
+
+
 def gan(folder: Path, at: At = nothing) -> str:
     """Train two networks against each other, with two optimizers."""
     torch.manual_seed(1)

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -94,11 +95,31 @@ def test_what_cannot_be_exact_is_refused(again, tmp_path):
         state.step()
     with pytest.raises(UserError, match="not a loader of accelerator"):
         list(state.batches(lines))
-    assert [len(batch["labels"]) for batch in state.batches(loader)] == [2] * 5
     for _ in state.epochs(9, max_steps=3):
-        for _ in state.batches(loader):
+        for batch in state.batches(loader):
+            assert len(batch["labels"]) == 2
             state.step()
+    with pytest.raises(UserError, match="a second pass over loader0 in epoch 0"):
+        list(state.batches(loader))
     assert state.steps == 3
     assert [path.name for path in (tmp_path / "one").glob("checkpoint-*")] == ["checkpoint-3"]
-    with pytest.raises(UserError, match="is exact already"):
+    with pytest.raises(UserError, match="a training of this program has ended there"):
         exact_resume(accelerator, tmp_path / "one")
+    with pytest.raises(UserError, match="is exact already"):
+        exact_resume(accelerator, tmp_path / "two")
+
+
+@ranks(2)
+def test_ranks_with_different_seeds_share_the_samples(again, tmp_path, rank):
+    from accelerate import Accelerator
+
+    from hpcrun.integrations.accelerate import exact_resume
+
+    again()
+    accelerator = Accelerator(cpu=True)
+    numbers = torch.Generator().manual_seed(rank)
+    loader = DataLoader(range(16), 2, shuffle=True, generator=numbers)
+    _, loader = accelerator.prepare(nn.Linear(1, 1), loader)
+    state = exact_resume(accelerator, tmp_path)
+    mine = [int(one) for batch in state.batches(loader) for one in batch]
+    assert sorted(one for part in gathered(mine) for one in part) == list(range(16))

@@ -98,6 +98,8 @@ def test_an_interrupted_save_leaves_nothing(tmp_path: Path) -> None:
     assert again.newest() == 1
     saved(again, 7)
     assert again.newest() == 7
+    (aside,) = tmp_path.glob("other-checkpoint-7-*")
+    assert (aside / "model.bin").exists()
     again.close()
 
 

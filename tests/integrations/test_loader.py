@@ -13,6 +13,7 @@ from torch.utils.data import (
     Sampler,
     TensorDataset,
     WeightedRandomSampler,
+    get_worker_info,
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -168,6 +169,45 @@ def test_generators_are_found_in_attributes_lists_and_closures():
     data = Augmented()
     data.transforms = [lambda x: x + own.random(), {"noise": numbers}]
     assert {id(one) for one in generators_in(data)} == {id(data.crop), id(own), id(numbers)}
+
+
+GLOBAL = np.random.default_rng(8)
+
+
+def test_generators_in_global_variables_and_classes_are_found():
+    def shift(x, own=torch.Generator()):  # noqa: B008
+        return x + GLOBAL.random()
+
+    class Shift:
+        own = random.Random(1)
+
+        def __call__(self, x):
+            return called(x)
+
+    def called(x):
+        return shift(x)
+
+    wanted = {id(GLOBAL), id(shift.__defaults__[0])}
+    assert {id(one) for one in generators_in(lambda x: shift(x))} == wanted
+    data = Augmented()
+    data.transforms = [Shift()]
+    assert {id(one) for one in generators_in(data)} == {id(data.crop), id(Shift.own), *wanted}
+
+
+def test_a_stream_sees_the_seed_of_its_worker_after_a_resume():
+    class Seeded(IterableDataset):
+        def __iter__(self):
+            numbers = np.random.default_rng(get_worker_info().seed)
+            return (numbers.random() for _ in range(4))
+
+    def make():
+        return DataLoader(Seeded(), batch_size=2, num_workers=2)
+
+    first = exact(make)
+    found = read(first, 1)  # the next batch is that of worker 1
+    second = exact(make)
+    second.load_state_dict(first.state_dict())
+    assert read(second, 8, found) == read(exact(make))
 
 
 def test_a_sampler_with_a_hidden_state_is_refused_first():

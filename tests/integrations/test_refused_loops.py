@@ -50,6 +50,24 @@ def test_a_change_after_the_step_is_refused(tmp_path, late):
 
 
 @forked
+def test_a_second_pass_in_an_epoch_is_refused(tmp_path):
+    state, _, _, loader = parts(tmp_path)
+    next(state.epochs(2))
+    for _ in state.batches(loader):
+        state.step()
+    with pytest.raises(UserError, match="a second pass over loader in epoch 0"):
+        state.batches(loader)
+
+
+@forked
+def test_a_second_training_into_the_folder_of_the_first_is_refused(tmp_path):
+    state, *_ = parts(tmp_path)
+    list(state.epochs(0))
+    with pytest.raises(UserError, match="a training of this program has ended there"):
+        parts(tmp_path)
+
+
+@forked
 def test_a_scheduler_may_step_after_an_epoch(tmp_path):
     state, _, scheduler, loader = parts(tmp_path)
     for _ in state.epochs(2):

@@ -80,6 +80,11 @@ def test_what_cannot_be_exact_is_refused(start, tmp_path):
     assert trainings.digest(again.model) == whole[0]
     with pytest.raises(UserError, match="a second train"):
         again.train()
+    old = tmp_path / "old" / "checkpoint-3"
+    old.mkdir(parents=True, exist_ok=True)
+    (old / "model.safetensors").touch()
+    with pytest.raises(UserError, match="checkpoint-3 is not a checkpoint of ExactResume"):
+        trainings.trainer(tmp_path / "old", **short).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.slow
