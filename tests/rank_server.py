@@ -79,6 +79,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # The mark belongs to the plugin that `-p no:warnings` leaves out.
+    config.addinivalue_line("markers", "filterwarnings(filter): has no effect here")
     config.pluginmanager.register(RankServer(config.getoption("--rank-server")))
 
 

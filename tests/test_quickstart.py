@@ -68,7 +68,8 @@ def test_a_shipped_config_learns_what_its_comment_says(
 
 def test_the_readmes_task_trains(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
-    (indented,) = re.findall(r"^   ```python\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^   ```python\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
+    (indented,) = [block for block in blocks if "class MyTask" in block]
     (tmp_path / "my_module.py").write_text(re.sub(r"^ {3}", "", indented, flags=re.MULTILINE))
     (tmp_path / "mine.yaml").write_text(
         "task: my_module:MyTask\ntrain: {steps: 3, batch_size: 4}\n"
