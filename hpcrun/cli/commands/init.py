@@ -1,6 +1,7 @@
 """Write a small program that trains, and its config, to begin with. Asks three questions.
 
-Without a terminal, or to skip the questions: hpcrun init --kind script --file train.py --size 2x4
+Without a terminal, or without the questions:
+  hpcrun init --kind script --file train.py --size 2x4
 """
 
 import argparse
