@@ -1,7 +1,9 @@
 """Print the completion of hpcrun's commands, options, keys and runs for a shell.
 
-  bash   hpcrun completion bash > ~/.local/share/bash-completion/completions/hpcrun
-  zsh    hpcrun completion zsh > ~/.hpcrun.zsh; add `source ~/.hpcrun.zsh` to ~/.zshrc
+  bash   FOLDER is ~/.local/share/bash-completion/completions
+         hpcrun completion bash > FOLDER/hpcrun
+  zsh    hpcrun completion zsh > ~/.hpcrun.zsh
+         add `source ~/.hpcrun.zsh` to ~/.zshrc
   fish   hpcrun completion fish > ~/.config/fish/completions/hpcrun.fish
 
 The shell starts no Python for it. Repeat the command after an upgrade.

@@ -1,7 +1,8 @@
 """Write a run's model to a file or folder.
 
-Plain PyTorch loads a .pt file and a folder of `--format dcp`, any safetensors reader a .safetensors file, and
-Hugging Face's from_pretrained a folder of `--format safetensors`.
+Plain PyTorch loads a .pt file and a folder of `--format dcp`, any safetensors
+reader a .safetensors file, and Hugging Face's from_pretrained a folder of
+`--format safetensors`.
 """
 
 import argparse

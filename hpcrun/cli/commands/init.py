@@ -1,4 +1,4 @@
-"""Write a small program that trains, and its config, to begin with. Asks three questions.
+"""Write a small program that trains, and its config. Asks three questions.
 
 Without a terminal, or without the questions:
   hpcrun init --kind script --file train.py --size 2x4
