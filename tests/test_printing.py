@@ -24,7 +24,15 @@ from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent
 # These modules write log files, which the commands show as data.
-INTO_LOGS = ("job/", "ranks/", "run/stacks.py", "slurm/local/controller.py", "train/", "worker.py")
+INTO_LOGS = (
+    "job/",
+    "nodes/",
+    "ranks/",
+    "run/stacks.py",
+    "slurm/local/controller.py",
+    "train/",
+    "worker.py",
+)
 # These write to pipes that a program reads.
 INTO_PIPES = (
     "network/agent.py",

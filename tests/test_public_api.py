@@ -81,6 +81,10 @@ def test_the_pages_import_from_the_public_modules_only(page: Path) -> None:
         r"^\s*(?:from|import) (hpcrun[\w.]*)(?: import (\([^)]*\)|.*))?", text, re.M
     )
     for module, names in imported:
+        if module.startswith("hpcrun.integrations."):
+            # Not imported here: it needs the framework.
+            assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
+            continue
         assert module in ("hpcrun", "hpcrun.config")
         known = vars(importlib.import_module(module))["__all__"]
         assert set(re.findall(r"\w+", names)) <= set(known)

@@ -19,6 +19,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import hpcrun
+from hpcrun.printing import say, say_aside
 
 OPTIONS = (
     *(
@@ -108,9 +109,9 @@ class HpcrunLauncher(Launcher):  # type: ignore[misc, unused-ignore]
             try:
                 runs.append((self._submit(number, list(overrides)), overrides))
             except hpcrun.UserError as error:
-                print(f"hpcrun: job {number} of the multirun: {error}", file=sys.stderr)
+                say_aside(f"hpcrun: job {number} of the multirun: {error}")
                 raise SystemExit(2) from error
-            print(f"{runs[-1][0].name}  {' '.join(overrides)}", flush=True)
+            say(f"{runs[-1][0].name}  {' '.join(overrides)}")
         return [self._returned(run, overrides) for run, overrides in runs]
 
     def _submit(self, number: int, overrides: list[str]) -> hpcrun.Run:

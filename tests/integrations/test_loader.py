@@ -194,7 +194,7 @@ def test_generators_in_global_variables_and_classes_are_found():
     assert {id(one) for one in generators_in(data)} == {id(data.crop), id(Shift.own), *wanted}
 
 
-def test_a_stream_sees_the_seed_of_its_worker_after_a_resume():
+def test_a_resumed_stream_sees_the_seed_of_its_worker():
     class Seeded(IterableDataset):
         def __iter__(self):
             numbers = np.random.default_rng(get_worker_info().seed)

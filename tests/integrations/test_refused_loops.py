@@ -60,7 +60,7 @@ def test_a_second_pass_in_an_epoch_is_refused(tmp_path):
 
 
 @forked
-def test_a_second_training_into_the_folder_of_the_first_is_refused(tmp_path):
+def test_a_second_training_into_the_same_folder_is_refused(tmp_path):
     state, *_ = parts(tmp_path)
     list(state.epochs(0))
     with pytest.raises(UserError, match="a training of this program has ended there"):

@@ -37,7 +37,7 @@ def test_a_finished_training_continues_with_more_epochs(tmp_path, phase):
 
 
 @ranks(2, 2, 2)
-def test_two_loaders_one_after_the_other_resume_with_the_same_bits(tmp_path, phase):
+def test_two_loaders_in_turn_resume_with_the_same_bits(tmp_path, phase):
     # Before the first stop, both loaders have ended their first pass.
     interrupted_twice(loops.in_turn, tmp_path, phase, (8, 11))
 

@@ -109,7 +109,7 @@ def timeline(events: Sequence[Event], until: float | None) -> Timeline:
             found.marks.append((SAVED, event.time, ""))
         elif event.what == "ended":
             seen = float(event.fields.get("last_seen") or event.time)
-            attempt, waiting = None, bool(event.fields.get("restart_allowed"))
+            waiting = bool(event.fields.get("restart_allowed"))
             mark = _mark_of(event.cause, again=waiting)
             found.marks.append((mark, seen, event.cause or "unknown"))
     return found
