@@ -13,7 +13,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hpcrun.ranks.fork_messages import (
@@ -68,9 +67,18 @@ def become_forked() -> None:
         send(connection, {"fork": _state}, range(STREAMS))
         answer = inbox.wait()
         if "rank" in answer:
-            send(connection, {"go": True})
+            # Before the rank runs: Python's own handler of SIGINT would end this task, and so the rank.
+            old = {number: signal.getsignal(number) for number in _FORWARDED}
+            for number in set(_FORWARDED) - set(_state.ignored):
+                signal.signal(number, lambda *_: None)
+            try:
+                send(connection, {"go": True})
+            except OSError:
+                for number, handler in old.items():
+                    signal.signal(number, handler)
+                raise
             connection.settimeout(None)
-            _follow(inbox, connection.fileno(), int(answer["rank"]), readable, _state.ignored)
+            _follow(inbox, connection.fileno(), int(answer["rank"]), readable)
         if answer["refused"]:
             _say(f"this rank starts without the fork server: {answer['refused']}")
     except TimeoutError:
@@ -102,19 +110,13 @@ def offer_own_state(threads: str | None) -> None:
             send(connection, {"offer": {"state": _state, "threads": threads, "cpus": cpus}})
 
 
-def _follow(
-    inbox: Inbox, connection: int, rank: int, signals: int, ignored: Sequence[int]
-) -> NoReturn:
+def _follow(inbox: Inbox, connection: int, rank: int, signals: int) -> NoReturn:
     """Pass signals on to the rank, and end as the rank ends.
 
     Args:
         connection, signals: descriptors of the connection, and of the pipe with the numbers of signals.
         rank: number of its process.
-        ignored: signals to ignore, as the launcher wants.
     """
-    for number in _FORWARDED:
-        if number not in ignored:
-            signal.signal(number, lambda *_: None)
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     waiting.register(signals, select.POLLIN)

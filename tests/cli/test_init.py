@@ -26,7 +26,10 @@ def require_package(kind: str) -> None:
         pytest.skip(f"{package} or {module} is not installed")
 
 
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] if kind == "lightning" else []) for kind in NAMES],
+)
 def test_the_written_program_trains_on_two_ranks(kind: str, tmp_path: Path) -> None:
     require_package(kind)
     made = jobs.hpcrun("init", "--kind", kind, "--size", "1x2", cwd=tmp_path)

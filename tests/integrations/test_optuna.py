@@ -50,6 +50,7 @@ def check_trials(folder: Path, shown: str) -> None:
     assert shown.endswith("{'lr': 0.01}\n")
 
 
+@pytest.mark.slow
 def test_a_preempted_trial_stays_and_a_pruned_trial_is_cancelled(tmp_path: Path) -> None:
     prepare(tmp_path)
     (tmp_path / "here.yaml").write_text("job: {executor: local, cpu: true, requeue_delay: 0.1}\n")

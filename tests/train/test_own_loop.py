@@ -56,7 +56,8 @@ def test_the_plain_loop_of_the_page_resumes(tmp_path):
         ends.append((fork_ranks(1, play, logs), (logs / "rank-0.log").read_text()))
     (aborted, _), (resumed, first), (again, second) = ends
     assert (aborted, resumed, again) == ([-signal.SIGABRT], [0], [0])
-    assert "resumed after step 3" in first
+    # A save takes a moment, so the newest may be lost.
+    assert re.search("resumed after step (14|21|28|35) ", first)
     assert "resumed after step 320" in second
     assert first.splitlines()[-1] == second.splitlines()[-1]
 
