@@ -20,8 +20,8 @@ from hpcrun.slurm.containers import (
 )
 from hpcrun.slurm.local.submission import local_container, worker
 
-RUN, FOLDER = RunDirectory(Path("/runs/gpt")), Path("/work/me")
-OWN = ["/runs/gpt:/runs/gpt", "/work/me:/work/me", "/dev/shm:/dev/shm"]
+RUN, FOLDER = RunDirectory(Path("/runs/gpt")), Path("/home/me")
+OWN = ["/runs/gpt:/runs/gpt", "/home/me:/home/me", "/dev/shm:/dev/shm"]
 
 
 def write(path: Path, script: str) -> None:
@@ -67,7 +67,7 @@ def test_a_file_runs_in_the_runtime_of_the_node(programs: Path, tmp_path: Path, 
     mounts = [*OWN, "/data:/data", "/sets:/in:ro"]
     binds = [word for mount in mounts for word in ("--bind", mount)]
     assert words_of(container, tmp_path, KEY="a, b") == [
-        *("exec", *binds, "--pwd", str(tmp_path), "/work/me/train.sif", "python3", "-m", "rank"),
+        *("exec", *binds, "--pwd", str(tmp_path), "/home/me/train.sif", "python3", "-m", "rank"),
         "a, b|a, b",
     ]
     assert (container.setup, container.srun_args) == ([], ())
@@ -83,7 +83,7 @@ def test_pyxis_gets_options_of_srun(programs: Path) -> None:
     assert container.srun_args == [
         "--container-image=nvcr.io#nvidia/pytorch:26.05-py3",
         f"--container-mounts={','.join([*OWN, '/data:/data'])}",
-        "--container-workdir=/work/me",
+        "--container-workdir=/home/me",
         "--container-env=A,B",
     ]
     assert (container.prefix, container.setup) == ((), ())
@@ -91,7 +91,7 @@ def test_pyxis_gets_options_of_srun(programs: Path) -> None:
         "docker://ubuntu:24.04": "ubuntu:24.04",
         "docker://localhost:5000/train": "localhost:5000#train",
         "org/train:1": "org/train:1",
-        "./train.sqsh": "/work/me/train.sqsh",
+        "./train.sqsh": "/home/me/train.sqsh",
     }.items():
         words = container_of(request_of(image), RUN, FOLDER, slurm=True).srun_args
         assert words[0] == f"--container-image={taken}"
@@ -116,8 +116,8 @@ def test_podman_hpc_runs_a_reference(programs: Path, tmp_path: Path) -> None:
             "--entrypoint=",
             "--env-host",
         ),
-        *("--env=KEY", "--volume=/runs/gpt:/runs/gpt", "--volume=/work/me:/work/me"),
-        *("--volume=/data:/in:ro", "--workdir=/work/me", "org/train:1", "python3", "-m", "rank"),
+        *("--env=KEY", "--volume=/runs/gpt:/runs/gpt", "--volume=/home/me:/home/me"),
+        *("--volume=/data:/in:ro", "--workdir=/home/me", "org/train:1", "python3", "-m", "rank"),
     ]
     # Nothing is pulled for podman-hpc, which has its own store.
     subprocess.run(["bash", "-euc", *container.setup], check=True)
