@@ -60,11 +60,18 @@ def lose_power(cluster: Cluster, node: str) -> None:
     """Kill all processes of the node together, Slurm's daemons first.
 
     If a task died before its slurmstepd, slurmstepd would report a failed task, and the job
-    would end FAILED instead of NODE_FAIL.
+    would end FAILED instead of NODE_FAIL. The loopback interface is down meanwhile: an srun of the node
+    would notice the end of a slurmstepd there and kill its step on all other nodes, before srun itself ends.
     """
-    leave_orphans(cluster, node)
+    require_node(cluster, node)
     holder = daemons.recorded(cluster.layout, f"holder-{node}")
-    empty(namespace_ids([cluster.layout.netns(node)]), spare=holder)
+    netns = cluster.layout.netns(node)
+    run(link_argv(netns, "lo", "down"))
+    try:
+        leave_orphans(cluster, node)
+        empty(namespace_ids([netns]), spare=holder)
+    finally:
+        run(link_argv(netns, "lo", "up"))
 
 
 def leave_orphans(cluster: Cluster, node: str) -> None:
