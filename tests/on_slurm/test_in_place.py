@@ -194,7 +194,7 @@ def test_a_request_between_two_attempts_is_obeyed(slurm: SlurmCluster, kind: str
         assert attempts(run) == ["0", "1"], bench.told(run)
         assert jobs.outcome(run) == ("finished", ["crash", "finished"])
     else:
-        # With --now the batch script ends by itself, with an exit code.
-        bench.wait_for_end(job, "FAILED" if "now" in kind else "CANCELLED")
+        # With --now and steps to kill, the batch script ends by itself, with an exit code.
+        slurm.wait_state(job, {"FAILED", "CANCELLED"} if "now" in kind else "CANCELLED", ENDED)
         assert attempts(run) == ["0"], bench.told(run)
         assert bench.status("asked")["state"] == "cancelled"
