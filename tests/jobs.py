@@ -299,9 +299,31 @@ def has_ended(pid: int) -> bool:
 
 
 def is_rank(pid: int) -> bool:
-    """Return True for a rank itself, False for the srun that started it."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    """Return True for a rank itself, False for its srun, its children and the node's fork server."""
+    parent = _parent_of(pid)
+    return (
+        parent is not None
+        and _runs_worker(pid)
+        and b"hpcrun.nodes.agent" not in _words_of(parent)
+        and not is_rank(parent)
+    )
+
+
+def _runs_worker(pid: int) -> bool:
+    words = _words_of(pid)
     return b"hpcrun.worker" in words and b"python" in Path(os.fsdecode(words[0])).name.encode()
+
+
+def _words_of(pid: int) -> list[bytes]:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None

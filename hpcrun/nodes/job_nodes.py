@@ -386,7 +386,10 @@ class JobNodes:
         argv = fork_server_command(name, python=self.helpers.python, threads=threads, rank=rank)
         own = {key: value for key, value in environ.items() if not key.startswith("SLURM")}
         facts = {"env": own, "output": os.devnull, "folder": environ.get("PWD")}
-        self._watch.send(node, "start", name=FORK_PROGRAM, argv=argv, **facts)
+        with self._lock:
+            # The new server replaces the node's server, and ends its ranks.
+            if node not in self.used:
+                self._watch.send(node, "start", name=FORK_PROGRAM, argv=argv, **facts)
 
     def _reject(self, node: str, fault: str) -> None:
         with self._lock:

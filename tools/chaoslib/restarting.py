@@ -31,14 +31,6 @@ def words_of(pid: int) -> list[str]:
         return []
 
 
-def parent_of(pid: int) -> int | None:
-    """Return the parent of a process; None if the process has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
-
-
 def is_srun(words: list[str]) -> bool:
     """Return True for the srun that starts the ranks."""
     return Path(words[0]).name == "srun" and "hpcrun.worker" in words
@@ -90,9 +82,7 @@ def killed(pick: Pick, *, anywhere: bool = False) -> Callable[[Chaos], str]:
 def kill_a_rank(chaos: Chaos) -> str:
     """Kill one rank that exists now."""
     node = chaos.dice.choice(chaos.nodes())
-    ranks = {pid for pid in chaos.slurm.processes(node) if jobs.is_rank(pid)}
-    # A child of a rank has the rank's command line until its exec, and its end ends no attempt.
-    found = [pid for pid in sorted(ranks) if parent_of(pid) not in ranks]
+    found = [pid for pid in chaos.slurm.processes(node) if jobs.is_rank(pid)]
     if not found:
         return "no rank there yet"
     os.kill(chaos.dice.choice(found), signal.SIGKILL)
