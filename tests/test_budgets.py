@@ -22,7 +22,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "estimate": (860, 7),
     "hpcrun": (710, 9),
     "integrations": (3_190, 18),
-    "job": (6_010, 25),
+    "job": (6_040, 25),
     "network": (5_440, 23),
     "nodes": (1_560, 8),
     "ranks": (3_580, 17),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_640, 19),
     "slurm": (5_030, 26),
     "tasks": (1_380, 9),
-    "tests": (58_700, 456),
+    "tests": (58_710, 456),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""

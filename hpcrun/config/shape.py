@@ -215,6 +215,9 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ),
     ("data.prefetch", "data.workers", (0,), "a number of processes"),
     ("checkpoint.minutes", "checkpoint.auto", (True,), "false"),
+    ("checkpoint.memory_every", "restarts.in_place", (False,), "true"),
+    ("checkpoint.memory_copies", "restarts.in_place", (False,), "true"),
+    ("checkpoint.memory_copies", "checkpoint.memory_every", (0,), "null or a number of steps"),
     ("train.nonfinite_limit", "train.nonfinite", ("stop",), "skip"),
 )
 

@@ -1,6 +1,8 @@
 """The end of a rank's script in the run's records: an orderly stop, or a failure with its last message."""
 
 import contextlib
+import fcntl
+import os
 import shutil
 import signal
 import sys
@@ -129,12 +131,43 @@ def _name(number: int) -> str:
 
 # Seconds between two published steps.
 _PUBLISH = 5.0
+_FOLDER = "hpcrun-progress-"
 
 
 @dataclass(frozen=True)
 class _Unpublished:
     progress: ScriptProgress
     since: float
+
+
+def _new_folder() -> tuple[Path, int]:
+    """Return a new folder for reports in the node's memory, and the descriptor that locks it.
+
+    A folder without a lock is that of a killed rank, and is removed here.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    memory = memory_folder()
+    for left in memory.glob(f"{_FOLDER}*"):
+        # In use, or of another user.
+        with contextlib.suppress(OSError):
+            os.close(_locked(left))
+            shutil.rmtree(left)
+    # The folder gets the name for which other ranks look after its lock.
+    made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=memory))
+    lock = _locked(made)
+    return made.rename(memory / made.name.removeprefix(".")), lock
+
+
+def _locked(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class ProgressWatch:
@@ -167,6 +200,7 @@ class ProgressWatch:
         # All ranks together read the published progress at most a hundred times a second.
         self._longest = ranks // 100
         self._folder: Path | None = None
+        self._lock = -1
         self._newest = ScriptProgress()
         self._known = ScriptProgress()
         self._waiting: _Unpublished | None = None
@@ -176,8 +210,7 @@ class ProgressWatch:
     def __enter__(self) -> "ProgressWatch":
         try:
             # On a disk, each report would wait until the replaced file is written.
-            made = tempfile.mkdtemp(prefix="hpcrun-reports-", dir=memory_folder())
-            self._folder = Path(made)
+            self._folder, self._lock = _new_folder()
         except OSError as error:
             print(f"hpcrun: no reports of progress: {error}", file=sys.stderr, flush=True)
         return self
@@ -185,6 +218,7 @@ class ProgressWatch:
     def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
 
     @property
     def variables(self) -> dict[str, str]:

@@ -47,6 +47,9 @@ CHOSEN = [
     ("optim.final_lr_fraction=0.5", "optim.schedule=constant", "optim.schedule=linear"),
     ("data.prefetch=4", "data.workers=0", "data.workers=1"),
     ("checkpoint.minutes=5", "checkpoint.auto=true", "checkpoint.auto=false"),
+    ("checkpoint.memory_every=5", "restarts.in_place=false", "restarts.in_place=true"),
+    ("checkpoint.memory_copies=1", "restarts.in_place=false", "restarts.in_place=true"),
+    ("checkpoint.memory_copies=1", "checkpoint.memory_every=0", "checkpoint.memory_every=5"),
 ]
 # Further keys that some of these need.
 ALSO = ["train.validate_every=5"]

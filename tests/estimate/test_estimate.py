@@ -149,12 +149,12 @@ def test_spares_and_start_up_change_the_figures():
 
 def test_two_lines_say_what_spares_cost(tmp_path):
     words = ["task=users:Half", "train.batch_size=64", "--gpu", "h100", "--nodes", "32"]
-    done = estimate(tmp_path, *words)
+    done = estimate(tmp_path, *words, "--spares", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == [
-        "1 spare node for 32: 3.0% of the node hours, 0.12 failures in 24 h",
+        "2 spare nodes for 32: 5.9% of the node hours, 0.12 failures in 24 h",
         "a failure costs 1m with a spare node, without one 8m and the queue: spares pay with a queue of "
-        "5h53m or more",
+        "11h31m or more",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import hpcrun
+from hpcrun.job import script_end
 from hpcrun.job.script_end import ProgressWatch
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
@@ -168,6 +170,24 @@ def test_another_rank_publishes_progress_that_rank_0_does_not_have(
         third.look()
     # Rank 0 has already announced the second save of rank 3.
     assert [event.step for event in read_events(run)] == [5, 8]
+
+
+def test_a_new_rank_removes_the_folder_of_a_killed_rank(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_end, "memory_folder", lambda: tmp_path)
+    living, killed = ProgressWatch(run, FIRST, 0), ProgressWatch(run, FIRST, 1)
+    with living:
+        child = os.fork()
+        if child == 0:
+            killed.__enter__()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert len(list(tmp_path.glob("hpcrun-*"))) == 2
+        with ProgressWatch(run, FIRST, 1) as later:
+            kept = {str(path) for path in tmp_path.glob("hpcrun-*")}
+            assert kept == {living.variables[VARIABLE], later.variables[VARIABLE]}
+    assert list(tmp_path.glob("*hpcrun-*")) == []
 
 
 def test_a_save_counts_for_the_stop_only_after_the_signal(

@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N", help="nodes (default: job.nodes)")
     parser.add_argument("--gpus", metavar="N", help="GPUs per node (default: job.gpus)")
     parser.add_argument(
+        "--spares",
+        metavar="K",
+        help="spare nodes (default: job.spares; 0: enough for 95 of 100 jobs)",
+    )
+    parser.add_argument(
         "--failure-rate",
         type=float,
         default=FAILURES,

@@ -162,6 +162,29 @@ def test_exit_code_75_asks_for_another_start(tmp_path: Path) -> None:
     assert outcome(run) == ("finished", ["continued", "finished"])
 
 
+CRASHES = """\
+[ "$RANK" = 1 ] || { echo "$HPCRUN_MEMORY_KEEPER" >> keys; python -c "$1"; }
+case "$HPCRUN_RESTART-$RANK" in
+    0-0) exit 3 ;;
+    0-1) exec sleep 600 ;;
+    1-*) exit 75 ;;
+esac
+"""
+
+
+def test_a_crash_after_a_save_starts_again_in_place(tmp_path: Path) -> None:
+    (tmp_path / "crashes.sh").write_text(CRASHES)
+    saves = "import hpcrun; hpcrun.report(1, saved=True)"
+    run = start(tmp_path, "again", "sh", "crashes.sh", saves)
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("finished", ["crash", "continued", "finished"])
+    attempts = [event.attempt for event in jobs.events(run, "opened") if event.attempt]
+    assert [one.label for one in attempts] == ["0", "0.1", "1"]
+    # The memory of the nodes survives the crash, and not the requeue.
+    first, second, third = (tmp_path / "keys").read_text().split()
+    assert first == second != third
+
+
 def test_a_missing_program_is_reported_and_not_retried(
     tmp_path: Path,
 ) -> None:
