@@ -55,8 +55,8 @@ CASES = {
     "bdh": f"{BYTES} model.layers=2 model.heads=4 model.width=128".replace(
         "language-model", "examples.bdh:BDHTask"
     ),
-    "tokens": "task=token-model model.layers=2 model.heads=4 model.width=256 model.context=128 "
-    "model.vocabulary=8000 data.boundaries=attention data.end_token=0 train.batch_size=4 "
+    "tokens": "task=examples.token_model:TokenModel model.layers=2 model.heads=4 model.width=256 "
+    "model.context=128 model.vocabulary=8000 train.batch_size=4 "
     "data.paths=[FOLDER/tokens.bin]",
     "classifier": "task=examples.classifier:Classifier model.blocks=4 model.channels=64 train.batch_size=64",
     "autoencoder": "task=examples.autoencoder:Autoencoder model.hidden=2048 train.batch_size=512",
