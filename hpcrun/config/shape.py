@@ -180,7 +180,6 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("train.lr_base_batch", "train.lr_scaling", ("none",), "sqrt or linear"),
     ("train.min_delta", "train.patience", (None,), "a number of validations"),
     ("train.compile_mode", "train.compile", (False,), "true"),
-    ("train.compile_cache", "train.compile", (False,), "true"),
     (
         "train.checkpoint_blocks",
         "train.activation_checkpointing",

@@ -125,10 +125,6 @@ class Train(Section):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         default="default", description="Mode of torch.compile."
     )
-    compile_cache: bool = Field(
-        default=True,
-        description="Keep compiled code in the run directory, for restarts on other nodes.",
-    )
     activation_checkpointing: Literal["none", "full", "every", "selective"] = Field(
         default="none",
         description="Recompute activations: of all blocks, every n-th block, or all but costly operations.",

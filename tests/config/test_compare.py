@@ -117,7 +117,7 @@ FREE = {
     *("checkpoint.keep_every", "checkpoint.host_memory"),
     *("checkpoint.memory_every", "checkpoint.memory_copies"),
     *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
-    *("train.compile_cache", "fsdp.deferred_init"),
+    "fsdp.deferred_init",
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
 }
 # Free unless validation decides when training ends or which weights are best:
