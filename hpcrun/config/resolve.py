@@ -141,11 +141,6 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             f"{train.compression} is a hook of DDP, and {train.parallel} does not communicate gradients; "
             "use ddp, or compression none",
         )
-    if train.float8 and config.amp.dtype != "bf16":
-        yield (
-            ["amp.dtype", "train.float8"],
-            f"train.float8 computes in bf16 around the layers in fp8, not in {config.amp.dtype}; use bf16",
-        )
     if train.lr_scaling != "none" and train.lr_base_batch is None:
         yield (
             ["train.lr_base_batch", "train.lr_scaling"],

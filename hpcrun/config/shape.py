@@ -190,7 +190,6 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("train.broadcast_buffers", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
     ("train.gradient_as_bucket_view", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
     ("train.find_unused_parameters", "train.parallel", ("single", "dp"), "ddp or fsdp"),
-    ("train.sync_batchnorm", "train.parallel", ("single", "dp"), "ddp or fsdp"),
     *(
         (f"fsdp.{name}", "train.parallel", ("single", "dp", "ddp"), "fsdp")
         for name in FSDP.model_fields

@@ -110,10 +110,6 @@ class Train(Section):
         default=True,
         description="DDP: copy rank 0's buffers to all ranks before every forward pass.",
     )
-    sync_batchnorm: bool = Field(
-        default=False,
-        description="Turn BatchNorm into SyncBatchNorm: statistics over all ranks; GPUs only.",
-    )
     gradient_as_bucket_view: bool = Field(
         default=True,
         description="DDP: let gradients share the memory of the communication buckets.",
@@ -131,10 +127,6 @@ class Train(Section):
     )
     checkpoint_blocks: Count = Field(
         default=2, description="activation_checkpointing=every: the n in every n-th block."
-    )
-    float8: Literal[False, True, "emulate"] = Field(
-        default=False,
-        description="Layers in fp8 through torchao, around bf16; emulate: slow, on any device.",
     )
     channels_last: bool = Field(
         default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."

@@ -45,7 +45,7 @@ from hpcrun.train.health.watchdog import At
 from hpcrun.train.model.checks import require_model
 from hpcrun.train.model.deferred import Deferred, build_deferred
 from hpcrun.train.model.initial_weights import covers, load_initial_weights
-from hpcrun.train.model.prepare import synchronized, why_not_recomputed, why_not_synchronized
+from hpcrun.train.model.prepare import why_not_recomputed
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, resolve_parallel
 from hpcrun.train.position import PREPARING
@@ -169,7 +169,7 @@ def make_model(
         # The same seed on every rank, so that all ranks start with the same weights.
         seed_alike(config.seed)
         with explain_refusals():
-            return _build(task, config, distributed)
+            return _build(task, config)
 
     wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
     if distributed.world_size == 1 or not wanted:
@@ -188,11 +188,8 @@ def make_model(
     return model, deferred
 
 
-def _build(task: Task, config: Config, distributed: DistributedConfig) -> Any:
+def _build(task: Task, config: Config) -> Any:
     model = task.build_model()
-    if config.train.sync_batchnorm:
-        on_gpu = bool(distributed.device_ids)
-        model = synchronized(model, ranks=distributed.world_size, on_gpu=on_gpu)
     source = config.train.init_from
     if source is not None and isinstance(model, nn.Module):
         load_initial_weights(model, source, config.train.init_rename)
@@ -208,10 +205,6 @@ def open_on_rank(
         UserError: the model or the data cannot be used.
     """
     ranks, gpu = distributed.world_size, bool(distributed.device_ids)
-    if config.train.sync_batchnorm and distributed.rank == 0:
-        line = why_not_synchronized(model, ranks=ranks, on_gpu=gpu)
-        if line is not None:
-            print(f"hpcrun: {line}", flush=True)
     require_model(model, task, config, ranks=ranks, gpu=gpu)
     # The draws of the datasets do not depend on those of the model.
     seed_for_datasets(config.seed)

@@ -130,7 +130,7 @@ DECIDES = {
     *("task", "command", "seed", "model", "data"),
     *("train.batch_size", "train.uneven", "train.lr", "train.lr_scaling", "train.lr_base_batch"),
     *("train.clip_norm", "train.patience", "train.min_delta", "train.ema"),
-    *("train.init_from", "train.init_rename", "train.sync_batchnorm", "train.float8"),
+    *("train.init_from", "train.init_rename"),
     *(
         "train.broadcast_buffers",
         "train.compression",

@@ -91,7 +91,9 @@ def test_what_the_model_writes_cannot_steer_a_terminal():
 
 def test_a_rank_without_the_corpus_fails_before_it_trains(tmp_path: Path):
     config = {"model": SMALL, "data": {"path": str(tmp_path / "absent")}}
-    with pytest.raises(UserError, match=r"absent/train.bin: cannot be read: .* that every node can read"):
+    with pytest.raises(
+        UserError, match=r"absent/train.bin: cannot be read: .* that every node can read"
+    ):
         LanguageModel(Config.model_validate(config)).train_dataset()
 
 
