@@ -141,11 +141,6 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             f"{train.compression} is a hook of DDP, and {train.parallel} does not communicate gradients; "
             "use ddp, or compression none",
         )
-    if train.lr_scaling != "none" and train.lr_base_batch is None:
-        yield (
-            ["train.lr_base_batch", "train.lr_scaling"],
-            f"lr_scaling={train.lr_scaling} needs the batch size that train.lr was chosen for",
-        )
     if train.patience is not None and not train.validate_every:
         yield (
             ["train.validate_every", "train.patience"],

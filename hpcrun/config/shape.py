@@ -177,7 +177,6 @@ class Idle:
 
 # Keys, the other key, the values of the other key without effect, and those with an effect.
 _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
-    ("train.lr_base_batch", "train.lr_scaling", ("none",), "sqrt or linear"),
     ("train.min_delta", "train.patience", (None,), "a number of validations"),
     ("train.compile_mode", "train.compile", (False,), "true"),
     (

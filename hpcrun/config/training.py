@@ -38,8 +38,7 @@ class DataOptions(TaskSection):
 class Train(Section):
     """The training loop: steps, batch, parallelism, compilation, validation and hang detection.
 
-    Sources: ``torch.nn.parallel.DistributedDataParallel``, ``torch.compile``, ``torch.utils.checkpoint``;
-    lr_scaling: Goyal et al. 2017, arXiv:1706.02677 (linear), Malladi et al. 2022, arXiv:2205.10287 (sqrt).
+    Sources: ``torch.nn.parallel.DistributedDataParallel``, ``torch.compile``, ``torch.utils.checkpoint``.
     """
 
     steps: Count = Field(default=1000, description="Optimizer steps of the whole run.")
@@ -56,12 +55,6 @@ class Train(Section):
         description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked).",
     )
     lr: Positive = Field(default=3e-4, description="Peak learning rate.")
-    lr_scaling: Literal["none", "sqrt", "linear"] = Field(
-        default="none", description="Scaling of lr with batch_size / lr_base_batch."
-    )
-    lr_base_batch: Count | None = Field(
-        default=None, description="Batch size that lr was tuned for."
-    )
     clip_norm: Positive | None = Field(
         default=1.0, description="Gradient norm for clipping; null: no clipping."
     )

@@ -111,8 +111,6 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
                 f"{where} gave the learning rate {rate!r}; give a number such as self.config.train.lr, which "
                 "the schedule in optim multiplies"
             )
-        # Not in place: groups may share a tensor.
-        group["lr"] = rate * (peak_learning_rate(config) / config.train.lr)
     return own
 
 
@@ -156,10 +154,10 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
     if wanted.name == "muon":
         fused = wanted.fused and has_fused(AdamW, trained)
         others: dict[str, Any] = {"fused": True} if fused else {}
-        return build_muon(model, config, peak_learning_rate(config), others)
+        return build_muon(model, config, config.train.lr, others)
     groups = _groups(trained, wanted.weight_decay)
     kind: type[Optimizer]
-    options: dict[str, Any] = {"lr": peak_learning_rate(config)}
+    options: dict[str, Any] = {"lr": config.train.lr}
     if wanted.name == "sgd":
         kind, options = SGD, options | {"momentum": wanted.momentum}
     else:
@@ -218,32 +216,6 @@ def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
                 raise
             return False
     return True
-
-
-def peak_learning_rate(config: Config) -> float:
-    """Return ``train.lr``, scaled with ``batch_size / lr_base_batch`` according to ``train.lr_scaling``.
-
-    Linear is for SGD (Krizhevsky 2014, Goyal et al. 2017), the square root for Adam (Malladi et al. 2022).
-    """
-    train = config.train
-    if train.lr_scaling == "none" or train.lr_base_batch is None:
-        return train.lr
-    ratio = train.batch_size / train.lr_base_batch
-    return train.lr * (ratio if train.lr_scaling == "linear" else math.sqrt(ratio))
-
-
-def learning_rate_lines(config: Config, optimizer: Optimizer) -> Iterator[str]:
-    """Yield a line on the scaled peak learning rate, if it differs from ``train.lr``."""
-    train = config.train
-    if train.lr_scaling == "none":
-        return
-    rule = "the square root of " if train.lr_scaling == "sqrt" else ""
-    peak = peak_learning_rate(config)
-    rates = list(dict.fromkeys(group.get("initial_lr", peak) for group in optimizer.param_groups))
-    start = f"peak learning rate {peak:.4g}: train.lr {train.lr:.4g}"
-    if rates != [peak]:
-        start = f"peak learning rates {', '.join(f'{rate:.4g}' for rate in rates)}: the task's"
-    yield f"{start} times {rule}batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
 
 
 def build_schedule(optimizer: Optimizer, config: Config) -> LambdaLR:

@@ -32,7 +32,7 @@ from hpcrun.train.metrics.log import MetricsLog, measure
 from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.stopwatch import TimedSteps
 from hpcrun.train.metrics.timing import Profile
-from hpcrun.train.optimizer import JointOptimizer, learning_rate_lines
+from hpcrun.train.optimizer import JointOptimizer
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import TRAINING, VALIDATING, Position, showing_compilation
 from hpcrun.train.saving import Saver, build_engine, build_interval, memory_interval
@@ -271,7 +271,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         # Only now: the server would import torch while the ranks do.
         offer_own_state(os.environ.get("OMP_NUM_THREADS"))
     with (
-        context.explain_memory(batches.batching, trainer.parallel, device, trainer.module),
+        context.explain_memory(trainer.parallel),
         at(TRAINING),
         showing_compilation(position, wanted=config.train.compile),
     ):
@@ -364,10 +364,9 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         parallel=trainer.parallel,
         **(memory_facts(restored) if restored else {}),
     )
-    rates = learning_rate_lines(context.config, trainer.optimizer)
     joint = trainer.optimizer
     parts = joint.lines() if isinstance(joint, JointOptimizer) else ()
-    for line in (*batching.lines(context.config.train.steps), *rates, *parts):
+    for line in (*batching.lines(context.config.train.steps), *parts):
         print(f"hpcrun: {line}", flush=True)
 
 

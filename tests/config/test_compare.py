@@ -128,7 +128,7 @@ ROUNDING = set(parallelism(Config()))
 LENGTH = {"train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction"}
 DECIDES = {
     *("task", "command", "seed", "model", "data"),
-    *("train.batch_size", "train.uneven", "train.lr", "train.lr_scaling", "train.lr_base_batch"),
+    *("train.batch_size", "train.uneven", "train.lr"),
     *("train.clip_norm", "train.patience", "train.min_delta", "train.ema"),
     *("train.init_from", "train.init_rename"),
     *(

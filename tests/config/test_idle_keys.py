@@ -21,7 +21,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 # A key without effect, the key that disables it, and a value with which it has an effect.
 IDLE = [
-    ("train.lr_base_batch=64", "train.lr_scaling=none", "train.lr_scaling=sqrt"),
     ("train.min_delta=0.1", "train.patience=null", "train.patience=3"),
     ("train.compile_mode=max-autotune", "train.compile=false", "train.compile=true"),
     (

@@ -14,9 +14,7 @@ from hpcrun.train.optimizer import (
     has_fused,
     hidden_matrices,
     learning_rate_factor,
-    learning_rate_lines,
     optimizer_of,
-    peak_learning_rate,
 )
 from hpcrun.train.step.trainer import AMPTrainer
 from tests.train.small_training import config
@@ -65,30 +63,6 @@ def test_wsd_warms_up_stays_constant_and_decays_at_the_end(decay, factors):
     assert [factor(step) for step in (0, 3, 4, 12, 16, 20)] == pytest.approx(factors)
 
 
-@pytest.mark.parametrize(
-    ("rule", "peak", "line"),
-    [
-        ("none", 0.01, []),
-        ("linear", 0.04, ["peak learning rate 0.04: train.lr 0.01 times batch 128 / lr_base"]),
-        ("sqrt", 0.02, ["peak learning rate 0.02: train.lr 0.01 times the square root of batch"]),
-    ],
-)
-def test_the_peak_rate_is_scaled_with_the_batch_and_reported(rule, peak, line):
-    wanted = config(
-        "train.lr=0.01",
-        "train.batch_size=128",
-        "train.lr_base_batch=32",
-        f"train.lr_scaling={rule}",
-    )
-    assert peak_learning_rate(wanted) == pytest.approx(peak)
-    optimizer = build_optimizer(nn.Linear(2, 2), wanted)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(peak)
-    build_schedule(optimizer, wanted)
-    told = list(learning_rate_lines(wanted, optimizer))
-    assert len(told) == len(line)
-    assert all(one.startswith(start) for one, start in zip(told, line, strict=True))
-
-
 class Own:
     """A task with an optimizer."""
 
@@ -96,25 +70,16 @@ class Own:
         self.build_optimizer = make
 
 
-def test_the_schedule_and_the_scaling_multiply_each_groups_own_rate():
-    wanted = config(
-        *("train.lr=0.5", "train.batch_size=128", "train.lr_base_batch=32"),
-        *("train.lr_scaling=linear", "train.steps=4", "optim.schedule=linear"),
-    )
+def test_the_schedule_multiplies_each_groups_own_rate():
+    wanted = config("train.lr=0.5", "train.steps=4", "optim.schedule=linear")
     model = nn.Linear(2, 2)
     groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.01}]
     optimizer = optimizer_of(Own(lambda _: torch.optim.SGD(groups)), model, wanted)
-    rate = torch.tensor(0.1)
-    alike = [{"params": [parameter], "lr": rate} for parameter in model.parameters()]
-    shared = optimizer_of(Own(lambda _: torch.optim.SGD(alike)), model, wanted)
-    assert [group["lr"].item() for group in shared.param_groups] == pytest.approx([0.4, 0.4])
     schedule = build_schedule(optimizer, wanted)
-    (told,) = learning_rate_lines(wanted, optimizer)
-    assert told == "peak learning rates 0.4, 0.04: the task's times batch 128 / lr_base_batch 32"
     for _ in range(4):
         optimizer.step()
         schedule.step()
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.04, 0.004])
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.001])
 
 
 def rate_of_its_own(optimizer):
