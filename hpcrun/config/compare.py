@@ -27,7 +27,7 @@ _WAYS = (
     *("train.micro_batch", "train.accumulation"),
     *("train.activation_checkpointing", "train.checkpoint_blocks"),
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
-    *("fsdp.shard", "fsdp.wrap", "fsdp.min_parameters", "fsdp.classes"),
+    *("fsdp.shard", "fsdp.wrap", "fsdp.classes"),
     *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),
     "fsdp.reduce_each_micro_batch",
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),

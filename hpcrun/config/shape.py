@@ -193,7 +193,6 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
         (f"fsdp.{name}", "train.parallel", ("single", "dp", "ddp"), "fsdp")
         for name in FSDP.model_fields
     ),
-    ("fsdp.min_parameters", "fsdp.wrap", ("blocks", "classes"), "size"),
     ("optim.betas", "optim.name", ("sgd",), "adamw, adam or muon"),
     ("optim.eps", "optim.name", ("sgd",), "adamw, adam or muon"),
     ("optim.momentum", "optim.name", ("adamw", "adam", "muon"), "sgd"),

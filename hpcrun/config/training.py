@@ -161,13 +161,9 @@ class FSDP(Section):
         default="full",
         description="full: over all ranks; hybrid: within each node, copies over nodes.",
     )
-    wrap: Literal["blocks", "size", "classes"] = Field(
+    wrap: Literal["blocks", "classes"] = Field(
         default="blocks",
-        description="Units to gather: blocks of the model's lists, modules by size, or by class.",
-    )
-    min_parameters: Count = Field(
-        default=1_000_000,
-        description="wrap=size: minimum parameters of a module that is gathered separately.",
+        description="Units to gather: blocks of the model's lists, or modules by class.",
     )
     classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
     reshard_after_forward: bool = Field(
@@ -189,10 +185,6 @@ class FSDP(Section):
     )
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default="fp32", description="Precision of the gradient reduction; null: as param_dtype."
-    )
-    buffer_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
-        default=None,
-        description="Precision of floating-point buffers; null: as in the model.",
     )
 
 

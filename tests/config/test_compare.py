@@ -135,7 +135,7 @@ DECIDES = {
         "train.broadcast_buffers",
         "train.compression",
     ),
-    *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype", "fsdp.buffer_dtype"),
+    *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype"),
     *("optim.name", "optim.betas", "optim.eps", "optim.weight_decay", "optim.momentum"),
     *("optim.muon_momentum", "optim.warmup_steps", "checkpoint.keep_best"),
     *("amp.dtype", "amp.init_scale", "amp.growth_factor", "amp.backoff_factor"),

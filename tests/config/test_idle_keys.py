@@ -31,7 +31,6 @@ IDLE = [
     ("optim.momentum=0.5", "optim.name=adamw", "optim.name=sgd"),
     ("optim.decay_steps=9", "optim.schedule=cosine", "optim.schedule=wsd"),
     ("amp.init_scale=64", "amp.dtype=fp32", "amp.dtype=fp16"),
-    ("fsdp.min_parameters=500", "fsdp.wrap=blocks", "fsdp.wrap=size"),
     ("train.profile=2000-2001", "train.steps=1000", "train.steps=3000"),
 ]
 # Disabled by a value other than the default.
@@ -89,10 +88,7 @@ def test_a_stored_config_may_have_keys_without_effect(
 
 
 def test_an_explicit_default_is_not_refused() -> None:
-    assert (
-        resolved("amp.init_scale=65536", "fsdp.min_parameters=1000000", "optim.momentum=0.9")[1]
-        == []
-    )
+    assert resolved("amp.init_scale=65536", "optim.momentum=0.9")[1] == []
 
 
 def test_with_a_dynamic_scale_the_limit_of_overflows_counts() -> None:

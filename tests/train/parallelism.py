@@ -116,7 +116,6 @@ def trainer(
             shard=way.shard,
             reshard_after_forward=way.reshard,
             cpu_offload=offload,
-            min_parameters=300,
             classes=list(classes),
         ),
         preparation=Preparation(

@@ -35,7 +35,7 @@ def ways():
         yield Way(parallel, 4, "fp32", True, "every", 2)
         yield Way(parallel, 4, "bf16", True, accumulation=2)
     yield Way("ddp", 4)
-    yield Way("fsdp", 4, recompute="selective", wrap="size", shard="hybrid")
+    yield Way("fsdp", 4, recompute="selective", shard="hybrid")
     yield Way(
         "fsdp", 2, clip=True, recompute="every", accumulation=2, wrap="classes", reshard=False
     )

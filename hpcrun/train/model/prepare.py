@@ -36,7 +36,6 @@ from hpcrun.devices.vendor import CompileMode
 from hpcrun.errors import NotTrainable, UserError
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -51,26 +50,6 @@ def by_class(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
     """Return the submodules of ``module`` with a class name in ``names``, inner ones first."""
     wanted = set(names)
     return _below(module, lambda part: kind(part).__name__ in wanted)
-
-
-def by_size(module: nn.Module, parameters: int) -> list[nn.Module]:
-    """Return the smallest submodules with at least ``parameters`` elements, inner ones first.
-
-    Parameters of a chosen submodule do not count again for its parents. An embedding and a submodule with
-    tied weights are never chosen; their weights count for the next eligible parent.
-    """
-    taken: set[int] = set()
-    separate = _separate(module)
-    never = (*_NEVER_CALLED, *_EMBEDDINGS)
-
-    def large(part: nn.Module) -> bool:
-        own = {id(p): p.numel() for p in part.parameters() if id(p) not in taken}
-        if isinstance(part, never) or sum(own.values()) < parameters or not separate(part):
-            return False
-        taken.update(own)
-        return True
-
-    return _below(module, large)
 
 
 def kind(module: nn.Module) -> type[nn.Module]:
