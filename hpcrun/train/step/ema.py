@@ -109,14 +109,8 @@ class TrainerCheckpoints:
         extra: Mapping[str, Any] | None,
         meta: Mapping[str, Any] | None,
         own: Mapping[str, Any] | None = None,
-        *,
-        disk: bool = True,
-        memory: bool = True,
     ) -> CheckpointEngine:
-        """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine.
-
-        ``disk`` and ``memory``: where the snapshot is kept; see :meth:`CheckpointEngine.start`.
-        """
+        """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine."""
         engine = self.engine(where)
         engine.require_restored("load_checkpoint()")
         state = self._state()
@@ -127,8 +121,6 @@ class TrainerCheckpoints:
             {**(own or {}), **rank},
             dict(meta or {}),
             state.alike(),
-            disk=disk,
-            memory=memory,
         )
         return engine
 
