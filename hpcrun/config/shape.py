@@ -104,12 +104,6 @@ def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
         )
     if train.parallel == "fsdp":
         yield from _of_fsdp(config)
-    if config.optim.name == "muon" and config.fsdp.cpu_offload:
-        yield (
-            ["optim.name", "fsdp.cpu_offload"],
-            "muon gathers each matrix on its device, but cpu_offload keeps the shards on the CPU; use adamw, "
-            "or remove fsdp.cpu_offload",
-        )
     if config.fsdp.classes and config.fsdp.wrap != "classes":
         yield (
             ["fsdp.classes", "fsdp.wrap"],
@@ -193,10 +187,9 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
         (f"fsdp.{name}", "train.parallel", ("single", "dp", "ddp"), "fsdp")
         for name in FSDP.model_fields
     ),
-    ("optim.betas", "optim.name", ("sgd",), "adamw, adam or muon"),
-    ("optim.eps", "optim.name", ("sgd",), "adamw, adam or muon"),
-    ("optim.momentum", "optim.name", ("adamw", "adam", "muon"), "sgd"),
-    ("optim.muon_momentum", "optim.name", ("adamw", "adam", "sgd"), "muon"),
+    ("optim.betas", "optim.name", ("sgd",), "adamw or adam"),
+    ("optim.eps", "optim.name", ("sgd",), "adamw or adam"),
+    ("optim.momentum", "optim.name", ("adamw", "adam"), "sgd"),
     ("optim.decay_steps", "optim.schedule", ("cosine", "linear", "constant"), "wsd"),
     ("optim.final_lr_fraction", "optim.schedule", ("constant",), "a schedule with a decay"),
     ("amp.init_scale", "amp.dtype", ("fp32", "tf32", "bf16"), "fp16"),

@@ -191,21 +191,17 @@ class FSDP(Section):
 class Optim(Section):
     """The optimizer and the schedule of its learning rate.
 
-    Sources: ``torch.optim``. adamw: Loshchilov, Hutter 2019, arXiv:1711.05101; muon: K. Jordan et al. 2024;
+    Sources: ``torch.optim``. adamw: Loshchilov, Hutter 2019, arXiv:1711.05101;
     cosine: Loshchilov, Hutter 2017, arXiv:1608.03983; wsd: Hu et al. 2024, arXiv:2404.06395.
     """
 
-    name: Literal["adamw", "adam", "sgd", "muon"] = Field(
-        default="adamw",
-        description="Optimizer; muon: for the matrices of the layers, and adamw for the rest.",
-    )
+    name: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="Optimizer.")
     betas: tuple[BelowOne, BelowOne] = Field(
         default=(0.9, 0.95), description="Adam: decay of the two moment estimates."
     )
     eps: Positive = Field(default=1e-8, description="Adam: term added to the denominator.")
     weight_decay: NotNegative = Field(default=0.1, description="Weight decay.")
     momentum: BelowOne = Field(default=0.9, description="SGD: momentum.")
-    muon_momentum: BelowOne = Field(default=0.95, description="Muon: momentum.")
     fused: bool = Field(default=True, description="Use torch's fused kernel if available.")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         default="cosine",

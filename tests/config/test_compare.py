@@ -136,7 +136,7 @@ DECIDES = {
     ),
     *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype"),
     *("optim.name", "optim.betas", "optim.eps", "optim.weight_decay", "optim.momentum"),
-    *("optim.muon_momentum", "optim.warmup_steps", "checkpoint.keep_best"),
+    *("optim.warmup_steps", "checkpoint.keep_best"),
     *("amp.dtype", "amp.init_scale", "amp.growth_factor", "amp.backoff_factor"),
     *("amp.growth_interval", "amp.dynamic"),
 }

@@ -45,11 +45,9 @@ CASES = {
     "train.activation_checkpointing=full",
     "fp16": f"{GPT} {SLOW} amp.dtype=fp16",
     "ema": f"{GPT} train.ema=0.9",
-    "muon": f"{GPT} optim.name=muon",
     "sgd": f"{GPT} optim.name=sgd",
     "every-checkpointing": f"{GPT} train.activation_checkpointing=every",
     "selective-checkpointing": f"{GPT} train.activation_checkpointing=selective",
-    "fsdp-muon": f"{GPT} {TWO} train.parallel=fsdp optim.name=muon",
     "hybrid": f"{GPT} {HYBRID}",
     "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} train.ema=0.9 amp.dtype=fp16",
     "bdh": f"{BYTES} model.layers=2 model.heads=4 model.width=128".replace(

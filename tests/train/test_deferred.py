@@ -129,7 +129,7 @@ def test_a_build_that_cannot_be_deferred_keeps_its_weights(
             assert torch.equal(model.state_dict()[name], value)
 
 
-def test_a_build_that_sets_attributes_of_the_task_runs_on_every_rank() -> None:
+def test_a_build_that_changes_its_task_runs_on_every_rank() -> None:
     class Keeps(Regression):
         def build_model(self) -> nn.Module:
             self.kept = 1

@@ -1,18 +1,14 @@
 """The optimizer and the schedule of a config."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.optimizer import (
-    JointOptimizer,
     build_optimizer,
     build_schedule,
     has_fused,
-    hidden_matrices,
     learning_rate_factor,
     optimizer_of,
 )
@@ -203,43 +199,6 @@ def test_several_optimizers_take_the_steps_that_each_takes_alone(tmp_path, reloa
         "SGD: 1 tensors with 42 weights",
         "AdamW: 5 tensors with 126 weights",
     ]
-
-
-def test_muon_takes_the_matrices_and_adamw_the_rest(tmp_path):
-    wanted = config("optim.name=muon", "optim.weight_decay=0.2", "train.lr=0.02")
-    made = trained(lambda model: build_optimizer(model, wanted), reload_after=2, tmp_path=tmp_path)
-
-    def by_hand(model):
-        matrices = [layer.weight for layer in model.layers]
-        others = [model.embedding.weight, model.output.weight]
-        vectors = {"params": [layer.bias for layer in model.layers], "weight_decay": 0.0}
-        return JointOptimizer(
-            [
-                torch.optim.Muon(
-                    matrices, lr=0.02, weight_decay=0.2, adjust_lr_fn="match_rms_adamw"
-                ),
-                torch.optim.AdamW(
-                    [{"params": others}, vectors], 0.02, (0.9, 0.95), weight_decay=0.2, fused=True
-                ),
-            ]
-        )
-
-    for mine, other in zip(
-        made.module.parameters(), trained(by_hand).module.parameters(), strict=True
-    ):
-        assert torch.equal(mine, other)
-    assert hidden_matrices(nn.Linear(3, 2))[0].shape == (2, 3)
-
-
-def test_muon_without_a_matrix_or_new_torch_is_refused(monkeypatch):
-    wanted = config("optim.name=muon")
-    with pytest.raises(
-        UserError, match=r"optim\.name: muon is for matrices, and the model has none"
-    ):
-        build_optimizer(nn.Embedding(3, 2), wanted)
-    monkeypatch.setitem(sys.modules, "torch.optim._muon", None)
-    with pytest.raises(UserError, match=r"optim\.name: muon needs torch 2\.9 or newer"):
-        build_optimizer(nn.Linear(2, 2), wanted)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])

@@ -23,8 +23,7 @@ Parallel = Literal["single", "dp", "ddp", "fsdp"]
 HEADROOM = 0.4
 """The fraction of a device's memory reserved for activations, workspaces and fragmentation."""
 
-# Muon keeps one for its matrices; embeddings and vectors have two.
-_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}
+_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}
 
 
 @dataclass(frozen=True)
