@@ -173,9 +173,9 @@ def _parallel(config: Config, model: nn.Module, memory: int) -> Any:
     chosen = config.train.parallel
     if config.job.world_size == 1:
         return "single"
-    if chosen in ("single", "dp"):
+    if chosen == "single":
         raise UserError(
-            f"train.parallel: {chosen} works in one process only; with several ranks use ddp or fsdp"
+            "train.parallel: single works in one process only; with several ranks use ddp or fsdp"
         )
     if chosen != "auto":
         return chosen

@@ -87,8 +87,8 @@ class DistributedAMPTrainer(AMPTrainer):
             device_ids: this rank's GPU, as ``[0]``.
 
         Raises:
-            ValueError: ``distributed`` and one of the last four arguments; ``single`` or ``dp`` with several
-                ranks; an optimizer of parameters that FSDP will replace; compression with FSDP.
+            ValueError: ``distributed`` and one of the last four arguments; ``single`` with several ranks;
+                an optimizer of parameters that FSDP will replace; compression with FSDP.
             ClusterError: the launcher's variables are missing or contradict each other (without
                 ``distributed``).
         """
