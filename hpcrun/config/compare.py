@@ -25,7 +25,7 @@ _MAY_CHANGE_IN_FSDP = "deferred_init"
 # Ways to compute the same sums: a checkpoint does not depend on them, and the order of samples stays.
 _WAYS = (
     *("train.micro_batch", "train.accumulation"),
-    *("train.activation_checkpointing", "train.checkpoint_blocks"),
+    "train.activation_checkpointing",
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
     *("fsdp.shard", "fsdp.wrap", "fsdp.classes"),
     *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),

@@ -167,12 +167,6 @@ class Idle:
 _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("train.min_delta", "train.patience", (None,), "a number of validations"),
     ("train.compile_mode", "train.compile", (False,), "true"),
-    (
-        "train.checkpoint_blocks",
-        "train.activation_checkpointing",
-        ("none", "full", "selective"),
-        "every",
-    ),
     ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
     ("train.broadcast_buffers", "train.parallel", ("single", "fsdp"), "ddp"),
     ("train.gradient_as_bucket_view", "train.parallel", ("single", "fsdp"), "ddp"),

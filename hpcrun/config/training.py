@@ -114,12 +114,9 @@ class Train(Section):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         default="default", description="Mode of torch.compile."
     )
-    activation_checkpointing: Literal["none", "full", "every", "selective"] = Field(
+    activation_checkpointing: Literal["none", "full", "selective"] = Field(
         default="none",
-        description="Recompute activations: of all blocks, every n-th block, or all but costly operations.",
-    )
-    checkpoint_blocks: Count = Field(
-        default=2, description="activation_checkpointing=every: the n in every n-th block."
+        description="Recompute activations: of all blocks, or all but costly operations.",
     )
     channels_last: bool = Field(
         default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."

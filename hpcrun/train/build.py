@@ -52,7 +52,6 @@ def build_trainer(
         compression=compression(wanted.compression),
         preparation=Preparation(
             checkpointing=wanted.activation_checkpointing,
-            every=wanted.checkpoint_blocks,
             compile=compile_mode(config, distributed, parallel),
             channels_last=wanted.channels_last,
         ),

@@ -23,11 +23,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 IDLE = [
     ("train.min_delta=0.1", "train.patience=null", "train.patience=3"),
     ("train.compile_mode=max-autotune", "train.compile=false", "train.compile=true"),
-    (
-        "train.checkpoint_blocks=3",
-        "train.activation_checkpointing=none",
-        "train.activation_checkpointing=every",
-    ),
     ("optim.momentum=0.5", "optim.name=adamw", "optim.name=sgd"),
     ("optim.decay_steps=9", "optim.schedule=cosine", "optim.schedule=wsd"),
     ("amp.init_scale=64", "amp.dtype=fp32", "amp.dtype=fp16"),

@@ -46,7 +46,6 @@ CASES = {
     "fp16": f"{GPT} {SLOW} amp.dtype=fp16",
     "ema": f"{GPT} train.ema=0.9",
     "sgd": f"{GPT} optim.name=sgd",
-    "every-checkpointing": f"{GPT} train.activation_checkpointing=every",
     "selective-checkpointing": f"{GPT} train.activation_checkpointing=selective",
     "hybrid": f"{GPT} {HYBRID}",
     "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} train.ema=0.9 amp.dtype=fp16",

@@ -183,16 +183,14 @@ class Preparation:
 
     Attributes:
         checkpointing: the activations that the backward pass recomputes, to save memory. ``full``: those of
-            every block; ``every``: of every ``every``-th block; ``selective``: of every block, except for
+            every block; ``selective``: of every block, except for
             the results of matrix products, convolutions and attention. Sources: ``torch.utils.checkpoint``;
             Chen et al. 2016, arXiv:1604.06174.
-        every: number of blocks from one checkpointed block to the next.
         compile: mode of ``torch.compile``; None: no compilation.
         channels_last: store 4-dimensional weights as NHWC (``torch.channels_last``).
     """
 
-    checkpointing: Literal["none", "full", "every", "selective"] = "none"
-    every: int = 2
+    checkpointing: Literal["none", "full", "selective"] = "none"
     compile: CompileMode | None = None
     channels_last: bool = False
 
@@ -231,18 +229,15 @@ def of_torch(part: nn.Module) -> bool:
     return type(part).__module__.startswith("torch.nn.")
 
 
-def why_not_recomputed(module: nn.Module, *, every: int = 1) -> str | None:
-    """Return why ``module`` cannot be trained with activation checkpointing; None if it can.
-
-    ``every``: checkpoint each block whose number is a multiple of it.
-    """
+def why_not_recomputed(module: nn.Module) -> str | None:
+    """Return why ``module`` cannot be trained with activation checkpointing; None if it can."""
     found = blocks(module)
     if not found:
         return (
             f"train.activation_checkpointing: {type(module).__name__} has no blocks (elements of one class "
             "in an nn.ModuleList or nn.Sequential); put its layers into one, or set none"
         )
-    for block in found[::every]:
+    for block in found:
         if any(
             isinstance(part, _NormBase) and part.track_running_stats for part in block.modules()
         ):
@@ -254,11 +249,10 @@ def why_not_recomputed(module: nn.Module, *, every: int = 1) -> str | None:
 
 
 def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
-    every = wanted.every if wanted.checkpointing == "every" else 1
-    refusal = why_not_recomputed(module, every=every)
+    refusal = why_not_recomputed(module)
     if refusal is not None:
         raise UserError(refusal)
-    found = blocks(module)[::every]
+    found = blocks(module)
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_costly)
