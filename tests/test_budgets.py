@@ -13,9 +13,9 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_320, 23),
+    "api": (4_340, 23),
     "checkpoint": (5_380, 30),
-    "cli": (5_060, 35),
+    "cli": (5_080, 35),
     "config": (2_880, 13),
     "devices": (750, 6),
     "diagnose": (1_800, 9),
@@ -28,7 +28,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "ranks": (3_420, 17),
     "results": (4_280, 18),
     "run": (3_410, 18),
-    "slurm": (5_000, 26),
+    "slurm": (5_030, 26),
     "tasks": (550, 4),
     "tests": (56_030, 443),
     "train": (9_660, 46),
