@@ -29,7 +29,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "results": (4_280, 18),
     "run": (3_410, 18),
     "slurm": (5_030, 26),
-    "tasks": (550, 4),
+    "tasks": (560, 4),
     "tests": (56_030, 443),
     "train": (9_660, 46),
 }

@@ -132,6 +132,7 @@ class Windows(Dataset[Tensor]):
         Raises:
             UserError: the file cannot be read, or does not fill a window.
         """
+        self._place = file, context, dtype
         try:
             self.tokens = np.memmap(file, np.dtype(dtype).newbyteorder("<"), "r")
         except (OSError, ValueError) as error:
@@ -145,6 +146,10 @@ class Windows(Dataset[Tensor]):
                 f"{file}: {len(self.tokens)} tokens do not fill a sample of {context + 1}; use a smaller "
                 "model.context, or more text"
             )
+
+    def __reduce__(self) -> tuple[type[Windows], tuple[Path, int, str]]:
+        # A loader process that does not fork maps the file itself.
+        return Windows, self._place
 
     def __len__(self) -> int:
         return max(0, len(self.tokens) - 1) // self.context
