@@ -75,10 +75,8 @@ class Saver:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
         self._wait()
-        if done != self.saved:
-            self._begin(done)
-
-    def _begin(self, done: int) -> None:
+        if done == self.saved:
+            return
         at = {"step": done, "samples": self._batches.batching.span(done).start}
         validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
