@@ -38,7 +38,7 @@ REPORTED = {
     "language-model": {"unigram_entropy", "sample"},
     "autoencoder": {"test_loss", "test_squared_error"},
     "classifier": {"test_accuracy", "confusion_matrix"},
-    "token-model": {"passes", "perplexity"},
+    "tokens": {"passes", "perplexity"},
 }
 
 # fmt: off
