@@ -75,8 +75,10 @@ class Saver:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
         self._wait()
-        if done == self.saved:
-            return
+        if done != self.saved:
+            self._begin(done)
+
+    def _begin(self, done: int) -> None:
         at = {"step": done, "samples": self._batches.batching.span(done).start}
         validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)

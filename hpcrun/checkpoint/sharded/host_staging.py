@@ -89,8 +89,11 @@ class Staging:
             self._buffer = self._allocate(max(1, -(-size // _PAGE)) * _PAGE)
         return self._buffer
 
+    def _map(self, size: int) -> mmap.mmap:
+        return mmap.mmap(-1, size)
+
     def _allocate(self, size: int) -> torch.Tensor:
-        buffer = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        buffer = torch.frombuffer(self._map(size), dtype=torch.uint8)
         buffer[:: mmap.PAGESIZE] = 0  # touch every page now, so that the first copy is fast
         unpin = self._pin(buffer.data_ptr(), size) if self.pinned else None
         if unpin is not None:

@@ -149,8 +149,7 @@ class CheckpointStore(CommittedSteps):
             CheckpointError: the checkpoint is not committed, or not durably; the temporary folder stays until
                 :meth:`abandon`.
         """
-        plain = _plain(meta, step)
-        manifest = Manifest(step, world_size, self.owner, time.time(), tuple(records), plain)
+        manifest = self.new_manifest(step, records, world_size, meta)
         if len({record.name for record in records}) != len(records):
             raise CheckpointError(f"{draft}: two files have the same name")
         for record in records:
@@ -165,6 +164,13 @@ class CheckpointStore(CommittedSteps):
             sync_directory(self._fs, self.root)
         self.trust(step)
         return final
+
+    def new_manifest(
+        self, step: int, records: Sequence[FileRecord], world_size: int, meta: Mapping[str, Any]
+    ) -> Manifest:
+        """Return a manifest of this attempt; raises CheckpointError if ``meta`` is not plain JSON."""
+        plain = _plain(meta, step)
+        return Manifest(step, world_size, self.owner, time.time(), tuple(records), plain)
 
     def abandon(self, draft: Path) -> None:
         """Remove the temporary folder ``draft``, if it exists; raises CheckpointError if the disk refuses."""
