@@ -18,6 +18,7 @@ class SaveOutcome:
         stalled: seconds that training waited for this save.
         waited: seconds of ``stalled`` spent on the previous save.
         staged: host memory held, in bytes.
+        in_memory: True for a snapshot that was kept in memory only, and is no commit.
     """
 
     ok: bool
@@ -31,6 +32,7 @@ class SaveOutcome:
     stalled: float = 0.0
     waited: float = 0.0
     staged: int = 0
+    in_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Restored:
     """Result of a restore: the shared state, the state of this rank, and notes for the user.
 
     ``own`` is None if the number of ranks has changed. ``notes`` names every damaged file that was found,
-    the same on all ranks.
+    the same on all ranks. ``memory`` is None if the state was read from disk.
     """
 
     step: int
@@ -46,3 +48,22 @@ class Restored:
     own: dict[str, Any] | None
     meta: dict[str, Any]
     notes: tuple[str, ...]
+    memory: "FromMemory | None" = None
+
+    @property
+    def committed(self) -> int | None:
+        """The newest step on disk; None if there is none."""
+        return self.step if self.memory is None else self.memory.committed
+
+
+@dataclass(frozen=True)
+class FromMemory:
+    """Facts about a state that was read from the memory of the nodes.
+
+    Attributes:
+        committed: the newest step on disk; None if there is none.
+        created: time of the snapshot in unix seconds.
+    """
+
+    committed: int | None
+    created: float

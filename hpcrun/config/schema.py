@@ -288,6 +288,14 @@ class Checkpoint(Section):
         default=None,
         description="Host memory (GB) per rank for a snapshot; null: half of the free memory.",
     )
+    memory_every: FromZero | None = Field(
+        default=None,
+        description="Steps between copies in memory, for restarts in the job; null: those of saves; 0: none.",
+    )
+    memory_copies: Literal[0, 1] = Field(
+        default=0,
+        description="Copies of a node's memory on another node, for the loss of a node.",
+    )
 
 
 class Config(Section):

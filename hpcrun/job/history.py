@@ -98,7 +98,7 @@ def all_histories(events: Sequence[Event]) -> list[AttemptRecord]:
             before = next(reversed(found), None)
             record = found[event.attempt] = {"started": event.time}
         if event.what == "started" and before not in (None, event.attempt):
-            _note_start_of_next(found[before], event.step or 0)
+            _note_start_of_next(found[before], on_disk(event) or 0)
         _note(record, event)
     return [AttemptRecord(attempt, **values) for attempt, values in found.items()]
 
@@ -206,10 +206,19 @@ def last_committed(events: Sequence[Event]) -> int | None:
         if event.step is None:
             continue
         if event.what == "started":
-            newest = event.step or None
+            newest = on_disk(event)
         elif event.what == "saved":
             newest = max(event.step, newest or 0)
     return newest
+
+
+def on_disk(started: Event) -> int | None:
+    """Return the newest step on disk at the event ``started``; None without a checkpoint.
+
+    A restart in a job may begin at a later step, which only the memory of the nodes has.
+    """
+    step: int | None = started.fields.get("on_disk", started.step)
+    return step or None
 
 
 @dataclass(frozen=True)
@@ -287,8 +296,8 @@ class _Account:
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
-        # The first span after the last commit.
-        self._uncommitted = 0
+        # The first span after the last commit, and the first after the last start of the training.
+        self._uncommitted, self._begun = 0, 0
         self._at: float | None = None
         self._state = "queue"
         self._attempt: Attempt | None = None
@@ -313,7 +322,8 @@ class _Account:
             in_place = event.attempt is not None and event.attempt.in_place > 0
             waited = "start_up" if in_place and self._state == "requeue_wait" else self._state
             self._spend(event.time, self._lost if self._state == "running" else waited)
-            self._lose_uncommitted()
+            if not in_place:
+                self._continue_from(None)
             self._state, self._attempt = "start_up", event.attempt
             self._script = bool(event.fields.get("script"))
         elif event.what == "cancelled" and self._state in ("queue", "requeue_wait"):
@@ -325,7 +335,7 @@ class _Account:
         elif event.what == "started":
             self._spend(event.time, "start_up")
             self._state = "running"
-            self._lose_uncommitted()
+            self._continue_from(event.fields.get("snapshot"))
         elif event.what == "saved":
             seconds = float(event.fields.get("seconds", 0.0))
             self._spend(event.time - seconds, "productive")
@@ -344,7 +354,7 @@ class _Account:
             self._spend(seen, self._lost if self._state == "running" else "start_up")
             self._state = "requeue_wait" if event.fields.get("restart_allowed") else "idle"
             if self._state == "idle":
-                self._lose_uncommitted()
+                self._continue_from(None)
             if self._state == "idle" and self._asked is not None and self._asked > seen:
                 self._spend(self._asked, "idle")
                 self._state = "queue"
@@ -354,15 +364,26 @@ class _Account:
         """The part for the time since the last commit if the attempt died without a record."""
         return "productive" if self._script else "recomputed"
 
-    def _lose_uncommitted(self) -> None:
-        """Count the computing since the last commit as lost."""
+    def _continue_from(self, snapshot: float | None) -> None:
+        """Divide the computing since the last commit into kept and lost.
+
+        Args:
+            snapshot: the time of the snapshot in memory that continues; None: memory keeps nothing.
+        """
         if self._script:
             return
         since = self._spans[self._uncommitted :]
-        self._spans[self._uncommitted :] = [
-            span._replace(part="recomputed") if span.part == "productive" else span
-            for span in since
-        ]
+        del self._spans[self._uncommitted :]
+        # What an earlier start of the training has lost stays lost.
+        open_ = self._begun - self._uncommitted
+        for number, span in enumerate(since):
+            if span.part == "productive" or (span.part == "recomputed" and number >= open_):
+                cut = min(max(span.begin, snapshot or 0.0), span.end)
+                self._add("productive", span.begin, cut)
+                self._add("recomputed", cut, span.end)
+            else:
+                self._spans.append(span)
+        self._begun = len(self._spans)
 
     def closed(self, now: float) -> list[Span]:
         if self._at is not None and self._state != "idle":

@@ -43,6 +43,7 @@ from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
 from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.ranks.launchers import job_id
+from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import IN_PLACE, JOB_NAME
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -289,6 +290,7 @@ def _nodes_of_job(
     # A script imports its libraries itself, and a container has other files.
     forks = not (options.script or options.container or options.image or torchrun)
     helpers = RankHelpers(
+        memory=memory_keeper.new_key(),
         # The agents of a killed batch step end, and their fork servers with them.
         fork=f"{os.getuid()}-{attempt.owner}-{secrets.token_hex(4)}" if forks else None,
         python=options.python,

@@ -25,6 +25,7 @@ from hpcrun.nodes.step_nodes import (
 )
 from hpcrun.nodes.watch import AgentProcess, AgentStep, NodeWatch
 from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
+from hpcrun.run import memory_keeper
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
@@ -70,19 +71,21 @@ def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
 
 @dataclass(frozen=True)
 class RankHelpers:
-    """The fork server of each node, which outlives the ranks; see ``fork_server.py``.
+    """Processes of each node that outlive the ranks: see ``memory_keeper.py`` and ``fork_server.py``.
 
-    ``fork``: the name of the fork servers. ``python``: the interpreter of the ranks; None: that of this
-    process.
+    ``memory``: the key of the keepers. ``fork``: the name of the fork servers. ``python``: the interpreter of
+    the ranks; None: that of this process.
     """
 
+    memory: str | None = None
     fork: str | None = None
     python: str | None = None
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variable by which the ranks find it."""
-        return {FORK_SERVER: self.fork} if self.fork else {}
+        """The variables by which the ranks find them."""
+        found = {memory_keeper.VARIABLE: self.memory, FORK_SERVER: self.fork}
+        return {name: value for name, value in found.items() if value}
 
 
 class JobNodes:

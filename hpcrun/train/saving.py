@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcrun.checkpoint.interval import SaveInterval, choose_interval
+from hpcrun.checkpoint.interval import EverySteps, SaveInterval, choose_interval
+from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
@@ -44,6 +45,7 @@ class Saver:
         engine: CheckpointEngine,
         *,
         interval: SaveInterval,
+        memory: SaveInterval,
         batches: Steps,
         early: EarlyStopping,
         metrics: MetricsLog,
@@ -52,12 +54,13 @@ class Saver:
     ) -> None:
         """``saved``: the newest step on disk. ``batches`` provides the position in the data.
 
+        ``interval`` is that of the saves, ``memory`` that of the snapshots in memory only.
         A checkpoint holds the validation loss of its step, if ``early`` has one, and the
         unlogged part of ``metrics``.
         """
         self._run, self._attempt = run, attempt
         self._trainer, self._engine = trainer, engine
-        self._interval, self._meta = interval, meta
+        self._interval, self._memory, self._meta = interval, memory, meta
         self._batches, self._early, self._metrics = batches, early, metrics
         self.saved = saved
         self.costs: tuple[float, float] | None = None
@@ -74,11 +77,30 @@ class Saver:
         Raises:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
+        self._start(done)
+
+    def _start(self, done: int, *, memory: bool = True) -> None:
         self._wait()
         if done != self.saved:
-            self._begin(done)
+            self._begin(done, memory=memory)
 
-    def _begin(self, done: int) -> None:
+    def due_in_memory(self, done: int) -> bool:
+        """Return True if it is time for a snapshot in memory. Call it on every rank after every step."""
+        return self._memory.due(done)
+
+    def start_in_memory(self, done: int) -> None:
+        """Keep the state after ``done`` steps in the memory of the nodes, in the background. Collective.
+
+        Nothing happens while a save is pending, which keeps its own copy in memory.
+
+        Raises:
+            OwnedByAnotherAttempt: a newer attempt owns the run now.
+        """
+        if self._engine.ready_for_memory():
+            self._wait()
+            self._begin(done, disk=False)
+
+    def _begin(self, done: int, *, disk: bool = True, memory: bool = True) -> None:
         at = {"step": done, "samples": self._batches.batching.span(done).start}
         validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
@@ -92,6 +114,8 @@ class Saver:
             extra | ({"stream": stream.shared} if stream.shared else {}),
             self._meta | at | validation,
             {"stream": stream.own} if stream.own else {},
+            disk=disk,
+            memory=memory,
         )
 
     def poll(self) -> None:
@@ -102,10 +126,12 @@ class Saver:
     def finish(self, done: int) -> None:
         """Save the state after ``done`` steps; wait until it is committed or ``failed`` is set. Collective.
 
+        This save keeps no copy in memory, for which the ranks would have to wait.
+
         Raises:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
-        self.start(done)
+        self._start(done, memory=False)
         self._wait()
 
     def _wait(self) -> None:
@@ -118,6 +144,10 @@ class Saver:
     def _record(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
             self._last = outcome
+            if outcome.in_memory:
+                if self._trainer.is_main_process and outcome.error and not outcome.fenced:
+                    print(f"hpcrun: {outcome.error}", file=sys.stderr, flush=True)
+                continue
             self.failed = None if outcome.ok else outcome.error or "unknown"
             if outcome.ok:
                 self.saved = outcome.step
@@ -177,12 +207,19 @@ def build_engine(
     limit = None if wanted.host_memory is None else int(wanted.host_memory * 1e9)
     on_host, pinned = distributed.num_gpus_per_node, bool(distributed.device_ids)
     staging = Staging(limit=limit, ranks_on_host=on_host, pinned=pinned)
+    memory = None
+    if wanted.memory_every != 0:
+        memory = open_copies(str(run.path), ranks, staging, peers=bool(wanted.memory_copies))
+    if memory is None and wanted.memory_every and distributed.rank == 0:
+        line = "has no effect: no process of this job keeps memory for a restart"
+        print(f"hpcrun: checkpoint.memory_every: {line}", flush=True)
     return CheckpointEngine(
         store,
         ranks,
         still_mine=lambda: require_ownership(run, attempt),
         after_commit=_pruning(store, config),
         staging=staging,
+        memory=memory,
     )
 
 
@@ -262,6 +299,11 @@ def build_interval(
         ranks=ranks,
         clock=clock,
     )
+
+
+def memory_interval(config: Config) -> SaveInterval:
+    """Make the interval of the snapshots in memory only."""
+    return EverySteps(config.checkpoint.memory_every or 0)
 
 
 def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpcrun.checkpoint.outcome import Restored
 from hpcrun.config import Config, parallelism, recorded
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import StopAgreement
@@ -34,7 +35,7 @@ from hpcrun.train.metrics.timing import Profile
 from hpcrun.train.optimizer import JointOptimizer
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import TRAINING, VALIDATING, Position, showing_compilation
-from hpcrun.train.saving import Saver, build_engine, build_interval
+from hpcrun.train.saving import Saver, build_engine, build_interval, memory_interval
 from hpcrun.train.setup import (
     Context,
     OpenedTask,
@@ -96,6 +97,7 @@ class Loop:
             if self.early.due or done == train.steps:
                 # The last save follows.
                 break
+            in_memory = self.saver.due_in_memory(done)
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
                 if leaving:
                     self.nonfinite.finish()
@@ -107,6 +109,10 @@ class Loop:
                 else:
                     with self._saving():
                         self.saver.start(done)
+            elif in_memory:
+                with self.position.at("saving"), self.metrics.paused():
+                    self.metrics.flush()
+                    self.saver.start_in_memory(done)
         self.profile.close(self.early.end(train.steps))
         self.nonfinite.finish()
         with self._saving():
@@ -216,6 +222,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         trainer,
         engine,
         interval=build_interval(run, config, ranks, lambda: saver.costs),
+        memory=memory_interval(config),
         batches=batches,
         early=early,
         metrics=metrics,
@@ -355,11 +362,19 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         nodes=nodes,
         accumulation=batching.accumulation,
         parallel=trainer.parallel,
+        **(memory_facts(restored) if restored else {}),
     )
     joint = trainer.optimizer
     parts = joint.lines() if isinstance(joint, JointOptimizer) else ()
     for line in (*batching.lines(context.config.train.steps), *parts):
         print(f"hpcrun: {line}", flush=True)
+
+
+def memory_facts(restored: Restored) -> dict[str, Any]:
+    """Return what the event ``started`` says about a state from memory, which is no commit."""
+    if restored.memory is None:
+        return {}
+    return {"on_disk": restored.memory.committed, "snapshot": restored.memory.created}
 
 
 def stop_reason(

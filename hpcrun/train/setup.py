@@ -234,7 +234,7 @@ class Resumed:
     @property
     def saved(self) -> int | None:
         """The newest step on disk; None if there is none."""
-        return self.checkpoint.step if self.checkpoint else None
+        return self.checkpoint.committed if self.checkpoint else None
 
     def extra(self, key: str, default: Any) -> Any:
         """Return an entry of the checkpoint's extra data, or ``default``."""

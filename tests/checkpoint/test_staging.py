@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hpcrun.checkpoint.memory.buffers import KeptBuffers
 from hpcrun.checkpoint.sharded.host_staging import Staging
 
 MB = 1 << 20
@@ -62,6 +63,29 @@ def test_pages_are_unlocked_before_new_pages_and_with_their_buffer():
     del staging, larger
     gc.collect()
     assert driver.locked == {}
+
+
+def test_a_kept_snapshot_is_not_overwritten_by_the_next():
+    driver, released = Driver(), []
+    staging = Staging(limit=1 << 30, pinned=True, pin=driver.pin)
+    buffers = KeptBuffers(lambda: released.append(True), staging)
+    places = []
+    for kept in (True, True, False, True):
+        assert buffers.fits(3 * MB)
+        places.append(buffers.reserve(3 * MB).data_ptr())
+        if kept:
+            buffers.keep()
+    first, second = places[:2]
+    # The third snapshot was not kept, so the fourth takes its place, and the second stays.
+    assert places == [first, second, first, first]
+    assert driver.locked == {first: 4 * MB, second: 4 * MB}
+    assert not released
+    buffers.end("a reason")
+    gc.collect()
+    assert driver.locked == {first: 4 * MB}
+    buffers.keep()
+    assert buffers.reserve(1).data_ptr() == first
+    assert (released, buffers.refused) == ([True], "a reason")
 
 
 def test_if_the_driver_refuses_the_buffer_works_unlocked():

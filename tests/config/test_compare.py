@@ -115,6 +115,7 @@ FREE = {
     *("name", "job.*", "restarts.*", "watch.*"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.auto", "checkpoint.keep"),
     *("checkpoint.keep_every", "checkpoint.host_memory"),
+    *("checkpoint.memory_every", "checkpoint.memory_copies"),
     *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
     "fsdp.deferred_init",
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),

@@ -50,7 +50,8 @@ def seconds_to_next_step(run, lost: float) -> float:
 
 def test_a_spare_replaces_a_node_without_power(spare_bench, calm):
     bench = spare_bench
-    run = bench.submit("hit", "--spares", "1", model__pause=0.2, checkpoint__every=3)
+    memory = {"checkpoint__memory_every": 3, "checkpoint__memory_copies": 1}
+    run = bench.submit("hit", "--spares", "1", model__pause=0.2, checkpoint__every=0, **memory)
     bench.wait_for_step(run, 12)
     lost = time.time()
     bench.slurm.cut_link("node2")
@@ -64,6 +65,8 @@ def test_a_spare_replaces_a_node_without_power(spare_bench, calm):
     assert bench.causes(run) == ["node-failure", "finished"]
     assert bench.slurm.restarts(bench.job(run)) == 0
     assert jobs.final_state(run) == jobs.final_state(calm)
+    # The files of the lost node were in the memory of the other node.
+    assert "snapshot" in jobs.events(run, "started")[-1].fields
     (noted,) = jobs.events(run, "node-lost")
     print(
         f"lost after {noted.time - lost:.1f} s, replaced after {replaced.time - lost:.1f} s, "

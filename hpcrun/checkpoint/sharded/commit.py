@@ -1,4 +1,4 @@
-"""The steps of a save on all ranks: write, agree, commit."""
+"""The steps of a save on all ranks: write, agree, commit, and keep a copy in memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -6,12 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from hpcrun.checkpoint.memory.copies import MemoryCopies, MemorySnapshot
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
-from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, write
+from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, hashed, write
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
 from hpcrun.checkpoint.storage.manifest import FileRecord
+from hpcrun.checkpoint.storage.manifest import encode as encode_manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks, first_of
 from hpcrun.run.record import OwnedByAnotherAttempt
@@ -24,12 +28,16 @@ class SaveJob:
     Attributes:
         share: the shard; or the error line if this rank has none; or None if another rank failed.
         meta: plain JSON for the manifest; rank 0's is used.
+        disk: True to commit the snapshot on disk.
+        memory: True to keep the snapshot in the memory of the nodes.
     """
 
     step: int
     plan: WritePlan | None
     share: RankShard | str | None
     meta: Mapping[str, Any]
+    disk: bool = True
+    memory: bool = True
 
 
 class CommitProtocol:
@@ -38,6 +46,7 @@ class CommitProtocol:
     Args:
         still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
         after_commit: called by rank 0 after the commit of a step; its result is reported to the user.
+        memory: keeps a copy of each snapshot in the memory of the nodes; None: no copies.
     """
 
     def __init__(
@@ -46,29 +55,49 @@ class CommitProtocol:
         ranks: Ranks,
         still_mine: Callable[[], None],
         after_commit: Callable[[int], list[str]],
+        memory: MemoryCopies | None = None,
     ) -> None:
         self._store = store
         self._ranks = ranks
         self._still_mine = still_mine
         self._tidy = after_commit
+        self._memory = memory
+        self._index = b""
+        self._written: list[Written | str | None] = []
         self._swept = False
         self._left: list[str] = []
 
     def run(self, job: SaveJob) -> SaveOutcome:
         """Commit, and return the same result on all ranks; disk errors are part of the result. Collective.
 
-        The first save, and the save after a failed cleanup, also remove leftovers of dead attempts.
+        A job without the disk is only kept in memory. The first save, and the save after a failed cleanup,
+        also remove leftovers of dead attempts.
 
         Raises:
             RuntimeError: another rank is gone (torch.distributed).
         """
+        if not job.disk:
+            work = partial(hashed, rank=self._ranks.rank)
+            return self._keep(job, self._ranks.to_rank_0(self._report(job, work)))
         begun = self._ranks.from_rank_0(lambda: self._begin(job))
         if isinstance(begun, SaveOutcome):
             return begun
         draft = self._store.root / begun
         work = partial(write, store=self._store, draft=draft, rank=self._ranks.rank)
-        written = self._ranks.to_rank_0(self._report(job, work))
-        return self._ranks.from_rank_0(lambda: self._conclude(job, draft, written))
+        self._written = self._ranks.to_rank_0(self._report(job, work))
+        return self._ranks.from_rank_0(lambda: self._conclude(job, draft, self._written))
+
+    def copy(self, job: SaveJob, outcome: SaveOutcome) -> SaveOutcome:
+        """Keep a committed snapshot in memory too, if that is wanted; return its result. Collective."""
+        if not (outcome.ok and job.disk and job.memory and self._memory and self._memory.active):
+            return outcome
+        try:
+            kept = self._keep(job, self._written)
+        except Exception as error:  # such as a lost rank; the step is committed nevertheless
+            self._memory.active = False
+            kept = SaveOutcome(False, job.step, error=self._ranks.named(error))
+        notes = [kept.error] if kept.error is not None else []
+        return replace(outcome, notes=(*outcome.notes, *notes))
 
     def _begin(self, job: SaveJob) -> str | SaveOutcome:
         try:
@@ -104,6 +133,52 @@ class CommitProtocol:
         except Exception as error:  # of any type: the other ranks wait for this rank's report
             return self._ranks.named(error)
 
+    def _keep(self, job: SaveJob, written: list[Written | str | None]) -> SaveOutcome:
+        """Keep the snapshot in memory; a failure ends the copies on all ranks. Collective."""
+        memory = self._memory
+        if memory is None:
+            raise ValueError("no memory to keep a snapshot in")
+
+        def content() -> bytes | str | SaveOutcome:
+            try:
+                self._still_mine()
+                records = self._index_in_memory(job, written)
+                manifest = self._store.new_manifest(job.step, records, len(written), job.meta)
+                return encode_manifest(manifest)
+            except OwnedByAnotherAttempt as error:
+                return SaveOutcome(False, job.step, error=str(error), fenced=True, in_memory=True)
+            except CheckpointError as error:
+                return str(error)
+
+        found = self._ranks.from_rank_0(content)
+        trouble: str | None = None
+        if isinstance(found, SaveOutcome):
+            memory.active = False  # the memory belongs to the newer attempt
+            return found
+        if isinstance(found, str):
+            trouble = found
+            memory.end(trouble)
+        else:
+            index = self._index if self._ranks.rank == 0 else None
+            size = job.share.size if isinstance(job.share, RankShard) and job.share.safe else 0
+            trouble = memory.keep(MemorySnapshot(job.step, found, index), size, self._ranks)
+        if trouble is not None:
+            trouble = f"no copies of the saves stay in memory from here on: {trouble}"
+        return SaveOutcome(trouble is None, job.step, error=trouble, in_memory=True)
+
+    def _index_in_memory(
+        self, job: SaveJob, written: list[Written | str | None]
+    ) -> list[FileRecord]:
+        """Return the records of all files, those of the index included."""
+        troubles = [part for part in written if isinstance(part, str)]
+        if troubles or job.plan is None:
+            raise CheckpointError(first_of(troubles or ["a rank has no snapshot"]))
+        whole = [part for part in written if isinstance(part, Written)]
+        if not job.disk:
+            self._index = encode(make_index(job.plan.everyone, whole))
+        digest = xxhash.xxh3_128_hexdigest(self._index)
+        return [*(part.record for part in whole), FileRecord(INDEX, len(self._index), digest)]
+
     def _conclude(
         self, job: SaveJob, draft: Path, written: list[Written | str | None]
     ) -> SaveOutcome:
@@ -131,7 +206,8 @@ class CommitProtocol:
             raise ValueError("a shard without a plan")
         try:
             records = [part.record for part in written]
-            records.append(self._write_index(draft, encode(make_index(plan.everyone, written))))
+            self._index = encode(make_index(plan.everyone, written))
+            records.append(self._write_index(draft, self._index))
             path = self._store.commit(
                 draft, step, records, len(written), job.meta, self._still_mine
             )

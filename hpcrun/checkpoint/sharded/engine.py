@@ -20,12 +20,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcrun.checkpoint.memory.copies import MemoryCopies
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded import restore
 from hpcrun.checkpoint.sharded.commit import CommitProtocol, SaveJob
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.plan import WritePlan, make_plan, signature
-from hpcrun.checkpoint.sharded.rank_file import RankShard, own_name, pack, stage
+from hpcrun.checkpoint.sharded.rank_file import (
+    RankShard,
+    own_name,
+    pack,
+    stage,
+)
 from hpcrun.checkpoint.sharded.restore import SHARED, Template
 from hpcrun.checkpoint.state.capture import require_plain
 from hpcrun.checkpoint.state.tree import split
@@ -50,6 +56,7 @@ class CheckpointEngine:
         still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
         after_commit: called by rank 0 after a commit; see :mod:`hpcrun.checkpoint.storage.retention`.
         staging: host memory for the snapshots.
+        memory: copies of the snapshots in the memory of the nodes, with their own staging memory.
         timeout: seconds that the ranks' disks may differ before a save is given up.
     """
 
@@ -61,16 +68,19 @@ class CheckpointEngine:
         still_mine: Callable[[], None],
         after_commit: Callable[[int], list[str]],
         staging: Staging | None = None,
+        memory: MemoryCopies | None = None,
         timeout: float = 1800.0,
     ) -> None:
-        self._store = store
+        self._store, self._memory = store, memory
         self._staging = staging or Staging()
+        if memory is not None:
+            self._staging = memory.buffers
         self._ranks = writers = replace(ranks, peer_error=CheckpointError)
         if ranks.world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
             group = new_control_group(timeout=limit, description=WRITERS)
             writers = replace(writers, group=group)
-        self._protocol = CommitProtocol(store, writers, still_mine, after_commit)
+        self._protocol = CommitProtocol(store, writers, still_mine, after_commit, memory)
         self._key: Any = None
         self._plan: WritePlan | None = None
         self._thread: threading.Thread | None = None
@@ -88,6 +98,8 @@ class CheckpointEngine:
         meta: dict[str, Any],
         alike: Callable[[str], bool] = lambda _: False,
         trouble: Exception | None = None,
+        disk: bool = True,
+        memory: bool = True,
     ) -> None:
         """Take a snapshot of the state after ``step``, and save it asynchronously. Collective.
 
@@ -101,6 +113,8 @@ class CheckpointEngine:
             alike: returns True if the whole tensor of this name has the same value on all ranks. Any rank
                 may then write it; otherwise rank 0 does.
             trouble: the reason why this rank has no state; the save then fails on all ranks.
+            disk: False: keep the snapshot only in memory; see :meth:`ready_for_memory`.
+            memory: keep the snapshot in the memory of the nodes, if there is such memory.
 
         Raises:
             CheckpointError: no save can write this state, for example if shards do not cover a tensor.
@@ -111,6 +125,7 @@ class CheckpointEngine:
         self._unreported += [ended] if ended else []
         waited = time.perf_counter() - began
         job = self._snapshot(step, shared, own, meta, alike, trouble)
+        job = replace(job, disk=disk, memory=memory)
         straight = isinstance(job.share, RankShard) and not job.share.safe
         stalled = time.perf_counter() - began
 
@@ -120,8 +135,9 @@ class CheckpointEngine:
             except Exception as error:  # an exception of a thread would be lost
                 named = isinstance(error, CheckpointError)
                 line = str(error) if named else self._ranks.named(error)
-                outcome = SaveOutcome(False, step, error=line)
+                outcome = SaveOutcome(False, step, error=line, in_memory=not disk)
             seconds = time.perf_counter() - began
+            outcome = self._protocol.copy(job, outcome)
             if straight:
                 budget, here = amount(self._staging.budget()), amount(_size(job))
                 note = f"training waited for this save: {here} exceed the memory budget of {budget}"
@@ -183,6 +199,13 @@ class CheckpointEngine:
         """True while a save is pending. Differs between ranks."""
         return self._thread is not None and self._thread.is_alive()
 
+    def ready_for_memory(self) -> bool:
+        """Return True if a snapshot may be kept in memory only: no rank has a pending save. Collective."""
+        if self._memory is None:
+            return False
+        busy = self.under_way or not self._memory.active
+        return self._agree(int(busy)) == 0
+
     def wait(self, patience: float | None = None) -> list[SaveOutcome]:
         """Wait for the pending save, and return as :meth:`poll`; the result is the same on all ranks.
 
@@ -205,10 +228,26 @@ class CheckpointEngine:
         return self.wait()[-1]
 
     def restore(self, template: Template, skip: Collection[int] = ()) -> Restored | None:
-        """Restore the newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`."""
-        restored = restore.restore(self._store, self._ranks, template, skip)
+        """Restore the newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`.
+
+        The first call may read it from the memory of the nodes.
+
+        Raises:
+            RuntimeError: the memory has a damaged state, and the disk has none; on all ranks.
+        """
+        restored: Restored | None = None
+        notes: list[str] = []
+        if self._memory is not None and not self._begun and not skip:
+            restored, notes = self._memory.restore(self._store, self._ranks, template)
+        if restored is None:
+            restored = restore.restore(self._store, self._ranks, template, skip)
+        if restored is None and notes:
+            # Parts of the failed restore may be in the tensors, and nothing replaces them.
+            raise RuntimeError(
+                f"{notes[0]}; no checkpoint is on disk; start again to begin at step 0"
+            )
         self._begun = True
-        return restored
+        return restored and replace(restored, notes=(*notes, *restored.notes))
 
     def _join(self) -> SaveOutcome | None:
         if self._thread is not None:

@@ -138,6 +138,16 @@ def write(share: RankShard, store: CheckpointStore, draft: Path, rank: int) -> W
     return Written(stream.record, share.spans, share.blobs, tuple(hashes))
 
 
+def hashed(share: RankShard, rank: int) -> Written:
+    """Return the report on the file of ``rank`` without writing it; the shard is in host memory."""
+    image = share.image
+    if image is None:
+        raise CheckpointError("the snapshot exceeds the memory budget")
+    record = FileRecord(file_name(rank), share.size, xxhash.xxh3_128_hexdigest(image))
+    hashes = tuple(xxhash.xxh3_128_hexdigest(view) for view in share.views())
+    return Written(record, share.spans, share.blobs, hashes)
+
+
 def _spans(parts: Iterable[TensorChunk], blobs: Mapping[str, bytes]) -> tuple[Span, ...]:
     spans = [(part.position, part.length) for part in parts]
     position = sum(length for _, length in spans)
@@ -251,6 +261,12 @@ class StoreReader:
             (piece.place.file, piece.place.position) for piece in self.index.tensors[name].pieces
         ]
         return min(places, default=("", 0))
+
+    def piece(self, name: str, piece: Piece) -> torch.Tensor:
+        """Return a piece of the tensor ``name`` on the CPU, verified; raises DamagedCheckpoint."""
+        target = torch.empty(piece.sizes, dtype=_dtype(self.index.tensors[name].dtype))
+        self._read([_Want(name, piece, [_Taker(target)])])
+        return target
 
     def empty(self, name: str) -> torch.Tensor:
         """Return an uninitialized CPU tensor for the whole of ``name``."""

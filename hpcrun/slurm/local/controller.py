@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.slurm.environment import scrub
@@ -287,9 +288,10 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         if why is not None:
             say(why)
             return "CANCELLED", 0
-    end = _end_of(request)
+    end, keepers = _end_of(request), _Keepers(request)
     while True:
         attempt = LocalAttempt(request, number, orders, end)
+        attempt.environ |= keepers.variables
         try:
             code, word = _ran(request, attempt, number.restart)
         finally:
@@ -317,6 +319,27 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         # A waiting job cannot be preempted: earlier requests do not apply to the next attempt.
         orders.preempt = orders.warn = False
         number, end = Attempt(request.job_id, number.restart + 1), _end_of(request)
+        keepers.renew()
+
+
+class _Keepers:
+    """The keepers of memory of all nodes, for restarts without a requeue; they end with this process."""
+
+    def __init__(self, request: JobRequest) -> None:
+        self._request, self._running = request, list["subprocess.Popen[bytes]"]()
+        self.variables: dict[str, str] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Start new keepers, for a new start of the job; without one, ranks read from the disk."""
+        for keeper in self._running:
+            keeper.kill()
+            keeper.wait()
+        key = memory_keeper.new_key()
+        with contextlib.suppress(OSError):
+            nodes = range(self._request.nodes)
+            self._running = [memory_keeper.start(f"{key}/{host_name(node)}") for node in nodes]
+            self.variables = {memory_keeper.VARIABLE: key}
 
 
 def _end_of(request: JobRequest) -> float | None:

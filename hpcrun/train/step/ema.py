@@ -109,8 +109,14 @@ class TrainerCheckpoints:
         extra: Mapping[str, Any] | None,
         meta: Mapping[str, Any] | None,
         own: Mapping[str, Any] | None = None,
+        *,
+        disk: bool = True,
+        memory: bool = True,
     ) -> CheckpointEngine:
-        """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine."""
+        """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine.
+
+        ``disk`` and ``memory``: where the snapshot is kept; see :meth:`CheckpointEngine.start`.
+        """
         engine = self.engine(where)
         engine.require_restored("load_checkpoint()")
         state = self._state()
@@ -121,6 +127,8 @@ class TrainerCheckpoints:
             {**(own or {}), **rank},
             dict(meta or {}),
             state.alike(),
+            disk=disk,
+            memory=memory,
         )
         return engine
 

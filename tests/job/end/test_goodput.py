@@ -42,6 +42,65 @@ def test_a_crash_costs_what_came_after_the_last_commit() -> None:
     assert account.ettr == pytest.approx(17 / 57)
 
 
+@pytest.mark.parametrize(("snapshot", "kept"), [(130.0, 5), (124.0, 0), (999.0, 7)])
+def test_a_snapshot_in_memory_keeps_the_steps_before_it(snapshot: float, kept: int) -> None:
+    log = [*CRASHED_ONCE[:5], in_place("opened", 140), in_place("started", 144)]
+    before = goodput(log, now=144)
+    log[-1] = in_place("started", 144, snapshot=snapshot, on_disk=4)
+    account = goodput(log, now=144)
+    assert account.recomputed == before.recomputed - kept == 7 - kept
+    assert account.productive == before.productive + kept
+    assert account.wall == before.wall
+
+
+# The second attempt continues from a snapshot at 130, and no event `saved` follows.
+FROM_MEMORY = [
+    *CRASHED_ONCE[:5],
+    in_place("opened", 133),
+    in_place("started", 134, snapshot=130.0, on_disk=4),
+    in_place("ended", 150, restart_allowed=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("later", "kept", "lost"),
+    [
+        ([], 5, 2 + 16),
+        ([event("opened", 160, restart=1)], 0, 7 + 16),
+        ([event("opened", 160, restart=1), event("started", 160, restart=1)], 0, 7 + 16),
+        ([in_place("started", 160, 2, snapshot=140.0)], 5 + 6, 2 + 10),
+        # The same snapshot again, and an older one.
+        ([in_place("started", 160, 2, snapshot=130.0)], 5, 2 + 16),
+        ([in_place("started", 160, 2, snapshot=127.0)], 2, 5 + 16),
+        ([in_place("started", 160, 2)], 0, 7 + 16),
+    ],
+    ids=["no start", "requeue", "from disk", "newer", "same", "older", "in place from disk"],
+)
+def test_steps_that_only_memory_kept_are_lost_with_it(
+    later: list[Event], kept: int, lost: int
+) -> None:
+    opened = [in_place("opened", 150, 2)] if later and later[0].what == "started" else []
+    account = goodput([*FROM_MEMORY, *opened, *later], now=160)
+    assert (account.productive - 9, account.recomputed) == (kept, lost)
+
+
+def test_an_end_without_a_restart_loses_the_memory() -> None:
+    log = [*FROM_MEMORY[:-1], in_place("ended", 150, restart_allowed=False)]
+    assert goodput(log, now=160).recomputed == 7 + 16
+
+
+def test_a_save_keeps_the_steps_that_only_memory_had() -> None:
+    log = [
+        *FROM_MEMORY[:-1],
+        in_place("saved", 140, seconds=0.0),
+        in_place("ended", 150, restart_allowed=True),
+        event("opened", 160, restart=1),
+        event("started", 160, restart=1),
+    ]
+    account = goodput(log, now=160)
+    assert (account.productive - 9, account.recomputed) == (5 + 6, 2 + 10)
+
+
 def test_a_script_is_productive_from_its_start_to_its_end() -> None:
     log = [
         event("submitted", 0),

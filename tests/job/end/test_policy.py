@@ -247,6 +247,21 @@ def test_a_start_below_the_newest_save_shows_what_remains() -> None:
     assert last_committed([*log, event("started", job="3", step=0)]) is None
 
 
+@pytest.mark.parametrize("on_disk", [20, None])
+def test_a_start_from_memory_is_no_commit(on_disk: int | None) -> None:
+    log = [
+        event("opened"),
+        event("started", step=on_disk or 0),
+        event("ended", cause="crash", step=31),
+        event("opened", restart=1),
+        event("started", restart=1, step=30, on_disk=on_disk),
+        event("ended", restart=1, cause="crash", step=41),
+    ]
+    assert [one.progressed for one in histories(log)] == [False, False]
+    assert [one.begun_at for one in histories(log)] == [on_disk or 0, 30]
+    assert last_committed(log) == on_disk
+
+
 def test_an_unannounced_commit_is_seen_at_the_next_start() -> None:
     found = histories(
         [

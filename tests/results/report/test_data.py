@@ -18,12 +18,13 @@ from hpcrun.results.report.times import (
     QUEUED,
     RUNNING,
     SAVED,
+    STARTING,
     chosen_rows,
     timeline,
 )
 from hpcrun.slurm import parse_sacct_usage, sacct_usage_command
 
-from .conftest import START, MakeRun, read
+from .conftest import START, MakeRun, add_event, read
 
 SACCT = """\
 banner of the site
@@ -88,6 +89,34 @@ def test_a_timeline_shows_lost_work_and_waits(make_run: MakeRun, tmp_path: Path)
     assert kinds == [SAVED, PREEMPTED, SAVED, FINISHED]
     covered = sum(end - start for _, start, end in found.spans)
     assert covered == pytest.approx(run.goodput.wall)
+
+
+def test_a_timeline_agrees_with_goodput_on_a_start_from_memory(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run("a", state=None)
+    lines = run.events.read_text().splitlines()[:-2]
+    run.events.write_text("\n".join(lines) + "\n")
+    add_event(run, "opened", 52, in_place=1)
+    add_event(run, "started", 53, in_place=1, step=27, on_disk=20, snapshot=START + 47)
+    (one,) = read(tmp_path / "runs")
+    spans = [
+        (kind, start - START, end - START)
+        for kind, start, end in timeline(one.events, START + 60).spans
+    ]
+    assert spans[2:] == [
+        (RUNNING, 15.0, 47.0),
+        (LOST, 47.0, 50.0),
+        (STARTING, 50.0, 53.0),
+        (RUNNING, 53.0, 60.0),
+    ]
+    add_event(run, "ended", 70, in_place=1, cause="node-failure", restart_allowed=True)
+    add_event(run, "opened", 80, restart=1)
+    (one,) = read(tmp_path / "runs")
+    lost = [
+        end - start for kind, start, end in timeline(one.events, one.seen).spans if kind == LOST
+    ]
+    assert sum(lost) == one.goodput.recomputed == 10 + 17
 
 
 def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> None:
