@@ -30,6 +30,7 @@ def build_trainer(
     parallel: Parallel,
     deferred: Deferred | None = None,
     *,
+    loads: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> DistributedAMPTrainer:
     """Build this rank's trainer with its optimizer. Collective.
@@ -66,8 +67,12 @@ def build_trainer(
         if deferred is not None:
             cpu = torch.device("cpu")
             give_memory(trainer.module, cpu if config.fsdp.cpu_offload else trainer.device)
-            ranks = trainer.control_ranks()
-            fill(deferred, device=trainer.device, ranks=ranks, advance=advance)
+            if loads:
+                deferred.weights.clear()
+            else:
+                fill(
+                    deferred, device=trainer.device, ranks=trainer.control_ranks(), advance=advance
+                )
         _ = trainer.optimizer
     except UserError as error:
         # The model is the same on every rank, so every rank has this error.

@@ -65,7 +65,7 @@ def seed_rank(seed: int, rank: int, step: int) -> None:
 def seed_for_optimizer(seed: int) -> None:
     """Seed all ranks alike for ``Task.build_optimizer``, whatever has drawn before.
 
-    A deferred build draws on rank 0 only.
+    A deferred build leaves other generators than a normal build, and so does a resume.
     """
     _seed_mixed(seed, _NO_RANK, 0)
 

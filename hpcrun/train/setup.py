@@ -1,5 +1,6 @@
 """Open the task, build its model and data on all ranks, and restore the newest checkpoint."""
 
+import functools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -43,7 +44,7 @@ from hpcrun.train.health.out_of_memory import explaining
 from hpcrun.train.health.watchdog import At
 from hpcrun.train.model.checks import require_model
 from hpcrun.train.model.deferred import Deferred, build_deferred
-from hpcrun.train.model.initial_weights import load_initial_weights
+from hpcrun.train.model.initial_weights import covers, load_initial_weights
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, resolve_parallel
 from hpcrun.train.position import PREPARING
@@ -126,15 +127,24 @@ def open_task(context: Context) -> OpenedTask:
         resumes = context.ranks.from_rank_0(lambda: has_commit(context.run))
         # Rank 0 may build alone.
         with process_group.waiting_at_least(config.train.hang_start):
-            model, deferred = make_model(task, config, distributed, context.ranks)
-        opened = context.together(lambda: open_on_rank(task, config, distributed, model))
-        return replace(opened, deferred=deferred, resumes=resumes)
+            model, deferred = make_model(task, config, distributed, context.ranks, resumes=resumes)
+        opened = context.together(
+            lambda: open_on_rank(task, config, distributed, model, resumes=resumes)
+        )
+        return replace(opened, deferred=deferred)
 
 
 def make_model(
-    task: Task, config: Config, distributed: DistributedConfig, ranks: Ranks
+    task: Task,
+    config: Config,
+    distributed: DistributedConfig,
+    ranks: Ranks,
+    *,
+    resumes: bool = False,
 ) -> tuple[Any, Deferred | None]:
     """Return the result of ``task.build_model()``, and its parameters if only rank 0 has weights. Collective.
+
+    ``resumes``: a checkpoint follows (see `covers`).
 
     Raises:
         UserError: ``fsdp.deferred_init`` is true, and the build cannot be deferred.
@@ -149,7 +159,8 @@ def make_model(
     wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
     if distributed.world_size == 1 or not wanted:
         return ranks.together(make), None
-    model, deferred, reason = build_deferred(make, ranks, task)
+    covered = functools.partial(covers, task) if resumes else None
+    model, deferred, reason = build_deferred(make, ranks, covered)
     if reason:
         where = f"fsdp.deferred_init: {type(task).__name__}.build_model()"
         if config.fsdp.deferred_init is True:
@@ -171,7 +182,7 @@ def _build(task: Task, config: Config) -> Any:
 
 
 def open_on_rank(
-    task: Task, config: Config, distributed: DistributedConfig, model: Any
+    task: Task, config: Config, distributed: DistributedConfig, model: Any, *, resumes: bool
 ) -> OpenedTask:
     """Check ``model``, and make the datasets of ``task`` on this rank.
 
@@ -199,7 +210,7 @@ def open_on_rank(
                 f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
                 flush=True,
             )
-    return OpenedTask(task, model, dataset, validation_set)
+    return OpenedTask(task, model, dataset, validation_set, resumes=resumes)
 
 
 def _validation_keys(config: Config) -> list[str]:
@@ -264,6 +275,8 @@ def build_model(
     parallel = resolve_parallel(config, opened.model, distributed, context.ranks, earlier)
     with context.explain_memory(parallel):
         with context.at("wrapping the model") as advance:
+            deferred = opened.deferred is not None
+            loads = opened.resumes and deferred and covers(opened.task, opened.model)
             trainer = build_trainer(
                 config,
                 opened.task,
@@ -271,6 +284,7 @@ def build_model(
                 distributed,
                 parallel,
                 opened.deferred,
+                loads=loads,
                 advance=advance,
             )
         with context.at("restoring"):

@@ -78,7 +78,8 @@ class Task(ABC):
     def build_model(self) -> "nn.Module":
         """Return the model, on the CPU. The generators have the same seed on every rank.
 
-        With FSDP only rank 0 calls it, if the model can be pickled: docs/large-models.md.
+        With FSDP the call is recorded with tensors that have no memory; if that is not possible, there is a
+        second call: docs/large-models.md.
         """
 
     @abstractmethod

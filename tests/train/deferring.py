@@ -2,19 +2,19 @@
 
 import random
 from collections.abc import Callable
-from io import BytesIO
 
 import numpy as np
 import torch
 from torch import nn
 
-from hpcrun.train.model.deferred import Deferred, deferred_model
+from hpcrun.ranks.collective import Ranks
+from hpcrun.train.model.deferred import build_deferred
 
 OWN = torch.Generator()
 
 
 class Varied(nn.Module):
-    """A model with the ways of initialization that models use."""
+    """A model with the ways of initialization that models use, and some that are hard to defer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +43,7 @@ class Varied(nn.Module):
         self.first = nn.Linear(3, 3)
         torch.set_rng_state(state)
         self.again = nn.Linear(3, 3)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
         self.numbers = nn.Parameter(torch.tensor([1.0, 2.0]))
         self.drawn = nn.Parameter(torch.from_numpy(np.random.rand(4).astype("float32")))
         self.pair = nn.Parameter(torch.full((2,), random.random()))
@@ -58,7 +59,7 @@ class Varied(nn.Module):
         x = self.head(self.look(x.unsqueeze(1))) + self.place.sum(0) + self.large.sum()
         spread = self.first(x[:, :3]) + self.again(x[:, :3]) + self.forked(x[:, :3])
         rest = (self.numbers.sum() + self.drawn.sum() + self.pair.sum() + self.own.sum()) ** 2
-        return self.tied(x) + spread.sum() + rest
+        return self.tied(x) + spread.sum() + rest + self.normed(x[:, :4]).sum()
 
 
 class Coarse(Varied):
@@ -87,21 +88,23 @@ def require_same(make: Callable[[], nn.Module]) -> None:
 
     normal = seeded()
     expected = dict(normal.named_parameters())
-    first, packed = deferred_model(seeded())
-    other = Deferred(torch.load(BytesIO(packed), weights_only=False))
-    other.defer()
+    _, first, reason = build_deferred(seeded, Ranks())
+    assert first is not None, reason
+    _, other, reason = build_deferred(seeded, Ranks(rank=1))
+    assert other is not None, reason
     assert other.weights == {}
-    assert first.weights.keys() == other.parameters.keys() == expected.keys()
+    assert first.signature() == other.signature()
+    assert first.weights.keys() == expected.keys()
     for deferred in (first, other):
         for name, value in deferred.model.named_parameters():
             assert value.is_meta
             assert value.shape == expected[name].shape
             assert value.stride() == expected[name].stride()
             assert value.requires_grad == expected[name].requires_grad
-        for name, buffer in normal.named_buffers():
-            assert torch.equal(buffer, dict(deferred.model.named_buffers())[name]), name
     for name, value in expected.items():
         assert torch.equal(value, first.weights[name]), name
+    for name, buffer in normal.named_buffers():
+        assert torch.equal(buffer, dict(first.model.named_buffers())[name]), name
     first.restore()
     for name, value in first.model.named_parameters():
         assert torch.equal(value, expected[name])

@@ -1,6 +1,7 @@
 """Initial weights of files: they replace those of a deferred build."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.deferred import build_deferred
-from hpcrun.train.model.initial_weights import load_initial_weights
+from hpcrun.train.model.initial_weights import covers, load_initial_weights
 from hpcrun.train.setup import make_model
 from tests.train.deferring import Varied, require_same
 from tests.train.faulty_tasks import Regression
@@ -62,13 +63,43 @@ def test_initial_weights_of_files_replace_those_of_the_build(tmp_path: Path) -> 
     assert "cannot be read" in refused({})
 
 
+def test_a_checkpoint_covers_a_model_whose_weights_it_holds_all() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {"inner.bias": self.inner.bias}
+
+    class Reads(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+
+        def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+            return {name: torch.tensor(value.tolist()) for name, value in self.named_parameters()}
+
+    class Anchored(Regression):
+        def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    config = resolve([override_layer(["train.parallel=fsdp"])])
+    task = Regression(config)
+    assert covers(task, Varied())
+    # On the meta device its state dict has no values to read.
+    assert not covers(task, Reads().to("meta"))
+    assert not covers(task, Frozen())
+    assert not covers(Anchored(config), Varied())
+
+
 @pytest.mark.parametrize("world", [1, 2])
-def test_missing_initial_weights_are_refused(world: int) -> None:
+def test_a_resume_builds_with_the_same_initial_weights(tmp_path: Path, world: int) -> None:
     class Given(Regression):
         def build_model(self) -> nn.Module:
             return Varied()
 
     missing = resolve([override_layer(["train.parallel=fsdp", "train.init_from=/nowhere"])])
     place = DistributedConfig(world_size=world)
-    with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):
-        make_model(Given(missing), missing, place, Ranks())
+    for resumes in (False, True):
+        with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):
+            make_model(Given(missing), missing, place, Ranks(), resumes=resumes)

@@ -44,7 +44,7 @@ class Given(Task):
     def build_model(self):
         model = Varied()
         if dist.get_rank() == 1:
-            # With a normal build, the values of rank 0 count too.
+            # The values and the order of rank 0 count.
             for parameter in reversed([*model.blocks.parameters()]):
                 parameter.data.mul_(2)
         return model

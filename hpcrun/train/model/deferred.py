@@ -1,12 +1,15 @@
-"""Build a model on rank 0 only, and give each rank its shards after sharding.
+"""Build a model whose weights only rank 0 has, and give each rank its shards after sharding.
 
-The other ranks get the model of rank 0 in a pickle in which the parameters are on the meta device, which has
-no memory. So no rank but the first needs memory for the whole model, and no rank can build another model.
+Rank 0 runs the build as always. The other ranks run the same build, but each parameter moves to the meta
+device as soon as a module gets it, so that no rank but the first needs memory for the whole model.
 """
 
-from collections.abc import Callable
+import gc
+import hashlib
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any
 
 import torch
@@ -14,14 +17,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hpcrun.devices import accelerator
-from hpcrun.errors import one_line
 from hpcrun.ranks.collective import Ranks
+from hpcrun.run.endings import place_of
 
+_Storage: Any = StorageWeakRef
 swap_tensors: Any = torch.utils.swap_tensors
 _OF_MODULES = {"_parameters", "_buffers", "_modules"}
+# Accesses to the values of a tensor that bypass torch's dispatcher.
+_READS = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr"}
 
 
 class Undeferrable(Exception):
@@ -68,78 +77,195 @@ class Deferred:
             if value.untyped_storage()._cdata in memory:
                 raise Undeferrable(f"{name} shares the memory of a parameter")
 
+    def signature(self) -> str:
+        """Return a hash of the names, sizes and types of all tensors."""
+        found = [*self.model.named_parameters(), *_other_tensors(self.model)]
+        lines = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in found)
+        return hashlib.sha256(repr(lines).encode()).hexdigest()
+
 
 def build_deferred(
-    make: Callable[[], Any], ranks: Ranks, task: Any = None
+    make: Callable[[], Any], ranks: Ranks, covered: Callable[[nn.Module], bool] | None = None
 ) -> tuple[Any, Deferred | None, str]:
-    """Return the result of ``make``, called on rank 0 only, with weights on rank 0 only. Collective.
+    """Return the result of ``make`` with weights on rank 0 only. Collective.
 
-    Args:
-        task: an object whose attributes ``make`` must not set, because it sets them on rank 0 only.
+    Afterwards all ranks have the buffers, and the tensors in attributes of modules, of rank 0.
 
     Returns:
         The model, its parameters, and an empty string; or the model in full, None and the reason.
 
     Raises:
-        Exception: ``make`` failed on a rank.
+        Exception: ``make`` failed on rank 0, or a build in full failed on a rank.
     """
     model: Any = None
     deferred: Deferred | None = None
-
-    def first() -> tuple[bytes, str]:
-        nonlocal model, deferred
-        before = _attributes(task)
-        model = make()
-        try:
-            if _attributes(task) != before:
-                raise Undeferrable("it sets attributes of the task")
-            deferred, packed = deferred_model(model)
-        except Undeferrable as error:
-            return b"", str(error)
-        return packed, ""
-
-    packed, reason = ranks.from_rank_0(first)
-    if ranks.rank != 0 and not reason:
-        try:
-            model = torch.load(BytesIO(packed), weights_only=False)
-            deferred = Deferred(model)
-            deferred.defer()
-        except Exception as error:  # of any type: the other ranks wait for this rank's report
-            reason = f"it cannot be unpickled: {one_line(error)}"
-    reason = next((text for text in ranks.gather(reason) if text), "")
-    if not reason:
-        return model, deferred, ""
-    if deferred is not None:
-        deferred.restore()
+    reason = ""
     with ranks.agreed():
-        return model if ranks.rank == 0 else make(), None, reason
+        if ranks.rank == 0:
+            deferred = _without_weights(make, covered)[0] if covered else None
+            if deferred is None:
+                model = make()
+                deferred, reason = _with_weights(model)
+    if ranks.rank != 0:
+        deferred, reason = _without_weights(make)
+    reports = ranks.gather((reason, deferred.signature() if deferred else ""))
+    reason = next((text for text, _ in reports if text), "")
+    if not reason and len({signature for _, signature in reports}) > 1:
+        reason = "the ranks build different models"
+    if deferred is None or reason:
+        if deferred is not None and deferred.weights:
+            deferred.restore()
+        deferred = None
+        with ranks.agreed():
+            return make() if model is None else model, None, reason
+    others = [value for _, value in _other_tensors(deferred.model)]
+    sent = ranks.from_rank_0(lambda: [value.detach().contiguous() for value in others])
+    if ranks.rank != 0:
+        for value, given in zip(others, sent, strict=True):
+            _assign(value, given)
+    return deferred.model, deferred, ""
 
 
-def deferred_model(model: Any) -> tuple[Deferred, bytes]:
-    """Move the parameters of ``model`` to the meta device; return them, and the model in a pickle.
-
-    Raises:
-        Undeferrable: that is not possible; the model is as before.
-    """
-    import cloudpickle
-
+def _with_weights(model: Any) -> tuple[Deferred | None, str]:
+    """Return ``model`` with its parameters on the meta device and their values; or None and a reason."""
     if not isinstance(model, nn.Module):
-        raise Undeferrable("it returns no module")
+        return None, "it returns no module"
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
-            raise Undeferrable(f"{name} is on the device meta")
-    deferred, packed = Deferred(model), BytesIO()
+            return None, f"{name} is on the device meta"
+    deferred = Deferred(model)
     try:
         deferred.defer()
         deferred.require_no_alias()
-        torch.save(model, packed, pickle_module=cloudpickle)
-    except Undeferrable:
+    except (Undeferrable, RuntimeError) as error:
         deferred.restore()
-        raise
-    except Exception as error:  # of any type: those of pickle, and of the model's own methods
-        deferred.restore()
-        raise Undeferrable(f"it cannot be pickled: {one_line(error)}") from error
-    return deferred, packed.getvalue()
+        return None, _line(error)
+    return deferred, ""
+
+
+def _without_weights(
+    make: Callable[[], Any], covered: Callable[[nn.Module], bool] | None = None
+) -> tuple[Deferred | None, str]:
+    """Return the model of ``make`` without weights; or None and a reason.
+
+    ``covered``: the model must also have the buffers of a build in full, and satisfy this function.
+    """
+    build = _BuildWithoutWeights()
+    try:
+        with build.running():
+            model = make()
+        if not isinstance(model, nn.Module):
+            return None, "it returns no module"
+        deferred = Deferred(model)
+        deferred.defer()
+        deferred.weights.clear()
+        build.require_nothing_outside(model)
+        others = [value for _, value in _other_tensors(model)]
+        exact = build.exact and not any(value.is_meta for value in others)
+        if covered is not None and not (exact and covered(model)):
+            return None, "rank 0 needs its weights"
+    except Exception as error:  # of any type: the build in full decides if the error is the user's
+        return None, _line(error)
+    # The build may have caught the exception.
+    return (None, build.refused) if build.refused else (deferred, "")
+
+
+class _BuildWithoutWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs a build in which each parameter moves to the meta device as soon as a module gets it.
+
+    A draw for a parameter on the meta device does not move its generator. So a later draw gives other values
+    than on rank 0. They may go into tensors of the model, which rank 0 sends, but nothing may read them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.refused = ""
+        self._skipped = self._wrong = False
+        self._made: list[Any] = []
+        self._behind: list[weakref.ref[torch.Generator]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the block as a build without weights."""
+        modules: Any = nn.Module
+        original = modules.register_parameter
+
+        def register(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
+            if value is not None and not value.is_meta:
+                _to_meta(value, name)
+            original(module, name, value)
+
+        modules.register_parameter = register
+        try:
+            with _Reads(self), self:
+                yield
+        finally:
+            modules.register_parameter = original
+
+    def require_nothing_outside(self, model: nn.Module) -> None:
+        """Raise Undeferrable if the program keeps tensors or generators of the build outside ``model``."""
+        inside = [*model.parameters(), *(value for _, value in _other_tensors(model))]
+        known = {value.untyped_storage()._cdata for value in inside}
+        gc.collect()
+        if any(each.cdata not in known and not each.expired() for each in self._made):
+            raise Undeferrable("tensors are held outside parameters, buffers and attributes")
+        own = (each() for each in self._behind)
+        if any(each is not None and each is not torch.default_generator for each in own):
+            raise Undeferrable("a generator that has drawn parameters is still held")
+
+    @property
+    def exact(self) -> bool:
+        """True if no random values differ from those of a build in full."""
+        return not self._wrong
+
+    def refuse(self, what: str) -> Undeferrable:
+        """Record that the build cannot be deferred, and return the exception."""
+        self.refused = self.refused or what
+        return Undeferrable(what)
+
+    def sees(self, generators: list[torch.Generator]) -> None:
+        """Note generators that a draw does not move, because its values are those of a parameter."""
+        self._behind += map(weakref.ref, generators)
+
+    def reads(self, name: str, values: list[Tensor]) -> None:
+        """Raise Undeferrable if ``name`` reads values that rank 0 alone has."""
+        if any(value.is_meta for value in values) or self._wrong:
+            raise self.refuse(f"it reads the values of a tensor ({name})")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if _READ_TAGS & {*func.tags}:
+            self.reads(str(func), values)
+        result = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            on_meta = any(value.is_meta for value in made)
+            self._wrong |= self._skipped and not on_meta
+            self._skipped |= on_meta
+        self._made += [
+            _Storage(value.untyped_storage()) for value in made if value.is_meta or self._wrong
+        ]
+        return result
+
+
+_READ_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class _Reads(TorchFunctionMode):
+    """Reports what torch's dispatcher does not: direct accesses to values, and the program's generators."""
+
+    def __init__(self, build: _BuildWithoutWeights) -> None:
+        super().__init__()
+        self._build = build
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves, name = tree_leaves((args, kwargs)), getattr(func, "__name__", "")
+        values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if name in _READS:
+            self._build.reads(name, values)
+        if any(value.is_meta for value in values):
+            self._build.sees([leaf for leaf in leaves if isinstance(leaf, torch.Generator)])
+        return func(*args, **(kwargs or {}))
 
 
 def fill(
@@ -201,9 +327,12 @@ def _to_meta(parameter: nn.Parameter, name: str) -> nn.Parameter:
     return values
 
 
-def _attributes(task: Any) -> dict[str, int]:
-    """Return which objects the attributes of ``task`` are."""
-    return {name: id(value) for name, value in getattr(task, "__dict__", {}).items()}
+def _assign(value: Tensor, given: Tensor) -> None:
+    if value.is_meta:
+        swap_tensors(value, given)
+    else:
+        with torch.no_grad():
+            value.copy_(given)
 
 
 def _other_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -219,3 +348,9 @@ def _other_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
                 if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
                     found.append((f"{path}.{name}[{place}]", leaf))
     return found
+
+
+def _line(error: Exception) -> str:
+    where, _ = place_of(error)
+    text = str(error) if isinstance(error, Undeferrable) else f"{type(error).__name__}: {error}"
+    return f"{text.splitlines()[0]}{f' at {where}' if where else ''}"

@@ -2,12 +2,14 @@
 
 import difflib
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from hpcrun.errors import UserError
+from hpcrun.train.task import Task
 
 _KEY, _RENAME = "train.init_from", "train.init_rename"
 _GROUP = 1 << 30
@@ -19,7 +21,8 @@ def load_initial_weights(
 ) -> None:
     """Set the parameters and persistent buffers of ``model`` from the file or folder ``source``.
 
-    All names and shapes are compared before the first tensor is read.
+    All names and shapes are compared before the first tensor is read. Parameters on the meta device stay as
+    they are, and nothing reads their tensors.
 
     Args:
         renames: the new beginning of names by their old beginning; None: leave these tensors out.
@@ -47,10 +50,11 @@ def _load(model: nn.Module, source: Path, renames: Mapping[str, str | None]) -> 
                 f"{name} has the shape {weights.shapes[key]} in {file}, and {tuple(wanted[name].shape)} in "
                 "the model"
             )
-    sizes = {name: wanted[name].nbytes for name in names}
-    with torch.no_grad():
+    sizes = {name: wanted[name].nbytes for name in names if not wanted[name].is_meta}
+    # Another thread: a build without weights watches what this thread does with tensors.
+    with torch.no_grad(), ThreadPoolExecutor(1) as reader:
         for group in in_groups(sizes, _GROUP):
-            read = weights.read([names[name] for name in group])
+            read = reader.submit(weights.read, [names[name] for name in group]).result()
             for name in group:
                 wanted[name].copy_(read[names[name]])
 
@@ -118,3 +122,18 @@ def initial_state(model: nn.Module) -> dict[str, Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **{name: value for name, value in buffers if name not in transient},
     }
+
+
+def covers(task: Task, model: nn.Module) -> bool:
+    """Return True if a checkpoint of ``model`` replaces all that depends on its initial weights.
+
+    A model may omit some weights from its state dict, such as frozen weights of another model. An optimizer
+    of the task's own may keep the weights that it begins with.
+    """
+    if type(task).build_optimizer is not Task.build_optimizer:
+        return False
+    try:
+        kept = model.state_dict().keys()
+    except Exception:  # of any type: code of the model, which may read values
+        return False
+    return initial_state(model).keys() <= kept
