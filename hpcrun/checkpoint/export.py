@@ -1,8 +1,6 @@
 """Export of the model to a file or folder, which PyTorch or safetensors reads without hpcrun."""
 
-import json
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,6 @@ from hpcrun.errors import one_line
 
 SUFFIXES = {".safetensors": "safetensors", ".pt": "pt", ".pth": "pt"}
 """The format of each suffix of a file."""
-INDEX_OF_SHARDS = "model.safetensors.index.json"
-SHARD = 5_000_000_000
-"""Bytes of a shard of safetensors, as in Hugging Face's ``save_pretrained``."""
 _UNKNOWN_TO_SAFETENSORS = ("complex32", "complex128")
 
 
@@ -58,8 +53,8 @@ def export_model(
     state dict. safetensors needs the package of that name, and holds only tensors.
 
     Args:
-        kind: ``safetensors`` (a file if ``target`` has the suffix, else a new folder of shards) or ``pt``;
-            None: that of the suffix.
+        kind: ``dcp`` (makes a new folder), ``safetensors`` (a file if ``target`` has the suffix, else a new
+            folder of shards) or ``pt``; None: that of the suffix.
         averaged: replace the weights by their averages (``train.ema``).
 
     Returns:
@@ -120,55 +115,19 @@ def _format_of(target: Path, kind: str | None) -> tuple[str, bool]:
 def _write(model: StoredModel, draft: Path, kind: str, step: int, *, as_folder: bool) -> None:
     about = {"format": "pt", "step": str(step)}
     if as_folder:
+        from hpcrun.checkpoint.export_folder import write_dcp, write_shards
+
         draft.mkdir()
-        write_shards(model, draft, about)
+        if kind == "dcp":
+            write_dcp(model, draft)
+        else:
+            write_shards(model, draft, about)
     elif kind == "pt":
         torch.save(model.state(), draft)
     else:
         from safetensors.torch import save_file
 
         save_file(model.tensors(model.entries), draft, metadata=about)
-
-
-def write_shards(
-    model: StoredModel, folder: Path, metadata: Mapping[str, str], limit: int = SHARD
-) -> None:
-    """Write files of at most ``limit`` bytes of tensors, with the names and the index of Hugging Face.
-
-    A tensor is never divided. A single shard is ``model.safetensors``, without an index. Only one shard is in
-    memory at a time.
-    """
-    from safetensors.torch import save_file
-
-    sizes = {
-        name: sum(piece.place.length for piece in entry.pieces)
-        for name, entry in model.entries.items()
-    }
-    shards = [*in_groups(sizes, limit)]
-    places: dict[str, str] = {}
-    for number, names in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        file = "model.safetensors" if len(shards) == 1 else file
-        save_file(model.tensors(names), folder / file, metadata=dict(metadata))
-        sync(folder / file)
-        places |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
-        (folder / INDEX_OF_SHARDS).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        sync(folder / INDEX_OF_SHARDS)
-
-
-def in_groups(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
-    """Yield the names in their order, in groups of at most ``limit`` in sum, or of one larger tensor."""
-    group: list[str] = []
-    total = 0
-    for name, size in sizes.items():
-        if group and total + size > limit:
-            yield group
-            group, total = [], 0
-        group.append(name)
-        total += size
-    yield group
 
 
 def _require_safetensors(target: Path) -> None:
@@ -187,5 +146,5 @@ def _require_tensors(model: StoredModel, target: Path) -> None:
             wrong[name] = f"torch.{entry.dtype}"
     for name, what in wrong.items():
         raise CheckpointError(
-            f"{target}: {name} is {what}, which safetensors cannot store; export to .pt"
+            f"{target}: {name} is {what}, which safetensors cannot store; export to .pt, or with --format dcp"
         )

@@ -81,7 +81,7 @@ class Train(Section):
     )
     init_from: Word | None = Field(
         default=None,
-        description="Initial weights: safetensors or checkpoints of hpcrun; null: as built.",
+        description="Initial weights: safetensors, a DCP folder, or checkpoints of hpcrun; null: as built.",
     )
     init_rename: dict[str, str | None] = Field(
         default={},

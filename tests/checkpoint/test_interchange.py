@@ -1,6 +1,7 @@
-"""Weights leave to, and come from, Hugging Face's safetensors."""
+"""Weights leave to, and come from, torch.distributed.checkpoint and Hugging Face's safetensors."""
 
 import json
+import pickle
 import resource
 import shutil
 import signal
@@ -10,11 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.fsdp import fully_shard
 
 from hpcrun import Checkpointer
-from hpcrun.checkpoint.export import INDEX_OF_SHARDS, export_model, write_shards
+from hpcrun.checkpoint.export import export_model
+from hpcrun.checkpoint.export_folder import INDEX_OF_SHARDS, write_shards
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
@@ -23,6 +28,7 @@ from hpcrun.cli.main import guarded
 from hpcrun.errors import UserError
 from hpcrun.train.model.initial_weights import load_initial_weights
 from tests.kills import killed_at_each_step
+from tests.on_ranks import ranks
 from tests.train.forks import fork_ranks
 
 
@@ -63,6 +69,58 @@ def store(root: Path) -> CheckpointStore:
     return CheckpointStore(root, "7-1", patience=0)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_reads_an_export_in_plain_pytorch(store: CheckpointStore, tmp_path: Path) -> None:
+    exported = export_model(store, 2, tmp_path / "out", kind="dcp")
+    files = [*(tmp_path / "out").iterdir()]
+    assert exported == {"tensors": 12, "bytes": sum(file.stat().st_size for file in files)}
+    model = Net(5)
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    require_equal(state, Net(2).state_dict())
+    dcp_to_torch_save(tmp_path / "out", tmp_path / "one.pt")
+    require_equal(torch.load(tmp_path / "one.pt", weights_only=True), Net(2).state_dict())
+
+
+@ranks(2)
+def test_a_sharded_model_leaves_in_its_shards_and_comes_back(
+    rank: int, root: Path, tmp_path: Path
+) -> None:
+    def sharded(seed: int) -> Net:
+        model = Net(seed)
+        fully_shard(model.inner)
+        fully_shard(model)
+        return model
+
+    model = sharded(2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Checkpointer(root, model=model, optimizer=optimizer, every=1) as saving:
+        saving.save(4)
+    store = CheckpointStore(root, "7-1")
+    if rank == 0:
+        export_model(store, 4, tmp_path / "out", kind="dcp")
+        metadata: Any = dcp.FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata
+        assert [tuple(chunk.sizes) for chunk in metadata["tokens.weight"].chunks] == [
+            (4, 5),
+            (3, 5),
+        ]
+    torch.distributed.barrier()
+    again = sharded(5)
+    state: dict[str, Any] = again.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "out")
+    for name, value in Net(2).state_dict().items():
+        found = state[name].full_tensor() if hasattr(state[name], "full_tensor") else state[name]
+        assert torch.equal(found, value), name
+    # A checkpoint of torch, with more than the model, is a source of weights.
+    dcp.save(
+        {"model": model.state_dict(), "optimizer": {"step": torch.ones(3), "plain": [1, "a"]}},
+        checkpoint_id=tmp_path / "torch",
+    )
+    loaded = Net(7)
+    load_initial_weights(loaded, str(tmp_path / "torch"))
+    require_equal(loaded.state_dict(), Net(2).state_dict())
+
+
 def test_shards_have_the_names_and_the_index_of_hugging_face(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
@@ -85,7 +143,7 @@ def test_shards_have_the_names_and_the_index_of_hugging_face(
     require_equal(load_file(tmp_path / "one" / "model.safetensors"), Net(2).state_dict())
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "step", "steps", "run", "file"])
+@pytest.mark.parametrize("kind", ["dcp", "safetensors", "step", "steps", "run", "file"])
 def test_every_format_is_a_source_of_initial_weights(
     store: CheckpointStore, tmp_path: Path, kind: str
 ) -> None:
@@ -160,6 +218,34 @@ def test_only_files_that_the_index_names_are_read(tmp_path: Path) -> None:
             open_weights(tmp_path)
 
 
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_damaged_or_hostile_dcp_folder_is_refused(store: CheckpointStore, tmp_path: Path) -> None:
+    folder = tmp_path / "dcp"
+    export_model(store, 2, folder, kind="dcp")
+    data, metadata = folder / "__0_0.distcp", folder / ".metadata"
+    whole = data.read_bytes()
+    for content, words in ((whole[:100], "cannot be read"), (None, "cannot be read: FileNotFound")):
+        data.unlink() if content is None else data.write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            load_initial_weights(Net(3), str(folder))
+    for raw, words in (
+        (pickle.dumps(Bomb(tmp_path / "ran")), r"\.metadata names (pathlib|builtins)"),
+        (b"\x80", "cannot be read: EOFError|cannot be read: UnpicklingError"),
+        (pickle.dumps({}), "holds no metadata"),
+    ):
+        metadata.write_bytes(raw)
+        with pytest.raises(UserError, match=words):
+            open_weights(folder)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_wrong_requests_are_one_line_and_leave_nothing(
     store: CheckpointStore, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -167,11 +253,11 @@ def test_wrong_requests_are_one_line_and_leave_nothing(
     (tmp_path / "there").mkdir()
     before = sorted(tmp_path.rglob("*"))
     for words, expected in (
-        ("there --format safetensors", "there: exists already; remove it, or name a new folder"),
-        ("w.pt --format safetensors", "w.pt: has the suffix of another format than safetensors"),
+        ("there --format dcp", "there: exists already; remove it, or name a new folder"),
+        ("w.pt --format dcp", "w.pt: has the suffix of another format than dcp"),
         ("w --format pt", "w: the format pt is one file; end it in .pt"),
         ("w", "w: unknown format; end it in .safetensors, .pt, .pth, or name a folder"),
-        ("no/w --format safetensors", "no/w: the folder no does not exist"),
+        ("no/w --format dcp", "no/w: the folder no does not exist"),
         ("w --format dpc", "--format: invalid choice: 'dpc'"),
     ):
         with pytest.raises(SystemExit) if "dpc" in words else warnings.catch_warnings() as ended:
@@ -183,12 +269,13 @@ def test_wrong_requests_are_one_line_and_leave_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("kind", ["dcp", "safetensors"])
 def test_a_killed_or_refused_export_leaves_no_folder(
-    store: CheckpointStore, tmp_path: Path
+    store: CheckpointStore, tmp_path: Path, kind: str
 ) -> None:
     target = tmp_path / "out"
-    for place in killed_at_each_step(lambda: export_model(store, 2, target, kind="safetensors")):
-        assert not target.exists() or len([*target.iterdir()]) == 1, place
+    for place in killed_at_each_step(lambda: export_model(store, 2, target, kind=kind)):
+        assert not target.exists() or len([*target.iterdir()]) == (2 if kind == "dcp" else 1), place
         if target.exists():
             shutil.rmtree(target)
 
@@ -196,7 +283,7 @@ def test_a_killed_or_refused_export_leaves_no_folder(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
         with pytest.raises(CheckpointError, match="full: cannot be written: "):
-            export_model(store, 2, tmp_path / "full", kind="safetensors")
+            export_model(store, 2, tmp_path / "full", kind=kind)
 
     (tmp_path / "logs").mkdir()
     assert fork_ranks(1, play, tmp_path / "logs") == [0], (tmp_path / "logs/rank-0.log").read_text()

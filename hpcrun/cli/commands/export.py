@@ -1,7 +1,8 @@
 """Write a run's model to a file or folder.
 
-Plain PyTorch loads a .pt file, any safetensors reader a .safetensors file, and
-Hugging Face's from_pretrained a folder of `--format safetensors`.
+Plain PyTorch loads a .pt file and a folder of `--format dcp`, any safetensors
+reader a .safetensors file, and Hugging Face's from_pretrained a folder of
+`--format safetensors`.
 """
 
 import argparse
@@ -20,8 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("safetensors", "pt"),
-        help="safetensors: a file, or a folder of shards; pt: a file (default: the suffix)",
+        choices=("dcp", "safetensors", "pt"),
+        help="dcp: a folder for torch.distributed.checkpoint; safetensors: a file, or a folder of shards; "
+        "pt: a file (default: the suffix)",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(

@@ -12,6 +12,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.task import Task
 
 _KEY, _RENAME = "train.init_from", "train.init_rename"
+_OF_MODEL = "model."
 _GROUP = 1 << 30
 """Bytes of the model's tensors to read at a time."""
 
@@ -37,11 +38,13 @@ def load_initial_weights(
 
 
 def _load(model: nn.Module, source: Path, renames: Mapping[str, str | None]) -> None:
-    from hpcrun.checkpoint.export import in_groups
+    from hpcrun.checkpoint.export_folder import in_groups
     from hpcrun.checkpoint.weights import open_weights
 
     wanted, weights = initial_state(model), open_weights(source)
     names = _renamed(weights.shapes, renames)
+    if not weights.whole_model:
+        names = _of_the_model(names, wanted)
     _require_fit(names, wanted, source)
     for name, key in names.items():
         if wanted[name].shape != weights.shapes[key]:
@@ -79,6 +82,22 @@ def _renamed(names: Collection[str], renames: Mapping[str, str | None]) -> dict[
         hint = f"; one is {near[0]}" if near else ""
         raise UserError(f"{_RENAME}: no tensor of the files begins with {old}{hint}")
     return found
+
+
+def _of_the_model(names: dict[str, str], wanted: Collection[str]) -> dict[str, str]:
+    """Return the names that belong to the model, of a source that also holds other state.
+
+    The model's names begin with ``model.``, or the other state has another first component.
+    """
+    if names.keys().isdisjoint(wanted):
+        inside = {
+            name.removeprefix(_OF_MODEL): key
+            for name, key in names.items()
+            if name.startswith(_OF_MODEL)
+        }
+        return inside or names
+    first = {name.partition(".")[0] for name in wanted}
+    return {name: key for name, key in names.items() if name.partition(".")[0] in first}
 
 
 def _require_fit(names: Collection[str], wanted: Mapping[str, Tensor], source: Path) -> None:
