@@ -13,25 +13,25 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_340, 23),
-    "checkpoint": (6_510, 36),
-    "cli": (5_080, 35),
-    "config": (2_960, 13),
-    "devices": (760, 6),
+    "api": (4_320, 23),
+    "checkpoint": (6_440, 36),
+    "cli": (5_070, 35),
+    "config": (2_890, 13),
+    "devices": (750, 6),
     "diagnose": (1_800, 9),
     "estimate": (860, 7),
     "hpcrun": (710, 9),
     "integrations": (3_190, 18),
-    "job": (6_040, 25),
+    "job": (5_960, 25),
     "network": (5_440, 23),
     "nodes": (1_560, 8),
-    "ranks": (3_580, 17),
+    "ranks": (3_420, 17),
     "results": (4_280, 18),
     "run": (3_640, 19),
     "slurm": (5_030, 26),
-    "tasks": (1_380, 9),
-    "tests": (58_710, 456),
-    "train": (10_570, 47),
+    "tasks": (560, 4),
+    "tests": (57_520, 450),
+    "train": (9_910, 46),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -11,8 +11,6 @@ staging      page-locked memory, and the time of a snapshot compared with a plai
 fsdp         a sharded step, its checkpoint, and the same step after a restore
 deferred     fsdp.deferred_init gives the bits of a normal build (two GPUs)
 estimate     the peak of device memory in a step, and the figure of hpcrun estimate
-float8       losses of steps in fp8, and in bf16 (torchao, and a GPU with fp8)
-muon         steps with Muon: the loss falls, and all ranks agree
 failure      the peers of a rank that raises an exception end within seconds (two GPUs)
 resume       a run with two interruptions ends with the bits of the undisturbed run
 compile      compiled steps, with accumulation and with CUDA graphs

@@ -15,7 +15,6 @@ from hpcrun.checkpoint.folder import (
     folder_engine,
     folder_store,
     require_arguments,
-    require_helpers,
     require_step,
 )
 from hpcrun.checkpoint.interval import choose_interval
@@ -113,10 +112,7 @@ class Checkpointer:
 
         self._costs: list[tuple[float, float]] = []
         with self._ranks.agreed():
-            every = require_arguments(
-                model, optimizer, self.extra, every, minutes, failure_hours, host_memory
-            )
-            require_helpers({"scaler": scaler, "scheduler": scheduler}, self._retention)
+            every = require_arguments(model, every, minutes, failure_hours, host_memory)
             self._require_savable()
         self._ranks.from_rank_0(store.require_private)
         self._claimed = bool(every) or minutes is not None or failure_hours is not None

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.optim import Optimizer
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
@@ -81,9 +80,7 @@ def _owner() -> str:
 
 
 def require_arguments(
-    model: Any,
-    optimizer: Any,
-    extra: Any,
+    model: nn.Module,
     every: Any,
     minutes: Any,
     failure_hours: Any,
@@ -94,16 +91,6 @@ def require_arguments(
     Raises:
         CheckpointError: an argument has the wrong type or an impossible value.
     """
-    for name, value, kind in (
-        ("model", model, nn.Module),
-        ("optimizer", optimizer, Optimizer),
-        ("extra", extra, dict),
-    ):
-        if not isinstance(value, kind):
-            raise CheckpointError(
-                f"{name}: is a {type(value).__name__}, not a {kind.__name__}; pass a {kind.__name__}, and "
-                "other objects to save in extra={'name': …}"
-            )
     for name, value in (
         ("minutes", minutes),
         ("failure_hours", failure_hours),
@@ -120,19 +107,6 @@ def require_arguments(
     if steps < 0:
         raise CheckpointError(f"every={every!r}: give a whole number of steps; 0: no interval")
     return steps
-
-
-def require_helpers(parts: dict[str, Any], retention: Any) -> None:
-    """Raise CheckpointError unless each part has ``state_dict`` methods, and ``retention`` is a rule."""
-    for name, part in parts.items():
-        has = all(callable(getattr(part, way, None)) for way in ("state_dict", "load_state_dict"))
-        if part is not None and not has:
-            raise CheckpointError(
-                f"{name}: a {type(part).__name__} has no state_dict() and load_state_dict(); pass an "
-                "object that has both; pass further objects in extra={'name': …}"
-            )
-    if not isinstance(retention, Retention):
-        raise CheckpointError(f"retention={retention!r}: give a Retention(…), or None")
 
 
 def require_step(step: Any) -> int:

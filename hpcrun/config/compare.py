@@ -16,7 +16,7 @@ _MAY_BE_SECRET = ("job.env", "job.setup", "job.node_setup", "watch.notify")
 # Keys with no effect on the weights; two of them can end a run, but do not change a run that ends well.
 _MAY_CHANGE_IN_TRAIN = frozenset(
     {
-        *("timeout", "hang_after", "hang_start", "profile", "affinity", "compile_cache"),
+        *("timeout", "hang_after", "hang_start", "profile", "affinity"),
         *("log_every", "stop_check_every", "nonfinite", "nonfinite_limit"),
     }
 )
@@ -25,9 +25,9 @@ _MAY_CHANGE_IN_FSDP = "deferred_init"
 # Ways to compute the same sums: a checkpoint does not depend on them, and the order of samples stays.
 _WAYS = (
     *("train.micro_batch", "train.accumulation"),
-    *("train.activation_checkpointing", "train.checkpoint_blocks"),
+    "train.activation_checkpointing",
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
-    *("fsdp.shard", "fsdp.wrap", "fsdp.min_parameters", "fsdp.classes"),
+    *("fsdp.shard", "fsdp.wrap", "fsdp.classes"),
     *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),
     "fsdp.reduce_each_micro_batch",
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),

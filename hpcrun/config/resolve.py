@@ -135,21 +135,11 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["train.accumulation", "train.micro_batch"],
             "follows from train.micro_batch and the number of ranks; omit one of them",
         )
-    if train.compression != "none" and train.parallel in ("single", "dp"):
+    if train.compression != "none" and train.parallel == "single":
         yield (
             ["train.compression", "train.parallel"],
-            f"{train.compression} is a hook of DDP, and {train.parallel} does not communicate gradients; "
+            f"{train.compression} is a hook of DDP, and single does not communicate gradients; "
             "use ddp, or compression none",
-        )
-    if train.float8 and config.amp.dtype != "bf16":
-        yield (
-            ["amp.dtype", "train.float8"],
-            f"train.float8 computes in bf16 around the layers in fp8, not in {config.amp.dtype}; use bf16",
-        )
-    if train.lr_scaling != "none" and train.lr_base_batch is None:
-        yield (
-            ["train.lr_base_batch", "train.lr_scaling"],
-            f"lr_scaling={train.lr_scaling} needs the batch size that train.lr was chosen for",
         )
     if train.patience is not None and not train.validate_every:
         yield (

@@ -90,26 +90,14 @@ Contradiction = tuple[list[str], str]
 def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
     """Yield the keys, starting with the key to change, and the description of the contradiction."""
     job, train = config.job, config.train
-    if train.parallel in ("single", "dp") and job.world_size > 1 and not config.command:
-        what = "one rank" if train.parallel == "single" else "one process"
+    if train.parallel == "single" and job.world_size > 1 and not config.command:
         yield (
             ["train.parallel", "job.gpus", "job.nodes"],
-            f"{train.parallel} is for {what}, but {job.nodes} x {job.gpus} ranks would each train a "
+            f"single is for one rank, but {job.nodes} x {job.gpus} ranks would each train a "
             "separate model; use ddp, or one node and one gpu",
-        )
-    if train.compile and train.parallel == "dp":
-        yield (
-            ["train.compile", "train.parallel"],
-            "dp copies the model in every step, which torch.compile does not support; use ddp",
         )
     if train.parallel == "fsdp":
         yield from _of_fsdp(config)
-    if config.optim.name == "muon" and config.fsdp.cpu_offload:
-        yield (
-            ["optim.name", "fsdp.cpu_offload"],
-            "muon gathers each matrix on its device, but cpu_offload keeps the shards on the CPU; use adamw, "
-            "or remove fsdp.cpu_offload",
-        )
     if config.fsdp.classes and config.fsdp.wrap != "classes":
         yield (
             ["fsdp.classes", "fsdp.wrap"],
@@ -177,30 +165,16 @@ class Idle:
 
 # Keys, the other key, the values of the other key without effect, and those with an effect.
 _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
-    ("train.lr_base_batch", "train.lr_scaling", ("none",), "sqrt or linear"),
     ("train.min_delta", "train.patience", (None,), "a number of validations"),
     ("train.compile_mode", "train.compile", (False,), "true"),
-    ("train.compile_cache", "train.compile", (False,), "true"),
-    (
-        "train.checkpoint_blocks",
-        "train.activation_checkpointing",
-        ("none", "full", "selective"),
-        "every",
-    ),
     ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
-    ("train.broadcast_buffers", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
-    ("train.gradient_as_bucket_view", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
-    ("train.find_unused_parameters", "train.parallel", ("single", "dp"), "ddp or fsdp"),
-    ("train.sync_batchnorm", "train.parallel", ("single", "dp"), "ddp or fsdp"),
-    *(
-        (f"fsdp.{name}", "train.parallel", ("single", "dp", "ddp"), "fsdp")
-        for name in FSDP.model_fields
-    ),
-    ("fsdp.min_parameters", "fsdp.wrap", ("blocks", "classes"), "size"),
-    ("optim.betas", "optim.name", ("sgd",), "adamw, adam or muon"),
-    ("optim.eps", "optim.name", ("sgd",), "adamw, adam or muon"),
-    ("optim.momentum", "optim.name", ("adamw", "adam", "muon"), "sgd"),
-    ("optim.muon_momentum", "optim.name", ("adamw", "adam", "sgd"), "muon"),
+    ("train.broadcast_buffers", "train.parallel", ("single", "fsdp"), "ddp"),
+    ("train.gradient_as_bucket_view", "train.parallel", ("single", "fsdp"), "ddp"),
+    ("train.find_unused_parameters", "train.parallel", ("single",), "ddp or fsdp"),
+    *((f"fsdp.{name}", "train.parallel", ("single", "ddp"), "fsdp") for name in FSDP.model_fields),
+    ("optim.betas", "optim.name", ("sgd",), "adamw or adam"),
+    ("optim.eps", "optim.name", ("sgd",), "adamw or adam"),
+    ("optim.momentum", "optim.name", ("adamw", "adam"), "sgd"),
     ("optim.decay_steps", "optim.schedule", ("cosine", "linear", "constant"), "wsd"),
     ("optim.final_lr_fraction", "optim.schedule", ("constant",), "a schedule with a decay"),
     ("amp.init_scale", "amp.dtype", ("fp32", "tf32", "bf16"), "fp16"),

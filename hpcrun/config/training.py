@@ -38,8 +38,7 @@ class DataOptions(TaskSection):
 class Train(Section):
     """The training loop: steps, batch, parallelism, compilation, validation and hang detection.
 
-    Sources: ``torch.nn.parallel.DistributedDataParallel``, ``torch.compile``, ``torch.utils.checkpoint``;
-    lr_scaling: Goyal et al. 2017, arXiv:1706.02677 (linear), Malladi et al. 2022, arXiv:2205.10287 (sqrt).
+    Sources: ``torch.nn.parallel.DistributedDataParallel``, ``torch.compile``, ``torch.utils.checkpoint``.
     """
 
     steps: Count = Field(default=1000, description="Optimizer steps of the whole run.")
@@ -56,12 +55,6 @@ class Train(Section):
         description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked).",
     )
     lr: Positive = Field(default=3e-4, description="Peak learning rate.")
-    lr_scaling: Literal["none", "sqrt", "linear"] = Field(
-        default="none", description="Scaling of lr with batch_size / lr_base_batch."
-    )
-    lr_base_batch: Count | None = Field(
-        default=None, description="Batch size that lr was tuned for."
-    )
     clip_norm: Positive | None = Field(
         default=1.0, description="Gradient norm for clipping; null: no clipping."
     )
@@ -98,7 +91,7 @@ class Train(Section):
         default=None,
         description="Decay of the weights' moving average, used for validation; null: none.",
     )
-    parallel: Literal["auto", "single", "dp", "ddp", "fsdp"] = Field(
+    parallel: Literal["auto", "single", "ddp", "fsdp"] = Field(
         default="auto",
         description="Parallelism; auto: ddp if the model fits a device, else fsdp.",
     )
@@ -109,10 +102,6 @@ class Train(Section):
     broadcast_buffers: bool = Field(
         default=True,
         description="DDP: copy rank 0's buffers to all ranks before every forward pass.",
-    )
-    sync_batchnorm: bool = Field(
-        default=False,
-        description="Turn BatchNorm into SyncBatchNorm: statistics over all ranks; GPUs only.",
     )
     gradient_as_bucket_view: bool = Field(
         default=True,
@@ -125,20 +114,9 @@ class Train(Section):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         default="default", description="Mode of torch.compile."
     )
-    compile_cache: bool = Field(
-        default=True,
-        description="Keep compiled code in the run directory, for restarts on other nodes.",
-    )
-    activation_checkpointing: Literal["none", "full", "every", "selective"] = Field(
+    activation_checkpointing: Literal["none", "full", "selective"] = Field(
         default="none",
-        description="Recompute activations: of all blocks, every n-th block, or all but costly operations.",
-    )
-    checkpoint_blocks: Count = Field(
-        default=2, description="activation_checkpointing=every: the n in every n-th block."
-    )
-    float8: Literal[False, True, "emulate"] = Field(
-        default=False,
-        description="Layers in fp8 through torchao, around bf16; emulate: slow, on any device.",
+        description="Recompute activations: of all blocks, or all but costly operations.",
     )
     channels_last: bool = Field(
         default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."
@@ -180,13 +158,9 @@ class FSDP(Section):
         default="full",
         description="full: over all ranks; hybrid: within each node, copies over nodes.",
     )
-    wrap: Literal["blocks", "size", "classes"] = Field(
+    wrap: Literal["blocks", "classes"] = Field(
         default="blocks",
-        description="Units to gather: blocks of the model's lists, modules by size, or by class.",
-    )
-    min_parameters: Count = Field(
-        default=1_000_000,
-        description="wrap=size: minimum parameters of a module that is gathered separately.",
+        description="Units to gather: blocks of the model's lists, or modules by class.",
     )
     classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
     reshard_after_forward: bool = Field(
@@ -209,30 +183,22 @@ class FSDP(Section):
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default="fp32", description="Precision of the gradient reduction; null: as param_dtype."
     )
-    buffer_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
-        default=None,
-        description="Precision of floating-point buffers; null: as in the model.",
-    )
 
 
 class Optim(Section):
     """The optimizer and the schedule of its learning rate.
 
-    Sources: ``torch.optim``. adamw: Loshchilov, Hutter 2019, arXiv:1711.05101; muon: K. Jordan et al. 2024;
+    Sources: ``torch.optim``. adamw: Loshchilov, Hutter 2019, arXiv:1711.05101;
     cosine: Loshchilov, Hutter 2017, arXiv:1608.03983; wsd: Hu et al. 2024, arXiv:2404.06395.
     """
 
-    name: Literal["adamw", "adam", "sgd", "muon"] = Field(
-        default="adamw",
-        description="Optimizer; muon: for the matrices of the layers, and adamw for the rest.",
-    )
+    name: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="Optimizer.")
     betas: tuple[BelowOne, BelowOne] = Field(
         default=(0.9, 0.95), description="Adam: decay of the two moment estimates."
     )
     eps: Positive = Field(default=1e-8, description="Adam: term added to the denominator.")
     weight_decay: NotNegative = Field(default=0.1, description="Weight decay.")
     momentum: BelowOne = Field(default=0.9, description="SGD: momentum.")
-    muon_momentum: BelowOne = Field(default=0.95, description="Muon: momentum.")
     fused: bool = Field(default=True, description="Use torch's fused kernel if available.")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         default="cosine",

@@ -26,9 +26,9 @@ WITHOUT_GRAPHS: dict[str, CompileMode] = {
 }
 """The modes of torch.compile that capture CUDA graphs, each with a similar mode that captures none."""
 
-# Compute capabilities: Ampere has TensorFloat-32 first, Ada fp8; of AMD's GPUs the MI300 series (gfx942) has
-# an equivalent of TensorFloat-32, and fp8 first.
-_AMPERE, _ADA, _MI300 = (8, 0), (8, 9), (9, 4)
+# Compute capabilities: Ampere has TensorFloat-32 first; of AMD's GPUs the MI300 series (gfx942) has an
+# equivalent first.
+_AMPERE, _MI300 = (8, 0), (9, 4)
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
@@ -110,12 +110,6 @@ def has_bf16(device: torch.device) -> bool:
 def has_tf32(device: torch.device) -> bool:
     """Return True if ``device`` is a GPU with TensorFloat-32 or AMD's equivalent."""
     return _has(device, nvidia=_AMPERE, amd=(_MI300, (9, 5)))
-
-
-def has_float8(device: torch.device) -> bool:
-    """Return True if ``device`` is a GPU with matrix products in fp8 that torchao uses."""
-    # AMD's gfx10, 11 and 12 are graphics cards, though their numbers are higher.
-    return _has(device, nvidia=_ADA, amd=(_MI300, (10, 0)))
 
 
 def _has(

@@ -46,7 +46,7 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
     """Return the memory of a rank under ``config``, and advice if it does not fit ``memory`` bytes."""
     from hpcrun.estimate.fake_run import trace
     from hpcrun.train.determinism import seed_alike
-    from hpcrun.train.health.out_of_memory import MemorySettings, advice
+    from hpcrun.train.health.out_of_memory import advice
     from hpcrun.train.task import load_task
 
     begun = time.monotonic()
@@ -56,12 +56,11 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
     found = trace(task, config, memory, _tell)
     fits = needed(found.peak) <= memory
-    used = MemorySettings(config, found.micro_batch, ranks, found.parallel, gpu=True)
     return {
         **asdict(found),
         "needed": needed(found.peak),
         "fits": fits,
-        "advice": [] if fits else list(advice(used)),
+        "advice": [] if fits else list(advice(config, found.parallel, ranks)),
         "seconds": round(time.monotonic() - begun, 1),
     }
 

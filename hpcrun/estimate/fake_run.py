@@ -81,9 +81,8 @@ def trace(
         num_nodes=job.min_nodes if sharded else 1,
         num_gpus_per_node=job.gpus if sharded else 1,
     )
-    # Compilation and unused parameters change the memory little, and read values. Layers in fp8 keep
-    # their inputs in bf16.
-    without = {"compile": False, "float8": False, "find_unused_parameters": False}
+    # Compilation and unused parameters change the memory little, and read values.
+    without = {"compile": False, "find_unused_parameters": False}
     changed = config.train.model_copy(update=without | {"compression": "none"})
     config = config.model_copy(update={"train": changed})
     with (
@@ -174,9 +173,9 @@ def _parallel(config: Config, model: nn.Module, memory: int) -> Any:
     chosen = config.train.parallel
     if config.job.world_size == 1:
         return "single"
-    if chosen in ("single", "dp"):
+    if chosen == "single":
         raise UserError(
-            f"train.parallel: {chosen} works in one process only; with several ranks use ddp or fsdp"
+            "train.parallel: single works in one process only; with several ranks use ddp or fsdp"
         )
     if chosen != "auto":
         return chosen

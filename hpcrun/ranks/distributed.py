@@ -282,8 +282,8 @@ class DistributedConfig(BaseModel):
         node, local, nodes = self.node_rank, self.local_rank, self.num_nodes
         tasks = self.tasks_per_node
         equal = self.num_gpus_per_node * nodes == self.world_size
-        # srun and mpirun have further orders (--distribution, --map-by); their variables are right.
-        if self.launch_method in ("slurm", "local", "mpi") or not (tasks or equal):
+        # srun has further orders (--distribution); its variables are right.
+        if self.launch_method in ("slurm", "local") or not (tasks or equal):
             return
         filled = sum(tasks[:node]) if tasks else node * self.num_gpus_per_node
         if self.rank == filled + local or (equal and self.rank == local * nodes + node):

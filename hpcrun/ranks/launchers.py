@@ -1,9 +1,8 @@
 """Detect the launcher of this process, and read that launcher's variables.
 
-Launchers nest (torchrun in a Slurm step, mpirun in a batch script), and each leaves its variables
-to the processes below it. The rule: the launcher that started *several* processes on a node numbers the
-ranks. So torchrun and mpirun win over a Slurm step with one task per node, and a Slurm step with
-more than one task wins over inherited variables.
+Launchers nest (torchrun in a Slurm step), and each leaves its variables to the processes below it. The rule:
+the launcher that started *several* processes on a node numbers the ranks. So torchrun wins over a Slurm step
+with one task per node, and a Slurm step with more than one task wins over inherited variables.
 
 It is a separate module because many launchers misread ``4(x2),2``, and a job with an
 uneven last node then loses its ranks.
@@ -12,7 +11,7 @@ uneven last node then loses its ranks.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from hpcrun.errors import ClusterError
 from hpcrun.slurm.notation import expand
@@ -41,7 +40,7 @@ def tasks_per_node(text: str) -> list[int]:
     return tasks
 
 
-LaunchMethod = Literal["slurm", "local", "torchrun", "mpi", "spawn", "single"]
+LaunchMethod = Literal["slurm", "local", "torchrun", "spawn", "single"]
 """spawn: torch.multiprocessing.spawn, which sets no variables; its caller fills a DistributedConfig."""
 
 LOOPBACK = "127.0.0.1"
@@ -56,28 +55,10 @@ _STEP_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
 
 _SRUN = "start the process with srun, in an environment of no other step"
 _TORCHRUN = "start the process with torchrun, which sets it"
-_MPIRUN = "start the process with mpirun, which sets it"
+_MPIRUN = "start the ranks with srun or torchrun"
+# The variables of an mpirun (OpenMPI; Intel MPI and MPICH), and of its number of processes.
+_OF_MPIRUN = {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID": "PMI_SIZE"}
 _PORT = "set it to a free port of the first host, or unset it"
-
-
-class _MPI(NamedTuple):
-    """The variables by which an mpirun numbers its processes."""
-
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-
-
-# mpirun(1), "Exported Environment Variables".
-_OPENMPI = _MPI(
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
-# Intel MPI and MPICH. srun --mpi=pmi2 sets only the first two as well.
-_HYDRA = _MPI("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True)
@@ -115,18 +96,13 @@ def read_placement(environ: Mapping[str, str]) -> Placement:
     if not (step and max(_step_tasks(environ)) > 1):
         if all(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
             return _torchrun(environ)
-        if _OPENMPI.rank in environ:
-            return _mpirun(environ, _OPENMPI)
-        if all(name in environ for name in _HYDRA):
-            return _mpirun(environ, _HYDRA)
+        for name, size in _OF_MPIRUN.items():
+            if name in environ and whole_number(environ, size, remedy=_MPIRUN, default=1) > 1:
+                raise ClusterError(f"{name} is set: mpirun has started this process; {_MPIRUN}")
     if step:
         return _slurm_step(environ, "local" if local else "slurm")
-    if whole_number(environ, _HYDRA.size, remedy=_MPIRUN, default=1) > 1:
-        raise ClusterError(
-            f"PMI_RANK and PMI_SIZE={environ[_HYDRA.size]} are set, but neither srun, torchrun nor an mpirun "
-            "that says which rank of its node a process is: start the ranks with srun, torchrun, or the "
-            "mpirun of OpenMPI, Intel MPI or MPICH"
-        )
+    if whole_number(environ, "PMI_SIZE", remedy=_MPIRUN, default=1) > 1:
+        raise ClusterError(f"PMI_SIZE={environ['PMI_SIZE']} is set, but not by srun; {_MPIRUN}")
     if "SLURM_PROCID" in environ:
         return _batch_script(environ)
     if "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1":
@@ -246,40 +222,6 @@ def _torchrun(environ: Mapping[str, str]) -> Placement:
         master_port=port_of(environ) or TORCHRUN_PORT,
         job_id=job_id(environ) or (None if run_id == "none" else run_id),
         restart_count=_restarts(environ) + elastic_restarts,
-    )
-
-
-def _mpirun(environ: Mapping[str, str], names: _MPI) -> Placement:
-    """Read the variables of an mpirun.
-
-    These do not include the node's rank (OMPI_COMM_WORLD_NODE_RANK counts the processes *on* a node):
-    it follows from mpirun's default, which fills one node after the other.
-    """
-    world_size = whole_number(environ, names.size, minimum=1, remedy=_MPIRUN)
-    local_size = whole_number(environ, names.local_size, minimum=1, remedy=_MPIRUN)
-    rank = whole_number(environ, names.rank, remedy=_MPIRUN)
-    if world_size % local_size:
-        raise ClusterError(
-            f"mpirun started {world_size} ranks, {local_size} of them on this node: where nodes "
-            "differ, their order is unknown; use mpirun --npernode, or srun"
-        )
-    num_nodes = world_size // local_size
-    master = environ.get("MASTER_ADDR") or (LOOPBACK if num_nodes == 1 else None)
-    if master is None and any(name in environ for name in _STEP_HOSTS):
-        master = _first_host(environ)
-    return Placement(
-        method="mpi",
-        rank=rank,
-        world_size=world_size,
-        local_rank=whole_number(environ, names.local_rank, remedy=_MPIRUN),
-        local_world_size=local_size,
-        node_rank=rank // local_size,
-        num_nodes=num_nodes,
-        tasks_per_node=(local_size,) * num_nodes,
-        master_addr=master,
-        master_port=port_of(environ),
-        job_id=job_id(environ),
-        restart_count=_restarts(environ),
     )
 
 

@@ -90,11 +90,6 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
-    def compile_cache(self) -> Path:
-        """Code that torch.compile has made for this run; further GPUs of a node have more files there."""
-        return self.path / "compile-cache.bin"
-
-    @property
     def logs(self) -> Path:
         """Output of the processes: a folder per job, a folder per restart, a file per task."""
         return self.path / "logs"

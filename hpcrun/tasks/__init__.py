@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 BUILTIN: dict[str, str] = {
     "language-model": "hpcrun.tasks.language_model:LanguageModel",
-    "token-model": "hpcrun.tasks.token_model:TokenModel",
 }
 """Short name -> ``module:Class`` of every built-in task."""
 
@@ -23,11 +22,8 @@ def options_for(task: str) -> tuple[type[Section], type[Section]] | None:
 
     ``task`` is a short name, or the ``module:Class`` path of a built-in task. Imports no torch.
     """
-    short = next((short for short, path in BUILTIN.items() if task in (short, path)), None)
-    if short is None:
+    if not any(task in names for names in BUILTIN.items()):
         return None
-    from hpcrun.tasks import options
+    from hpcrun.tasks.options import LanguageModelData, LanguageModelShape
 
-    if short == "token-model":
-        return options.TokenModelShape, options.TokenData
-    return options.LanguageModelShape, options.LanguageModelData
+    return LanguageModelShape, LanguageModelData

@@ -1,4 +1,4 @@
-"""A small, readable GPT over bytes, or over tokens.
+"""A small, readable GPT over bytes, or over other tokens.
 
 Pre-norm blocks (Xiong et al. 2020, arXiv:2002.04745), rotary positions (Su et al. 2021, arXiv:2104.09864),
 one matrix for embedding and output (Press and Wolf 2017, arXiv:1608.05859), and residual branches that
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcrun.tasks.options import LanguageModelShape, TokenModelShape
+from hpcrun.tasks.options import LanguageModelShape
 
 VOCABULARY = 256
 """One token per byte value: no tokenizer to train, download or version."""
@@ -27,7 +27,7 @@ class GPT(nn.Module):
 
     def __init__(
         self,
-        shape: LanguageModelShape | TokenModelShape,
+        shape: LanguageModelShape,
         seed: int = 0,
         vocabulary: int = VOCABULARY,
     ) -> None:
@@ -40,16 +40,11 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(shape.width, bias=False)
         self._initialize(shape.layers, torch.Generator().manual_seed(seed))
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """With ``documents``, integer [B, T], a token attends only to tokens with the same number.
-
-        Positions need no reset: rotary attention depends on differences of positions only.
-        """
-        seen = None if documents is None else visible(documents)
+    def forward(self, tokens: Tensor) -> Tensor:
         turn = rotation(tokens.shape[1], self.head_length, tokens.device)
         x = F.dropout(self.embedding(tokens.long()), self.dropout, self.training)
         for block in self.blocks:
-            x = block(x, turn, seen)
+            x = block(x, turn)
         return F.linear(self.norm(x), self.embedding.weight)
 
     def _initialize(self, layers: int, generator: torch.Generator) -> None:
@@ -65,7 +60,7 @@ class GPT(nn.Module):
 class Block(nn.Module):
     """Attention, then a two-layer MLP, each with a residual connection: float [B, T, width]."""
 
-    def __init__(self, shape: LanguageModelShape | TokenModelShape) -> None:
+    def __init__(self, shape: LanguageModelShape) -> None:
         super().__init__()
         self.heads = shape.heads
         self.attention_norm = nn.LayerNorm(shape.width, bias=False)
@@ -76,28 +71,18 @@ class Block(nn.Module):
         self.shrink = nn.Linear(4 * shape.width, shape.width, bias=False)
         self.dropout = shape.dropout
 
-    def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor], visible: Tensor | None = None
-    ) -> Tensor:
-        seen = self.project(self._attention(self.attention_norm(x), turn, visible))
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        seen = self.project(self._attention(self.attention_norm(x), turn))
         x = x + F.dropout(seen, self.dropout, self.training)
         thought: Tensor = self.shrink(F.gelu(self.widen(self.mlp_norm(x))))
         return x + F.dropout(thought, self.dropout, self.training)
 
-    def _attention(self, x: Tensor, turn: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
+    def _attention(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         batch, length, width = x.shape
         split = self.attend(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         query, key = rotate(split[:2], turn).unbind()
-        mixed = F.scaled_dot_product_attention(
-            query, key, split[2], attn_mask=visible, is_causal=visible is None
-        )
+        mixed = F.scaled_dot_product_attention(query, key, split[2], is_causal=True)
         return mixed.transpose(1, 2).reshape(batch, length, width)
-
-
-def visible(documents: Tensor) -> Tensor:
-    """Return which tokens a token sees, earlier ones of its document: bool [B, 1, T, T]."""
-    same = documents[:, :, None] == documents[:, None, :]
-    return same.tril().unsqueeze(1)
 
 
 def rotation(

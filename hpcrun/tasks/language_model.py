@@ -3,13 +3,14 @@
 It needs no download and no tokenizer, and shows within a minute that it learns: compare the loss with the
 unigram entropy, which a model that ignores the context can reach.
 
-Rank 0 packs the sources of Python's standard library into a folder of token shards, in which each byte is a
-token. The same Python release and options give the same bytes everywhere.
+Rank 0 packs the sources of Python's standard library into a folder with two files of bytes. The same Python
+release and options give the same bytes everywhere.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import platform
@@ -21,14 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 from hpcrun.config import Config
+from hpcrun.drafts import draft_folder, sync
+from hpcrun.errors import UserError
 from hpcrun.tasks.gpt import GPT, VOCABULARY, generate
-from hpcrun.tasks.options import LanguageModelData, LanguageModelShape, TokenData
-from hpcrun.tasks.token_model import TokenModel
-from hpcrun.tasks.tokens.shards import TokenError
-from hpcrun.tasks.tokens.writing import write_folder
+from hpcrun.tasks.options import LanguageModelData, LanguageModelShape
 from hpcrun.train.task import Task
 
 if TYPE_CHECKING:
@@ -39,7 +42,11 @@ SAMPLE_BYTES = 200
 # At a lower temperature, a model as small as the quick start's writes indentation without end.
 SAMPLE_TEMPERATURE = 0.85
 
-VERSION = 3
+VERSION = 4
+
+SPLITS = ("train", "validation")
+HASHES = "sha256.json"
+"""The file with the SHA-256 of each split, which completes a corpus."""
 
 # Tests and fixtures are not typical code, encodings and pydoc_data are mostly tables, and the installed
 # packages differ between machines.
@@ -54,34 +61,41 @@ Files = list[tuple[str, bytes]]
 """Names and texts of source files."""
 
 
-class LanguageModel(TokenModel):
+class LanguageModel(Task):
     """Next-byte prediction on the Python standard library's sources."""
 
-    vocabulary = VOCABULARY
+    unit = "tokens"
     options_of_model: type[LanguageModelShape] = LanguageModelShape
     """The model of the keys in the section ``model``; a subclass of the task may have further keys."""
 
     def __init__(self, config: Config) -> None:
-        Task.__init__(self, config)
+        super().__init__(config)
         self.shape = self.options_of_model.model_validate(config.model.own)
         self.units_per_sample = self.shape.context
         self.packing = packing = LanguageModelData.model_validate(config.data.own)
         chosen = packing.path or default_path(packing.max_bytes, packing.validation_fraction)
-        self.options = TokenData(paths=[str(chosen)], verify=True)
+        self.corpus = Path(chosen)
 
     def prepare(self) -> None:
-        """Pack the corpus, or verify the packed one. Raises TokenError."""
-        (folder,) = self._paths
-        if not folder.exists():
-            pack(standard_library(), folder, self.packing)
-        elif not folder.is_dir():
-            raise TokenError(
-                f"{folder}: not a folder of token shards; name another folder in data.path"
-            )
-        super().prepare()
+        """Pack the corpus, or verify the packed one. Raises UserError."""
+        if not self.corpus.exists():
+            pack(standard_library(), self.corpus, self.packing)
+        verify(self.corpus)
 
     def build_model(self) -> nn.Module:
         return GPT(self.shape, seed=self.config.seed)
+
+    def train_dataset(self) -> Windows:
+        return Windows(split_path(self.corpus, "train"), self.shape.context)
+
+    def validation_dataset(self) -> Windows:
+        return Windows(split_path(self.corpus, "validation"), self.shape.context)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Return the mean cross-entropy in nats per byte."""
+        # Under autocast the logits have half precision, too coarse for a mean over many bytes.
+        logits = model(batch[:, :-1]).float()
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten().long())
 
     def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
         """Return losses in nats per byte, and a text sample; does not change the global random state."""
@@ -97,13 +111,55 @@ class LanguageModel(TokenModel):
         if validation_loss is not None:
             losses["validation_loss"] = validation_loss
             losses["bits_per_byte"] = validation_loss / math.log(2)
-        (train,), (validation,) = self._sources[0].shards, self._held_out[0].shards
+        train, validation = self.train_dataset().tokens, self.validation_dataset().tokens
         return {
             **losses,
-            "unigram_entropy": unigram_entropy(train.values, validation.values),
-            "corpus_sha256": train.sha256,
+            "unigram_entropy": unigram_entropy(train, validation),
+            "corpus_sha256": _hashes(self.corpus)["train"],
             "sample": printable(sample).rstrip(),
         }
+
+
+class Windows(Dataset[Tensor]):
+    """Window i of a file is its bytes [i * context, (i + 1) * context], ends included: uint8 [context + 1].
+
+    The last byte of a window, which is only predicted there, is the first byte of the next window.
+    """
+
+    def __init__(self, file: Path, context: int, dtype: str = "uint8") -> None:
+        """Map ``file``, which holds values of ``dtype`` without a header.
+
+        Raises:
+            UserError: the file cannot be read, or does not fill a window.
+        """
+        self._place = file, context, dtype
+        try:
+            self.tokens = np.memmap(file, np.dtype(dtype).newbyteorder("<"), "r")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"{file}: cannot be read: {reason}; name a file that every node can read"
+            ) from error
+        self.context = context
+        if not len(self):
+            raise UserError(
+                f"{file}: {len(self.tokens)} tokens do not fill a sample of {context + 1}; use a smaller "
+                "model.context, or more text"
+            )
+
+    def __reduce__(self) -> tuple[type[Windows], tuple[Path, int, str]]:
+        # A loader process that does not fork maps the file itself.
+        return Windows, self._place
+
+    def __len__(self) -> int:
+        return max(0, len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        start = index * self.context
+        window = np.array(self.tokens[start : start + self.context + 1])
+        return torch.from_numpy(window if window.itemsize == 1 else window.astype(np.int64))
 
 
 def printable(text: bytes) -> str:
@@ -140,28 +196,64 @@ def pack(root: Path, folder: Path, options: LanguageModelData) -> None:
     """Pack the sources under ``root`` into the new ``folder``; another process may pack it concurrently.
 
     Raises:
-        TokenError: a source cannot be read, fewer than two files fit, or the folder cannot be written.
+        UserError: a source cannot be read, fewer than two files fit, or the folder cannot be written.
     """
     files, held_out = choose(root, options.max_bytes, options.validation_fraction)
+    texts = {
+        split: b"".join(text for name, text in files if (name in held_out) == (split == SPLITS[1]))
+        for split in SPLITS
+    }
+    hashes = {split: hashlib.sha256(text).hexdigest() for split, text in texts.items()}
     try:
-        write_folder(
-            folder,
-            files,
-            vocabulary=VOCABULARY,
-            tokenizer="bytes",
-            end_token=None,
-            shard_tokens=options.max_bytes,
-            validation=held_out.__contains__,
-        )
-    except TokenError:
+        with draft_folder(folder) as draft:
+            for split, text in texts.items():
+                split_path(draft, split).write_bytes(text)
+            (draft / HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
+            for path in (*draft.iterdir(), draft):
+                sync(path)
+            draft.rename(folder)
+            sync(folder.parent)
+    except OSError as error:
         if not folder.exists():
-            raise
+            raise UserError(
+                f"{folder}: cannot be written: {error.strerror or error}; choose another folder (data.path, "
+                "XDG_CACHE_HOME), or free space"
+            ) from error
+
+
+def verify(folder: Path) -> None:
+    """Raise UserError unless ``folder`` is a corpus with the recorded hashes."""
+    for split, wanted in _hashes(folder).items():
+        path = split_path(folder, split)
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}; remove {folder}") from error
+        if found != wanted:
+            raise UserError(
+                f"{path}: damaged: its SHA-256 is not that of {HASHES}; remove {folder}"
+            )
+
+
+def split_path(folder: Path, split: str) -> Path:
+    """Return the file of a split of the corpus in ``folder``."""
+    return folder / f"{split}.bin"
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    try:
+        found = json.loads((folder / HASHES).read_bytes())
+        return {split: str(found[split]) for split in SPLITS}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder}: not a corpus of this task ({HASHES}: {error}); name another folder in data.path"
+        ) from error
 
 
 def sources(root: Path) -> list[str]:
     """Return the ``.py`` files to train on under ``root``: relative names, sorted.
 
-    Raises TokenError if there are none (some Pythons have their library in a zip file).
+    Raises UserError if there are none (some Pythons have their library in a zip file).
     """
     names = []
     for folder, folders, files in os.walk(root):
@@ -173,7 +265,7 @@ def sources(root: Path) -> list[str]:
             if file.endswith(".py") and not file.startswith(GENERATED_PREFIXES)
         ]
     if not names:
-        raise TokenError(
+        raise UserError(
             f"{root}: no Python sources to pack a corpus from; "
             "set data.path to a corpus packed on another machine"
         )
@@ -185,7 +277,7 @@ def choose(root: Path, max_bytes: int, validation_fraction: float) -> tuple[File
 
     Two hashes of a file's name decide its place in the order and its split, so that a new module moves
     hardly any other file to the other split, and any beginning of a split is a fair sample of the split.
-    Files are taken in this order until the next would exceed ``max_bytes``. Raises TokenError if a source
+    Files are taken in this order until the next would exceed ``max_bytes``. Raises UserError if a source
     cannot be read, or if fewer than two files fit.
     """
     taken: Files = []
@@ -194,7 +286,7 @@ def choose(root: Path, max_bytes: int, validation_fraction: float) -> tuple[File
         try:
             text = (root / name).read_bytes()
         except OSError as error:
-            raise TokenError(f"{root / name}: cannot be read: {error.strerror}") from error
+            raise UserError(f"{root / name}: cannot be read: {error.strerror}") from error
         if len(text) > room:
             break
         room -= len(text)
@@ -203,7 +295,7 @@ def choose(root: Path, max_bytes: int, validation_fraction: float) -> tuple[File
         if len(text) > 1:
             taken.append((name, text))
     if len(taken) < 2:
-        raise TokenError(
+        raise UserError(
             f"{root}: data.max_bytes={max_bytes} is enough for {len(taken)} of its files, but training "
             "and validation need one each; raise data.max_bytes"
         )

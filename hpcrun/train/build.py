@@ -17,7 +17,7 @@ from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.strategies import compression
-from hpcrun.train.step.precision import require_float8, shortfall
+from hpcrun.train.step.precision import shortfall
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 
@@ -53,18 +53,14 @@ def build_trainer(
         compression=compression(wanted.compression),
         preparation=Preparation(
             checkpointing=wanted.activation_checkpointing,
-            every=wanted.checkpoint_blocks,
             compile=compile_mode(config, distributed, parallel),
             channels_last=wanted.channels_last,
-            float8=wanted.float8,
         ),
     )
     precision_note = shortfall(config.amp, trainer.device)
     if precision_note is not None and trainer.is_main_process:
         print(f"hpcrun: {precision_note}", flush=True)
     try:
-        if wanted.float8 is True:
-            require_float8(trainer.device)
         if wanted.compile:
             fix_compiler(wanted.deterministic, wanted.compile_mode)
         trainer.wrap_model()

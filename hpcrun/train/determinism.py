@@ -8,7 +8,6 @@ import contextlib
 import os
 import random
 import re
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -238,7 +237,7 @@ def environment(device: torch.device, ranks: Ranks) -> dict[str, str]:
 
     Keys: ``device`` (name of the GPU, or the CPU's model), ``capability`` (of the GPU, or the instruction
     set that torch uses on the CPU), ``threads`` (CPU only), ``torch``, ``cuda`` or ``hip``,
-    ``cudnn``, ``nccl``, ``torchao`` (with fp8), ``ranks``, ``ranks_per_node`` (GPUs only), and those of
+    ``cudnn``, ``nccl``, ``ranks``, ``ranks_per_node`` (GPUs only), and those of
     ``ON_GPUS`` or ``ON_CPUS``, with ``NOT_SET`` for those that are not set.
     """
     wanted = ON_CPUS if device.type == "cpu" else ON_GPUS
@@ -281,8 +280,6 @@ def require_same(lines: list[str], step: int) -> None:
 def libraries(device: torch.device) -> dict[str, str]:
     """Return the versions of torch and of the libraries that compute on ``device``."""
     found = {"torch": str(torch.__version__)}
-    if "torchao" in sys.modules:  # Only train.float8 imports it.
-        found["torchao"] = str(sys.modules["torchao"].__version__)
     return found if device.type == "cpu" else {**found, **vendor.libraries()}
 
 

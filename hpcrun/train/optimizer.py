@@ -1,8 +1,4 @@
-"""Make the optimizer and its learning-rate schedule from the config.
-
-torch's Muon orthogonalizes the matrices that it gets. Of a sharded matrix each rank has some rows, and torch
-2.13 refuses some shapes. The class here gathers the update of one matrix at a time.
-"""
+"""Make the optimizer and its learning-rate schedule from the config."""
 
 import math
 from collections import defaultdict
@@ -11,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -111,8 +106,6 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
                 f"{where} gave the learning rate {rate!r}; give a number such as self.config.train.lr, which "
                 "the schedule in optim multiplies"
             )
-        # Not in place: groups may share a tensor.
-        group["lr"] = rate * (peak_learning_rate(config) / config.train.lr)
     return own
 
 
@@ -147,19 +140,12 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
     """Make the optimizer in ``config.optim``, at the peak learning rate, fused if torch supports it.
 
     Vectors (biases, norms) get no weight decay, as for GPT-3 (Brown et al. 2020, app. B).
-
-    Raises:
-        UserError: ``optim.name`` is muon, and this torch or the model does not allow it.
     """
     wanted = config.optim
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if wanted.name == "muon":
-        fused = wanted.fused and has_fused(AdamW, trained)
-        others: dict[str, Any] = {"fused": True} if fused else {}
-        return build_muon(model, config, peak_learning_rate(config), others)
     groups = _groups(trained, wanted.weight_decay)
     kind: type[Optimizer]
-    options: dict[str, Any] = {"lr": peak_learning_rate(config)}
+    options: dict[str, Any] = {"lr": config.train.lr}
     if wanted.name == "sgd":
         kind, options = SGD, options | {"momentum": wanted.momentum}
     else:
@@ -220,32 +206,6 @@ def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
     return True
 
 
-def peak_learning_rate(config: Config) -> float:
-    """Return ``train.lr``, scaled with ``batch_size / lr_base_batch`` according to ``train.lr_scaling``.
-
-    Linear is for SGD (Krizhevsky 2014, Goyal et al. 2017), the square root for Adam (Malladi et al. 2022).
-    """
-    train = config.train
-    if train.lr_scaling == "none" or train.lr_base_batch is None:
-        return train.lr
-    ratio = train.batch_size / train.lr_base_batch
-    return train.lr * (ratio if train.lr_scaling == "linear" else math.sqrt(ratio))
-
-
-def learning_rate_lines(config: Config, optimizer: Optimizer) -> Iterator[str]:
-    """Yield a line on the scaled peak learning rate, if it differs from ``train.lr``."""
-    train = config.train
-    if train.lr_scaling == "none":
-        return
-    rule = "the square root of " if train.lr_scaling == "sqrt" else ""
-    peak = peak_learning_rate(config)
-    rates = list(dict.fromkeys(group.get("initial_lr", peak) for group in optimizer.param_groups))
-    start = f"peak learning rate {peak:.4g}: train.lr {train.lr:.4g}"
-    if rates != [peak]:
-        start = f"peak learning rates {', '.join(f'{rate:.4g}' for rate in rates)}: the task's"
-    yield f"{start} times {rule}batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
-
-
 def build_schedule(optimizer: Optimizer, config: Config) -> LambdaLR:
     """Make the schedule: the learning rate as a factor of its peak at each optimizer step."""
     return LambdaLR(optimizer, learning_rate_factor(config))
@@ -273,117 +233,3 @@ def learning_rate_factor(config: Config) -> Callable[[int], float]:
         return floor + (1 - floor) * (1 - progress)
 
     return factor
-
-
-_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-
-
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the trained parameters of two dimensions in the model's lists of layers, without embeddings.
-
-    Lists are ``nn.ModuleList``, ``nn.Sequential`` and ``nn.ModuleDict``. In a model without a matrix in a
-    list, all matrices count.
-    """
-    embeddings = {
-        id(part.weight)
-        for part in model.modules()
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
-    }
-    matrices = {
-        id(parameter): parameter
-        for parameter in model.parameters()
-        if parameter.dim() == 2 and parameter.requires_grad and id(parameter) not in embeddings
-    }
-    within = {
-        id(parameter)
-        for part in model.modules()
-        if isinstance(part, _LISTS)
-        for parameter in part.parameters()
-    }
-    listed = [parameter for key, parameter in matrices.items() if key in within]
-    return listed or list(matrices.values())
-
-
-def build_muon(
-    model: nn.Module, config: Config, rate: float, others: dict[str, Any]
-) -> JointOptimizer:
-    """Make Muon for `hidden_matrices`, and AdamW with the options ``others`` for the rest.
-
-    Muon's updates have the size of AdamW's (J. Liu et al. 2025, arXiv:2502.16982), so both use the learning
-    rate ``rate`` and ``optim.weight_decay``. Vectors get no weight decay.
-
-    Raises:
-        UserError: this torch has no Muon, or the model has no matrix for it.
-    """
-    wanted = config.optim
-    matrices = hidden_matrices(model)
-    if not matrices:
-        raise UserError(
-            "optim.name: muon is for matrices, and the model has none outside its embeddings; use adamw"
-        )
-    chosen = set(map(id, matrices))
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
-    made: list[Optimizer] = [
-        _muon()(
-            matrices,
-            lr=rate,
-            weight_decay=wanted.weight_decay,
-            momentum=wanted.muon_momentum,
-            adjust_lr_fn="match_rms_adamw",
-        )
-    ]
-    if groups := _groups(rest, wanted.weight_decay):
-        made.append(AdamW(groups, lr=rate, betas=wanted.betas, eps=wanted.eps, **others))
-    return JointOptimizer(made)
-
-
-def _muon() -> Any:
-    """Return the class of Muon that also takes sharded parameters; raises UserError."""
-    try:
-        from torch.optim._muon import Muon, _adjust_lr, _zeropower_via_newtonschulz
-    except ImportError as error:
-        raise UserError(
-            f"optim.name: muon needs torch 2.9 or newer, and this is torch {torch.__version__}; use adamw"
-        ) from error
-
-    class ShardedMuon(Muon):
-        """torch's Muon, with a gathered update for sharded parameters. Collective for these."""
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:
-            """Take a step: of the sharded matrices here, of the others as torch does."""
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if isinstance(parameter, DTensor) and parameter.grad is not None:
-                        self._step_sharded(parameter, group)
-            kept = [group["params"] for group in self.param_groups]
-            try:
-                for group in self.param_groups:
-                    group["params"] = [p for p in group["params"] if not isinstance(p, DTensor)]
-                return super().step(closure)  # type: ignore[no-untyped-call]
-            finally:
-                for group, parameters in zip(self.param_groups, kept, strict=True):
-                    group["params"] = parameters
-
-        def _step_sharded(self, parameter: DTensor, group: dict[str, Any]) -> None:
-            gradient: Any = parameter.grad
-            state = self.state[parameter]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(gradient)
-            buffer = state["momentum_buffer"]
-            buffer.lerp_(gradient, 1 - group["momentum"])
-            update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-            whole = _zeropower_via_newtonschulz(
-                update.full_tensor(), group["ns_coefficients"], group["ns_steps"], group["eps"]
-            )
-            mesh = parameter.device_mesh
-            same = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-            part = same.redistribute(mesh, parameter.placements).to_local()
-            rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape)
-            local = parameter.to_local()
-            local.mul_(1 - group["lr"] * group["weight_decay"])
-            local.add_(part, alpha=-rate)
-
-    # The name in messages and in the log.
-    ShardedMuon.__name__ = Muon.__name__
-    return ShardedMuon

@@ -1,6 +1,7 @@
 """Position of a rank in training: its step and its activity, which the watchdog reads."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -41,3 +42,35 @@ class Position:
     def place(self) -> tuple[int | None, str, int]:
         """Return step, activity and completed parts; a change shows the watchdog progress."""
         return self.step, self.doing, self.parts
+
+
+@contextlib.contextmanager
+def showing_compilation(position: Position, *, wanted: bool) -> Iterator[None]:
+    """Within the block, the position of a step in which torch compiles is ``COMPILING``.
+
+    A new shape of a batch, or the first validation, compiles for minutes at any step.
+    """
+    if not wanted and "torch._dynamo" not in sys.modules:
+        yield
+        return
+    from torch._dynamo.callback import callback_handler
+
+    # The arguments depend on the version of torch.
+    def begin(*_: object) -> None:
+        if position.doing == TRAINING:
+            position.doing = COMPILING
+
+    def end(*_: object) -> None:
+        if position.doing == COMPILING:
+            position.doing = TRAINING
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        # torch._dynamo.reset() in user code removes all callbacks.
+        with contextlib.suppress(ValueError):
+            callback_handler.remove_start_callback(begin)
+        with contextlib.suppress(ValueError):
+            callback_handler.remove_end_callback(end)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from hpcrun.checkpoint.outcome import Restored
@@ -33,11 +32,9 @@ from hpcrun.train.metrics.log import MetricsLog, measure
 from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.stopwatch import TimedSteps
 from hpcrun.train.metrics.timing import Profile
-from hpcrun.train.model import compile_cache as compilation
-from hpcrun.train.model.compile_cache import CompileCache, open_cache
-from hpcrun.train.optimizer import JointOptimizer, learning_rate_lines
+from hpcrun.train.optimizer import JointOptimizer
 from hpcrun.train.parallel import process_group
-from hpcrun.train.position import TRAINING, VALIDATING, Position
+from hpcrun.train.position import TRAINING, VALIDATING, Position, showing_compilation
 from hpcrun.train.saving import Saver, build_engine, build_interval, memory_interval
 from hpcrun.train.setup import (
     Context,
@@ -70,7 +67,6 @@ class Loop:
     nonfinite: NonFiniteWatch
     profile: Profile
     position: Position
-    compiled: CompileCache
 
     def run(self) -> StopReason:
         """Train to the end, or until all ranks agree to stop; return the reason (NONE: the end).
@@ -92,7 +88,6 @@ class Loop:
             micro_batches = next(self.batches)
             result = self.take(step, micro_batches)
             done = step + 1
-            self.compiled.after_step()
             self.metrics.step(done, result)
             self.nonfinite.check(result)
             best = self._validate(done)
@@ -129,7 +124,6 @@ class Loop:
         """Flush the metrics before a save, so that all lines up to its step are written."""
         with self.position.at("saving"), self.metrics.paused():
             self.metrics.flush()
-            self.compiled.save()
             yield
 
     def _validate(self, done: int) -> bool:
@@ -206,7 +200,6 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
     take = context.together(
         lambda: MicroBatchStep(trainer, opened.task, batches.batching, measured.loss)
     )
-    compiled = open_compile_cache(context, device)
     # Only here, since the data may refuse to resume.
     announce(context, resumed, batches.batching)
     main = trainer.is_main_process
@@ -273,15 +266,14 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
             position=position,
         ),
         position=position,
-        compiled=compiled,
     )
     if context.distributed.local_rank == 0:
         # Only now: the server would import torch while the ranks do.
         offer_own_state(os.environ.get("OMP_NUM_THREADS"))
     with (
-        context.explain_memory(batches.batching, trainer.parallel, device, trainer.module),
+        context.explain_memory(trainer.parallel),
         at(TRAINING),
-        compilation.shown_in(position, wanted=config.train.compile),
+        showing_compilation(position, wanted=config.train.compile),
     ):
         measured.watch.start()
         try:
@@ -372,10 +364,9 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         parallel=trainer.parallel,
         **(memory_facts(restored) if restored else {}),
     )
-    rates = learning_rate_lines(context.config, trainer.optimizer)
     joint = trainer.optimizer
     parts = joint.lines() if isinstance(joint, JointOptimizer) else ()
-    for line in (*batching.lines(context.config.train.steps), *rates, *parts):
+    for line in (*batching.lines(context.config.train.steps), *parts):
         print(f"hpcrun: {line}", flush=True)
 
 
@@ -384,21 +375,6 @@ def memory_facts(restored: Restored) -> dict[str, Any]:
     if restored.memory is None:
         return {}
     return {"on_disk": restored.memory.committed, "snapshot": restored.memory.created}
-
-
-def open_compile_cache(context: Context, device: torch.device) -> CompileCache:
-    """Load the code that earlier attempts have compiled, and keep that of this attempt. Collective."""
-    train, at = context.config.train, context.distributed
-    kept = train.compile and train.compile_cache
-    path = context.run.compile_cache if kept else None
-    cache = open_cache(path, device, node_rank=at.node_rank, local_rank=at.local_rank)
-    if kept:
-        with context.at("loading compiled code"):
-            # Collective, since the ranks of a node share the folder that some of them fill.
-            line = context.together(cache.load)
-        if at.rank == 0 and line is not None:
-            print(f"hpcrun: {line}", flush=True)
-    return cache
 
 
 def stop_reason(

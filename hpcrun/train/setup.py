@@ -29,7 +29,7 @@ from hpcrun.train.data.batches import (
     require_trainable,
     training_steps,
 )
-from hpcrun.train.data.batching import Batching, accumulation_of, worker_processes
+from hpcrun.train.data.batching import accumulation_of, worker_processes
 from hpcrun.train.data.streams import StreamState
 from hpcrun.train.determinism import (
     changed,
@@ -40,12 +40,11 @@ from hpcrun.train.determinism import (
     seed_for_datasets,
     seed_rank,
 )
-from hpcrun.train.health.out_of_memory import MemorySettings, explaining
+from hpcrun.train.health.out_of_memory import explaining
 from hpcrun.train.health.watchdog import At
 from hpcrun.train.model.checks import require_model
 from hpcrun.train.model.deferred import Deferred, build_deferred
 from hpcrun.train.model.initial_weights import covers, load_initial_weights
-from hpcrun.train.model.prepare import synchronized, why_not_recomputed, why_not_synchronized
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, resolve_parallel
 from hpcrun.train.position import PREPARING
@@ -76,24 +75,10 @@ class Context:
 
         return self.ranks.together(explained)
 
-    def explain_memory(
-        self,
-        batching: Batching | None,
-        parallel: Parallel,
-        device: torch.device,
-        model: nn.Module,
-    ) -> AbstractContextManager[None]:
-        """Add advice to an out-of-memory error in the block; ``batching``: None before the first step."""
-        used = MemorySettings(
-            self.config,
-            0 if batching is None else batching.micro_batch,
-            ranks=self.distributed.world_size,
-            parallel=parallel,
-            gpu=is_accelerator(device),
-            recomputable=why_not_recomputed(model) is None,
-        )
-        logs = self.run.attempt_logs(self.attempt)
-        return explaining(used, logs, self.distributed.rank)
+    def explain_memory(self, parallel: Parallel) -> AbstractContextManager[None]:
+        """Add advice to an out-of-memory error in the block."""
+        logs, place = self.run.attempt_logs(self.attempt), self.distributed
+        return explaining(self.config, parallel, place.world_size, logs, place.rank)
 
 
 _MAX_PREPARE = 86400.0
@@ -169,7 +154,7 @@ def make_model(
         # The same seed on every rank, so that all ranks start with the same weights.
         seed_alike(config.seed)
         with explain_refusals():
-            return _build(task, config, distributed)
+            return _build(task, config)
 
     wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
     if distributed.world_size == 1 or not wanted:
@@ -188,11 +173,8 @@ def make_model(
     return model, deferred
 
 
-def _build(task: Task, config: Config, distributed: DistributedConfig) -> Any:
+def _build(task: Task, config: Config) -> Any:
     model = task.build_model()
-    if config.train.sync_batchnorm:
-        on_gpu = bool(distributed.device_ids)
-        model = synchronized(model, ranks=distributed.world_size, on_gpu=on_gpu)
     source = config.train.init_from
     if source is not None and isinstance(model, nn.Module):
         load_initial_weights(model, source, config.train.init_rename)
@@ -208,10 +190,6 @@ def open_on_rank(
         UserError: the model or the data cannot be used.
     """
     ranks, gpu = distributed.world_size, bool(distributed.device_ids)
-    if config.train.sync_batchnorm and distributed.rank == 0:
-        line = why_not_synchronized(model, ranks=ranks, on_gpu=gpu)
-        if line is not None:
-            print(f"hpcrun: {line}", flush=True)
     require_model(model, task, config, ranks=ranks, gpu=gpu)
     # The draws of the datasets do not depend on those of the model.
     seed_for_datasets(config.seed)
@@ -295,7 +273,7 @@ def build_model(
     config, distributed = context.config, context.distributed
     earlier = _earlier_parallel(context)
     parallel = resolve_parallel(config, opened.model, distributed, context.ranks, earlier)
-    with context.explain_memory(None, parallel, device, opened.model):
+    with context.explain_memory(parallel):
         with context.at("wrapping the model") as advance:
             deferred = opened.deferred is not None
             loads = opened.resumes and deferred and covers(opened.task, opened.model)

@@ -111,8 +111,8 @@ class Task(ABC):
     ) -> "Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None":
         """Return your own optimizer, or a list or a dict of several; None: the optimizer in ``optim``.
 
-        Several optimizers have different parameters and step one after the other. The schedule and
-        ``train.lr_scaling`` multiply each group's own learning rate.
+        Several optimizers have different parameters and step one after the other. The schedule
+        multiplies each group's own learning rate.
 
         Args:
             model: the model of :meth:`build_model`, on its device, with the parameters to train. With FSDP

@@ -52,7 +52,7 @@ def _overrides(one: Element, more: tuple[str, ...]) -> list[str]:
     ("axes", "line"),
     [
         (["trian.lr=1,2"], "--sweep: trian: unknown key"),
-        (["task=language-model,token-model"], "task: needs a config for all tasks"),
+        (["task=language-model,examples.bdh:BDHTask"], "task: needs a config for all tasks"),
         (["train.lr=a,b"], "train.lr: should be a number, not 'a'"),
         (["optim.momentum=0.8,0.7"], "optim.momentum: has no effect with optim.name=adamw"),
         (["train.lr=1e-3,1.0e-3"], "is given twice"),

@@ -103,24 +103,3 @@ def test_a_stale_handle_is_opened_again_within_a_bound(tmp_path):
     with pytest.raises(DamagedCheckpoint, match="ESTALE"):
         StoreReader(hopeless, 1).load(into)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-@pytest.mark.parametrize("code", [0, 22])
-def test_a_save_on_lustre_sets_the_layout_if_allowed(tmp_path, monkeypatch, code):
-    tool = tmp_path / "lfs"
-    # Accepts the options of lfs-setstripe(1); a layout applies to files created after it.
-    tool.write_text(
-        f"""#!/bin/sh
-echo "$* holding $(/bin/ls -A "$4")" >> "$0.log"
-exit {code}
-"""
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    root = tmp_path / "checkpoints"
-    assert save(engine(root, "7-0"), 1).ok
-    assert not (tmp_path / "lfs.log").exists()  # this is not Lustre
-    monkeypatch.setattr("hpcrun.checkpoint.storage.disk.is_lustre", lambda *_: True)
-    assert save(engine(root, "7-0"), 2).ok
-    draft = root / "step-000000002.tmp-7-0"
-    assert (tmp_path / "lfs.log").read_text() == f"setstripe --stripe-count 1 {draft} holding \n"

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "no such config file": (["submit", "-c", "nope.yaml"], ["nope.yaml", "no such file"]),
     "a task by its file": (["submit", "task=./probe.py:Probe"], ["did you mean probe:Probe?"]),
     "a task without its key": (["submit", "probe:Probe"], ["task=probe:Probe"]),
-    "a built-in task without its key": (["submit", "token-model"], ["task=token-model"]),
+    "a built-in task without its key": (["submit", "language-model"], ["task=language-model"]),
     "steps beyond any life": (["submit", "train.steps=" + "9" * 23], ["at most 1000000000000"]),
     "no such state": (["status", "--state", "dead"], ["invalid choice", "lost"]),
     "a config file without -c": (["submit", "my.yaml"], ["my.yaml", "-c my.yaml"]),

@@ -54,7 +54,7 @@ def test_a_shell_completes_the_words_of_a_command(shell: str, tmp_path: Path) ->
         ("hpcrun su", {"submit"}),
         ("hpcrun re", {"report", "resume"}),
         ("hpcrun submit --no", {"--nodes", "--no-snapshot"}),
-        ("hpcrun submit train.lr", {"train.lr=", "train.lr_scaling=", "train.lr_base_batch="}),
+        ("hpcrun submit train.val", {"train.validate_every=", "train.validate_batches="}),
         ("hpcrun export gpt --format d", {"dcp"}),
         ("hpcrun cancel g", {"gpt", "gpt-2"}),
         ("hpcrun nccl l", {"lint"}),

@@ -117,7 +117,7 @@ FREE = {
     *("checkpoint.keep_every", "checkpoint.host_memory"),
     *("checkpoint.memory_every", "checkpoint.memory_copies"),
     *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
-    *("train.compile_cache", "fsdp.deferred_init"),
+    "fsdp.deferred_init",
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
 }
 # Free unless validation decides when training ends or which weights are best:
@@ -128,16 +128,16 @@ ROUNDING = set(parallelism(Config()))
 LENGTH = {"train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction"}
 DECIDES = {
     *("task", "command", "seed", "model", "data"),
-    *("train.batch_size", "train.uneven", "train.lr", "train.lr_scaling", "train.lr_base_batch"),
+    *("train.batch_size", "train.uneven", "train.lr"),
     *("train.clip_norm", "train.patience", "train.min_delta", "train.ema"),
-    *("train.init_from", "train.init_rename", "train.sync_batchnorm", "train.float8"),
+    *("train.init_from", "train.init_rename"),
     *(
         "train.broadcast_buffers",
         "train.compression",
     ),
-    *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype", "fsdp.buffer_dtype"),
+    *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype"),
     *("optim.name", "optim.betas", "optim.eps", "optim.weight_decay", "optim.momentum"),
-    *("optim.muon_momentum", "optim.warmup_steps", "checkpoint.keep_best"),
+    *("optim.warmup_steps", "checkpoint.keep_best"),
     *("amp.dtype", "amp.init_scale", "amp.growth_factor", "amp.backoff_factor"),
     *("amp.growth_interval", "amp.dynamic"),
 }

@@ -21,18 +21,11 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 # A key without effect, the key that disables it, and a value with which it has an effect.
 IDLE = [
-    ("train.lr_base_batch=64", "train.lr_scaling=none", "train.lr_scaling=sqrt"),
     ("train.min_delta=0.1", "train.patience=null", "train.patience=3"),
     ("train.compile_mode=max-autotune", "train.compile=false", "train.compile=true"),
-    (
-        "train.checkpoint_blocks=3",
-        "train.activation_checkpointing=none",
-        "train.activation_checkpointing=every",
-    ),
     ("optim.momentum=0.5", "optim.name=adamw", "optim.name=sgd"),
     ("optim.decay_steps=9", "optim.schedule=cosine", "optim.schedule=wsd"),
     ("amp.init_scale=64", "amp.dtype=fp32", "amp.dtype=fp16"),
-    ("fsdp.min_parameters=500", "fsdp.wrap=blocks", "fsdp.wrap=size"),
     ("train.profile=2000-2001", "train.steps=1000", "train.steps=3000"),
 ]
 # Disabled by a value other than the default.
@@ -93,10 +86,7 @@ def test_a_stored_config_may_have_keys_without_effect(
 
 
 def test_an_explicit_default_is_not_refused() -> None:
-    assert (
-        resolved("amp.init_scale=65536", "fsdp.min_parameters=1000000", "optim.momentum=0.9")[1]
-        == []
-    )
+    assert resolved("amp.init_scale=65536", "optim.momentum=0.9")[1] == []
 
 
 def test_with_a_dynamic_scale_the_limit_of_overflows_counts() -> None:

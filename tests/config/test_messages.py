@@ -171,10 +171,6 @@ def test_a_batch_too_small_for_the_ranks_names_the_minimum(
             "train.compression: bf16 is a hook of DDP, and single does not communicate gradients",
         ),
         (
-            "train: {lr_scaling: sqrt}",
-            "train.lr_base_batch: lr_scaling=sqrt needs the batch size that train.lr was chosen for",
-        ),
-        (
             "{train: {steps: 9}, optim: {schedule: wsd, warmup_steps: 4, decay_steps: 6}}",
             "optim.decay_steps: warm-up and decay take 10 steps, but train.steps is 9",
         ),

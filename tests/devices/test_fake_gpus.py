@@ -106,13 +106,6 @@ def test_each_pair_of_settings_trains_on_a_gpu(guard: Path, way: str) -> None:
     require_right(steps(guard, way, "few"), 8)
 
 
-def test_layers_in_fp8_multiply_in_fp8_on_a_gpu(guard: Path) -> None:
-    pytest.importorskip("torchao")
-    found = steps(guard, "fsdp", "float8")
-    require_right(found, 1)
-    assert "mm.default Float8TrainingTensor" in found[0]["products"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_each_combination_of_settings_trains_on_a_gpu(guard: Path, way: str) -> None:

@@ -45,18 +45,15 @@ CASES = {
     "train.activation_checkpointing=full",
     "fp16": f"{GPT} {SLOW} amp.dtype=fp16",
     "ema": f"{GPT} train.ema=0.9",
-    "muon": f"{GPT} optim.name=muon",
     "sgd": f"{GPT} optim.name=sgd",
-    "every-checkpointing": f"{GPT} train.activation_checkpointing=every",
     "selective-checkpointing": f"{GPT} train.activation_checkpointing=selective",
-    "fsdp-muon": f"{GPT} {TWO} train.parallel=fsdp optim.name=muon",
     "hybrid": f"{GPT} {HYBRID}",
     "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} train.ema=0.9 amp.dtype=fp16",
     "bdh": f"{BYTES} model.layers=2 model.heads=4 model.width=128".replace(
         "language-model", "examples.bdh:BDHTask"
     ),
-    "tokens": "task=token-model model.layers=2 model.heads=4 model.width=256 model.context=128 "
-    "model.vocabulary=8000 data.boundaries=attention data.end_token=0 train.batch_size=4 "
+    "tokens": "task=examples.token_model:TokenModel model.layers=2 model.heads=4 model.width=256 "
+    "model.context=128 model.vocabulary=8000 train.batch_size=4 "
     "data.paths=[FOLDER/tokens.bin]",
     "classifier": "task=examples.classifier:Classifier model.blocks=4 model.channels=64 train.batch_size=64",
     "autoencoder": "task=examples.autoencoder:Autoencoder model.hidden=2048 train.batch_size=512",

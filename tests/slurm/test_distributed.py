@@ -132,7 +132,6 @@ def test_what_cannot_work_is_refused_in_one_line(
         # Ranks distributed over the nodes in turn: --distribution=cyclic.
         {"local_rank": 2, "tasks_per_node": ()},
         {"launch_method": "slurm", "local_rank": 0},
-        {"launch_method": "mpi", "local_rank": 0},
         # torchrun's nodes may differ in size, and its variables do not show the sizes.
         {"launch_method": "torchrun", "world_size": 7, "tasks_per_node": ()},
         {"world_size": 6, "tasks_per_node": (2, 4), "rank": 3},

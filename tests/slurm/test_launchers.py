@@ -91,24 +91,6 @@ def test_ranks_by_hand_without_a_local_rank_are_refused() -> None:
         read_placement({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a"})
 
 
-def test_openmpi_on_one_node_meets_on_the_loopback() -> None:
-    placement = read_placement(
-        {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
-    )
-    assert (placement.method, placement.num_nodes, placement.master_addr) == ("mpi", 1, "127.0.0.1")
-
-
-def test_openmpi_takes_the_node_rank_from_the_rank(recorded_env: Recorded) -> None:
-    placement = read_placement({**recorded_env("batch-shell"), **OPENMPI})
-    assert (placement.node_rank, placement.num_nodes, placement.tasks_per_node) == (1, 2, (4, 4))
-    assert placement.master_addr == "node1"
-
-
-def test_openmpi_with_uneven_nodes_is_refused() -> None:
-    with pytest.raises(ClusterError, match="npernode"):
-        read_placement({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "7"})
-
-
 def test_the_local_cluster_is_slurm_on_the_loopback(recorded_env: Recorded) -> None:
     env = {**recorded_env("uneven-step"), "HPCRUN_LOCAL_CLUSTER": "1"}
     del env["SLURM_STEP_ID"]
@@ -172,16 +154,12 @@ def test_only_a_number_that_srun_gave_makes_a_step(number: str, recorded_env: Re
     with pytest.raises(ClusterError, match="8 tasks without srun"):
         read_placement(env)
     assert read_placement({**env, **recorded_env("torchrun")}).rank == 3
-    assert read_placement({**env, **OPENMPI}).rank == 5
 
 
-def test_torchrun_and_mpirun_in_a_batch_script_number_the_ranks(
-    recorded_env: Recorded, version: str
-) -> None:
+def test_torchrun_in_a_batch_script_numbers_the_ranks(recorded_env: Recorded, version: str) -> None:
     env = recorded_env("batch-shell")
     assert env.get("SLURM_STEP_ID") == ("-5" if version == "26.05" else None)
     assert read_placement({**env, **recorded_env("torchrun")}).method == "torchrun"
-    assert read_placement({**env, **OPENMPI}).method == "mpi"
     with pytest.raises(ClusterError, match="8 tasks without srun"):
         read_placement(env)
 
@@ -212,13 +190,12 @@ HYDRA = {
 }
 
 
-def test_intel_mpi_and_mpich_are_read(recorded_env: Recorded) -> None:
-    placement = read_placement({**HYDRA, "MASTER_ADDR": "a"})
-    assert (placement.method, placement.rank, placement.world_size) == ("mpi", 5, 8)
-    assert (placement.local_rank, placement.node_rank, placement.num_nodes) == (1, 1, 2)
-    # Its proxies are a step with one task per node.
-    inside = {**recorded_env("small-step"), **HYDRA, "PMI_SIZE": "8"}
-    assert read_placement(inside).method == "mpi"
+@pytest.mark.parametrize("given", [OPENMPI, HYDRA])
+def test_mpirun_is_refused_with_the_remedy(recorded_env: Recorded, given: dict[str, str]) -> None:
+    # The proxies of an mpirun are a step with one task per node.
+    for outer in ({}, recorded_env("small-step"), recorded_env("batch-shell")):
+        with pytest.raises(ClusterError, match="start the ranks with srun or torchrun"):
+            read_placement({**outer, **given})
 
 
 def test_pmi_of_srun_is_no_mpirun(recorded_env: Recorded) -> None:

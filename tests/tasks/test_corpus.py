@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from hpcrun.config import Config
+from hpcrun.errors import UserError
 from hpcrun.tasks import language_model as corpus
 from hpcrun.tasks.language_model import LanguageModel
 from hpcrun.tasks.options import LanguageModelData
-from hpcrun.tasks.tokens.shards import TokenError, open_source
 
 SMALL = LanguageModelData(max_bytes=10**6, validation_fraction=0.3)
 
@@ -35,16 +35,15 @@ def test_every_source_is_in_exactly_one_split(library: Path, packed: Path):
         path.relative_to(library).as_posix(): path.read_bytes() for path in library.rglob("*.py")
     }
     for split, wanted in (("train", train), ("validation", validation)):
-        (shard,) = open_source(packed, split, "uint16").shards
-        assert bytes(shard.values.tolist()) == b"".join(wanted.values())
+        assert corpus.split_path(packed, split).read_bytes() == b"".join(wanted.values())
 
 
 def test_packing_twice_gives_the_same_hash(library: Path, packed: Path, tmp_path: Path):
     def packed_again(name: str) -> str:
         corpus.pack(library, tmp_path / name, SMALL)
-        return (tmp_path / name / "tokens.json").read_text()
+        return (tmp_path / name / corpus.HASHES).read_text()
 
-    first = (packed / "tokens.json").read_text()
+    first = (packed / corpus.HASHES).read_text()
     assert packed_again("same") == first
     (library / "module1.py").write_text("x = 1\n")
     assert packed_again("other") != first
@@ -92,18 +91,18 @@ def test_the_unigram_entropy_is_that_of_the_smoothed_counts():
 
 
 def test_a_flipped_byte_is_noticed_before_training(packed: Path):
-    shard = packed / "validation-00000.bin"
+    shard = packed / "validation.bin"
     raw = bytearray(shard.read_bytes())
     raw[len(raw) // 2] ^= 1
     shard.write_bytes(raw)
-    with pytest.raises(TokenError, match="damaged: its SHA-256"):
+    with pytest.raises(UserError, match="damaged: its SHA-256"):
         task(packed).prepare()
 
 
 def test_a_foreign_file_at_the_path_is_kept(tmp_path: Path):
     place = tmp_path / "thesis.bin"
     place.write_bytes(b"five years of work")
-    with pytest.raises(TokenError, match=r"thesis\.bin: not a folder of token shards.*data\.path"):
+    with pytest.raises(UserError, match=r"thesis\.bin: not a corpus of this task.*data\.path"):
         task(place).prepare()
     assert place.read_bytes() == b"five years of work"
 
@@ -138,7 +137,7 @@ def test_two_concurrent_packings_leave_one_complete_corpus(library: Path, tmp_pa
 
 def test_a_place_that_cannot_be_written_is_one_line(library: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TokenError, match=r"cannot be written.*XDG_CACHE_HOME") as caught:
+    with pytest.raises(UserError, match=r"cannot be written.*XDG_CACHE_HOME") as caught:
         corpus.pack(library, tmp_path / "file" / "corpus", SMALL)
     assert "\n" not in str(caught.value)
 
@@ -158,12 +157,12 @@ def test_each_split_has_a_file_with_text_whatever_the_fraction(
 
 @pytest.mark.parametrize(("max_bytes", "fitting"), [(10, 0), (500, 1)])
 def test_a_cap_without_two_files_is_refused(library: Path, max_bytes: int, fitting: int):
-    with pytest.raises(TokenError, match=rf"is enough for {fitting} of .*; raise data\.max_bytes"):
+    with pytest.raises(UserError, match=rf"is enough for {fitting} of .*; raise data\.max_bytes"):
         corpus.choose(library, max_bytes, 0.3)
 
 
 def test_a_python_without_sources_is_recognized(tmp_path: Path):
-    with pytest.raises(TokenError, match=r"no Python sources.*data\.path"):
+    with pytest.raises(UserError, match=r"no Python sources.*data\.path"):
         corpus.sources(tmp_path)
 
 

@@ -67,10 +67,10 @@ def test_training_on_the_library_beats_the_unigram_entropy(
 
 def test_the_loss_asks_for_the_next_byte_at_every_position(packed):
     learner = task(packed)
-    model, sample = learner.build_model().eval(), learner.train_dataset()[0]["tokens"]
+    model, sample = learner.build_model().eval(), learner.train_dataset()[0]
     logits = model(sample[None, :-1].long())[0]
     expected = -F.log_softmax(logits, -1)[range(32), sample[1:].long()].mean()
-    torch.testing.assert_close(learner.loss(model, {"tokens": sample[None]}), expected)
+    torch.testing.assert_close(learner.loss(model, sample[None]), expected)
 
 
 def test_the_report_is_plain_data_and_keeps_the_random_state(packed):
@@ -91,7 +91,9 @@ def test_what_the_model_writes_cannot_steer_a_terminal():
 
 def test_a_rank_without_the_corpus_fails_before_it_trains(tmp_path: Path):
     config = {"model": SMALL, "data": {"path": str(tmp_path / "absent")}}
-    with pytest.raises(UserError, match=r"absent: cannot be read: .* that every node can read"):
+    with pytest.raises(
+        UserError, match=r"absent/train.bin: cannot be read: .* that every node can read"
+    ):
         LanguageModel(Config.model_validate(config)).train_dataset()
 
 

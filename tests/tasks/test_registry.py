@@ -25,7 +25,7 @@ def test_every_built_in_name_leads_to_a_task(short: str):
     assert issubclass(getattr(importlib.import_module(module), name), Task)
     model, data = options_for(short)
     assert model.model_validate({})
-    assert data.model_validate({"paths": ["tokens"]} if short == "token-model" else {})
+    assert data.model_validate({})
 
 
 def test_a_users_task_has_no_options_of_ours():

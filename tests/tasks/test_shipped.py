@@ -5,10 +5,11 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from examples import autoencoder, classifier, digits
+from examples import autoencoder, classifier, digits, token_model
 from hpcrun import get_rank
 from hpcrun.config import (
     Config,
@@ -21,8 +22,7 @@ from hpcrun.config import (
 )
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_json, read_lines
-from hpcrun.tasks import BUILTIN, language_model, options_for, token_model
-from hpcrun.tasks.tokens.__main__ import main as make_tokens
+from hpcrun.tasks import BUILTIN, language_model, options_for
 from tests import jobs
 from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
@@ -38,7 +38,7 @@ REPORTED = {
     "language-model": {"unigram_entropy", "sample"},
     "autoencoder": {"test_loss", "test_squared_error"},
     "classifier": {"test_accuracy", "confusion_matrix"},
-    "token-model": {"passes", "perplexity"},
+    "tokens": {"passes", "perplexity"},
 }
 
 # fmt: off
@@ -59,10 +59,10 @@ SMALL = {
         "model.layers=2", "model.heads=2", "model.width=32", "model.context=32",
         "model.neurons=64", "data.max_bytes=300000",
     ],
-    "token-model": [
+    "examples.token_model:TokenModel": [
         "model.layers=2", "model.heads=2", "model.width=32", "model.context=32",
-        "data.paths=[FOLDER/web, FOLDER/code]", "data.weights=[3, 1]", "data.boundaries=attention",
-        "train.micro_batch=null",
+        "data.paths=[FOLDER/web, FOLDER/code]", "data.weights=[3, 1]", "data.validation=[FOLDER/code]",
+        "train.micro_batch=null", "model.vocabulary=256",
     ],
 }
 # fmt: on
@@ -118,10 +118,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_tokens(folder: Path) -> None:
-    """Write the two token files of the config ``token-model``."""
+    """Write the two files of ``tokens.yaml``."""
     for name, pattern in (("web", "*i*.py"), ("code", "*.py")):
-        texts = sorted(map(str, (ROOT / "hpcrun" / "train").rglob(pattern)))
-        assert make_tokens([str(folder / name), *texts, "--validation-fraction=0.2"]) == 0
+        texts = [path.read_bytes() for path in sorted((ROOT / "hpcrun" / "train").rglob(pattern))]
+        np.frombuffer(b"".join(texts), np.uint8).astype("<u2").tofile(folder / name)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -66,14 +66,6 @@ class Exact(Regression):
         return self.Known()
 
 
-class Wide(Regression):
-    """The same task with a block that fp8 takes."""
-
-    def build_model(self):
-        layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
-        return Chain(nn.Linear(4, 16), layers, nn.Dropout(0.2), nn.Linear(16, 1))
-
-
 class Chain(nn.Module):
     def __init__(self, *parts):
         super().__init__()

@@ -9,7 +9,7 @@ from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.prepare import Preparation
-from hpcrun.train.optimizer import build_optimizer
+from hpcrun.train.optimizer import JointOptimizer
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train import small_training
 
@@ -74,11 +74,13 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6, fused=True)
 
 
-def muon(model):
-    return build_optimizer(model, small_training.config("optim.name=muon", "train.lr=0.01"))
+def with_muon(model):
+    from examples.muon import muon  # Needs torch 2.9.
+
+    return JointOptimizer(muon(model, small_training.config("train.lr=0.01")))
 
 
-BUILDERS = {"adamw": adamw, "muon": muon}
+BUILDERS = {"adamw": adamw, "muon": with_muon}
 
 
 def flat(module):
@@ -116,7 +118,6 @@ def trainer(
             shard=way.shard,
             reshard_after_forward=way.reshard,
             cpu_offload=offload,
-            min_parameters=300,
             classes=list(classes),
         ),
         preparation=Preparation(

@@ -32,13 +32,11 @@ def ways():
         for clip, recompute in itertools.product((False, True), ("none", "full")):
             accumulation = 2 if clip == (recompute == "full") else 1
             yield Way(parallel, 2, "fp32", clip, recompute, accumulation)
-        yield Way(parallel, 4, "fp32", True, "every", 2)
+        yield Way(parallel, 4, "fp32", True, "selective", 2)
         yield Way(parallel, 4, "bf16", True, accumulation=2)
     yield Way("ddp", 4)
-    yield Way("fsdp", 4, recompute="selective", wrap="size", shard="hybrid")
-    yield Way(
-        "fsdp", 2, clip=True, recompute="every", accumulation=2, wrap="classes", reshard=False
-    )
+    yield Way("fsdp", 4, recompute="selective", shard="hybrid")
+    yield Way("fsdp", 2, clip=True, recompute="full", accumulation=2, wrap="classes", reshard=False)
 
 
 def more_ways():
@@ -47,7 +45,7 @@ def more_ways():
     for parallel, recompute in itertools.product(("ddp", "fsdp"), ("none", "full", "selective")):
         yield Way(parallel, 2, "fp32", True, recompute, 2, compiled=True)
     for parallel, count in itertools.product(("ddp", "fsdp"), (2, 4)):
-        yield Way(parallel, count, "bf16", True, "every", compiled=count == 2)
+        yield Way(parallel, count, "bf16", True, "selective", compiled=count == 2)
     for parallel, clip, recompute in itertools.product(
         ("ddp", "fsdp"), (False, True), ("none", "full")
     ):
@@ -58,7 +56,7 @@ def interrupted_ways():
     """Yield combinations to stop and resume, with dropout."""
     yield Way("single", 1, "fp16", True, "selective", 2)
     yield Way("ddp", 4, "fp16", True, "full", 2)
-    yield Way("fsdp", 4, "fp32", True, "every", 2, wrap="classes")
+    yield Way("fsdp", 4, "fp32", True, "full", 2, wrap="classes")
     yield Way("fsdp", 2, "fp16", True, shard="hybrid")
     yield Way("fsdp", 2, "bf16", False, "selective", 2, reshard=False)
     yield Way("fsdp", 2, "fp16", True, optimizer="muon")

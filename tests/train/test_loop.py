@@ -18,7 +18,6 @@ from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
 from hpcrun.train.metrics.stopwatch import Stopwatch
 from hpcrun.train.metrics.timing import FlopCounter
-from hpcrun.train.model.compile_cache import open_cache
 from hpcrun.train.position import Position
 from hpcrun.train.session import Loop
 from hpcrun.train.step.amp_trainer import AMPTrainer
@@ -76,7 +75,6 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
         nonfinite=SimpleNamespace(check=lambda _: None, finish=lambda: None),
         profile=SimpleNamespace(before=lambda _: None, close=lambda _: None),
         position=position,
-        compiled=open_cache(None, trainer.device, node_rank=0, local_rank=0),
     )
     loop.run()
     sinks.close()

@@ -1,22 +1,16 @@
 """The optimizer and the schedule of a config."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.optimizer import (
-    JointOptimizer,
     build_optimizer,
     build_schedule,
     has_fused,
-    hidden_matrices,
     learning_rate_factor,
-    learning_rate_lines,
     optimizer_of,
-    peak_learning_rate,
 )
 from hpcrun.train.step.trainer import AMPTrainer
 from tests.train.small_training import config
@@ -65,30 +59,6 @@ def test_wsd_warms_up_stays_constant_and_decays_at_the_end(decay, factors):
     assert [factor(step) for step in (0, 3, 4, 12, 16, 20)] == pytest.approx(factors)
 
 
-@pytest.mark.parametrize(
-    ("rule", "peak", "line"),
-    [
-        ("none", 0.01, []),
-        ("linear", 0.04, ["peak learning rate 0.04: train.lr 0.01 times batch 128 / lr_base"]),
-        ("sqrt", 0.02, ["peak learning rate 0.02: train.lr 0.01 times the square root of batch"]),
-    ],
-)
-def test_the_peak_rate_is_scaled_with_the_batch_and_reported(rule, peak, line):
-    wanted = config(
-        "train.lr=0.01",
-        "train.batch_size=128",
-        "train.lr_base_batch=32",
-        f"train.lr_scaling={rule}",
-    )
-    assert peak_learning_rate(wanted) == pytest.approx(peak)
-    optimizer = build_optimizer(nn.Linear(2, 2), wanted)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(peak)
-    build_schedule(optimizer, wanted)
-    told = list(learning_rate_lines(wanted, optimizer))
-    assert len(told) == len(line)
-    assert all(one.startswith(start) for one, start in zip(told, line, strict=True))
-
-
 class Own:
     """A task with an optimizer."""
 
@@ -96,25 +66,16 @@ class Own:
         self.build_optimizer = make
 
 
-def test_the_schedule_and_the_scaling_multiply_each_groups_own_rate():
-    wanted = config(
-        *("train.lr=0.5", "train.batch_size=128", "train.lr_base_batch=32"),
-        *("train.lr_scaling=linear", "train.steps=4", "optim.schedule=linear"),
-    )
+def test_the_schedule_multiplies_each_groups_own_rate():
+    wanted = config("train.lr=0.5", "train.steps=4", "optim.schedule=linear")
     model = nn.Linear(2, 2)
     groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.01}]
     optimizer = optimizer_of(Own(lambda _: torch.optim.SGD(groups)), model, wanted)
-    rate = torch.tensor(0.1)
-    alike = [{"params": [parameter], "lr": rate} for parameter in model.parameters()]
-    shared = optimizer_of(Own(lambda _: torch.optim.SGD(alike)), model, wanted)
-    assert [group["lr"].item() for group in shared.param_groups] == pytest.approx([0.4, 0.4])
     schedule = build_schedule(optimizer, wanted)
-    (told,) = learning_rate_lines(wanted, optimizer)
-    assert told == "peak learning rates 0.4, 0.04: the task's times batch 128 / lr_base_batch 32"
     for _ in range(4):
         optimizer.step()
         schedule.step()
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.04, 0.004])
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.001])
 
 
 def rate_of_its_own(optimizer):
@@ -238,43 +199,6 @@ def test_several_optimizers_take_the_steps_that_each_takes_alone(tmp_path, reloa
         "SGD: 1 tensors with 42 weights",
         "AdamW: 5 tensors with 126 weights",
     ]
-
-
-def test_muon_takes_the_matrices_and_adamw_the_rest(tmp_path):
-    wanted = config("optim.name=muon", "optim.weight_decay=0.2", "train.lr=0.02")
-    made = trained(lambda model: build_optimizer(model, wanted), reload_after=2, tmp_path=tmp_path)
-
-    def by_hand(model):
-        matrices = [layer.weight for layer in model.layers]
-        others = [model.embedding.weight, model.output.weight]
-        vectors = {"params": [layer.bias for layer in model.layers], "weight_decay": 0.0}
-        return JointOptimizer(
-            [
-                torch.optim.Muon(
-                    matrices, lr=0.02, weight_decay=0.2, adjust_lr_fn="match_rms_adamw"
-                ),
-                torch.optim.AdamW(
-                    [{"params": others}, vectors], 0.02, (0.9, 0.95), weight_decay=0.2, fused=True
-                ),
-            ]
-        )
-
-    for mine, other in zip(
-        made.module.parameters(), trained(by_hand).module.parameters(), strict=True
-    ):
-        assert torch.equal(mine, other)
-    assert hidden_matrices(nn.Linear(3, 2))[0].shape == (2, 3)
-
-
-def test_muon_without_a_matrix_or_new_torch_is_refused(monkeypatch):
-    wanted = config("optim.name=muon")
-    with pytest.raises(
-        UserError, match=r"optim\.name: muon is for matrices, and the model has none"
-    ):
-        build_optimizer(nn.Embedding(3, 2), wanted)
-    monkeypatch.setitem(sys.modules, "torch.optim._muon", None)
-    with pytest.raises(UserError, match=r"optim\.name: muon needs torch 2\.9 or newer"):
-        build_optimizer(nn.Linear(2, 2), wanted)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])

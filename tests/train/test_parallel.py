@@ -22,8 +22,7 @@ from hpcrun.train.parallel.fsdp import (
     with_weights,
     without_weights,
 )
-from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests.train.parallelism import Net, adamw, flat
+from tests.train.parallelism import Net
 from tests.train.small_training import config, loss
 
 SMALL, LARGE = Need(100, 100, 200), Need(1000, 1000, 2000)
@@ -77,32 +76,15 @@ def test_memory_besides_the_weights_is_counted_and_named():
 def test_a_single_rank_is_never_sharded(capsys):
     alone = DistributedConfig()
     assert resolve_parallel(config(), Net(), alone, Ranks()) == "single"
-    assert resolve_parallel(config("train.parallel=dp"), Net(), alone, Ranks()) == "dp"
     assert capsys.readouterr().out == ""
     sharded = config("train.parallel=fsdp", "fsdp.cpu_offload=true")
     assert resolve_parallel(sharded, Net(), alone, Ranks()) == "fsdp"
     assert "the options in fsdp have no effect" in capsys.readouterr().out
 
 
-def test_dp_on_the_cpu_trains_as_one_process(capsys):
-    def begin(parallel):
-        torch.manual_seed(0)
-        made = DistributedAMPTrainer(Net(), adamw, device="cpu", parallel=parallel)
-        made.wrap_model()
-        made.training_step([(torch.ones(4, 6), torch.arange(4.0))], loss)
-        return flat(made.module)
-
-    plain = begin("single")
-    assert capsys.readouterr().out == ""
-    assert torch.equal(begin("dp"), plain)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("hpcrun: parallel=dp finds no GPUs; it trains")
-
-
 def test_fsdp_units_follow_the_config():
     net = Net()
     assert units(net, FSDP()) == list(net.blocks)
-    assert units(net, FSDP(wrap="size", min_parameters=400)) == list(net.blocks)
     assert units(net, FSDP(wrap="classes", classes=["LayerNorm"])) == [
         block.norm for block in net.blocks
     ]
@@ -186,8 +168,7 @@ def test_a_hollow_copy_takes_no_memory():
 
 
 CONTRADICTIONS = [
-    (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, but 1 x 2"),
-    (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
+    (["train.parallel=single", "job.gpus=2"], "train.parallel: single is for one rank, but 1 x 2"),
     (
         ["train.parallel=fsdp", "train.find_unused_parameters=true"],
         "fsdp needs the same parameters on all",
@@ -221,4 +202,3 @@ def test_compatible_keys_are_accepted():
     config("train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2")
     config("train.parallel=fsdp", "amp.dtype=fp16", "fsdp.reduce_dtype=fp16", "train.compile=true")
     config("train.parallel=fsdp", "fsdp.cpu_offload=true", "amp.dtype=fp16", "job.cpu=true")
-    config("train.parallel=dp", "job.gpus=1")

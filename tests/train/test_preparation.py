@@ -13,14 +13,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from hpcrun.checkpoint.state.tree import named_parameters
 from hpcrun.errors import UserError
-from hpcrun.tasks.gpt import GPT
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.prepare import (
     Buffers,
     Preparation,
     blocks,
     by_class,
-    by_size,
     compile_in_place,
     keep_costly,
     prepare,
@@ -73,37 +70,11 @@ def test_parts_are_chosen_by_class_from_the_inside_out():
     ]  # fmt: skip
 
 
-def test_units_by_size_count_parameters_outside_inner_units():
-    net = Net()
-    # widen has 27 x 13 + 27 = 378 parameters, shrink 13 x 27 + 13 = 364, the norm 26.
-    assert names(net, by_size(net, 370)) == [
-        "blocks.0.widen",
-        "blocks.0",
-        "blocks.1.widen",
-        "blocks.1",
-    ]
-    assert names(net, by_size(net, 400)) == ["blocks.0", "blocks.1"]
-    assert names(net, by_size(net, 5000)) == []
-
-
-def test_a_possible_tied_embedding_counts_for_its_parent():
-    model = GPT(LanguageModelShape(layers=2, heads=2, width=32))
-    chosen = by_size(nn.Sequential(model), 8000)
-    assert model.embedding.weight.numel() >= 8000
-    assert chosen == [*model.blocks, model]
-
-
-def test_submodules_that_attention_does_not_call_are_no_units():
-    layer = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
-    assert not any("out_proj" in name for name in names(layer, by_size(layer, 1)))
-
-
 @pytest.mark.parametrize(
     ("wanted", "wrapped"),
     [
         (Preparation(), []),
         (Preparation("full"), [0, 1, 2, 3, 4]),
-        (Preparation("every", every=2), [0, 2, 4]),
         (Preparation("selective"), [0, 1, 2, 3, 4]),
     ],
 )
@@ -115,7 +86,7 @@ def test_activations_of_the_chosen_blocks_are_recomputed(wanted, wrapped):
     assert found == wrapped
 
 
-@pytest.mark.parametrize("checkpointing", ["full", "every", "selective"])
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
 def test_recomputing_changes_no_bit_with_dropout_and_less_is_kept(checkpointing):
     def step(wanted):
         torch.manual_seed(0)

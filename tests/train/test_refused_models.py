@@ -182,17 +182,3 @@ def test_a_recomputed_block_that_changes_a_buffer_is_refused():
     taking(task, preparation=Preparation(compile="default"))(0, [torch.ones(4, 3)])
     with pytest.raises(UserError, match=r"Counting changes its buffer passes in training"):
         taking(task, preparation=compiled)(0, [torch.ones(4, 3)])
-
-
-@pytest.mark.parametrize(
-    ("batching", "remedy"),
-    [
-        (Batching(4, 1, 1, "pad", 5), "it is the end of an epoch: train.uneven=across or drop avo"),
-        (Batching(4, 1, 4), "use a larger train.batch_size or train.micro_batch"),
-    ],
-)
-def test_a_batch_norm_of_one_sample_is_refused(batching, remedy):
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    with pytest.raises(UserError) as refused:
-        taking(Given(model, torch.Tensor.mean), batching)(1, [torch.ones(1, 3)])
-    assert f"micro-batch of step 1 has one sample: {remedy}" in str(refused.value)

@@ -14,7 +14,7 @@ from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt, Cause
 from tests.on_ranks import forked
-from tests.train.faulty_tasks import Noisy, Regression, Validated, Wide
+from tests.train.faulty_tasks import Noisy, Regression, Validated
 from tests.train.runs import DONE, REFUSED, play_run
 
 
@@ -37,7 +37,6 @@ class StreamOfSamples(Regression):
         return self.Stream()
 
 
-FLOAT8 = ("train.parallel=fsdp", "amp.dtype=bf16", "train.float8=true")
 LAYERS = ("train.parallel=fsdp", "fsdp.wrap=classes", "fsdp.classes=[Layer]")
 
 
@@ -61,7 +60,6 @@ LAYERS = ("train.parallel=fsdp", "fsdp.wrap=classes", "fsdp.classes=[Layer]")
             "data: Stream is a stream without state_dict and load_state_dict, so ",
         ),
         (Regression, LAYERS, "fsdp.classes: Sequential has no Layer; it has BatchNorm1d, Dropout,"),
-        (Wide, FLOAT8, "train.float8: the CPU has no matrix products in fp8 (NVIDIA GPUs have"),
         # Started with two ranks, although the config was checked for one.
         (
             Regression,

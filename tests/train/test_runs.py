@@ -22,7 +22,6 @@ from tests.train.faulty_tasks import (
     Regression,
     Short,
     Validated,
-    Wide,
 )
 from tests.train.runs import DONE, STOPPED_ONCE, play_run
 
@@ -263,21 +262,6 @@ def test_a_stop_changes_no_bit_of_a_sharded_model(tmp_path):
 
     assert "train.parallel=auto" not in calm.said()
     assert {event.fields["parallel"] for event in stopped.events("started")} == {"fsdp"}
-
-
-@pytest.mark.slow
-@forked
-def test_a_stop_changes_no_bit_of_layers_in_fp8(tmp_path):
-    pytest.importorskip("torchao.float8")
-    draws = tmp_path / "draws"
-    play_both(
-        tmp_path,
-        Wide,
-        *("train.parallel=fsdp", "amp.dtype=bf16", "train.float8=emulate"),
-        begin=partial(count_draws, draws),
-    )
-    # Only the first start computes the initial weights.
-    assert draws.read_text() == "!"
 
 
 @forked

@@ -95,7 +95,7 @@ def built(rank, world_size, *settings):
 
 OTHER_WAYS = {
     2: [
-        ["fsdp.wrap=size", "fsdp.min_parameters=100"],
+        ["fsdp.wrap=classes", "fsdp.classes=[Linear]"],
         ["train.activation_checkpointing=full", "train.ema=0.9"],
     ],
     4: [["fsdp.shard=hybrid", "job.nodes=2"]],

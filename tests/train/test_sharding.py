@@ -99,7 +99,7 @@ def test_norms_with_running_statistics_are_the_same_in_half_precision(rank):
 
 @pytest.mark.parametrize(
     ("name", "momentum"),
-    [("adamw", 0.9), ("adam", 0.9), ("sgd", 0.9), ("sgd", 0.0), ("muon", 0.9)],
+    [("adamw", 0.9), ("adam", 0.9), ("sgd", 0.9), ("sgd", 0.0)],
 )
 @ranks(2)
 def test_every_optimizer_takes_the_same_steps_sharded(rank, name, momentum):

@@ -16,9 +16,16 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.health.watchdog import PeerFailure, Peers, Watchdog
-from hpcrun.train.model import compile_cache as compilation
 from hpcrun.train.parallel import process_group
-from hpcrun.train.position import COMPILING, PREPARING, PROFILING, TRAINING, VALIDATING, Position
+from hpcrun.train.position import (
+    COMPILING,
+    PREPARING,
+    PROFILING,
+    TRAINING,
+    VALIDATING,
+    Position,
+    showing_compilation,
+)
 
 HOSTS = ["n0", "n0", "n1", "n1"]
 
@@ -216,7 +223,7 @@ def test_torch_shows_when_it_compiles() -> None:
         seen.append(position.doing)
         return graph.forward
 
-    with compilation.shown_in(position, wanted=True):
+    with showing_compilation(position, wanted=True):
         double = torch.compile(lambda x: 2 * x, backend=backend, dynamic=False)
         double(torch.ones(2))
         assert position.doing == TRAINING

@@ -75,8 +75,6 @@ CHECKS = {
     "fsdp": Check("sharded", "a sharded step, its checkpoint and its resume", 120),
     "deferred": Check("deferred", "a model whose weights are computed after sharding", 90),
     "estimate": Check("memory", "measured memory, and the figure of hpcrun estimate", 120),
-    "float8": Check("float8", "layers in fp8, against bf16", 90),
-    "muon": Check("muon", "the Muon optimizer, sharded and replicated", 90),
     "failure": Check("failure", "the peers of a failed rank end within seconds", 150),
     "resume": Check("resume", "an interrupted run ends with the same bits", 240),
     "compile": Check("compiled", "compiled steps, also with CUDA graphs", 180),

@@ -12,7 +12,6 @@ from hpcrun.checkpoint.memory.copies import MemoryCopies, MemorySnapshot
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
 from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, hashed, write
-from hpcrun.checkpoint.storage.disk import stripe
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
 from hpcrun.checkpoint.storage.manifest import FileRecord
@@ -109,9 +108,7 @@ class CommitProtocol:
                 blobs = (job.share.size - job.plan.size) * self._ranks.world_size
                 what = f"{amount(job.plan.total)} of tensors, {amount(blobs)} of other state"
                 self._store.require_free(job.plan.total + blobs, what)
-            draft = self._store.begin(job.step)
-            stripe(draft)
-            return draft.name
+            return self._store.begin(job.step).name
         except OwnedByAnotherAttempt as error:
             return SaveOutcome(False, job.step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:

@@ -109,10 +109,6 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 Uneven = Literal["across", "drop", "pad"]
 
 
-_EPOCHS = 2
-"""Epochs per step from which a line warns: a wrong train.batch_size makes long steps without output."""
-
-
 @dataclass(frozen=True)
 class Batching:
     """Division of a step's ``batch_size`` samples among ``ranks`` x ``accumulation`` micro-batches.
@@ -215,11 +211,6 @@ class Batching:
         }[self.uneven if self._left_over else "across"]
         yield f"epoch of {_many(self.epoch, 'sample')}: {_about(self.steps_per_epoch, 'step')}{ending}"
         yield f"{_many(steps, 'step')} in all: {_about(steps / self.steps_per_epoch, 'epoch')}"
-        if self.batch_size >= _EPOCHS * self.epoch and self.uneven == "across":
-            yield (
-                f"each step takes {self.batch_size // self.epoch} epochs (train.batch_size="
-                f"{self.batch_size}): logs and stops wait for the end of a step"
-            )
 
     @property
     def _left_over(self) -> int:

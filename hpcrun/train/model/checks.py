@@ -23,9 +23,6 @@ from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import trained_by
 from hpcrun.train.task import Task
 
-_ONE_VALUE = "Expected more than 1 value per channel when training"
-"""Torch's error text for a batch norm with a single sample."""
-
 
 def require_model(model: Any, task: Task, config: Config, *, ranks: int, gpu: bool) -> None:
     """Raise UserError if the result of ``task.build_model()`` cannot be trained with ``config``.
@@ -108,24 +105,6 @@ def require_number(value: Any, task: str) -> None:
     raise NotTrainable(
         f"{task}.loss() returned {_kind(value)}; return one floating-point number, a tensor without "
         "dimensions: the mean over the batch's samples"
-    )
-
-
-def explain(error: ValueError, task: str, step: int, *, short_batch: bool) -> UserError | None:
-    """Return a better error for ``error``, which a step raised; None if it is good enough.
-
-    ``short_batch``: True if an epoch's short last batch is the cause, which ``train.uneven`` can change.
-    """
-    if not str(error).startswith(_ONE_VALUE):
-        return None
-    remedy = (
-        "it is the end of an epoch: train.uneven=across or drop avoids short batches"
-        if short_batch
-        else "use a larger train.batch_size or train.micro_batch"
-    )
-    return NotTrainable(
-        f"{task}: a batch norm of the model cannot compute the variance of one value, and a micro-batch of "
-        f"step {step} has one sample: {remedy}; or use another norm"
     )
 
 

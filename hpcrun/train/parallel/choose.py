@@ -16,15 +16,14 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.checks import unshardable
 from hpcrun.train.parallel.fsdp import FSDPStrategy
-from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy
+from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
 
-Parallel = Literal["single", "dp", "ddp", "fsdp"]
+Parallel = Literal["single", "ddp", "fsdp"]
 
 HEADROOM = 0.4
 """The fraction of a device's memory reserved for activations, workspaces and fragmentation."""
 
-# Muon keeps one for its matrices; embeddings and vectors have two.
-_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}
+_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,13 @@ def strategy(
     """Make the strategy ``parallel``. On a single rank ddp and fsdp are the same as single.
 
     Raises:
-        ValueError: single or dp, which need one process, with several ranks.
+        ValueError: single, which needs one process, with several ranks.
     """
     if distributed.world_size == 1:
-        return DataParallelStrategy() if parallel == "dp" else Strategy()
-    if parallel in ("single", "dp"):
+        return Strategy()
+    if parallel == "single":
         raise ValueError(
-            f"parallel={parallel} works in one process only; with several ranks use ddp or fsdp"
+            "parallel=single works in one process only; with several ranks use ddp or fsdp"
         )
     if parallel == "ddp":
         return DDPStrategy(distributed)

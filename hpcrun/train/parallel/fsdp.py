@@ -28,7 +28,7 @@ from hpcrun.errors import NotTrainable, UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.checks import kept_buffers, kept_generators, unshardable
-from hpcrun.train.model.prepare import blocks, by_class, by_size, compile_in_place, kind, unshared
+from hpcrun.train.model.prepare import blocks, by_class, compile_in_place, kind, unshared
 from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.process_group import connect
 from hpcrun.train.parallel.strategies import Strategy, copy_from_rank_zero
@@ -97,7 +97,6 @@ class FSDPStrategy(Strategy):
         self.auto_reduces = self._unsharded_gradients(module) >= MANY_GRADIENTS
         if self._options.reduce_each_micro_batch == "auto":
             self._reduces_each = self.auto_reduces
-        _cast_buffers(module, self._options.buffer_dtype)
         mesh = make_mesh(self._distributed, self._options, self._device)
         if dist.get_backend() == "nccl":
             connect_groups(mesh, self._device)
@@ -236,7 +235,7 @@ class FSDPStrategy(Strategy):
 
     def _running_norms(self, module: nn.Module) -> list[nn.Module]:
         """Return the norms with running statistics in fp32; their weights must stay in fp32 too."""
-        if self._precision not in ("bf16", "fp16") or self._options.buffer_dtype is not None:
+        if self._precision not in ("bf16", "fp16"):
             return []
         found: list[nn.Module] = [
             part
@@ -261,8 +260,6 @@ def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
     Raises:
         UserError: the model has none of the requested classes.
     """
-    if options.wrap == "size":
-        return by_size(module, options.min_parameters)
     if options.wrap == "blocks":
         return unshared(module, blocks(module))
     found = by_class(module, options.classes)
@@ -324,15 +321,6 @@ def connect_groups(mesh: DeviceMesh, device: torch.device) -> None:
     """Connect the groups of ``mesh``, as :func:`process_group.connect` connects all ranks. Collective."""
     for group in mesh.get_all_groups():
         connect(device, group)
-
-
-def _cast_buffers(module: nn.Module, precision: str | None) -> None:
-    if precision is None:
-        return
-    for part in module.modules():
-        for name, buffer in part.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(part, name, buffer.to(_DTYPES[precision]))
 
 
 def without_weights(module: nn.Module) -> nn.Module:

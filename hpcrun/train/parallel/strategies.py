@@ -18,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.devices import accelerator
 from hpcrun.devices.vendor import CompileMode
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
@@ -85,27 +84,6 @@ class Strategy:
     def whole(self, module: nn.Module, device: torch.device) -> nn.Module | None:
         """Return the module with all its weights, on rank 0 at least; elsewhere maybe None. Collective."""
         return module
-
-
-class DataParallelStrategy(Strategy):
-    """One process for all GPUs that it sees (torch.nn.DataParallel); without GPUs, one process on the CPU."""
-
-    def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
-        if not any(
-            accelerator.is_accelerator(parameter.device) for parameter in module.parameters()
-        ):
-            print(
-                "hpcrun: parallel=dp finds no GPUs; it trains on the CPU, as with `single`",
-                flush=True,
-            )
-            return module
-        devices = accelerator.count()
-        print(
-            "hpcrun: parallel=dp uses all GPUs from one process, for quick tries; ddp with one rank per "
-            f"GPU ({devices} here) is faster",
-            flush=True,
-        )
-        return nn.DataParallel(module) if devices > 1 else module
 
 
 class DDPStrategy(Strategy):

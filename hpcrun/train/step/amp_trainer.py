@@ -227,9 +227,8 @@ class AMPTrainer:
             TypeError: ``micro_batches`` is not a sequence.
             RuntimeError: there are several ranks, and ``wrap_model()`` was not called.
         """
-        with self._explained():
-            factors = self._begin(micro_batches, loss, weights, total)
-            value = self._backward(micro_batches, loss, factors)
+        factors = self._begin(micro_batches, loss, weights, total)
+        value = self._backward(micro_batches, loss, factors)
         return self._update(value)
 
     def save_checkpoint(
@@ -315,10 +314,6 @@ class AMPTrainer:
     def _checkpoint_ranks(self) -> Ranks:
         """Return the ranks that save together. Collective at the first call."""
         return Ranks()
-
-    def _explained(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that explains torch's errors in the passes."""
-        return contextlib.nullcontext()
 
     def _begin(
         self,

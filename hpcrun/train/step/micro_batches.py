@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.model.checks import Frozen, explain, require_loss
+from hpcrun.train.model.checks import Frozen, require_loss
 from hpcrun.train.model.prepare import Buffers
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.step.weighting import Weight, impossible
@@ -40,16 +39,10 @@ class MicroBatchStep:
 
     def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
         """Take step number ``step`` with this rank's micro-batches. Collective."""
-        try:
-            if self._plain:
-                result = self._trainer.training_step(micro_batches, self._loss)
-            else:
-                result = self._weighted(step, micro_batches)
-        except ValueError as error:
-            refusal = self._refusal(error, step)
-            if refusal is None:
-                raise
-            raise refusal from error
+        if self._plain:
+            result = self._trainer.training_step(micro_batches, self._loss)
+        else:
+            result = self._weighted(step, micro_batches)
         self._loss = self._bare
         if self._frozen:
             self._frozen.require(step)
@@ -83,11 +76,6 @@ class MicroBatchStep:
         else:
             self._trainer.control_ranks().together(judge)
         return value
-
-    def _refusal(self, error: ValueError, step: int) -> UserError | None:
-        batching = self._batching
-        short = batching.uneven == "pad" and len(batching.span(step)) < batching.batch_size
-        return explain(error, self._name, step, short_batch=short)
 
     def _weights(
         self, micro_batches: Sequence[Any], counts: Sequence[int] | None

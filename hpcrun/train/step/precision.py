@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from hpcrun.config import AMPConfig
 from hpcrun.devices import accelerator, vendor
-from hpcrun.errors import UserError
 from hpcrun.train.step.gate import StepDecision
 from hpcrun.train.step.weighting import Weight
 
@@ -39,16 +38,6 @@ def faster(amp: AMPConfig, device: torch.device) -> str | None:
         f"amp.dtype=fp32: {accelerator.name(device)} computes many times faster in bf16; set amp.dtype=bf16, "
         "or tf32 to keep fp32 outside matrix products and convolutions"
     )
-
-
-def require_float8(device: torch.device) -> None:
-    """Raise UserError unless ``device`` multiplies matrices in fp8."""
-    if not vendor.has_float8(device):
-        name = "the CPU" if device.type == "cpu" else accelerator.name(device)
-        raise UserError(
-            f"train.float8: {name} has no matrix products in fp8 (NVIDIA GPUs have them from compute "
-            "capability 8.9, AMD's from MI300); set it to false, or to emulate for a test without speed"
-        )
 
 
 def shortfall(amp: AMPConfig, device: torch.device) -> str | None:

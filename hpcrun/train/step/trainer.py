@@ -4,7 +4,6 @@ AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop u
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from hpcrun.devices import accelerator, vendor
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import Backend, DistributedConfig
 from hpcrun.train.model.checks import kept_buffers, kept_gradients, require_all_used
-from hpcrun.train.model.prepare import Preparation, explain_sizes, prepare
+from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
 from hpcrun.train.parallel.strategies import CompressionHook, Strategy
@@ -88,8 +87,8 @@ class DistributedAMPTrainer(AMPTrainer):
             device_ids: this rank's GPU, as ``[0]``.
 
         Raises:
-            ValueError: ``distributed`` and one of the last four arguments; ``single`` or ``dp`` with several
-                ranks; an optimizer of parameters that FSDP will replace; compression with FSDP.
+            ValueError: ``distributed`` and one of the last four arguments; ``single`` with several ranks;
+                an optimizer of parameters that FSDP will replace; compression with FSDP.
             ClusterError: the launcher's variables are missing or contradict each other (without
                 ``distributed``).
         """
@@ -192,9 +191,6 @@ class DistributedAMPTrainer(AMPTrainer):
         if self._control is None:
             self._control = process_group.control_ranks(self.distributed)
         return self._control
-
-    def _explained(self) -> AbstractContextManager[None]:
-        return explain_sizes(self._preparation.float8)
 
     def _choose_strategy(self) -> Strategy:
         return strategy(self._parallel, self.distributed, self.amp, self._fsdp)

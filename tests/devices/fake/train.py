@@ -1,7 +1,7 @@
 """Program of ``test_fake_gpus.py``: the trainer on fake CUDA tensors, as rank 0 of a world of fake ranks.
 
 ``python -m tests.devices.fake.train WAY CASES`` prints a line of JSON for each case. WAY is one of ``WAYS``,
-and CASES is ``few``, ``all`` or ``float8`` (a case that needs torchao). The last case has a planted mistake.
+and CASES is ``few`` or ``all``. The last case has a planted mistake.
 """
 
 import itertools
@@ -28,7 +28,6 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
-from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.strategies import DDPStrategy
 from hpcrun.train.step import gate
@@ -58,14 +57,10 @@ class Case:
     accumulation: bool
     ema: bool
     fused: bool
-    float8: bool = False
 
 
 def cases(which: str) -> Iterator[Case]:
-    """Yield every combination, or eight combinations in which each pair of settings occurs, or fp8."""
-    if which == "float8":
-        yield Case("bf16", clip=True, accumulation=True, ema=True, fused=True, float8=True)
-        return
+    """Yield every combination, or eight combinations in which each pair of settings occurs."""
     if which == "all":
         for values in itertools.product(PRECISIONS, *[(False, True)] * 4):
             yield Case(*values)
@@ -105,7 +100,6 @@ def trainer(way: str, case: Case) -> DistributedAMPTrainer:
         clip_norm=1.0 if case.clip else None,
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer),
         ema=0.99 if case.ema else None,
-        preparation=Preparation(float8=case.float8),
     )
     made.wrap_model()
     return made

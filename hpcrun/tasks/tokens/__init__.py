@@ -1,1 +1,0 @@
-"""Token shards: the format, their windows, and the command that makes them from text."""
