@@ -144,12 +144,6 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     sweep.add_argument(
         "--max-parallel", type=int, metavar="N", help="runs of the sweep at the same time, at most"
     )
-    sweep.add_argument(
-        "--pack",
-        type=int,
-        metavar="N",
-        help="small runs of the sweep that share one job and its GPU",
-    )
 
 
 def request_of(arguments: argparse.Namespace) -> SubmitRequest:
@@ -181,7 +175,6 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
         snapshot=None if no_snapshot is None else not no_snapshot,
         trust_owner=given.get("trust_owner", False),
         max_parallel=given.get("max_parallel"),
-        pack=given.get("pack"),
     )
 
 

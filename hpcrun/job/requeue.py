@@ -310,7 +310,6 @@ def _record(run: RunDirectory, attempt: Attempt, job: str) -> None:
     before = [event for event in read_events(run) if event.what == "submitted"]
     facts = dict(before[-1].fields) if before else {"executor": "slurm"}
     # The new job has this run only.
-    facts.pop("pack", None)
     record_event(
         run,
         "submitted",

@@ -33,7 +33,6 @@ from hpcrun.job.srun import (
     node_setup_steps,
     preflight_steps,
     read_launch_options,
-    sharing_node,
     srun_command,
     torchrun_command,
     torchrun_variables,
@@ -175,8 +174,6 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
     job = take_over_variables()
-    if way.packed:
-        return _run_attempts(run, job, way, again=True)
     again = note_begun(run)
     try:
         ended = _run_attempts(run, job, way, failed, code, again=again)
@@ -258,9 +255,7 @@ def _run_in_turn(
 
 
 def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | None:
-    """Return the nodes of this job with a watch over them; None if other runs share the job."""
-    if way.packed:
-        return None
+    """Return the nodes of this job with a watch over them; None as :func:`_nodes_of_job`."""
     try:
         options = read_launch_options(run)
         if way.own_script:
@@ -312,8 +307,6 @@ def _send_left(run: RunDirectory) -> None:
 def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
     """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
     options = LaunchOptions() if way.own_script else in_container(run, read_launch_options(run))
-    if way.packed:
-        options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ
     if nodes is not None:
         try:
@@ -329,7 +322,7 @@ def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes |
         )
     command = srun_command
     # srun sets SLURM_JOB_NAME to the name of the step.
-    named = {} if way.packed else {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
+    named = {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
     env = {**options.env, **named, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]

@@ -90,12 +90,11 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     Raises:
         UserError: the config is wrong, or the run of the given name trains something else.
     """
-    for option in ("max_parallel", "pack"):
-        if getattr(request, option) is not None:
-            raise UserError(
-                f"{request.place(option)}: is for sweeps only; give the swept keys with "
-                f"{request.place('sweep')}"
-            )
+    if request.max_parallel is not None:
+        raise UserError(
+            f"{request.place('max_parallel')}: is for sweeps only; give the swept keys with "
+            f"{request.place('sweep')}"
+        )
     layers = config_layers(request)
     config = choose_config(request, layers)
     assert config.name is not None

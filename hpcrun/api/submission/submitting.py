@@ -55,7 +55,6 @@ class SubmitOptions(TypedDict, total=False):
     snapshot: bool
     trust_owner: bool
     max_parallel: int | None
-    pack: int | None
 
 
 @overload
@@ -100,7 +99,6 @@ def submit(
     sweep: Mapping[str, Iterable[Any]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     max_parallel: int | None = None,
-    pack: int | None = None,
     **options: Any,
 ) -> Run | Sweep:
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
@@ -131,7 +129,6 @@ def submit(
             ``command`` contains the keys as ``{lr}`` and ``{seed}``.
         sweep_file: a YAML or JSON file with the blocks grid, zip, list, random and where.
         max_parallel: runs of the sweep at the same time, at most.
-        pack: small runs of the sweep that share one job and its GPU.
         options: ``name``, and options of the job, which are keys of the config's section ``job``: ``nodes``,
             ``gpus``, ``tasks_per_node``, ``launcher``, ``cpu``, ``executor``, ``time``, ``cpus_per_task``,
             ``mem``, ``cluster``, ``partition``, ``account``, ``qos``, ``constraint``, ``reservation``,
@@ -169,7 +166,6 @@ def submit(
         snapshot=snapshot,
         trust_owner=trust_owner,
         max_parallel=max_parallel,
-        pack=pack,
         files=call.files if call else {},
         default_name=call.name if call else None,
     )
@@ -194,7 +190,7 @@ def map_array(
     Args:
         function: a function that cloudpickle can pickle.
         iterables: the values of each positional argument, all with the same length.
-        options: as for :func:`submit`, with ``max_parallel`` and ``pack``.
+        options: as for :func:`submit`, with ``max_parallel``.
 
     Raises:
         UserError: the iterables are empty or differ in length; or as :func:`submit`.

@@ -108,14 +108,7 @@ class Common:
         """Return the script that continues the run if Slurm forbids a requeue; None on this machine."""
         if not self.fitted:
             return None
-        config, own = self.fitted[job_key(one.element.config)], one.element.config.job
-        return batch_script(batch_request(one.run, with_tasks(config, own.tasks_per_node)))
-
-
-def with_tasks(config: Config, tasks_per_node: int | None) -> Config:
-    """Return ``config`` with another number of tasks: the runs that share a job are its tasks."""
-    job = config.job.model_copy(update={"tasks_per_node": tasks_per_node})
-    return config.model_copy(update={"job": job})
+        return batch_script(batch_request(one.run, self.fitted[job_key(one.element.config)]))
 
 
 @contextmanager

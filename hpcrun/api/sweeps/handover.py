@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from hpcrun.api.sweeps.elements import (
     made_folder,
     new_runs,
     sync_file_system,
-    with_tasks,
     written_sweep_file,
 )
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, job_key
@@ -54,11 +52,10 @@ class SweepArray:
 
 @dataclass(frozen=True)
 class _Given:
-    """The job of one element: its id, the maximum number of runs that share it, and its name in Slurm."""
+    """The job of one element: its id, and its name in Slurm."""
 
     planned: Planned
     job: Submitted
-    pack: int
     name: str | None = None
 
     @property
@@ -136,9 +133,9 @@ def _submit(
         else:
             runs = [(one.run, one.element.config) for one in wanted]
             logs = RunDirectory(plan.folder).logs
-            ids, begin = submit_local_sweep(logs, runs, after, plan.request.max_parallel, plan.pack)
+            ids, begin = submit_local_sweep(logs, runs, after, plan.request.max_parallel)
             for one, job in zip(wanted, ids, strict=True):
-                given.append(_Given(one, Submitted("local", job), plan.pack))
+                given.append(_Given(one, Submitted("local", job)))
         _record(plan, sweep, given, after, cluster)
         if signal.SIGINT in signals and unanswered is None:
             stop_if_interrupted(signals)
@@ -182,22 +179,20 @@ def sweep_arrays(
     Raises:
         LaunchError: the cluster cannot have such an array, or no node has the requested resources.
     """
-    counts = Counter(job_key(one.element.config) for one in wanted)
+    keys = dict.fromkeys(job_key(one.element.config) for one in wanted)
     at_once = plan.request.max_parallel
-    if len(counts) > 1 and at_once is not None:
+    if len(keys) > 1 and at_once is not None:
         raise LaunchError(
             "--max-parallel: limits one job array, and the runs differ in their job section; omit "
             "--max-parallel, or sweep the keys of job one by one"
         )
     largest = max_array_size(wanted_cluster(plan.config.job))
     found = {}
-    for key, count in counts.items():
+    for key in keys:
         mine = [one for one in wanted if job_key(one.element.config) == key]
-        config, pack = mine[0].element.config, min(plan.pack, count)
-        if pack > 1:
-            config = with_tasks(config, pack)
-        tasks = array_of([one.number for one in mine], largest, at_once, pack)
-        found[key] = SweepArray(tasks, fitted_with_patience(config, interrupted))
+        tasks = array_of([one.number for one in mine], largest, at_once)
+        fitted = fitted_with_patience(mine[0].element.config, interrupted)
+        found[key] = SweepArray(tasks, fitted)
     return found
 
 
@@ -211,12 +206,10 @@ def _submitted_array(
     """Submit one array; return the job of each of its elements."""
     folder = RunDirectory(plan.folder)
     job = submit_slurm(folder, with_dependency(array.fitted, after), interrupted, array.tasks)
-    name, by_name = job_name(folder, array.fitted.job), {one.run.path.name: one for one in wanted}
-    pack = max(map(len, array.tasks.packs), default=1)
+    name, elements = job_name(folder, array.fitted.job), {one.number: one for one in wanted}
     return [
-        _Given(by_name[element], replace(job, job_id=f"{job.job_id}_{index}"), pack, name)
-        for index, elements in array.tasks.tasks
-        for element in elements
+        _Given(elements[index], replace(job, job_id=f"{job.job_id}_{index}"), name)
+        for index in array.tasks.indices
     ]
 
 
@@ -241,7 +234,6 @@ def _record(
             "nodes": job.nodes,
             "gpus": job.gpus,
             **facts,
-            **({"pack": one.pack} if one.pack > 1 else {}),
             **({"cluster": cluster} if cluster else {}),
             **({"name": one.name} if one.name else {}),
         }

@@ -159,9 +159,9 @@ class _Reader:
         launched = self.per_file > 1
         found: dict[Path, RankLog | BatchLog] = {}
         if self._rank is None:
-            for path in self._run.batch_logs(attempt.job):
-                if path.is_file():
-                    found[path] = BatchLog(self._run, path, attempt, batch_time)
+            path = self._run.batch_log(attempt.job)
+            if path.is_file():
+                found[path] = BatchLog(self._run, path, attempt, batch_time)
         for path in self._files(attempt):
             found[path] = RankLog(path, attempt, began, self._steps, launched=launched)
         return found
@@ -252,6 +252,6 @@ def _require_log(run: RunDirectory, rank: int | None, reader: _Reader, following
         require_log(run, rank // reader.per_file)
         return
     attempts = attempts_of(read_events(run))
-    batch = [path for one in attempts for path in run.batch_logs(one.job) if path.exists()]
+    batch = any(run.batch_log(one.job).exists() for one in attempts)
     if not batch and not any(rank_files(run, one) for one in attempts):
         require_log(run, None)

@@ -49,8 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RUN",
-        help="start when that run has finished (of a --pack: when all runs of its job have "
-        "finished); may be given several times",
+        help="start when that run has finished; may be given several times",
     )
     where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"

@@ -1,4 +1,4 @@
-"""The tasks of a Slurm job array, each an element of a sweep, or several that share a job.
+"""The tasks of a Slurm job array, each an element of a sweep.
 
 The index of a task is the name of its element, so that a person finds job 123_7 in ``SWEEP/007``.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 from hpcrun import slurm
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Reader, read_events
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch.slurm_jobs import PATIENCE, submitit_folder
 
@@ -24,20 +23,10 @@ _MAX_ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ArrayTasks:
-    """One array. ``at_once``: tasks that may run at the same time; None: as many as Slurm starts.
-
-    ``packs``: the elements of each task, where several share it; the first of them gives the task its index.
-    """
+    """One array. ``at_once``: tasks that may run at the same time; None: as many as Slurm starts."""
 
     indices: Sequence[int]
     at_once: int | None = None
-    packs: Sequence[Sequence[str]] = ()
-
-    @property
-    def tasks(self) -> list[tuple[int, Sequence[str]]]:
-        """Return the index of each task with the names of its elements."""
-        names = [[element_name(index)] for index in self.indices]
-        return list(zip(self.indices, self.packs or names, strict=True))
 
     @property
     def option(self) -> str:
@@ -67,29 +56,23 @@ def element_name(number: int) -> str:
     return f"{number:0{_DIGITS}d}"
 
 
-def array_of(
-    numbers: Sequence[int], largest: int, at_once: int | None = None, pack: int = 1
-) -> ArrayTasks:
+def array_of(numbers: Sequence[int], largest: int, at_once: int | None = None) -> ArrayTasks:
     """Return the array of the elements with these numbers.
 
     Args:
         largest: Slurm's MaxArraySize: all indices are below.
         at_once: elements that may run at the same time.
-        pack: maximum number of elements per task.
 
     Raises:
         LaunchError: an index would be too large.
     """
-    names = [element_name(number) for number in sorted(numbers)]
-    packs = [names[at : at + pack] for at in range(0, len(names), pack)]
-    indices = [int(names[0]) for names in packs]
+    indices = sorted(numbers)
     if indices[-1] >= largest:
         raise LaunchError(
             f"MaxArraySize of this cluster is {largest}, so a sweep has the runs 000 to "
             f"{element_name(largest - 1)}; divide the values among several sweeps with --name"
         )
-    limit = None if at_once is None else at_once // pack
-    return ArrayTasks(indices, limit, packs if pack > 1 else ())
+    return ArrayTasks(indices, at_once)
 
 
 def max_array_size(cluster: str | None = None) -> int:
@@ -150,57 +133,3 @@ def _jobs_of(folder: RunDirectory, script: Path) -> list[str]:
     jobs = slurm.parse_scripts(listed.stdout)
     place = script.parent.resolve()
     return [job for job, path, _ in jobs if Path(path).parent.resolve() == place]
-
-
-class SignalUnanswered(LaunchError):
-    """Slurm did not answer, so the ranks may have received a signal or not."""
-
-
-def is_packed(run: RunDirectory, job: str, read: Reader = read_events) -> bool:
-    """Return True if other runs share the job of ``run``."""
-    return any(
-        event.what == "submitted"
-        and event.attempt is not None
-        and event.attempt.job == job
-        and "pack" in event.fields
-        for event in read(run)
-    )
-
-
-def steps_of(run: RunDirectory, job: str, cluster: str | None) -> list[int]:
-    """Return the numbers of the steps with the ranks of ``run``.
-
-    Raises:
-        LaunchError: the ranks have not started, or have ended; or Slurm does not answer.
-    """
-    listed = slurm.run(slurm.squeue_steps_command(job, cluster))
-    if listed.returncode != 0 and not slurm.is_unknown_job(listed):
-        raise LaunchError(
-            f"{run.name}: Slurm does not say whether its ranks run in job {job} "
-            f"({' '.join(listed.stderr.split())}); nothing was done: try again later"
-        )
-    steps = slurm.parse_steps(listed.stdout, run.path.name)
-    if not steps:
-        raise LaunchError(
-            f"{run.name}: has no ranks in job {job} now; other runs share the job: try again later, or "
-            f"cancel the whole sweep with `hpcrun cancel {run.name.partition('/')[0]}`"
-        )
-    return steps
-
-
-def signal_steps(job: str, steps: Sequence[int], name: str, cluster: str | None) -> None:
-    """Send the signal ``name`` to ``steps`` of the job.
-
-    Raises:
-        SignalUnanswered: Slurm does not answer, so the ranks may have received the signal or not.
-        LaunchError: Slurm refuses; the text has its message.
-    """
-    for step in steps:
-        command = slurm.scancel_command(job, signal=name, step=step, cluster=cluster)
-        answer = slurm.run(command)
-        if answer.returncode == slurm.TIMED_OUT:
-            raise SignalUnanswered(
-                f"{answer.stderr}: the ranks may have received SIG{name} or not; run the same command again"
-            )
-        if answer.returncode != 0:
-            raise LaunchError(f"{command[0]}: {' '.join(answer.stderr.split())}")

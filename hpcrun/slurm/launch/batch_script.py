@@ -110,16 +110,6 @@ def _step_lines(request: BatchRequest) -> list[str]:
     if request.array is None:
         run, job, lines = shlex.quote(str(request.run)), "$SLURM_JOB_ID", []
         begun = shlex.quote(f"{unstarted}")
-    elif request.array.packs:
-        run, job = '"${runs[@]}"', _ARRAY_JOB
-        lines = [
-            "# Each task of the array has several runs, which share its node and GPUs.",
-            "case $SLURM_ARRAY_TASK_ID in",
-            *(f"{index}) names='{' '.join(names)}';;" for index, names in request.array.tasks),
-            "esac",
-            f'runs=(); for name in $names; do runs+=({shlex.quote(f"{request.run}/")}"$name"); done',
-        ]
-        begun = f'"$runs"/{unstarted.name}'
     else:
         run, job = '"$run"', _ARRAY_JOB
         folder = shlex.quote(f"{request.run}/")
@@ -128,8 +118,7 @@ def _step_lines(request: BatchRequest) -> list[str]:
             f"run={folder}{request.array.shell_name}",
         ]
         begun = f'"$run"/{unstarted.name}'
-    packed = ["--pack"] if request.array is not None and request.array.packs else []
-    words = f"{shlex.join([*step, *packed])} {run}"
+    words = f"{shlex.join(step)} {run}"
     return lines + [
         line.format(step=words, unstarted=begun, job=job) for line in _STEP.splitlines()
     ]
@@ -180,8 +169,6 @@ def _output(run: RunDirectory, array: "ArrayTasks | None") -> str:
     folder = str(run.path).replace("%", "%%")
     if array is None:
         return f"{folder}/{run.logs.name}/batch-%j.log"
-    if array.packs:
-        return f"{folder}/{run.logs.name}/pack-%A_%a.log"
     return f"{folder}/{array.pattern}/{run.logs.name}/batch-%A_%a.log"
 
 

@@ -12,7 +12,6 @@ from hpcrun.run.events import Event, Reader, read_events, was_cancelled
 from hpcrun.run.files import read_json
 from hpcrun.slurm.answers import WAITING, is_over
 from hpcrun.slurm.launch import submission as without_scheduler
-from hpcrun.slurm.launch.array import is_packed
 from hpcrun.slurm.launch.slurm_jobs import PATIENCE, SlurmAnswer, slurm_states
 from hpcrun.slurm.local import job_files
 
@@ -185,9 +184,6 @@ def _state(
         word, detail = slurm_knows.known.get(job_id, ("", ""))
     ended = _by_result(result, executor, job_id)
     if word and not is_over(word):
-        if ended is not None and executor == "slurm" and is_packed(run, job_id, read):
-            # The other runs of the job continue.
-            return ended
         shown = "pending" if word in WAITING else "running"
         if word == _SUSPENDED:
             shown, detail = "suspended", _SUSPENDED_WORDS

@@ -10,29 +10,22 @@ from hpcrun import slurm
 from hpcrun.config import Config, load_resolved
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event, was_cancelled
+from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch import submission as without_scheduler
-from hpcrun.slurm.launch.array import SignalUnanswered, is_packed, signal_steps, steps_of
 from hpcrun.slurm.launch.jobs import pauses, state
 from hpcrun.slurm.launch.slurm_jobs import has_opened, kill_steps
 from hpcrun.slurm.local import job_files
 
 
-def cancel(run: RunDirectory, *, whole: bool = False) -> str:
+def cancel(run: RunDirectory) -> str:
     """End the run's job as ``scancel`` does: SIGTERM, time to save, no restart; return a line about it.
-
-    Args:
-        whole: end the job also if other runs share it.
 
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
     """
     executor, job, waiting, through = _live_job(run)
-    if executor == "slurm" and not whole and is_packed(run, job):
-        _end_ranks(run, job, "TERM", through)
-        return f"job {job}: SIGTERM to the ranks of this run; the other runs of the job continue"
     if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
         _checked(slurm.scancel_command(job, cluster=through))
         note_cancelled(run, job)
@@ -43,13 +36,10 @@ def cancel(run: RunDirectory, *, whole: bool = False) -> str:
     return f"job {job}: will save and stop after its current step"
 
 
-def kill(run: RunDirectory, *, whole: bool = False) -> str:
+def kill(run: RunDirectory) -> str:
     """End the run's job immediately, without a checkpoint. Returns a line about the action.
 
     A job on another cluster cannot be reached: it is written off, so that the run can continue here.
-
-    Args:
-        whole: end the job also if other runs share it.
 
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
@@ -64,9 +54,6 @@ def kill(run: RunDirectory, *, whole: bool = False) -> str:
     executor, job, waiting, through = _live_job(run)
     if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
         return f"job {job}: killed"
-    if executor == "slurm" and not whole and is_packed(run, job):
-        _end_ranks(run, job, "KILL", through)
-        return f"job {job}: the ranks of this run are killed; the other runs of the job continue"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
     ranks = not waiting and has_opened(run, job, through)
     if ranks:
@@ -104,8 +91,7 @@ def preempt(run: RunDirectory) -> str:
     saves = "" if config.command else "saves and "
     if executor == "direct":
         return f"{job}: SIG{name} to rank 0; it {saves}stops, and nothing restarts it"
-    of = " of all its runs" if is_packed(run, job) else ""
-    return f"job {job}: SIG{name} to all ranks{of}; it {saves}is requeued after their end"
+    return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
 
 
 def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = None) -> bool:
@@ -132,28 +118,6 @@ def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = N
 def note_cancelled(run: RunDirectory, job: str) -> None:
     """Record the cancellation: Slurm's own record may be lost together with the batch script."""
     record_event(run, "cancelled", attempt=_newest(run, job))
-
-
-def _end_ranks(run: RunDirectory, job: str, name: str, cluster: str | None) -> None:
-    """Cancel a run that shares its job with other runs: send the signal ``name`` to its ranks.
-
-    Raises:
-        LaunchError: the run has no ranks now, or Slurm refuses; then nothing is cancelled.
-    """
-    steps = steps_of(run, job, cluster)
-    before = was_cancelled(read_events(run), job)
-    if not before:
-        # Recorded first: the step may end before this program continues.
-        note_cancelled(run, job)
-    try:
-        signal_steps(job, steps, name, cluster)
-    except SignalUnanswered:
-        # An end for an unknown reason counts as a cancellation.
-        raise
-    except LaunchError as error:
-        if not before:
-            record_event(run, "cancel-failed", attempt=_newest(run, job), reason=str(error))
-        raise
 
 
 def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:

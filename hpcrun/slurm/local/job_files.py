@@ -81,12 +81,11 @@ class JobRequest:
 class QueueLimits:
     """The limits for the jobs of a queue.
 
-    ``at_once``: jobs at the same time. ``share``: jobs on one of the GPUs ``devices``.
+    ``at_once``: jobs at the same time. ``devices``: the GPUs, each for one job at a time.
     """
 
     at_once: int
     devices: Sequence[str] = ()
-    share: int = 1
 
 
 @dataclass(frozen=True)

@@ -246,14 +246,3 @@ def test_a_refused_sweep_can_be_submitted_at_once_again(tmp_path: Path, slurm: P
     (slurm / "refuse").unlink()
     hpcrun(tmp_path, *LINE)
     assert shown(tmp_path) == PENDING
-
-
-def test_packed_runs_record_that_they_share_a_job(tmp_path: Path, slurm: Path) -> None:
-    hpcrun(tmp_path, "submit", *SHAPE, "--executor", "slurm", "--pack", "3", *AXES)
-    folder = tmp_path / "runs" / "s"
-    script = (folder / "logs" / "batch.sbatch").read_text()
-    assert "#SBATCH --array=0,3\n" in script
-    assert "#SBATCH --ntasks-per-node=3\n" in script
-    runs = [RunDirectory(folder / f"{number:03d}") for number in range(4)]
-    packs = [jobs.events(run, "submitted")[0].fields.get("pack") for run in runs]
-    assert packs == [3, 3, 3, 3]
