@@ -162,6 +162,11 @@ def _check_sbatch_option(option: str) -> str:
             f"{value_text(option)}: an array would start the same run several times in parallel; "
             "submit several runs with --sweep KEY=VALUES"
         )
+    if gives(option, "clusters", "M"):
+        raise ValueError(
+            f"{value_text(option)}: a job goes to the cluster of the host that submits it; submit from a "
+            "login host of the other cluster (--host HOST)"
+        )
     return option
 
 

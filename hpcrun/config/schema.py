@@ -94,9 +94,6 @@ class Job(Section):
     mem: Annotated[Memory | None, SubmitOption("SIZE", sbatch="mem")] = Field(
         default=None, description="Memory per node, such as 64G."
     )
-    cluster: Annotated[Word | None, SubmitOption("NAME", sbatch="clusters")] = Field(
-        default=None, description="Slurm cluster, as sbatch's --clusters; null: this host's."
-    )
     partition: Annotated[Word | None, SubmitOption("NAME", sbatch="partition")] = Field(
         default=None, description="Slurm partition, or several separated by commas."
     )

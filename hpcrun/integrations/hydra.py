@@ -30,7 +30,6 @@ OPTIONS = (
         "launcher",
         "cpu",
         "time",
-        "cluster",
         "partition",
     ),
     *(

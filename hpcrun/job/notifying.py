@@ -284,7 +284,7 @@ def send(run: RunDirectory, unrecorded: Due | None = None) -> None:
     """Send everything that is due, and ``unrecorded``, which the event log could not take."""
     try:
         config = load_resolved(run.config)
-        watch, cluster = config.watch, config.job.cluster or os.environ.get("SLURM_CLUSTER_NAME")
+        watch, cluster = config.watch, os.environ.get("SLURM_CLUSTER_NAME")
         if unrecorded is not None:
             if watch.notify is not None and unrecorded.name in watch.notify_on:
                 deliver(watch.notify, message(run, unrecorded, cluster), os.environ)

@@ -25,7 +25,6 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json, without_comment_crc
 from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
-from hpcrun.slurm.launch.batch_script import wanted_cluster
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class SubmissionPlan:
 
     def waits_for(self) -> list[RunDirectory]:
         """Return the runs that must finish first; raises UserError if one of them never will."""
-        return waits_for(self.request, self.executor, self.config, self.run)
+        return waits_for(self.request, self.executor, self.run)
 
     def admitted(self) -> AbstractContextManager[Sequence[str]]:
         """Return a context around the submission, in which no other submission of the run can begin.
@@ -154,7 +153,7 @@ def identity(executor: ExecutorName) -> tuple[dict[str, Any], str]:
 
 
 def waits_for(
-    request: SubmitRequest, executor: ExecutorName, config: Config, run: RunDirectory | None = None
+    request: SubmitRequest, executor: ExecutorName, run: RunDirectory | None = None
 ) -> list[RunDirectory]:
     """Return the runs that ``request`` waits for; without a wish those that ``run`` has waited for.
 
@@ -170,7 +169,7 @@ def waits_for(
         found = [directory.find(name, request.runs) for name in request.after]
     else:
         found = [] if run is None else jobs.waited_for(run)
-    return unfinished_runs(found, executor, wanted_cluster(config.job))
+    return unfinished_runs(found, executor)
 
 
 def finished_result(run: RunDirectory) -> dict[str, Any] | None:

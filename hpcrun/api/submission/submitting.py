@@ -38,7 +38,6 @@ class SubmitOptions(TypedDict, total=False):
     launcher: str | None
     cpu: bool | None
     time: str | int | None
-    cluster: str | None
     partition: str | None
     account: str | None
     qos: str | None
@@ -131,7 +130,7 @@ def submit(
         max_parallel: runs of the sweep at the same time, at most.
         options: ``name``, and options of the job, which are keys of the config's section ``job``: ``nodes``,
             ``gpus``, ``tasks_per_node``, ``launcher``, ``cpu``, ``executor``, ``time``, ``cpus_per_task``,
-            ``mem``, ``cluster``, ``partition``, ``account``, ``qos``, ``constraint``, ``reservation``,
+            ``mem``, ``partition``, ``account``, ``qos``, ``constraint``, ``reservation``,
             ``exclusive`` and ``exclude``. ``nodes`` is a number or a range (``"2-4"``), ``gpus`` are per node
             (``4``, ``"a100:4"``), and ``time`` is ``"HH:MM:SS"`` or minutes.
 

@@ -16,7 +16,7 @@ from hpcrun.config.writer import dumped
 from hpcrun.errors import UserError
 
 # They decide where and how a run is kept, for all elements.
-_NOT_SWEPT = ("name", "command", "job.executor", "job.cluster", "watch.notify")
+_NOT_SWEPT = ("name", "command", "job.executor", "watch.notify")
 # What hpcrun does for a command.
 _OF_ALL_RUNS = ("job", "restarts")
 

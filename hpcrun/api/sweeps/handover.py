@@ -26,8 +26,8 @@ from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile, SweepSubmission, write_sweep
 from hpcrun.slurm.launch import stopping, submission
-from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size, refuse_unrecorded
-from hpcrun.slurm.launch.batch_script import job_name, wanted_cluster
+from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size
+from hpcrun.slurm.launch.batch_script import job_name
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.launch.slurm_submission import fitted_with_patience, submit_slurm
 from hpcrun.slurm.launch.stopping import with_dependency
@@ -79,7 +79,6 @@ def submit_sweep(plan: SweepPlan) -> SubmittedSweep:
     after = plan.waits_for()
     with noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         with made_folder(plan.folder), SubmissionLock(folder):
-            refuse_unrecorded(folder)
             sweep, planned = plan.decided()
             wanted = [one for one in planned if one.submitted]
             if wanted:
@@ -158,7 +157,7 @@ def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
         }
         for (job, _), one in ends.items():
             run = one.planned.run
-            if not stopping.withdraw(run, job.executor, job.job_id, job.cluster):
+            if not stopping.withdraw(run, job.executor, job.job_id):
                 slurms = job.executor == "slurm"
                 end = f"scancel {job.job_id}" if slurms else f"hpcrun cancel {run.path}"
                 say_aside(
@@ -186,7 +185,7 @@ def sweep_arrays(
             "--max-parallel: limits one job array, and the runs differ in their job section; omit "
             "--max-parallel, or sweep the keys of job one by one"
         )
-    largest = max_array_size(wanted_cluster(plan.config.job))
+    largest = max_array_size()
     found = {}
     for key in keys:
         mine = [one for one in wanted if job_key(one.element.config) == key]
@@ -218,14 +217,13 @@ def _record(
     sweep: SweepFile,
     given: Sequence[_Given],
     after: Sequence[RunDirectory],
-    here: str | None,
+    cluster: str | None,
 ) -> None:
     """Log the submission in each element and in ``sweep.json``; raises OSError if the disk refuses."""
     now = round(time.time(), 3)
     facts: dict[str, Any] = {"after": [str(run.path) for run in after]} if after else {}
     for one in given:
         job = one.planned.element.config.job
-        cluster = one.job.cluster or here
         line = {
             "time": now,
             "event": "submitted",

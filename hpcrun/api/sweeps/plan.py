@@ -66,7 +66,7 @@ class SweepPlan:
 
     def waits_for(self) -> list[RunDirectory]:
         """Return the runs that must finish first; raises UserError if one of them never will."""
-        return waits_for(self.request, self.executor, self.config)
+        return waits_for(self.request, self.executor)
 
     def decided(self) -> tuple[SweepFile, list[Planned]]:
         """Return the sweep with its new elements, and the action for each element of this plan.

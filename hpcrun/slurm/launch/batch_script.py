@@ -200,11 +200,6 @@ def job_name(run: RunDirectory, job: Job) -> str:
     return given_option(job.sbatch_args, "job-name", "J") or run.name.replace("/", "-")
 
 
-def wanted_cluster(job: Job) -> str | None:
-    """Return the cluster, or clusters with commas, that the job names; None: this host's cluster."""
-    return job.cluster or given_option(job.sbatch_args, "clusters", "M") or None
-
-
 def _quoted(value: object) -> str:
     """Quote ``value`` for sbatch, which strips quotes and backslashes itself; # starts a comment there."""
     text = str(value)

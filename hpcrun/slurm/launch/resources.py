@@ -12,7 +12,6 @@ from hpcrun.config import Job
 from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
 from hpcrun.slurm.commands import given_option
-from hpcrun.slurm.launch.batch_script import wanted_cluster
 from hpcrun.slurm.nodes import (
     NodeResources,
     Offer,
@@ -44,9 +43,7 @@ class CpuAndMemory:
     memory: int | None
 
 
-def fitted(
-    job: Job, offer_of: Callable[[str | None], Offer | None] = cluster_offer
-) -> tuple[Job, list[str]]:
+def fitted(job: Job, offer_of: Callable[[], Offer | None] = cluster_offer) -> tuple[Job, list[str]]:
     """Return ``job`` with everything filled in that depends on this cluster, and lines for the user about it.
 
     Raises:
@@ -54,7 +51,7 @@ def fitted(
     """
     if job.cpu:
         return job.model_copy(update=_one_core_per_rank(job)), []
-    offer = offer_of(wanted_cluster(job))
+    offer = offer_of()
     lines = []
     update: dict[str, object] = {}
     if job.gpu_type is not None and offer is not None:

@@ -20,7 +20,7 @@ from hpcrun.slurm.avoided_nodes import (
 )
 from hpcrun.slurm.environment import unused_by_sbatch
 from hpcrun.slurm.launch.array import ArrayTasks
-from hpcrun.slurm.launch.batch_script import batch_request, batch_script, wanted_cluster
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 from hpcrun.slurm.launch.resources import fitted, say
 from hpcrun.slurm.launch.slurm_jobs import Submitted, submitit_folder, take_back
 from hpcrun.slurm.notation import expand
@@ -71,12 +71,11 @@ def submit_slurm(
             job_id = str(executor.submit(str, run.path).job_id)
             if bad:
                 _leave_enough_nodes(job_id, config.job)
-            return Submitted("slurm", job_id, executor.cluster)
+            return Submitted("slurm", job_id)
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
             unanswered = "timed out" in words.lower()
             if not unanswered:
-                # A script that stays may have a job: see `refuse_unrecorded`.
                 executor.script.unlink(missing_ok=True)
             if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
                 say_aside(
@@ -95,7 +94,7 @@ def submit_slurm(
                 raise LaunchError(_refusal(words)) from error
         except OSError as error:
             if executor.accepted is not None:
-                handed = Submitted("slurm", executor.accepted, executor.cluster)
+                handed = Submitted("slurm", executor.accepted)
                 take_back(run, handed, error)
             raise
         _wait_for_controller(interrupted)
@@ -121,8 +120,7 @@ def fitted_with_patience(config: Config, interrupted: Callable[[], bool]) -> Con
     """
     give_up = time.monotonic() + _PATIENCE
     # Without an answer the request cannot be fitted to the nodes of the cluster.
-    fits = not config.job.cpu and wanted_cluster(config.job) is None
-    while fits and _is_away() and time.monotonic() < give_up:
+    while not config.job.cpu and _is_away() and time.monotonic() < give_up:
         _wait_for_controller(interrupted)
     return fitted_to_slurm(config)
 
@@ -161,12 +159,7 @@ def _leave_enough_nodes(job_id: str, job: Job) -> None:
 
 
 def bad_nodes(job: Job) -> list[str]:
-    """Return the nodes that failed too often, and print their names.
-
-    The list is empty for a job on another cluster, because Slurm here does not know that cluster's nodes.
-    """
-    if wanted_cluster(job) is not None:
-        return []
+    """Return the nodes that failed too often, and print their names."""
     fixed = bool(job.constraint or job.reservation)
     gpus = None if job.cpu else {"": job.gpus}
     excluded = frozenset(expand(job.exclude) if job.exclude else ())

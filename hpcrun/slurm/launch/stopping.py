@@ -25,9 +25,9 @@ def cancel(run: RunDirectory) -> str:
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
     """
-    executor, job, waiting, through = _live_job(run)
+    executor, job, waiting = _live_job(run)
     if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
-        _checked(slurm.scancel_command(job, cluster=through))
+        _checked(slurm.scancel_command(job))
         note_cancelled(run, job)
     if waiting:
         return f"job {job}: cancelled while it waited"
@@ -51,16 +51,16 @@ def kill(run: RunDirectory) -> str:
             f"job {now.job} on cluster {now.cluster} is written off, but not ended: if it still runs "
             "there, it stops writing once another job has the run"
         )
-    executor, job, waiting, through = _live_job(run)
+    executor, job, waiting = _live_job(run)
     if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
         return f"job {job}: killed"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
-    ranks = not waiting and has_opened(run, job, through)
+    ranks = not waiting and has_opened(run, job)
     if ranks:
         # Recorded first: the batch step may start the next attempt before this program continues.
         note_cancelled(run, job)
-    if not ranks or not kill_steps(job, through):
-        _checked(slurm.scancel_command(job, cluster=through))
+    if not ranks or not kill_steps(job):
+        _checked(slurm.scancel_command(job))
     if not ranks:
         note_cancelled(run, job)
     return f"job {job}: killed"
@@ -75,7 +75,7 @@ def preempt(run: RunDirectory) -> str:
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
     """
-    executor, job, waiting, through = _live_job(run)
+    executor, job, waiting = _live_job(run)
     if waiting:
         raise LaunchError(f"{run.name}: job {job} waits for its start; there is nothing to preempt")
     if state(run).word == "suspended":
@@ -87,20 +87,20 @@ def preempt(run: RunDirectory) -> str:
     # Recorded first: the ranks may end before this program continues.
     record_event(run, "preempted", attempt=_newest(run, job))
     if not _told_here(run, executor, job, job_files.PREEMPT, signal.Signals[f"SIG{name}"]):
-        _checked(slurm.scancel_command(job, signal=name, cluster=through))
+        _checked(slurm.scancel_command(job, signal=name))
     saves = "" if config.command else "saves and "
     if executor == "direct":
         return f"{job}: SIG{name} to rank 0; it {saves}stops, and nothing restarts it"
     return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
 
 
-def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = None) -> bool:
+def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
     """End a job without a record: its submission was interrupted, or could not be recorded.
 
     Returns whether the job has ended.
     """
     if executor == "slurm":
-        return slurm.run(slurm.scancel_command(job, cluster=cluster)).returncode == 0
+        return slurm.run(slurm.scancel_command(job)).returncode == 0
     folder = run.job_logs(job)
     with contextlib.suppress(LaunchError):
         job_files.send(folder, job_files.KILL)
@@ -120,8 +120,8 @@ def note_cancelled(run: RunDirectory, job: str) -> None:
     record_event(run, "cancelled", attempt=_newest(run, job))
 
 
-def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
-    """Return the live job: executor, id, whether it waits, and its cluster if not this host's."""
+def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
+    """Return the live job: executor, id, and whether it waits."""
     now = state(run)
     if not now.live or now.executor is None or now.job is None:
         raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
@@ -133,7 +133,7 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
         )
     if now.executor == "debug":
         raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
-    return now.executor, now.job, now.word == "pending", now.through
+    return now.executor, now.job, now.word == "pending"
 
 
 def _told_here(
@@ -174,14 +174,11 @@ def _checked(command: list[str]) -> None:
 _POLL = 1.0
 
 
-def unfinished_runs(
-    runs: Sequence[RunDirectory], executor: str, cluster: str | None = None
-) -> list[RunDirectory]:
+def unfinished_runs(runs: Sequence[RunDirectory], executor: str) -> list[RunDirectory]:
     """Return those of ``runs`` that have not finished yet.
 
     Args:
         executor: the executor of the waiting job.
-        cluster: the Slurm cluster that the job names; None: this host's cluster.
 
     Raises:
             LaunchError: a run has no job and so never finishes, or the job cannot wait for it there.
@@ -200,23 +197,13 @@ def unfinished_runs(
                 f"--after {run.name}: runs on {now.executor}, where a job of {executor} cannot wait for "
                 "it; choose the same --executor"
             )
-        there = now.cluster or now.through
-        if now.executor == "slurm" and there != cluster and there != _elsewhere(cluster):
+        if now.cluster is not None:
             raise LaunchError(
-                f"--after {run.name}: runs on {_called(there)}, and a job on {_called(cluster)} cannot wait "
-                "for a job of another cluster; submit to the same cluster, or without --after"
+                f"--after {run.name}: runs on cluster {now.cluster}, and Slurm has no dependencies between "
+                "clusters; submit on that cluster, or without --after"
             )
         waiting.append(run)
     return waiting
-
-
-def _elsewhere(cluster: str | None) -> str | None:
-    """Return the cluster, or None if it is the cluster of this host."""
-    return None if cluster == slurm.cluster_name() else cluster
-
-
-def _called(cluster: str | None) -> str:
-    return "this host's cluster" if cluster is None else f"cluster {cluster}"
 
 
 def with_dependency(config: Config, runs: Sequence[RunDirectory]) -> Config:

@@ -118,8 +118,6 @@ def submit(
             facts["cluster"] = cluster
         handed = submit_slurm(run, with_dependency(config, after), interrupted)
         facts["name"] = job_name(run, config.job)
-        if handed.cluster is not None:
-            facts["cluster"] = handed.cluster
     else:
         handed = submit_local(run, config, after)
     try:
