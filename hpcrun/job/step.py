@@ -208,7 +208,6 @@ def _run_attempts(
     else:
         job = replace(job, attempt=left)
         print(f"hpcrun: the batch step of attempt {left.owner} was killed", flush=True)
-    _send_left(run)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
@@ -295,13 +294,6 @@ def _nodes_of_job(
 
 def _hosts() -> str | None:
     return os.environ.get("SLURM_JOB_NODELIST")
-
-
-def _send_left(run: RunDirectory) -> None:
-    """Send the notifications of an attempt that lost its node before it could send them."""
-    from hpcrun.job.notifying import start
-
-    start(run)
 
 
 def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:

@@ -208,9 +208,7 @@ def _by_events(events: Sequence[Event]) -> str:
     """Return pending or running, as far as the run directory shows."""
     # A refusal of another job belongs to no attempt.
     words = [
-        event.what
-        for event in events
-        if event.attempt is not None and event.what not in ("notified", "notify-failed", "given-up")
+        event.what for event in events if event.attempt is not None and event.what != "given-up"
     ]
     waits = ("submitted", "ended", "requeue-failed", "excluded")
     return "pending" if not words or words[-1] in waits else "running"

@@ -162,7 +162,7 @@ def test_runs_of_another_command_are_not_of_the_sweep(tmp_path: Path) -> None:
 
 def test_a_sweep_hides_the_url_of_its_webhook(tmp_path: Path) -> None:
     secret = "https://hooks.example.org/T0/secret"
-    given = (f"watch.notify={secret}", "--sweep", "seed=0:1", "--", "echo", "{seed}")
+    given = (f"watch.notify=echo {secret}", "--sweep", "seed=0:1", "--", "echo", "{seed}")
     done = jobs.hpcrun("submit", *SHAPE, "--name", "s", *given, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = runs_of(tmp_path).values()

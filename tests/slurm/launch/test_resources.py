@@ -98,7 +98,7 @@ def test_more_gpus_than_a_node_has_are_refused() -> None:
             fitted(Job.model_validate({"gpus": 16, **keys}), lambda: OFFER)
     # The user's own request, and a cluster without GPUs, are Slurm's matter.
     for job, offer in ((Job(gpus=16, sbatch_args=["-G16"]), OFFER), (Job(gpus=16), WITHOUT_GRES)):
-        assert fitted(job, lambda _, offer=offer: offer)[0].gpus == 16
+        assert fitted(job, lambda offer=offer: offer)[0].gpus == 16
 
 
 @pytest.mark.parametrize(
