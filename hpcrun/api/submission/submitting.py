@@ -126,7 +126,7 @@ def submit(
         trust_owner: continue a run of another user.
         sweep: the values of each swept key, such as ``{"train.lr": [1e-4, 3e-4], "seed": range(3)}``.
             ``command`` contains the keys as ``{lr}`` and ``{seed}``.
-        sweep_file: a YAML or JSON file with the blocks grid, zip, list, random and where.
+        sweep_file: a YAML or JSON file with the blocks grid, zip and list.
         max_parallel: runs of the sweep at the same time, at most.
         options: ``name``, and options of the job, which are keys of the config's section ``job``: ``nodes``,
             ``gpus``, ``tasks_per_node``, ``launcher``, ``cpu``, ``executor``, ``time``, ``cpus_per_task``,

@@ -67,7 +67,7 @@ def element_configs(
             mine.append(flag_layer({"command": (words, "after --")}))
         config = resolve(mine)
         for idle in idle_keys(config, given):
-            words_of_key = f"{idle.text}, or exclude it by `where`"
+            words_of_key = f"{idle.text}, or write the runs one by one in a sweep file"
             raise refusal(places[idle.key], idle.key, words_of_key)
         config = with_task(config, mine)
         site.check(config, mine)
