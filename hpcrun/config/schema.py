@@ -67,7 +67,7 @@ class Job(Section):
     gpu_type: Word | None = Field(
         default=None, description="Type of the GPUs; gpus: a100:4 sets both. null: any."
     )
-    gpu_request: Literal["auto", "gpus-per-node", "gres", "gpus-per-task", "none"] = Field(
+    gpu_request: Literal["auto", "gpus-per-node", "gres", "none"] = Field(
         default="auto",
         description="GPU request to Slurm; auto: per node, or none if no node has a GRES.",
     )

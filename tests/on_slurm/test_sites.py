@@ -107,13 +107,6 @@ def test_typed_gpus_are_requested_in_each_form(typed: SlurmCluster, form: str) -
     assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
-def test_gpus_per_task_shows_each_rank_one_gpu(typed: SlurmCluster) -> None:
-    job = submit(typed, "by-task", "--gpus", "2", "job.gpu_request=gpus-per-task")
-    assert typed.wait_state(job) == "COMPLETED"
-    seen = seen_by_rank_0(typed, "by-task", job)
-    assert seen["CUDA_VISIBLE_DEVICES"] == "0"
-
-
 def test_the_dry_run_shows_the_submitted_request(typed: SlurmCluster) -> None:
     arguments = ["submit", "--name", "same", "--gpus", "a100:1", "job.executor=slurm"]
     dry = hpcrun(typed, *arguments, "--dry-run", "--json", "--", "env")

@@ -190,8 +190,6 @@ def _gpu_options(job: Job) -> dict[str, object]:
     kind = f"{job.gpu_type}:" if job.gpu_type else ""
     if job.gpu_request == "gres":
         return {"gres": f"gpu:{kind}{job.gpus}"}
-    if job.gpu_request == "gpus-per-task":
-        return {"gpus-per-task": job.gpus // job.tasks_on_node}
     return {"gpus-per-node": f"{kind}{job.gpus}"}
 
 

@@ -62,11 +62,6 @@ def fitted(job: Job, offer_of: Callable[[], Offer | None] = cluster_offer) -> tu
             "no node has a gpu GRES: no GPUs are requested from Slurm (job.gpu_request changes that); a node "
             "on which the ranks see no GPU is refused (--cpu trains on CPUs)"
         )
-    if request == "gpus-per-task" and job.gpus <= job.tasks_on_node:
-        lines.append(
-            "job.gpu_request=gpus-per-task: each rank sees only one GPU, so NCCL may not reach "
-            "the node's other GPUs directly; gpus-per-node avoids this"
-        )
     update["gpu_request"] = request
     nodes = () if offer is None or request == "none" else _nodes_for(job, offer)
     most = max((node.gpu_count(job.gpu_type) for node in nodes), default=0)

@@ -50,7 +50,6 @@ def gpu_lines(job: Job) -> list[str]:
         ({"gpu_type": "a100"}, ["--gpus-per-node=a100:4"]),
         ({"gpu_request": "gres"}, ["--gres=gpu:4"]),
         ({"gpu_request": "gres", "gpu_type": "a100"}, ["--gres=gpu:a100:4"]),
-        ({"gpu_request": "gpus-per-task"}, ["--gpus-per-task=1"]),
         ({"gpu_request": "none"}, []),
         ({"cpu": True, "gpu_type": "a100"}, []),
     ],
@@ -172,8 +171,6 @@ def test_each_decision_is_printed_in_one_line() -> None:
     job, (line,) = fitted(Job(gpus=2), lambda: WITHOUT_GRES)
     assert job.gpu_request == "none"
     assert "no GPUs are requested from Slurm" in line
-    _, (line,) = fitted(Job(gpu_request="gpus-per-task"), lambda: None)
-    assert "NCCL" in line
 
 
 def test_a_task_of_several_ranks_gets_all_their_resources() -> None:
@@ -188,10 +185,6 @@ def test_a_task_of_several_ranks_gets_all_their_resources() -> None:
     for cpu in (one, launched):
         job, _ = fitted(cpu.model_copy(update={"cpu": True}), lambda: OFFER)
         assert "#SBATCH --cpus-per-task=4" in sbatch_lines(Path("/runs/a"), job)
-    asked = one.model_copy(update={"gpu_request": "gpus-per-task", "cpus_per_task": 32})
-    job, lines = fitted(asked, lambda: OFFER)
-    assert lines == []
-    assert "#SBATCH --gpus-per-task=4" in sbatch_lines(Path("/runs/a"), job)
 
 
 def test_options_are_found_in_all_their_forms() -> None:
