@@ -182,10 +182,6 @@ class Job(Section):
         default=[],
         description="Prefix of each rank's command, for a container that image cannot start.",
     )
-    same_code: bool = Field(
-        default=False,
-        description="Refuse to resume if the code has changed since the last saved step.",
-    )
     python: ShellText | None = Field(
         default=None,
         description="Python of the ranks; null: the submitting interpreter, or python3 of the image.",

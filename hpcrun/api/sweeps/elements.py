@@ -115,14 +115,10 @@ class Common:
 def common_state(
     plan: SweepPlan, again: Sequence[Planned], fitted: dict[str, Config]
 ) -> Iterator[Common]:
-    """Copy the code once for all elements; remove the copy if the block fails.
-
-    Raises:
-        RunError: there is no copy although ``job.same_code`` is set.
-    """
+    """Copy the code once for all elements; remove the copy if the block fails."""
     before = read_json(again[0].run.record) if again else None
     folder, facts = RunDirectory(plan.folder), identity(plan.executor)
-    with copied_code(folder, plan.config, before or {}, plan.request.snapshot) as snapshot:
+    with copied_code(folder, before or {}, plan.request.snapshot) as snapshot:
         yield Common(plan, snapshot, facts, fitted)
 
 
