@@ -13,7 +13,6 @@ from hpcrun.nodes.step_nodes import elastic_options, tasks_on_node
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.containers import ImageRequest, container_of
 from hpcrun.slurm.node_setup import node_setup_command
 from hpcrun.slurm.notation import STEPS, expand
@@ -155,8 +154,6 @@ def srun_command(
 ) -> list[str]:
     """Return the command that starts one task per rank."""
     cores = environ.get("SLURM_CPUS_PER_TASK")
-    size = environ.get("SLURM_HET_SIZE")
-    groups = None if given_option(options.srun_args, "het-group") else size
     return [
         "srun",
         # Without this option, the other ranks would wait for a dead rank in a collective.
@@ -167,8 +164,6 @@ def srun_command(
         *_no_wait(attempt),
         # srun of 22.05 and 23.02 does not inherit this option from sbatch.
         *([f"--cpus-per-task={cores}"] if cores else []),
-        # Without this option only the first component starts.
-        *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
         *options.srun_args,
         # Last, because the batch step finds the step by its name.
         f"--job-name={step_name(attempt)}",
@@ -185,7 +180,7 @@ def node_setup_steps(
     """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
 
     Raises:
-        ClusterError: the job is heterogeneous, or the nodes in ``srun_args`` cannot be read.
+        ClusterError: the nodes in ``srun_args`` cannot be read.
     """
     if not options.node_setup:
         return []

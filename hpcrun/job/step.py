@@ -273,9 +273,9 @@ def _nodes_of_job(
     *,
     torchrun: bool = False,
 ) -> JobNodes | None:
-    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
+    """Return the nodes of this job; None if the job starts no further step."""
     hosts = environ.get("SLURM_JOB_NODELIST")
-    if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
+    if not options.in_place or hosts is None:
         return None
     nodes = tuple(expand(hosts))
     # sbatch_args may change the number of nodes.
@@ -365,6 +365,10 @@ def take_over_variables() -> BatchJob:
     own = own_variables(os.environ, facts)
     os.environ.clear()
     os.environ.update(own)
+    if "SLURM_HET_SIZE" in own:
+        raise UserError(
+            "batch: a heterogeneous job is not supported; request all nodes in one component"
+        )
     attempt = Attempt(job_id(own) or number, int(own.get("SLURM_RESTART_COUNT") or 0))
     return BatchJob(attempt, slurm.unix_time(facts.get("EndTime", "Unknown")))
 

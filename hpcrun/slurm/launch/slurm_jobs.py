@@ -55,23 +55,21 @@ def slurm_states(
             continue
         for job, info in slurm.parse_squeue(listed.stdout).items():
             waits = info.state in WAITING
-            # A heterogeneous job is queried by its leader's id, and listed by component.
-            leader = job.removesuffix("+0")
-            if leader not in runs:
+            if job not in runs:
                 continue
-            if _is_of_another(read(runs[leader]), runs[leader], leader, info.name):
-                others.add(leader)
+            if _is_of_another(read(runs[job]), runs[job], job, info.name):
+                others.add(job)
                 continue
-            found[leader] = (info.state, reason_in_words(info.reason) if waits else "")
+            found[job] = (info.state, reason_in_words(info.reason) if waits else "")
             if waits and info.start_time is not None:
-                starts[leader] = info.start_time
+                starts[job] = info.start_time
     missing = [job for job in runs if job not in found and job not in others]
     for jobs in _in_calls(missing):
         recorded = slurm.run(slurm.sacct_command(jobs), timeout=PATIENCE)
         if recorded.returncode == 0:
             for row in slurm.parse_sacct(recorded.stdout):
-                if (job := row.job_id.removesuffix("+0")) in runs:
-                    found[job] = (row.state, "")
+                if row.job_id in runs:
+                    found[row.job_id] = (row.state, "")
     return SlurmAnswer(found, answered, starts)
 
 
