@@ -58,7 +58,7 @@ class SubmitRequest:
     ``options``: the values of `OPTIONS`; their places are the words that gave them, such as ``--nodes``.
     ``command_place``: the same words for ``command``. ``profile``: a site profile, None for the default.
     ``runs``: the folder of the runs. ``after``: runs that must finish first; None: as before.
-    ``scratch``: begin at step 0. ``prepare``: make the run directory, and start nothing. ``snapshot``: keep a
+    ``prepare``: make the run directory, and start nothing. ``snapshot``: keep a
     copy of the code; None: as before. ``trust_owner``: continue a run of another user. ``max_parallel``:
     runs of a sweep at the same time. ``files``: new files of the run directory or the sweep folder.
     ``default_name``: the name without a given name; None: from file, command or task.
@@ -72,7 +72,6 @@ class SubmitRequest:
     profile: str | None = None
     runs: Path = field(default_factory=runs_folder)
     after: Sequence[str] | None = ()
-    scratch: bool = False
     prepare: bool = False
     snapshot: bool | None = True
     trust_owner: bool = False

@@ -36,7 +36,7 @@ class SubmissionPlan:
     """A checked submission that has not begun: nothing is written yet.
 
     ``start``: ``new`` makes the run directory; ``again`` continues a run by a config, or replaces its config;
-    ``resume`` continues it as it was submitted; ``scratch`` begins at step 0. ``finished``: the result of a
+    ``resume`` continues it as it was submitted. ``finished``: the result of a
     finished run, for which nothing is submitted. ``replaced``: the differences from the replaced config.
     """
 
@@ -44,7 +44,7 @@ class SubmissionPlan:
     run: RunDirectory
     config: Config
     executor: ExecutorName
-    start: Literal["new", "again", "resume", "scratch"]
+    start: Literal["new", "again", "resume"]
     finished: dict[str, Any] | None = None
     replaced: Sequence[str] = ()
 
@@ -63,8 +63,7 @@ class SubmissionPlan:
 
         if self.start == "again":
             return continuing.renewed(self.run, self.config, lambda: identity(self.executor))
-        checked = {"resume": continuing.unchanged, "scratch": continuing.from_scratch}
-        return checked[self.start](self.run, self.config)
+        return continuing.unchanged(self.run, self.config)
 
     def carry_out(self) -> Submitted | None:
         """Submit the run; None for the executors ``debug`` and ``prepared``.
@@ -105,9 +104,9 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
         from hpcrun.api.submission.continuing import numbered, standing_of
 
         if any("name" in layer.values for layer in layers[1:]):
-            standing = standing_of(run, config, request.scratch)
+            standing = standing_of(run, config)
         else:
-            run, standing = numbered(run, config, request.scratch)
+            run, standing = numbered(run, config)
             config = config.model_copy(update={"name": run.path.name})
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
@@ -118,9 +117,8 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     say_idle(request, executor)
     if standing is None:
         return SubmissionPlan(request, run, config, executor, "new")
-    start: Literal["scratch", "again"] = "scratch" if request.scratch else "again"
     return SubmissionPlan(
-        request, run, config, executor, start, standing.finished, standing.replaced
+        request, run, config, executor, "again", standing.finished, standing.replaced
     )
 
 
@@ -189,6 +187,4 @@ def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
     read_site(os.environ).check(config, [file_layer(run.config)])
     executor = permitted_executor(config, [file_layer(run.config)])
-    if request.scratch:
-        return SubmissionPlan(request, run, config, executor, "scratch")
     return SubmissionPlan(request, run, config, executor, "resume", finished_result(run))

@@ -50,7 +50,6 @@ class SubmitOptions(TypedDict, total=False):
     executor: str | None
     after: Sequence[str | os.PathLike[str]]
     profile: str | None
-    from_scratch: bool
     snapshot: bool
     trust_owner: bool
     max_parallel: int | None
@@ -92,7 +91,6 @@ def submit(
     runs_dir: str | os.PathLike[str] | None = None,
     after: Sequence[str | os.PathLike[str]] = (),
     profile: str | None = None,
-    from_scratch: bool = False,
     snapshot: bool = True,
     trust_owner: bool = False,
     sweep: Mapping[str, Iterable[Any]] | None = None,
@@ -121,7 +119,6 @@ def submit(
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
         after: runs that must finish first.
         profile: a site profile, by name or path; ``""`` for none, None for the default.
-        from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
         snapshot: run a copy of the code, so that later changes do not affect the job.
         trust_owner: continue a run of another user.
         sweep: the values of each swept key, such as ``{"train.lr": [1e-4, 3e-4], "seed": range(3)}``.
@@ -161,7 +158,6 @@ def submit(
         profile=profile,
         runs=runs_folder(runs_dir),
         after=_words("after", after),
-        scratch=from_scratch,
         snapshot=snapshot,
         trust_owner=trust_owner,
         max_parallel=max_parallel,

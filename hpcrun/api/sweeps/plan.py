@@ -122,8 +122,8 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
     if number is not None and (type(number) is not int or number < 1):
         place = request.place("max_parallel")
         raise UserError(f"{place}: should be a whole number, 1 or more, not {number!r}")
-    if request.scratch or request.prepare:
-        place = request.place("from_scratch" if request.scratch else "prepare")
+    if request.prepare:
+        place = request.place("prepare")
         raise UserError(f"{place}: is for one run; give it the name of a run of the sweep")
     elements = element_configs(request, sweep, expand(sweep))
     config = elements[0].config

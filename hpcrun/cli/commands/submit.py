@@ -73,11 +73,6 @@ def add_continuing(parser: argparse._ActionsContainer, *, snapshot: bool | None)
         "--trust-owner", action="store_true", help="continue a run that belongs to another user"
     )
     parser.add_argument(
-        "--from-scratch",
-        action="store_true",
-        help="start at step 0; checkpoints, metrics and events move to the old job's log folder",
-    )
-    parser.add_argument(
         "--no-snapshot",
         action="store_true",
         default=snapshot,
