@@ -101,13 +101,7 @@ def _submitted(
     """Submit the job, and withdraw it again after Ctrl-C; ``ours`` gets the withdrawn job."""
     if plan.executor not in ("slurm", "local"):
         return None
-    submitted = submission.submit(
-        plan.run,
-        plan.config,
-        plan.executor,
-        after,
-        interrupted=lambda: not ENDINGS.isdisjoint(signals),
-    )
+    submitted = submission.submit(plan.run, plan.config, plan.executor, after)
     if signal.SIGINT in signals and stopping.withdraw(
         plan.run, submitted.executor, submitted.job_id
     ):

@@ -29,7 +29,7 @@ from hpcrun.slurm.launch import stopping, submission
 from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size
 from hpcrun.slurm.launch.batch_script import job_name
 from hpcrun.slurm.launch.slurm_jobs import Submitted
-from hpcrun.slurm.launch.slurm_submission import fitted_with_patience, submit_slurm
+from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm, submit_slurm
 from hpcrun.slurm.launch.stopping import with_dependency
 from hpcrun.slurm.local.submission import submit_local_sweep
 
@@ -102,10 +102,7 @@ def _submit(
 ) -> None:
     """Make the run directories of ``wanted`` and submit them; add the job of each to ``given``."""
 
-    def interrupted() -> bool:
-        return not ENDINGS.isdisjoint(signals)
-
-    arrays = sweep_arrays(plan, wanted, interrupted) if plan.executor == "slurm" else {}
+    arrays = sweep_arrays(plan, wanted, submits=True) if plan.executor == "slurm" else {}
     fitted = {key: array.fitted for key, array in arrays.items()}
     new = [one for one in wanted if one.action == "new"]
     again = [one for one in wanted if one.action == "again"]
@@ -125,7 +122,7 @@ def _submit(
         if plan.executor == "slurm":
             try:
                 for array in arrays.values():
-                    given += _submitted_array(plan, array, wanted, after, interrupted)
+                    given += _submitted_array(plan, array, wanted, after)
             except SubmissionUnanswered as error:
                 # Slurm may have the array: its run directories and its script stay.
                 unanswered = error
@@ -168,12 +165,12 @@ def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
 
 
 def sweep_arrays(
-    plan: SweepPlan, wanted: Sequence[Planned], interrupted: Callable[[], bool] = lambda: False
+    plan: SweepPlan, wanted: Sequence[Planned], *, submits: bool = False
 ) -> dict[str, SweepArray]:
     """Return the array for each job section among ``wanted``, by :func:`job_key`.
 
     Args:
-        interrupted: returns True to end the wait for a controller that does not answer.
+        submits: a submission follows, so the controller must answer.
 
     Raises:
         LaunchError: the cluster cannot have such an array, or no node has the requested resources.
@@ -190,7 +187,7 @@ def sweep_arrays(
     for key in keys:
         mine = [one for one in wanted if job_key(one.element.config) == key]
         tasks = array_of([one.number for one in mine], largest, at_once)
-        fitted = fitted_with_patience(mine[0].element.config, interrupted)
+        fitted = fitted_to_slurm(mine[0].element.config, submits=submits)
         found[key] = SweepArray(tasks, fitted)
     return found
 
@@ -200,11 +197,10 @@ def _submitted_array(
     array: SweepArray,
     wanted: Sequence[Planned],
     after: Sequence[RunDirectory],
-    interrupted: Callable[[], bool],
 ) -> list[_Given]:
     """Submit one array; return the job of each of its elements."""
     folder = RunDirectory(plan.folder)
-    job = submit_slurm(folder, with_dependency(array.fitted, after), interrupted, array.tasks)
+    job = submit_slurm(folder, with_dependency(array.fitted, after), array.tasks)
     name, elements = job_name(folder, array.fitted.job), {one.number: one for one in wanted}
     return [
         _Given(elements[index], replace(job, job_id=f"{job.job_id}_{index}"), name)
