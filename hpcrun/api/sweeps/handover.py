@@ -24,7 +24,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
-from hpcrun.run.sweep_file import SweepFile, SweepSubmission, write_sweep
+from hpcrun.run.sweep_file import SweepFile
 from hpcrun.slurm.launch import stopping, submission
 from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size
 from hpcrun.slurm.launch.batch_script import job_name
@@ -132,7 +132,7 @@ def _submit(
             ids, begin = submit_local_sweep(logs, runs, after, plan.request.max_parallel)
             for one, job in zip(wanted, ids, strict=True):
                 given.append(_Given(one, Submitted("local", job)))
-        _record(plan, sweep, given, after, cluster)
+        _record(plan, given, after, cluster)
         if signal.SIGINT in signals and unanswered is None:
             stop_if_interrupted(signals)
         if begin is not None:
@@ -210,12 +210,11 @@ def _submitted_array(
 
 def _record(
     plan: SweepPlan,
-    sweep: SweepFile,
     given: Sequence[_Given],
     after: Sequence[RunDirectory],
     cluster: str | None,
 ) -> None:
-    """Log the submission in each element and in ``sweep.json``; raises OSError if the disk refuses."""
+    """Log the submission in each element; raises OSError if the disk refuses."""
     now = round(time.time(), 3)
     facts: dict[str, Any] = {"after": [str(run.path) for run in after]} if after else {}
     for one in given:
@@ -232,10 +231,4 @@ def _record(
             **({"name": one.name} if one.name else {}),
         }
         append_line(one.planned.run.events, line)
-    if given:
-        names = [one.planned.run.path.name for one in given]
-        ids = list(dict.fromkeys(one.whole.job_id for one in given))
-        sent = SweepSubmission(now, plan.executor, ids, names)
-        # The events first: an array in sweep.json means that all events are written.
-        sync_file_system(plan.folder)
-        write_sweep(replace(sweep, submissions=[*sweep.submissions, sent]))
+    sync_file_system(plan.folder)

@@ -76,10 +76,9 @@ class SweepPlan:
         Raises:
             RunError: ``sweep.json`` is damaged, or the folder is not a sweep folder.
         """
-        before = read_sweep(self.folder) or SweepFile(self.folder, self.folder.name, {}, [])
+        before = read_sweep(self.folder) or SweepFile(self.folder, [])
         known = {canonical(run.values): run.name for run in before.runs}
         number = max((int(run.name) for run in before.runs), default=-1)
-        axes = {key: list(values) for key, values in before.axes.items()}
         names, runs = [], [*before.runs]
         for element in self.elements:
             name = known.get(canonical(element.values))
@@ -88,11 +87,7 @@ class SweepPlan:
                 name = element_name(number)
                 runs.append(SweepRun(name, element.values))
             names.append(name)
-            for key, value in element.values.items():
-                if value not in axes.setdefault(key, []):
-                    axes[key].append(value)
-        sweep = SweepFile(self.folder, before.name, axes, runs, before.submissions)
-        return sweep, self._planned(names)
+        return SweepFile(self.folder, runs), self._planned(names)
 
     def _planned(self, names: Sequence[str]) -> list[Planned]:
         runs = [RunDirectory(self.folder / name) for name in names]
