@@ -1,6 +1,5 @@
 """A run's job on any executor, and its state."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ _SUSPENDED_WORDS = (
 )
 _LOOK = 0.2
 
-# Bytes. With less free space, not even a state of a few lines can be written.
-_FULL = 16_384
+_GONE = (
+    "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"
+)
 
 
 @dataclass(frozen=True)
@@ -230,20 +230,8 @@ def _local_state(folder: Path) -> tuple[str, str]:
     if status.state in job_files.ENDED:
         return status.state, ""
     if not job_files.is_alive(status):
-        return "", _why_gone(folder)
+        return "", _GONE
     return status.state, f"restart {status.restart}" if status.restart else ""
-
-
-def is_full(folder: Path) -> bool:
-    """Return True if the disk of ``folder`` has too little space for a file of a few lines."""
-    return shutil.disk_usage(folder).free < _FULL
-
-
-def _why_gone(folder: Path) -> str:
-    if is_full(folder):
-        free = shutil.disk_usage(folder).free
-        return f"the disk of {folder} is full ({free} bytes are free): free some space, then `hpcrun resume`"
-    return "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"
 
 
 LONGEST = 60.0
