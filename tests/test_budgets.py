@@ -13,9 +13,9 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_050, 23),
+    "api": (4_030, 23),
     "checkpoint": (6_510, 36),
-    "cli": (4_940, 35),
+    "cli": (4_910, 35),
     "config": (2_930, 13),
     "devices": (760, 6),
     "diagnose": (1_800, 9),
@@ -27,8 +27,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "nodes": (1_560, 8),
     "ranks": (3_580, 17),
     "results": (4_280, 18),
-    "run": (3_630, 19),
-    "slurm": (4_710, 26),
+    "run": (3_610, 19),
+    "slurm": (4_640, 26),
     "tasks": (1_380, 9),
     "tests": (57_600, 450),
     "train": (10_570, 47),
