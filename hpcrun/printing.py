@@ -7,10 +7,12 @@ This base module may be imported by every package.
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.table import Table
 
 # Controls (C0, DEL, C1), line and paragraph separators, characters that reverse or hide text, surrogates.
@@ -78,3 +80,36 @@ def show_table(table: "Table", width: int) -> None:
     from rich.console import Console
 
     Console(width=width).print(table)
+
+
+class Screen:
+    """A whole terminal that is redrawn in place."""
+
+    def __init__(self, live: "Live") -> None:
+        self._live = live
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The (columns, lines) of the terminal now."""
+        size = self._live.console.size
+        return size.width, size.height
+
+    def show(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Replace all that is shown by ``lines``: pairs of a text, escaped here, and a style of rich."""
+        from rich.text import Text
+
+        columns, rows = self.size
+        shown = [Text(escaped(text), style, no_wrap=True) for text, style in lines[:rows]]
+        for text in shown:
+            text.truncate(columns, overflow="ellipsis")
+        self._live.update(Text("\n").join(shown), refresh=True)
+
+
+@contextmanager
+def full_screen() -> Iterator[Screen]:
+    """Take the terminal's alternate screen, as ``less`` does; leave what was on the terminal before."""
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        yield Screen(live)

@@ -10,7 +10,7 @@ from typing import Any
 from hpcrun.api.run_status import diagnosis_of, row_of
 from hpcrun.job.history import Goodput
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import EVENTS_READ, RecentEvents
+from hpcrun.run.events import EVENTS_READ, RecentEvents, signature
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.jobs import RunState
@@ -99,47 +99,62 @@ _SETTLED = 600.0
 _MOST_DIAGNOSES = 20
 
 
-def overview(
-    entries: Sequence[StatusEntry], *, whole: bool = False
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return a row for each entry: the facts of ``row_of``, and ``kind``, ``sweep`` and ``values``.
-
-    A run that cannot be read has the state ``unreadable``.
+class Overview:
+    """The rows of ``entries``; a second read takes only what has changed since the first.
 
     Args:
         whole: read whole event logs, for a few runs that a person has named.
-
-    Returns:
-        The rows, and whether the scheduler has answered.
     """
-    recent = RecentEvents(None if whole else EVENTS_READ)
-    errors: dict[Path, OSError] = {}
-    for entry in entries:
-        try:
-            recent.of(entry.run)
-        except OSError as error:
-            errors[entry.run.path] = error
-    readable = [entry.run for entry in entries if entry.run.path not in errors]
-    states = _states(readable, recent, errors)
-    rows = []
-    for entry in entries:
-        run = entry.run
-        try:
-            if run.path not in states:
-                raise errors[run.path]
-            row = row_of(run, states[run.path], recent.of(run), diagnose=False)
-        except OSError as error:
-            row = _unreadable(run, error)
-        values = None if entry.values is None else dict(entry.values)
-        rows.append(
-            {**row, "name": entry.name, "kind": "run", "sweep": entry.sweep, "values": values}
-        )
-    failed = [row for row in rows if row["state"] == "failed"]
-    failed.sort(key=lambda row: float(row["age_seconds"]))
-    for row in failed[:_MOST_DIAGNOSES]:
-        run = RunDirectory(Path(row["directory"]))
-        row["diagnosis"] = diagnosis_of(run, recent(run))
-    return rows, all(state.asked for state in states.values())
+
+    def __init__(self, entries: Sequence[StatusEntry], *, whole: bool = False) -> None:
+        self.entries = entries
+        self._size = None if whole else EVENTS_READ
+        self._recent: RecentEvents | None = None
+        self._diagnoses: dict[tuple[Path, tuple[Any, ...]], str | None] = {}
+        self.answered = True
+
+    def look(self) -> list[dict[str, Any]]:
+        """Return a row for each entry: the facts of ``row_of``, and ``kind``, ``sweep`` and ``values``.
+
+        A run that cannot be read has the state ``unreadable``. Afterwards ``answered`` is true if the
+        scheduler has answered.
+        """
+        recent = RecentEvents(self._recent, self._size)
+        errors: dict[Path, OSError] = {}
+        for entry in self.entries:
+            try:
+                recent.of(entry.run)
+            except OSError as error:
+                errors[entry.run.path] = error
+        readable = [entry.run for entry in self.entries if entry.run.path not in errors]
+        states = _states(readable, recent, errors)
+        self.answered = all(state.asked for state in states.values())
+        rows = []
+        for entry in self.entries:
+            run = entry.run
+            try:
+                if run.path not in states:
+                    raise errors[run.path]
+                row = row_of(run, states[run.path], recent.of(run), diagnose=False)
+            except OSError as error:
+                row = _unreadable(run, error)
+            values = None if entry.values is None else dict(entry.values)
+            rows.append(
+                {**row, "name": entry.name, "kind": "run", "sweep": entry.sweep, "values": values}
+            )
+        self._recent = recent
+        failed = [row for row in rows if row["state"] == "failed"]
+        failed.sort(key=lambda row: float(row["age_seconds"]))
+        for row in failed[:_MOST_DIAGNOSES]:
+            row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), recent)
+        return rows
+
+    def _diagnosis(self, run: RunDirectory, recent: RecentEvents) -> str | None:
+        """Return the cause of a failure; the logs are read again only if the run has gone on."""
+        mark = tuple(signature(path) for path in (run.events, run.result))
+        if (run.path, mark) not in self._diagnoses:
+            self._diagnoses[run.path, mark] = diagnosis_of(run, recent(run))
+        return self._diagnoses[run.path, mark]
 
 
 def _has_settled(run: RunDirectory) -> bool:

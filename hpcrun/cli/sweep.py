@@ -124,7 +124,7 @@ def _reported(plan: SweepPlan, done: SubmittedSweep) -> list[str]:
     return [
         reported,
         f"  sweep folder   {plan.folder}",
-        f"  show all       hpcrun status {folder}",
+        f"  watch all      hpcrun status --watch {folder}",
         f"  follow one     hpcrun logs -f {one}",
         f"  stop one       hpcrun cancel {one}",
         f"  stop all       hpcrun cancel {folder}",

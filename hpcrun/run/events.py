@@ -212,12 +212,16 @@ class RecentEvents:
     attempt, twice as much of the end is read.
 
     Args:
+        before: the result of an earlier read; a log of unchanged length is not read again.
         size: bytes; None: whole logs.
     """
 
-    def __init__(self, size: int | None = EVENTS_READ) -> None:
+    def __init__(
+        self, before: "RecentEvents | None" = None, size: int | None = EVENTS_READ
+    ) -> None:
         self._size = _MAX if size is None else size
-        self._read: dict[Path, Recent] = {}
+        self._old = {} if before is None else before._read
+        self._read: dict[Path, tuple[tuple[int, int, int] | None, Recent]] = {}
 
     def __call__(self, run: RunDirectory) -> Sequence[Event]:
         """Return the newest events of ``run``, oldest first; raises OSError if they cannot be read."""
@@ -226,8 +230,11 @@ class RecentEvents:
     def of(self, run: RunDirectory) -> Recent:
         """Return the newest events of ``run``, and whether they are all; raises OSError."""
         if run.path not in self._read:
-            self._read[run.path] = self._recent(run.events)
-        return self._read[run.path]
+            mark = signature(run.events)
+            old = self._old.get(run.path)
+            same = old is not None and mark is not None and old[0] == mark
+            self._read[run.path] = old if old and same else (mark, self._recent(run.events))
+        return self._read[run.path][1]
 
     def _recent(self, path: Path) -> Recent:
         size = self._size

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import append_line, write_json
 from hpcrun.run.sweep_file import SweepFile, SweepRun, write_sweep
+from tests.cli.terminal import Terminal
 
 NOW = 10_000.0
 
@@ -107,6 +109,8 @@ def test_runs_are_chosen_by_name_and_activity_and_sorted(
     [
         (["--state", "running,dead"], "--state dead: invalid choice; choose from new, pending"),
         (["--since", "yesterday"], "--since yesterday: give a number with s, m, h, d or w"),
+        (["--watch"], "--watch: needs a terminal that can be redrawn"),
+        (["--watch", "--json"], "--watch --json: give one of them"),
     ],
 )
 def test_bad_options_of_status_get_one_line(
@@ -299,3 +303,27 @@ def test_a_damaged_sweep_is_told_in_one_line(
     assert guarded(["status", "lrs"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"sweep.json: {problem}" in line
+
+
+_ALT, _MAIN = "\x1b[?1049h", "\x1b[?1049l"
+
+
+def test_watch_redraws_in_place_and_leaves_the_terminal_clean(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "good", "finished", time.time())
+    screen = Terminal(tmp_path, "status", "--watch")
+    try:
+        screen.read_until(re.escape(_ALT))
+        screen.read_until(r"good +finished: why good")
+        screen.read_until("Ctrl-C ends the watching")
+        write_json(run.result, {"state": "failed", "reason": "\x1b[2Jevil\n"})
+        screen.read_until(r"good +failed: \\x1b\[2Jevil\\n")
+        shutil.copytree(run.path, run.path.with_name("newer"))
+        screen.read_until(r"newer +failed")
+        screen.press_ctrl_c()
+        assert screen.end() == 0
+    finally:
+        screen.kill()
+    rest = screen.text
+    assert _MAIN in rest
+    assert "\x1b[?25h" in rest
+    assert "Traceback" not in rest

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.interrupts import note_end, time_to_end
-from hpcrun.api.overview import counts_in_words, overview, sweep_entries
+from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
 from hpcrun.api.run import Run, refusing, run_at
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
@@ -117,7 +117,7 @@ class Sweep:
         Raises:
             UserError: the sweep folder cannot be read.
         """
-        return overview(sweep_entries(self.path))[0]
+        return Overview(sweep_entries(self.path)).look()
 
     @refusing
     def wait(self, timeout: float | None = None) -> dict[str, int]:

@@ -10,10 +10,17 @@ spent.
 """
 
 import argparse
+import contextlib
+import os
 import shutil
-from collections.abc import Collection, Sequence
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
 
-from hpcrun.api.overview import folded, overview
+from hpcrun.api.overview import Overview, folded
 from hpcrun.cli.arguments import add_runs_dir, runs_dir
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs_table import (
@@ -27,7 +34,8 @@ from hpcrun.cli.runs_table import (
     table_lines,
     wanted_states,
 )
-from hpcrun.printing import escaped, say
+from hpcrun.errors import UserError
+from hpcrun.printing import escaped, full_screen, say
 from hpcrun.run.directory import RunError
 
 _SILENT = "the scheduler does not answer; the states come from the files of the runs"
@@ -38,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="names or directories of runs, or a sweep"
     )
+    parser.add_argument("--watch", action="store_true", help="redraw the table until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument(
         "--state", metavar="STATE,…", help=f"only these states: {', '.join(STATES)}"
@@ -55,40 +64,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a table, or JSON lines."""
-    states, since = wanted_states(arguments.state), period(arguments.since)
-    folder = runs_dir(arguments)
-    if not arguments.runs and arguments.runs_dir is not None and not folder.is_dir():
-        raise RunError(f"{folder}: no such directory; name one that holds runs with --runs-dir")
-    selection = chosen(arguments.runs, folder, arguments.name, since)
-    rows, answered = overview(selection.entries, whole=len(arguments.runs) == 1)
-    notes = []
-    # One line for each sweep of the listed runs.
-    if selection.folders:
-        rows = fold(rows, selection.folders)
-    elif len(rows) > 1:
-        for name in dict.fromkeys(row["sweep"] for row in rows if row["sweep"]):
-            of_sweep = [row for row in rows if row["sweep"] == name]
-            notes.append(f"{name}: {folded(name, of_sweep, folder)['says']}")
-    if not answered:
-        notes.append(f"hpcrun: {_SILENT}")
-    rows = in_order([row for row in rows if _fits(row, states)], arguments.sort)
+    """Print a table, or JSON lines, or watch the table."""
+    table = _Table(arguments)
+    if arguments.watch:
+        if arguments.json:
+            raise UserError("--watch --json: give one of them; --json prints once")
+        if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+            raise UserError(
+                "--watch: needs a terminal that can be redrawn; without --watch the table is printed once"
+            )
+        return _watch(table)
+    rows = table.look()
     if arguments.json:
         for row in rows:
             print_json(row)
     elif not rows:
-        what = f"no runs are {' or '.join(sorted(states))}" if states else "there are no runs"
+        states = " or ".join(sorted(table.states or ()))
+        what = f"no runs are {states}" if states else "there are no runs"
         fits = " that match --name and --since" if arguments.name or arguments.since else ""
-        say(f"hpcrun: {what}{fits} in {folder}; `hpcrun submit` starts one")
+        say(f"hpcrun: {what}{fits} in {runs_dir(arguments)}; `hpcrun submit` starts one")
     else:
         _print(rows, arguments)
-        say(*notes)
+        say(*table.notes)
     return 0
 
 
-def _fits(row: Row, states: Collection[str] | None) -> bool:
-    found = row["counts"] if row["kind"] == "sweep" else (row["state"],)
-    return states is None or any(state in states for state in found)
+class _Table:
+    """The rows that the arguments select, read again for each display; ``notes``: the lines below them."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments, self._folder = arguments, runs_dir(arguments)
+        self.states, self._since = wanted_states(arguments.state), period(arguments.since)
+        if not arguments.runs and arguments.runs_dir is not None and not self._folder.is_dir():
+            raise RunError(
+                f"{self._folder}: no such directory; name one that holds runs with --runs-dir"
+            )
+        self._overview = Overview((), whole=len(arguments.runs) == 1)
+        self.notes: list[str] = []
+
+    def look(self) -> list[dict[str, Any]]:
+        """Return the rows, filtered, folded and sorted."""
+        given = self._arguments
+        selection = chosen(given.runs, self._folder, given.name, self._since)
+        self._overview.entries = selection.entries
+        rows = self._overview.look()
+        self.notes = []
+        # One line for each sweep of the listed runs.
+        if selection.folders:
+            rows = fold(rows, selection.folders)
+        elif len(rows) > 1:
+            sweeps = dict.fromkeys(row["sweep"] for row in rows if row["sweep"])
+            for name in sweeps:
+                of_sweep = [row for row in rows if row["sweep"] == name]
+                self.notes.append(f"{name}: {folded(name, of_sweep, self._folder)['says']}")
+        if not self._overview.answered:
+            self.notes.append(f"hpcrun: {_SILENT}")
+        return in_order([row for row in rows if self._fits(row)], given.sort)
+
+    def _fits(self, row: dict[str, Any]) -> bool:
+        found = row["counts"] if row["kind"] == "sweep" else (row["state"],)
+        return self.states is None or any(state in self.states for state in found)
 
 
 def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
@@ -126,3 +161,60 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
+
+
+# Seconds between two reads. Slurm's controller and the file server serve all users.
+_EVERY_LOCAL, _EVERY_SLURM = 2.0, 10.0
+# A read of thousands of runs may take seconds: the pause is long enough that reads use a tenth of the time.
+_SHARE = 10
+_STYLES = {
+    "running": "green",
+    "failed": "red",
+    "lost": "red",
+    "unreadable": "red",
+    "pending": "yellow",
+    "suspended": "yellow",
+}
+# 128 + SIGTERM.
+_TERMINATED = 143
+
+
+def _watch(table: _Table) -> int:
+    """Show the table until Ctrl-C; return 0."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        # With an exception the terminal is restored.
+        sys.exit(_TERMINATED)
+
+    signal.signal(signal.SIGTERM, leave)
+    with full_screen() as screen, contextlib.suppress(KeyboardInterrupt):
+        while True:
+            begun = time.monotonic()
+            rows = table.look()
+            slow = any(row.get("executor") == "slurm" or row["kind"] == "sweep" for row in rows)
+            every = _EVERY_SLURM if slow else _EVERY_LOCAL
+            every = max(every, _SHARE * (time.monotonic() - begun))
+            now = time.strftime("%H:%M:%S")
+            footer = f"{now}, every {every:.0f} s; Ctrl-C ends the watching, not the runs"
+            drawn, until = None, time.monotonic() + every
+            while time.monotonic() < until:
+                # Again when the terminal's size changes.
+                if screen.size != drawn:
+                    drawn = screen.size
+                    screen.show(_page(rows, table.notes, footer, *drawn))
+                time.sleep(0.2)
+    return 0
+
+
+def _page(
+    rows: Sequence[Row], notes: list[str], footer: str, columns: int, lines: int
+) -> list[tuple[str, str]]:
+    """Return the lines of one screen; the last line counts the rows that do not fit."""
+    heading, *table = table_lines(rows, columns)
+    styles = [_STYLES.get(row["state"], "") for row in rows]
+    room = max(1, lines - 2 - len(notes))
+    page = [(heading, "bold"), *zip(table[:room], styles, strict=False)]
+    if len(table) > room:
+        more = f"… {len(table) - room + 1} more: choose with --state, --name or --since"
+        page[-1] = (more, "dim")
+    return [*page, *((note, "dim") for note in notes), (footer, "dim")]
