@@ -13,24 +13,24 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_320, 23),
-    "checkpoint": (6_440, 36),
-    "cli": (5_070, 35),
-    "config": (2_890, 13),
+    "api": (4_040, 23),
+    "checkpoint": (6_430, 36),
+    "cli": (5_010, 35),
+    "config": (2_860, 13),
     "devices": (750, 6),
     "diagnose": (1_800, 9),
     "estimate": (860, 7),
     "hpcrun": (710, 9),
     "integrations": (3_190, 18),
-    "job": (5_960, 25),
+    "job": (5_660, 24),
     "network": (5_440, 23),
     "nodes": (1_560, 8),
-    "ranks": (3_420, 17),
+    "ranks": (3_410, 17),
     "results": (4_280, 18),
-    "run": (3_640, 19),
-    "slurm": (5_030, 26),
+    "run": (3_610, 19),
+    "slurm": (4_640, 26),
     "tasks": (560, 4),
-    "tests": (57_520, 450),
+    "tests": (56_400, 444),
     "train": (9_910, 46),
 }
 """The most lines and files of each package, and of the tests."""

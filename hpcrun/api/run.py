@@ -243,7 +243,6 @@ class Run:
     def resume(
         self,
         *,
-        from_scratch: bool = False,
         snapshot: bool | None = None,
         trust_owner: bool = False,
     ) -> "Run":
@@ -252,7 +251,6 @@ class Run:
         A finished run stays as it is. With the executor ``debug`` the call returns after the training.
 
         Args:
-            from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
             snapshot: run a copy of the code; None: as in the previous submission.
             trust_owner: continue a run of another user.
 
@@ -262,7 +260,6 @@ class Run:
         request = SubmitRequest(
             runs=self.path.parent,
             after=None,
-            scratch=from_scratch,
             snapshot=snapshot,
             trust_owner=trust_owner,
         )

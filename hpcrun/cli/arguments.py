@@ -138,17 +138,9 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUES",
         help="one run per value: train.lr=1e-4,3e-4 or seed=0:5 (0 to 4); several: all combinations",
     )
-    sweep.add_argument(
-        "--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list, random, where"
-    )
+    sweep.add_argument("--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list")
     sweep.add_argument(
         "--max-parallel", type=int, metavar="N", help="runs of the sweep at the same time, at most"
-    )
-    sweep.add_argument(
-        "--pack",
-        type=int,
-        metavar="N",
-        help="small runs of the sweep that share one job and its GPU",
     )
 
 
@@ -176,12 +168,10 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
         runs=runs_folder(given.get("runs_dir")),
         # `resume` lacks the option, so the runs of the submission stay.
         after=given.get("after"),
-        scratch=given.get("from_scratch", False),
         prepare=given.get("prepare", False),
         snapshot=None if no_snapshot is None else not no_snapshot,
         trust_owner=given.get("trust_owner", False),
         max_parallel=given.get("max_parallel"),
-        pack=given.get("pack"),
     )
 
 

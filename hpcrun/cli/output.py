@@ -86,8 +86,7 @@ def print_end(run: RunDirectory) -> int:
             why = now.detail.removesuffix("; `hpcrun resume` continues it")
             say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
-            # If neither the ranks nor the controller wrote an end, the disk was full.
-            return exitcodes.SAVE_FAILED if jobs.is_full(run.path) else exitcodes.FAILED
+            return exitcodes.FAILED
         result = {"state": "cancelled", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":

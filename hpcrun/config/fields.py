@@ -162,6 +162,11 @@ def _check_sbatch_option(option: str) -> str:
             f"{value_text(option)}: an array would start the same run several times in parallel; "
             "submit several runs with --sweep KEY=VALUES"
         )
+    if gives(option, "clusters", "M"):
+        raise ValueError(
+            f"{value_text(option)}: a job goes to the cluster of the host that submits it; submit from a "
+            "login host of the other cluster (--host HOST)"
+        )
     return option
 
 
@@ -228,23 +233,10 @@ def _check_notify(target: str) -> str:
     """No message shows the value: the URL of a webhook is a secret."""
     _check_text(target)
     if not target.strip():
-        raise ValueError("is empty; give a URL, a command or env:VARIABLE, or omit the key")
-    if target.startswith("env:"):
-        _check_env_name(target.removeprefix("env:"))
-    elif target.lower().startswith(("http://", "https://")):
-        _check_url(target)
+        raise ValueError("is empty; give a command, or omit the key")
+    if target.lower().startswith(("http://", "https://")):
+        raise ValueError("is a URL; give a command, such as curl -fsS -d @- URL")
     return target
-
-
-def _check_url(url: str) -> None:
-    try:
-        host = urlsplit(url).hostname
-    except ValueError:
-        host = None
-    if not host or any(letter.isspace() or not letter.isprintable() for letter in url):
-        raise ValueError("is no URL: it needs a host, and may not contain a space")
-    if url.endswith(MASK):
-        raise ValueError(f"is a masked URL ({MASK}); write the whole URL, or env:VARIABLE")
 
 
 def _check_window(window: Any) -> Any:

@@ -93,12 +93,6 @@ def node_contradictions(config: "Config") -> Iterator[tuple[list[str], str]]:
             f"strict refuses other bits on resume, and the bits depend on the number of nodes, {job.nodes}; "
             "use one number of nodes, or train.deterministic=true",
         )
-    if job.gpu_request == "gpus-per-task" and not job.cpu:
-        # sbatch refuses it: without the number of tasks, the number of GPUs is unknown.
-        yield (
-            ["job.gpu_request", "job.nodes"],
-            f"gpus-per-task needs one number of nodes, not {job.nodes}; use gpus-per-node or gres",
-        )
 
 
 def _range(least: int, most: int) -> str:

@@ -179,13 +179,6 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             f"job.gpu_request=none requests no GPUs, so it cannot request the type {job.gpu_type}; omit "
             "the type, or choose nodes by their features with job.constraint",
         )
-    if job.gpu_type is not None and job.gpu_request == "gpus-per-task":
-        # Observed on 22.05: the step has no CUDA_VISIBLE_DEVICES at all.
-        yield (
-            ["job.gpu_request", "job.gpu_type"],
-            "gpus-per-task with a type leaves the ranks without a GPU on Slurm 22.05; use gpus-per-node "
-            "or gres, or omit the type",
-        )
     limit = job.time_seconds
     if limit is not None and limit <= job.signal_lead:
         yield (
@@ -230,10 +223,4 @@ def _of_tasks(config: Config) -> Iterator[tuple[list[str], str]]:
             ["job.tasks_per_node", "job.gpus"],
             "training by hpcrun has one task per GPU; set job.gpus instead, or write your command after "
             "`--`",
-        )
-    if job.gpu_request == "gpus-per-task" and job.gpus % job.tasks_on_node and not job.cpu:
-        yield (
-            ["job.tasks_per_node", "job.gpus", "job.gpu_request"],
-            f"{job.gpus} GPUs cannot be divided among {job.tasks_on_node} tasks; use "
-            "job.gpu_request=gpus-per-node, with which each task sees all GPUs of its node",
         )

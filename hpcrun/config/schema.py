@@ -67,7 +67,7 @@ class Job(Section):
     gpu_type: Word | None = Field(
         default=None, description="Type of the GPUs; gpus: a100:4 sets both. null: any."
     )
-    gpu_request: Literal["auto", "gpus-per-node", "gres", "gpus-per-task", "none"] = Field(
+    gpu_request: Literal["auto", "gpus-per-node", "gres", "none"] = Field(
         default="auto",
         description="GPU request to Slurm; auto: per node, or none if no node has a GRES.",
     )
@@ -93,9 +93,6 @@ class Job(Section):
     )
     mem: Annotated[Memory | None, SubmitOption("SIZE", sbatch="mem")] = Field(
         default=None, description="Memory per node, such as 64G."
-    )
-    cluster: Annotated[Word | None, SubmitOption("NAME", sbatch="clusters")] = Field(
-        default=None, description="Slurm cluster, as sbatch's --clusters; null: this host's."
     )
     partition: Annotated[Word | None, SubmitOption("NAME", sbatch="partition")] = Field(
         default=None, description="Slurm partition, or several separated by commas."
@@ -184,10 +181,6 @@ class Job(Section):
     container: list[ShellText] = Field(
         default=[],
         description="Prefix of each rank's command, for a container that image cannot start.",
-    )
-    same_code: bool = Field(
-        default=False,
-        description="Refuse to resume if the code has changed since the last saved step.",
     )
     python: ShellText | None = Field(
         default=None,

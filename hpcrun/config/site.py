@@ -32,7 +32,7 @@ _SECTIONS = ("job", "restarts")
 _RULES = ("forbid", "require")
 # sbatch(1): the short form of an option that has the value of a key.
 _SHORT = {
-    **{"account": "A", "clusters": "M", "constraint": "C", "cpus-per-task": "c", "exclude": "x"},
+    **{"account": "A", "constraint": "C", "cpus-per-task": "c", "exclude": "x"},
     **{"gpus": "G", "nodes": "N", "partition": "p", "qos": "q", "time": "t"},
 }
 

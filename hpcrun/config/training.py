@@ -253,7 +253,7 @@ class Watch(Section):
         description="Peak FLOP/s of the device, for MFU; null: the figure of a known device.",
     )
     notify: NotifyTarget | None = Field(
-        default=None, description="Webhook URL, command or env:VARIABLE to notify at the end."
+        default=None, description="Shell command that gets a message at the end of the run."
     )
     notify_on: list[
         Literal["finished", "failed", "cancelled", "stopped", "budget-used-up", "requeued"]

@@ -47,11 +47,11 @@ def lines_of_attempt(
     logs = sorted(path for pattern in LOGS for path in folder.glob(pattern))
     for path in logs[:most_files]:
         yield from read_log(path, shown=_shown(run, path), head=head, tail=tail)
-    for batch in run.batch_logs(attempt.job):
-        if batch.is_file():
-            found = read_log(batch, shown=_shown(run, batch), head=head, tail=tail)
-            mine = (line for line in found if not names_another_run(run, line.text))
-            yield from _of_attempt(mine, attempt)
+    batch = run.batch_log(attempt.job)
+    if batch.is_file():
+        found = read_log(batch, shown=_shown(run, batch), head=head, tail=tail)
+        mine = (line for line in found if not names_another_run(run, line.text))
+        yield from _of_attempt(mine, attempt)
     for event in events:
         if event.what == "ended" and event.attempt == attempt and event.cause != "finished":
             reason = event.fields.get("reason", "")

@@ -30,7 +30,6 @@ OPTIONS = (
         "launcher",
         "cpu",
         "time",
-        "cluster",
         "partition",
     ),
     *(
@@ -43,7 +42,7 @@ OPTIONS = (
         "mem",
         "cpus_per_task",
     ),
-    *("executor", "after", "profile", "from_scratch", "snapshot", "trust_owner"),
+    *("executor", "after", "profile", "snapshot", "trust_owner"),
 )
 """The arguments of ``hpcrun.submit`` that are keys of ``hydra.launcher``; the null ones are not passed."""
 

@@ -21,52 +21,46 @@ from hpcrun.slurm.avoided_nodes import (
 
 
 def exclude_bad_nodes(
-    runs: Sequence[RunDirectory],
+    run: RunDirectory,
     attempt: Attempt,
-    classifications: Sequence[Classification],
+    classification: Classification,
+    waiting: str,
     *,
     after: int | None,
     hours: float,
-    waiting: str | None = None,
 ) -> None:
-    """Exclude bad nodes from the next start of a pending job (Slurm refuses to change a running job).
+    """Exclude bad nodes from the next start of the job ``waiting`` (Slurm refuses to change a running job).
 
     Args:
-        runs: the runs of the job; several share it with ``--pack``.
-        attempt: the attempt that has ended.
-        classifications: the classified end of each run.
-        waiting: the pending job; None: the job of ``attempt``.
+        attempt: the attempt that has ended, with its ``classification``.
         after: number of failures from which a node is excluded; None: never.
         hours: only failures of the last ``hours`` hours count.
     """
-    job = waiting or attempt.job
-    shown = slurm.run(slurm.scontrol_show_job_command(job))
+    shown = slurm.run(slurm.scontrol_show_job_command(waiting))
     if shown.returncode != 0:
         return
     facts = slurm.parse_show_job(shown.stdout)
-    events = [read_events(run) for run in runs]
-    request = request_of(facts, max(_nodes_of(one, attempt) for one in events))
-    least = _least_nodes(events[0])
+    events = read_events(run)
+    request = request_of(facts, _nodes_of(events, attempt))
+    least = _least_nodes(events)
     if least is not None:
         request = replace(request, nodes=least)
-    found = [
-        classification.diagnosis for classification in classifications if classification.diagnosis
-    ]
-    unfit = [node for diagnosis in found for node in diagnosis.unfit]
+    found = classification.diagnosis
+    unfit = found.unfit if found else ()
     bad = nodes_to_avoid(request, after=after, hours=hours, unfit=unfit)
     if not bad:
         return
-    given = _given_by_the_user(runs, attempt, excluded_nodes(facts))
-    reported = slurm.run(slurm.scontrol_exclude_command(job, [*given, *bad]))
+    given = _given_by_the_user(events, attempt, excluded_nodes(facts))
+    reported = slurm.run(slurm.scontrol_exclude_command(waiting, [*given, *bad]))
     if reported.returncode != 0:
         words = " ".join(reported.stderr.split())
         _print(f"cannot exclude {', '.join(bad)}: {words}")
         return
-    _note_excluded(runs, attempt, hosts=bad)
+    note(run, "excluded", attempt, hosts=bad)
     _print(f"excludes {', '.join(bad)}: {'unfit, or ' if unfit else ''}failed too often")
-    reason = take_back_if_stuck(job, given)
+    reason = take_back_if_stuck(waiting, given)
     if reason is not None:
-        _note_excluded(runs, attempt, hosts=[], reason=reason)
+        note(run, "excluded", attempt, hosts=[], reason=reason)
         _print(
             f"the exclusion of nodes is withdrawn, because Slurm has no other node for the job ({reason})"
         )
@@ -86,17 +80,12 @@ def record_bad_nodes(run: RunDirectory, attempt: Attempt, classification: Classi
         _print(f"the bad-node list is not written: {error}")
 
 
-def _note_excluded(runs: Sequence[RunDirectory], attempt: Attempt, **facts: object) -> None:
-    for run in runs:
-        note(run, "excluded", attempt, **facts)
-
-
 def _given_by_the_user(
-    runs: Sequence[RunDirectory], attempt: Attempt, excluded: Collection[str]
+    events: Sequence[Event], attempt: Attempt, excluded: Collection[str]
 ) -> list[str]:
     """Return the excluded nodes that no earlier requeue of this job added."""
     ours: set[str] = set()
-    for event in (event for run in runs for event in read_events(run)):
+    for event in events:
         if event.what == "excluded" and event.attempt and event.attempt.job == attempt.job:
             ours.update(event.fields.get("hosts", []))
     return sorted(node for node in excluded if node not in ours)

@@ -183,7 +183,7 @@ def conclude(
     if ranks.killed and not lost_step:
         # Ranks that survive their srun would write after the recorded end.
         in_place.kill_srun(run, attempt)
-        alive = in_place.end_step(attempt, _step_of(run, attempt, way))
+        alive = in_place.end_step(attempt, step_name(attempt))
     until = latest(job.end_time, clock)
     launched = ranks.started and (lost_step or in_place.was_launched(run, attempt))
     if attempt.in_place and not launched:
@@ -204,8 +204,7 @@ def conclude(
         return Conclusion(other.code)
     except Exception as error:
         return Conclusion(_unrecorded(run, attempt, ranks.code, error))
-    # Also without a restart of this run: the user's other runs exclude the node. The requeue of a pack knows
-    # only the recorded end, without the diagnosis.
+    # Also without a restart of this run: the user's other runs exclude the node.
     record_bad_nodes(run, attempt, ended.classification)
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
@@ -263,7 +262,7 @@ def _start_again(
         obstacle: why no step can follow, if that is known already.
     """
     try:
-        obstacle = obstacle or in_place_obstacle(run, attempt, ended, way, clock, nodes)
+        obstacle = obstacle or in_place_obstacle(run, attempt, ended, clock, nodes)
     except Exception as error:
         # It costs a requeue and not the run.
         traceback.print_exc()
@@ -275,15 +274,10 @@ def _start_again(
     return _requeue(run, attempt, ended, until, way, clock)
 
 
-def _step_of(run: RunDirectory, attempt: Attempt, way: Way) -> str:
-    return run.path.name if way.packed else step_name(attempt)
-
-
 def in_place_obstacle(
     run: RunDirectory,
     attempt: Attempt,
     ended: EndedAttempt,
-    way: Way,
     clock: Clock,
     nodes: "JobNodes | None" = None,
 ) -> str | None:
@@ -313,7 +307,7 @@ def in_place_obstacle(
     if obstacle is None and nodes is not None and nodes.has_lost_step:
         obstacle = nodes.end_lost_step()
     elif obstacle is None:
-        obstacle = in_place.end_step(attempt, _step_of(run, attempt, way))
+        obstacle = in_place.end_step(attempt, step_name(attempt))
     if obstacle is None and was_upgraded():
         obstacle = "hpcrun was upgraded while the job ran"
     # Last: nothing may come between these checks and the start.
@@ -336,9 +330,7 @@ def _requeue(
     way: Way,
     clock: Clock,
 ) -> Conclusion:
-    """Let Slurm start the job again; the requeue of a pack follows the end of all of its runs."""
-    if way.packed:
-        return Conclusion(exitcodes.UNFINISHED)
+    """Let Slurm start the job again."""
 
     def failed(kind: str, words: str) -> None:
         note(run, "requeue-failed", attempt, cause=kind, reason=words)
@@ -372,8 +364,7 @@ def _exclude_bad_nodes(
     """Exclude nodes that fail often from the job ``waiting``; Slurm changes those of a pending job only."""
     if ended is not None:
         after, hours = ended.job.exclude_after, ended.job.exclude_hours
-        ends = [ended.classification]
-        exclude_bad_nodes([run], attempt, ends, after=after, hours=hours, waiting=waiting)
+        exclude_bad_nodes(run, attempt, ended.classification, waiting, after=after, hours=hours)
 
 
 def reason_now(run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None) -> str | None:

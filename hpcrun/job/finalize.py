@@ -231,7 +231,7 @@ def _unlaunched(
 ) -> Diagnosis | None:
     """Return why no rank could open the attempt, if known."""
     of_people = ("submitted", "cancelled", "cancel-failed", "preempted")
-    not_of_ranks = (*of_people, "ended", "notified", "notify-failed")
+    not_of_ranks = (*of_people, "ended")
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
         return None
     opened = [event.attempt for event in events if event.what == "opened" and event.attempt]

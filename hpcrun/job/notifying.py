@@ -1,8 +1,7 @@
-"""Notifications of a run: the message, its delivery, and the process that sends it.
+"""Notifications of a run: the message, and the process that hands it to the user's command.
 
-The event of an end names its notification. A later event ``notified`` or ``notify-failed`` records its
-delivery, so the next process finds in the event log what a killed process has not sent. The process
-(``python -m hpcrun.job.notifying RUN``) is separate, because a slow server must not delay a restart.
+The event of an end names its notification. The process (``python -m hpcrun.job.notifying RUN``) is separate,
+because a slow command must not delay a restart.
 """
 
 import contextlib
@@ -13,23 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from hpcrun.config import Watch, load_resolved, masked
-from hpcrun.errors import ClusterError, UserError
+from hpcrun.errors import UserError
 from hpcrun.job.scheduler_view import batch_log
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, read_failures
-from hpcrun.run.events import Attempt, Cause, Event, note, read_events
+from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.run.files import end_of, finite, parse_line
-from hpcrun.run.lock_file import LockFile
 
 KEY = "notification"
 """The field of an event that names the notification."""
@@ -60,18 +55,13 @@ def notification_of(cause: Cause, *, restart: bool, attempts: int) -> str:
     return "failed" if first or cause in (Cause.BAD_INPUT, Cause.SAVE_FAILED) else "budget-used-up"
 
 
-def due(events: Sequence[Event]) -> list[Due]:
-    """Return the notifications in the event log without a recorded delivery, in order."""
-    asked: dict[tuple[str, Attempt], Due] = {}
-    for event in events:
-        name = event.fields.get(KEY)
-        if not isinstance(name, str) or event.attempt is None:
-            continue
-        if event.what in ("notified", "notify-failed"):
-            asked.pop((name, event.attempt), None)
-        else:
-            asked[name, event.attempt] = Due(name, event.attempt, event)
-    return list(asked.values())
+def due(events: Sequence[Event]) -> Due | None:
+    """Return the notification that the newest end asks for, or None."""
+    ends = (one for one in reversed(events) if one.what in ("ended", "given-up"))
+    end = next(ends, None)
+    if end is None or end.attempt is None or KEY not in end.fields:
+        return None
+    return Due(str(end.fields[KEY]), end.attempt, end)
 
 
 LINES, LINE_CHARACTERS = 20, 300
@@ -85,12 +75,8 @@ _VARIABLES = (
 )
 
 
-def message(run: RunDirectory, due: Due, cluster: str | None) -> dict[str, Any]:
-    """Return the message as data for JSON; fields from unreadable files are empty.
-
-    Args:
-        cluster: the name of the cluster; None: unknown.
-    """
+def message(run: RunDirectory, due: Due) -> dict[str, Any]:
+    """Return the message as data for JSON; fields from unreadable files are empty."""
     event = due.event
     reason, decision = (
         escaped(str(event.fields.get(key) or ""))[:_REASON_CHARACTERS]
@@ -110,7 +96,7 @@ def message(run: RunDirectory, due: Due, cluster: str | None) -> dict[str, Any]:
         "job": due.attempt.job,
         "restart": due.attempt.restart,
         "in_place": due.attempt.in_place,
-        "cluster": cluster,
+        "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         "host": str(event.fields.get("host") or node_name()),
         "time": round(event.time, 3),
         "lines": _last_lines(run, due.attempt),
@@ -119,11 +105,10 @@ def message(run: RunDirectory, due: Due, cluster: str | None) -> dict[str, Any]:
 
 
 def trial_message(name: str) -> dict[str, Any]:
-    """Return an example message of a run called ``name``, to test a target."""
+    """Return an example message of a run called ``name``, to test a command."""
     fields = {"reason": "hpcrun notify has sent this message"}
     event = Event("test", time.time(), Attempt("", 0), "test", None, fields)
-    trial = Due("test", Attempt("", 0), event)
-    return message(RunDirectory(Path(name)), trial, os.environ.get("SLURM_CLUSTER_NAME"))
+    return message(RunDirectory(Path(name)), Due("test", Attempt("", 0), event))
 
 
 def _last_lines(run: RunDirectory, attempt: Attempt) -> list[str]:
@@ -154,60 +139,25 @@ def _last_loss(run: RunDirectory) -> float | None:
 
 
 # Seconds.
-WEBHOOK_TIMEOUT, RETRY_PAUSE = 10.0, 1.0
 COMMAND_TIMEOUT = 30.0
-_TRIES = 2
 _PROBLEM_CHARACTERS = 300
-_BUSY = 429
 
 
 class DeliveryError(Exception):
     """A message that was not delivered; the text says why and contains no URL."""
 
 
-def deliver(value: str, content: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Send ``content`` to the target of ``watch.notify``: a URL, a command, or ``env:VARIABLE``.
+def deliver(command: str, content: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Give ``content`` to the shell command of ``watch.notify``.
 
     Raises:
         DeliveryError: with the reason.
     """
-    target = value
-    if value.startswith("env:"):
-        name = value.removeprefix("env:")
-        target = environ.get(name, "")
-        if not target.strip():
-            raise DeliveryError(f"the environment variable {name} is not set here")
     try:
-        if target.lower().startswith(("http://", "https://")):
-            _post(target, content)
-        else:
-            _run(target, content, environ)
+        _run(command, content, environ)
     except (DeliveryError, OSError) as problem:
-        words = escaped(" ".join(masked(str(problem)).replace(target, masked(target)).split()))
+        words = escaped(" ".join(masked(str(problem)).split()))
         raise DeliveryError(words[:_PROBLEM_CHARACTERS]) from None
-
-
-def _post(url: str, content: Mapping[str, Any]) -> None:
-    data = json.dumps(content).encode()
-    headers = {"Content-Type": "application/json", "User-Agent": "hpcrun"}
-    for number in range(1, _TRIES + 1):
-        try:
-            request = urllib.request.Request(url, data, headers, method="POST")
-            with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT) as answer:
-                if answer.geturl() == url:
-                    return
-            # A redirected POST becomes a GET without the message.
-            problem, final = f"{masked(url)} redirects to another address", True
-        except urllib.error.HTTPError as error:
-            with error:
-                problem = f"{masked(url)} answered {error.code} {error.reason}"
-            final = error.code < 500 and error.code != _BUSY
-        except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            problem, final = f"{masked(url)}: {reason}", False
-        if final or number == _TRIES:
-            raise DeliveryError(problem)
-        time.sleep(RETRY_PAUSE)
 
 
 def _run(command: str, content: Mapping[str, Any], environ: Mapping[str, str]) -> None:
@@ -247,20 +197,14 @@ def _run(command: str, content: Mapping[str, Any], environ: Mapping[str, str]) -
 
 # Seconds that a batch script without a next attempt waits for its sender; Slurm ends the sender after that.
 PATIENCE = 60.0
-# Seconds to wait for another sender of the run.
-_LOCK_WAIT = 50
 # The local cluster's controller ends the processes with this variable at its end.
 _MARK = "HPCRUN_LOCAL_JOB"
 
 
-def start(run: RunDirectory, watch: Watch | None = None) -> "subprocess.Popen[bytes] | None":
-    """Start the process that sends what is due; None if nothing is. An error prints one line.
-
-    Args:
-        watch: the run's section of the config; None: the process reads it.
-    """
+def start(run: RunDirectory, watch: Watch) -> "subprocess.Popen[bytes] | None":
+    """Start the process that sends what is due; None if nothing is. An error prints one line."""
     try:
-        if (watch is not None and not watch.notify) or not due(read_events(run)):
+        if not watch.notify or due(read_events(run)) is None:
             return None
         return subprocess.Popen(
             [sys.executable, "-m", "hpcrun.job.notifying", str(run.path)],
@@ -280,43 +224,24 @@ def wait(sender: "subprocess.Popen[bytes] | None", seconds: float = PATIENCE) ->
             sender.wait(seconds)
 
 
-def send(run: RunDirectory, unrecorded: Due | None = None) -> None:
-    """Send everything that is due, and ``unrecorded``, which the event log could not take."""
+def send(run: RunDirectory, one: Due) -> None:
+    """Send ``one``, if the config of the run asks for it; an error prints one line."""
     try:
-        config = load_resolved(run.config)
-        watch, cluster = config.watch, config.job.cluster or os.environ.get("SLURM_CLUSTER_NAME")
-        if unrecorded is not None:
-            if watch.notify is not None and unrecorded.name in watch.notify_on:
-                deliver(watch.notify, message(run, unrecorded, cluster), os.environ)
-            return
-        lock = LockFile(run.path / ".notifying", "another process sends them")
-        lock.hold(_LOCK_WAIT, _LOCK_WAIT)
-        try:
-            for one in due(read_events(run)):
-                _send(run, one, watch, cluster)
-        finally:
-            lock.release()
-    except (OSError, UserError, ClusterError, DeliveryError) as error:
+        watch = load_resolved(run.config).watch
+        if watch.notify is not None and one.name in watch.notify_on:
+            deliver(watch.notify, message(run, one), os.environ)
+    except (OSError, UserError, DeliveryError) as error:
         say(f"hpcrun: no notification: {masked(str(error))}")
-
-
-def _send(run: RunDirectory, one: Due, watch: Watch, cluster: str | None) -> None:
-    if watch.notify is None:
-        return
-    try:
-        deliver(watch.notify, message(run, one, cluster), os.environ)
-    except DeliveryError as problem:
-        say(f"hpcrun: notification {one.name} failed: {problem}")
-        note(run, "notify-failed", one.attempt, **{KEY: one.name}, reason=str(problem))
-        return
-    note(run, "notified", one.attempt, **{KEY: one.name}, to=masked(watch.notify))
 
 
 def main(arguments: list[str]) -> None:
     """Send what is due for the run in ``arguments``; ignore signals, which Slurm sends to a whole script."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    send(RunDirectory(Path(arguments[0])))
+    run = RunDirectory(Path(arguments[0]))
+    one = due(read_events(run))
+    if one is not None:
+        send(run, one)
 
 
 if __name__ == "__main__":

@@ -148,6 +148,6 @@ def require_none_lost(run: RunDirectory, handle: str | None = None) -> None:
     raise RunError(
         f"{run.checkpoints}: {found}, and no checkpoint is left: {node_name()} lists none; if `ls` on "
         "another node shows step folders there, the mount of this node is at fault: "
-        f"`hpcrun resume {name}` without this node; else put the folder back, or start from step 0 with "
-        f"`hpcrun resume {name} --from-scratch`"
+        f"`hpcrun resume {name}` without this node; else put the folder back, or start a new run with "
+        f"`hpcrun submit -c {run.config} --name OTHER`"
     )

@@ -250,7 +250,7 @@ def submit_successor(
     retries = Retries(failed, until, clock or Clock())
     while True:
         try:
-            job, cluster = _submit(run, attempt)
+            job = _submit(run, attempt)
             break
         except ContinuationError as refusal:
             kind = slurm.classify_requeue_error(str(refusal))
@@ -259,7 +259,7 @@ def submit_successor(
     try:
         _record(run, attempt, job)
     except OSError as error:
-        slurm.run(slurm.scancel_command(job, cluster=cluster))
+        slurm.run(slurm.scancel_command(job))
         raise ContinuationError(f"{run.events}: {error.strerror}") from error
     return job
 
@@ -288,8 +288,8 @@ def take_over_dependents(old: str, new: str) -> list[str]:
     return moved
 
 
-def _submit(run: RunDirectory, attempt: Attempt) -> tuple[str, str | None]:
-    """Call sbatch; return the new job's id, and its cluster if sbatch names the cluster."""
+def _submit(run: RunDirectory, attempt: Attempt) -> str:
+    """Call sbatch; return the new job's id."""
     command = [
         "sbatch",
         "--parsable",
@@ -310,7 +310,6 @@ def _record(run: RunDirectory, attempt: Attempt, job: str) -> None:
     before = [event for event in read_events(run) if event.what == "submitted"]
     facts = dict(before[-1].fields) if before else {"executor": "slurm"}
     # The new job has this run only.
-    facts.pop("pack", None)
     record_event(
         run,
         "submitted",

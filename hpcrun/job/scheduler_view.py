@@ -220,7 +220,7 @@ def batch_log(run: RunDirectory, attempt: Attempt, view: JobView | None = None) 
 
 def _log_files(run: RunDirectory, attempt: Attempt, view: JobView | None) -> list[Path]:
     found: list[Path] = []
-    for path in (*run.batch_logs(attempt.job), *(view.outputs if view else ())):
+    for path in (run.batch_log(attempt.job), *(view.outputs if view else ())):
         try:
             known = any(path.samefile(other) for other in found)
             if path.is_file() and not known:

@@ -13,7 +13,6 @@ from hpcrun.nodes.step_nodes import elastic_options, tasks_on_node
 from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.containers import ImageRequest, container_of
 from hpcrun.slurm.node_setup import node_setup_command
 from hpcrun.slurm.notation import STEPS, expand
@@ -24,9 +23,6 @@ _FOUND = (
     '{ echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
 )
 _SURVIVE = _FOUND + 'trap "" USR1 USR2; exec "$@"'
-_TELL_CORES = _FOUND + 'export SLURM_CPUS_PER_TASK="$0"; exec "$@"'
-# The variables by which srun learns the number of cores of a task.
-_CORES = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK")
 
 
 @dataclass(frozen=True)
@@ -41,13 +37,11 @@ class BatchJob:
 class Way:
     """The kind of batch script.
 
-    ``own_script``: a person wrote it. ``torchrun``: one torchrun per node starts the ranks. ``packed``: other
-    runs share the job; this step does not requeue it.
+    ``own_script``: a person wrote it. ``torchrun``: one torchrun per node starts the ranks.
     """
 
     own_script: bool = False
     torchrun: bool = False
-    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ class RanksEnd:
 class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; without values for a person's own script.
 
-    ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
+    ``gpus``: the ranks must not train on CPUs.
     ``script``: the ranks run a program of the user, which may save on SIGTERM. ``node_range``: ``job.nodes``,
     if it is a range. ``spares``: nodes that the ranks do not use. ``gpus_per_node``, ``tasks``: per node.
     ``container``: the words before the command of a rank. ``image``: ``job.image``, with its mounts.
@@ -88,7 +82,6 @@ class LaunchOptions:
     container: Sequence[str] = ()
     image: ImageRequest | None = None
     python: str | None = None
-    shares_cores: bool = False
     script: bool = False
     node_range: str | None = None
     spares: int = 0
@@ -156,37 +149,12 @@ def in_container(run: RunDirectory, options: LaunchOptions) -> LaunchOptions:
     )
 
 
-def sharing_node(run: RunDirectory, options: LaunchOptions) -> LaunchOptions:
-    """Return the options for a run of one rank that shares its job's node with other runs.
-
-    The step gets all resources of the job, as do the steps of the other runs. Its name is that of the run.
-    """
-    shared = [
-        "--overlap",
-        *("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none"),
-        f"--job-name={run.path.name}",
-    ]
-    # A script uses this port, so all runs of the job would try the same port.
-    port = str(port_candidates(str(run.path), 1)[0])
-    return replace(
-        options,
-        srun_args=[*options.srun_args, *shared],
-        env={"MASTER_PORT": port} | dict(options.env),
-        shares_cores=True,
-    )
-
-
 def srun_command(
     run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
 ) -> list[str]:
     """Return the command that starts one task per rank."""
     cores = environ.get("SLURM_CPUS_PER_TASK")
-    size = environ.get("SLURM_HET_SIZE")
-    groups = None if given_option(options.srun_args, "het-group") else size
-    # A step with a request for cores gets only these, and Slurm gives overlapping steps the same cores.
-    shared = options.shares_cores and cores is not None
     return [
-        *(["env", *(word for name in _CORES for word in ("-u", name))] if shared else []),
         "srun",
         # Without this option, the other ranks would wait for a dead rank in a collective.
         "--kill-on-bad-exit=1",
@@ -195,14 +163,11 @@ def srun_command(
         "--export=ALL",
         *_no_wait(attempt),
         # srun of 22.05 and 23.02 does not inherit this option from sbatch.
-        *([f"--cpus-per-task={cores}"] if cores and not shared else []),
-        # Without this option only the first component starts.
-        *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
+        *([f"--cpus-per-task={cores}"] if cores else []),
         *options.srun_args,
-        # Last, because the batch step finds the step by its name. That of a pack is in the arguments.
-        *([] if options.shares_cores else [f"--job-name={step_name(attempt)}"]),
+        # Last, because the batch step finds the step by its name.
+        f"--job-name={step_name(attempt)}",
         f"{output_option(run, attempt)}rank-%5t.log",
-        *(["bash", "-c", _TELL_CORES, str(cores)] if shared else []),
         *surviving(options.container),
         *options.container,
         *(options.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
@@ -215,7 +180,7 @@ def node_setup_steps(
     """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
 
     Raises:
-        ClusterError: the job is heterogeneous, or the nodes in ``srun_args`` cannot be read.
+        ClusterError: the nodes in ``srun_args`` cannot be read.
     """
     if not options.node_setup:
         return []
@@ -333,13 +298,9 @@ def newest_left(run: RunDirectory, attempt: Attempt) -> Attempt | None:
     return left
 
 
-def link_batch_log(run: RunDirectory, attempt: Attempt, kind: str = "batch") -> None:
-    """Link the output of this batch script under a name that the classification reads.
-
-    Args:
-        kind: ``batch`` for a person's own script; ``pack`` for the script of several runs.
-    """
-    link = run.logs / f"{kind}-{attempt.job}.log"
+def link_batch_log(run: RunDirectory, attempt: Attempt) -> None:
+    """Link the output of a person's own batch script under a name that the classification reads."""
+    link = run.batch_log(attempt.job)
     if link.exists():
         return
     target = os.readlink("/proc/self/fd/1")  # noqa: PTH115  (also a pipe's)

@@ -33,7 +33,6 @@ from hpcrun.job.srun import (
     node_setup_steps,
     preflight_steps,
     read_launch_options,
-    sharing_node,
     srun_command,
     torchrun_command,
     torchrun_variables,
@@ -175,8 +174,6 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
     job = take_over_variables()
-    if way.packed:
-        return _run_attempts(run, job, way, again=True)
     again = note_begun(run)
     try:
         ended = _run_attempts(run, job, way, failed, code, again=again)
@@ -211,7 +208,6 @@ def _run_attempts(
     else:
         job = replace(job, attempt=left)
         print(f"hpcrun: the batch step of attempt {left.owner} was killed", flush=True)
-    _send_left(run)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
@@ -258,9 +254,7 @@ def _run_in_turn(
 
 
 def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | None:
-    """Return the nodes of this job with a watch over them; None if other runs share the job."""
-    if way.packed:
-        return None
+    """Return the nodes of this job with a watch over them; None as :func:`_nodes_of_job`."""
     try:
         options = read_launch_options(run)
         if way.own_script:
@@ -279,9 +273,9 @@ def _nodes_of_job(
     *,
     torchrun: bool = False,
 ) -> JobNodes | None:
-    """Return the nodes of this job; None if the job starts no further step, or is heterogeneous."""
+    """Return the nodes of this job; None if the job starts no further step."""
     hosts = environ.get("SLURM_JOB_NODELIST")
-    if not options.in_place or hosts is None or "SLURM_HET_SIZE" in environ:
+    if not options.in_place or hosts is None:
         return None
     nodes = tuple(expand(hosts))
     # sbatch_args may change the number of nodes.
@@ -302,18 +296,9 @@ def _hosts() -> str | None:
     return os.environ.get("SLURM_JOB_NODELIST")
 
 
-def _send_left(run: RunDirectory) -> None:
-    """Send the notifications of an attempt that lost its node before it could send them."""
-    from hpcrun.job.notifying import start
-
-    start(run)
-
-
 def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
     """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
     options = LaunchOptions() if way.own_script else in_container(run, read_launch_options(run))
-    if way.packed:
-        options = sharing_node(run, options)
     environ: Mapping[str, str] = os.environ
     if nodes is not None:
         try:
@@ -329,7 +314,7 @@ def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes |
         )
     command = srun_command
     # srun sets SLURM_JOB_NAME to the name of the step.
-    named = {} if way.packed else {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
+    named = {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
     env = {**options.env, **named, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
@@ -380,6 +365,10 @@ def take_over_variables() -> BatchJob:
     own = own_variables(os.environ, facts)
     os.environ.clear()
     os.environ.update(own)
+    if "SLURM_HET_SIZE" in own:
+        raise UserError(
+            "batch: a heterogeneous job is not supported; request all nodes in one component"
+        )
     attempt = Attempt(job_id(own) or number, int(own.get("SLURM_RESTART_COUNT") or 0))
     return BatchJob(attempt, slurm.unix_time(facts.get("EndTime", "Unknown")))
 

@@ -110,9 +110,7 @@ def query_end_time(job: str) -> float | None:
     rank then continues with the previous answer.
     """
     answer = slurm.run(slurm.squeue_command([job]))
-    jobs = slurm.parse_squeue(answer.stdout)
-    # A heterogeneous job is queried by its leader's id, and listed by component.
-    info = jobs.get(job) or jobs.get(f"{job}+0")
+    info = slurm.parse_squeue(answer.stdout).get(job)
     return None if info is None or info.state == "PENDING" else info.end_time
 
 

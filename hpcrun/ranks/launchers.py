@@ -48,7 +48,6 @@ TORCHRUN_PORT = 29500
 """torchrun's own default."""
 
 _STEP_HOSTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-_FIRST_COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_0"
 # slurm.h, SLURM_MAX_NORMAL_STEP_ID: the batch script and salloc's own step have numbers from here up.
 _NO_STEP = 0xFFFFFFF0
 _STEP_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
@@ -137,13 +136,12 @@ def scheduler(environ: Mapping[str, str]) -> Literal["slurm", "local", "direct"]
 def job_id(environ: Mapping[str, str]) -> str | None:
     """Return the id by which this job is queried and requeued, or None outside Slurm.
 
-    A task of a job array is ``ARRAY_TASK`` and not its own SLURM_JOB_ID, and all components of a
-    heterogeneous job use their leader's id (scontrol(1), requeue).
+    A task of a job array is ``ARRAY_TASK`` and not its own SLURM_JOB_ID (scontrol(1), requeue).
     """
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     if array and task:
         return f"{array}_{task}"
-    return environ.get("SLURM_HET_JOB_ID") or environ.get("SLURM_JOB_ID") or None
+    return environ.get("SLURM_JOB_ID") or None
 
 
 def step_hosts(environ: Mapping[str, str]) -> list[str]:
@@ -244,17 +242,11 @@ def _master_of_step(environ: Mapping[str, str], nodes: int) -> str:
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
-    """Return the host of rank 0, as far as Slurm's variables show.
-
-    A step's list of hosts is sorted, and a heterogeneous job has rank 0 in its first component, which may
-    have a later host.
-    """
+    """Return the host of rank 0, as far as Slurm's variables show."""
     hosts = step_hosts(environ)
     if not hosts:
         raise ClusterError(f"none of {', '.join(_STEP_HOSTS)} is set; {_SRUN}")
-    component = environ.get(_FIRST_COMPONENT)
-    first = expand(component)[0] if component else hosts[0]
-    return first if first in hosts else hosts[0]
+    return hosts[0]
 
 
 def _has_own_devices(environ: Mapping[str, str], tasks_on_node: int) -> bool:

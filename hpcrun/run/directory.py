@@ -135,9 +135,9 @@ class RunDirectory:
         """Folder of an attempt's logs: ``rank-00003.log`` per task, and records of its end."""
         return self.job_logs(attempt.job) / f"restart-{attempt.label}"
 
-    def batch_logs(self, job: str) -> list[Path]:
-        """Output of the batch script of ``job``; with ``--pack`` also of the script that runs share."""
-        return [self.logs / f"{kind}-{job}.log" for kind in ("batch", "pack")]
+    def batch_log(self, job: str) -> Path:
+        """Output of the batch script of ``job``."""
+        return self.logs / f"batch-{job}.log"
 
     def exists(self) -> bool:
         """Return True if this is a complete run, as far as this user can see."""

@@ -56,8 +56,7 @@ class Event:
     its cause), requeue-failed, excluded (nodes that failed too often), node-lost (``host``, with the
     ``reason``), replaced (``lost`` ``by`` a spare node, with the ``reason``), spare-lost and spare-unfit
     (a node that no step used), cancelled (by a person, on Slurm), preempted (by a person), occupied
-    (another job was ``refused`` because the ``holder`` had the run), given-up (no job continues the run),
-    notified and notify-failed (the outcome of a notification).
+    (another job was ``refused`` because the ``holder`` had the run), given-up (no job continues the run).
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""The file ``sweep.json`` of a sweep folder: the axes, the runs with their values, and the submissions.
+"""The file ``sweep.json`` of a sweep folder: the runs with their values.
 
 The folder ``runs/SWEEP`` holds this file and a run directory for each element: ``runs/SWEEP/000`` and so on.
 An element keeps its name for good: a later submission adds elements and renames none.
@@ -6,7 +6,7 @@ An element keeps its name for good: a later submission adds elements and renames
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.files import read_json, write_hashed
 
 NAME = "sweep.json"
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -26,24 +26,11 @@ class SweepRun:
 
 
 @dataclass(frozen=True)
-class SweepSubmission:
-    """One submission: its time (Unix seconds), executor, jobs and elements."""
-
-    time: float
-    executor: str
-    jobs: Sequence[str]
-    elements: Sequence[str]
-
-
-@dataclass(frozen=True)
 class SweepFile:
-    """The content of ``sweep.json``. ``axes``: each dotted key with its values, in the user's order."""
+    """The content of ``sweep.json`` in ``folder``."""
 
     folder: Path
-    name: str
-    axes: Mapping[str, Sequence[Any]]
     runs: Sequence[SweepRun]
-    submissions: Sequence[SweepSubmission] = field(default=())
 
     @property
     def directories(self) -> dict[str, RunDirectory]:
@@ -82,13 +69,7 @@ def read_sweep(folder: Path) -> SweepFile | None:
             "use the hpcrun that made the sweep"
         )
     try:
-        return SweepFile(
-            folder,
-            content["name"],
-            content["axes"],
-            [SweepRun(run["name"], run["values"]) for run in content["runs"]],
-            [SweepSubmission(**one) for one in content["submissions"]],
-        )
+        return SweepFile(folder, [SweepRun(run["name"], run["values"]) for run in content["runs"]])
     except (KeyError, TypeError) as error:
         raise damaged from error
 
@@ -100,9 +81,6 @@ def write_sweep(sweep: SweepFile) -> None:
         sweep.folder / NAME,
         {
             "version": VERSION,
-            "name": sweep.name,
-            "axes": sweep.axes,
             "runs": [{"name": run.name, "values": run.values} for run in sweep.runs],
-            "submissions": [asdict(one) for one in sweep.submissions],
         },
     )

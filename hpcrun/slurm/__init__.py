@@ -13,7 +13,6 @@ from hpcrun.slurm.answers import (
     parse_job_states,
     parse_sacct,
     parse_sbatch,
-    parse_scripts,
     parse_show_job,
     parse_sinfo,
     parse_squeue,
@@ -43,7 +42,6 @@ from hpcrun.slurm.commands import (
     sinfo_command,
     squeue_command,
     squeue_dependents_command,
-    squeue_scripts_command,
     squeue_steps_command,
 )
 from hpcrun.slurm.notation import seconds, unix_time
@@ -68,7 +66,6 @@ __all__ = [
     "parse_sacct",
     "parse_sacct_usage",
     "parse_sbatch",
-    "parse_scripts",
     "parse_show_job",
     "parse_sinfo",
     "parse_squeue",
@@ -89,7 +86,6 @@ __all__ = [
     "sinfo_command",
     "squeue_command",
     "squeue_dependents_command",
-    "squeue_scripts_command",
     "squeue_steps_command",
     "unix_time",
 ]

@@ -172,13 +172,11 @@ def parse_sinfo(text: str) -> dict[str, str]:
     return {fields[0]: fields[1] for fields in lines if len(fields) == 2}
 
 
-_SUBMITTED = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:(?:;| on cluster )(\S+))?")
+_SUBMITTED = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:(?:;| on cluster )\S+)?")
 
 
-def parse_sbatch(text: str) -> tuple[str, str | None]:
-    """Return the job id that sbatch printed, and the cluster, which sbatch prints only after ``--clusters``.
-
-    Its forms are ``123``, ``123;cluster`` and ``Submitted batch job 123 on cluster NAME``.
+def parse_sbatch(text: str) -> str:
+    """Return the job id that sbatch printed, as ``123``, ``123;cluster`` or ``Submitted batch job 123``.
 
     Raises:
         ClusterError: the last line contains no job id.
@@ -190,7 +188,7 @@ def parse_sbatch(text: str) -> tuple[str, str | None]:
             f"sbatch answered {lines[-1] if lines else 'nothing'!r}: expected a job id; "
             "see with squeue --me whether the job was submitted"
         )
-    return match[1], match[2]
+    return match[1]
 
 
 RequeueError = Literal["denied", "disabled", "batch-only", "pending", "transient", "unknown"]
@@ -353,19 +351,3 @@ def parse_dependents(text: str) -> list[Dependent]:
         for fields in lines
         if len(fields) == 3 and ":" in fields[1]
     ]
-
-
-def parse_scripts(text: str) -> list[tuple[str, str, str | None]]:
-    """Return id, path of the batch script, and cluster of each job; the cluster only if squeue names it.
-
-    An array has several lines in squeue and one entry here.
-    """
-    found: dict[tuple[str, str, str | None], None] = {}
-    cluster = None
-    for line in text.splitlines():
-        job, bar, script = line.strip().partition("|")
-        if bar and job.isdecimal():
-            found[job, script, cluster] = None
-        elif job.startswith("CLUSTER: "):
-            cluster = job.removeprefix("CLUSTER: ").strip()
-    return list(found)

@@ -1,7 +1,5 @@
 """Builders for the command lines of Slurm's programs. No function here runs a program.
 
-``cluster`` is for ``--clusters``: another cluster than this host's.
-
 SLURM_TIME_FORMAT requests Unix seconds, which avoids time zones and the repeated hour in
 autumn.
 """
@@ -26,12 +24,11 @@ SACCT_USAGE_FIELDS = (
 )
 
 
-def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
+def squeue_command(job_ids: Sequence[str]) -> list[str]:
     """Build one query for all these jobs; Slurm remembers ended jobs for some minutes."""
     jobs = ",".join(_checked(job_id) for job_id in job_ids)
     return [
         "squeue",
-        *_of(cluster),
         "--noheader",
         "--array",
         "--states=all",
@@ -45,10 +42,10 @@ def srun_help_command() -> list[str]:
     return ["srun", "--help"]
 
 
-def squeue_steps_command(job_id: str, cluster: str | None = None) -> list[str]:
+def squeue_steps_command(job_id: str) -> list[str]:
     """Build the query for the steps of one job that have not ended, with their names."""
     job = _checked(job_id)
-    return ["squeue", *_of(cluster), "--noheader", "--steps", "--format=%i|%j", f"--jobs={job}"]
+    return ["squeue", "--noheader", "--steps", "--format=%i|%j", f"--jobs={job}"]
 
 
 def squeue_dependents_command() -> list[str]:
@@ -56,21 +53,11 @@ def squeue_dependents_command() -> list[str]:
     return ["squeue", "--noheader", "--me", "--states=PENDING", "--format=%i|%E|%o"]
 
 
-def squeue_scripts_command(users: Sequence[int], cluster: str | None = None) -> list[str]:
-    """Build the query for the jobs of these users that have not ended, with their batch scripts.
-
-    An array is one job here.
-    """
-    names = ",".join(map(str, users))
-    return ["squeue", *_of(cluster), "--noheader", f"--user={names}", "--format=%F|%o"]
-
-
-def sacct_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
+def sacct_command(job_ids: Sequence[str]) -> list[str]:
     """Build the query for every attempt of these jobs; without --duplicates only the last shows."""
     jobs = ",".join(_checked(job_id) for job_id in job_ids)
     return [
         "sacct",
-        *_of(cluster),
         "--noheader",
         "--parsable2",
         "--allocations",
@@ -99,15 +86,13 @@ def scontrol_requeue_command(job_id: str) -> list[str]:
     return ["scontrol", "requeue", _checked(job_id)]
 
 
-def scontrol_show_job_command(
-    job_id: str, cluster: str | None = None, *, as_json: bool = False
-) -> list[str]:
+def scontrol_show_job_command(job_id: str, *, as_json: bool = False) -> list[str]:
     """Build the query for all that the controller knows of one job.
 
     JSON also has the state that COMPLETING hides; scontrol of 22.05 has no such option and refuses it.
     """
     form = ["--json"] if as_json else []
-    return ["scontrol", *_of(cluster), "show", "job", _checked(job_id), *form]
+    return ["scontrol", "show", "job", _checked(job_id), *form]
 
 
 def sinfo_command(hosts: Sequence[str] = ()) -> list[str]:
@@ -131,7 +116,6 @@ def scancel_command(
     signal: str | None = None,
     *,
     step: int | None = None,
-    cluster: str | None = None,
 ) -> list[str]:
     """Build the end of a job, or a signal (such as "USR2") to its steps, or to one ``step``.
 
@@ -141,7 +125,7 @@ def scancel_command(
     Raises:
             ClusterError: the job id or the signal is not valid.
     """
-    argv = ["scancel", *_of(cluster)]
+    argv = ["scancel"]
     if signal is not None:
         if not _SIGNAL.fullmatch(signal):
             raise ClusterError(f"signal {signal!r}: expected a name such as USR2 or TERM")
@@ -149,19 +133,19 @@ def scancel_command(
     return [*argv, _checked(job_id) if step is None else f"{_checked(job_id)}.{step}"]
 
 
-def scontrol_show_nodes_command(cluster: str | None = None) -> list[str]:
+def scontrol_show_nodes_command() -> list[str]:
     """Build the query for all facts about the controller's nodes, one line each."""
-    return ["scontrol", *_of(cluster), "--oneliner", "show", "nodes"]
+    return ["scontrol", "--oneliner", "show", "nodes"]
 
 
-def scontrol_show_partitions_command(cluster: str | None = None) -> list[str]:
+def scontrol_show_partitions_command() -> list[str]:
     """Build the query for all partitions, one line each."""
-    return ["scontrol", *_of(cluster), "--oneliner", "show", "partitions"]
+    return ["scontrol", "--oneliner", "show", "partitions"]
 
 
-def scontrol_show_config_command(cluster: str | None = None) -> list[str]:
+def scontrol_show_config_command() -> list[str]:
     """Build the query for the cluster's configuration."""
-    return ["scontrol", *_of(cluster), "show", "config"]
+    return ["scontrol", "show", "config"]
 
 
 def _checked(job_id: str) -> str:
@@ -170,10 +154,6 @@ def _checked(job_id: str) -> str:
             f"job id {job_id!r}: expected a number such as 123, or 123_4 of an array"
         )
     return job_id
-
-
-def _of(cluster: str | None) -> list[str]:
-    return [] if cluster is None else [f"--clusters={cluster}"]
 
 
 TIMED_OUT = 124
@@ -223,11 +203,7 @@ def run(
 
 
 def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop variables that change an answer (SQUEUE_STATES, SLURM_CLUSTERS …); fix language and time format.
-
-    The user's default cluster goes to sbatch as job.cluster. Each later query names the cluster of the
-    job.
-    """
+    """Drop variables that change an answer (SQUEUE_STATES, SLURM_CLUSTERS); fix language and time format."""
     changing = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
     kept = {name: value for name, value in environ.items() if not name.startswith(changing)}
     return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}

@@ -74,8 +74,6 @@ _NAMES = frozenset(
 )
 # If two variables have the same key, the later wins, as in sbatch.
 _DEFAULTS = {
-    "SLURM_CLUSTERS": "cluster",
-    "SBATCH_CLUSTERS": "cluster",
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
     "SBATCH_MEM_PER_NODE": "mem",

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcrun.errors import ClusterError
 from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.notation import STEPS, expand
 
@@ -41,14 +40,7 @@ def node_setup_command(
         srun_args: of the ranks; ``--nodes``, ``--nodelist``, ``--exclude``, ``--relative``, ``--overlap``,
             ``--no-kill`` and ``--immediate`` count.
         folder: the attempt's logs. Each node writes to ``node-setup-NODE.log`` there.
-
-    Raises:
-        ClusterError: the job is heterogeneous.
     """
-    if "SLURM_HET_SIZE" in environ:
-        raise ClusterError(
-            "job.node_setup: a heterogeneous job has no node_setup; prepare its nodes in job.setup"
-        )
     placing = {
         long: value
         for long, short in _PLACING.items()

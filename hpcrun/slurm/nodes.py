@@ -62,13 +62,13 @@ class Offer:
     limits: PartitionLimits
 
 
-def cluster_offer(cluster: str | None = None) -> Offer | None:
-    """Ask this cluster, or ``cluster`` (see ``--clusters``), for its resources; None without an answer."""
+def cluster_offer() -> Offer | None:
+    """Ask this cluster for its resources; None without an answer."""
     texts = []
     for command in (
-        slurm.scontrol_show_nodes_command(cluster),
-        slurm.scontrol_show_partitions_command(cluster),
-        slurm.scontrol_show_config_command(cluster),
+        slurm.scontrol_show_nodes_command(),
+        slurm.scontrol_show_partitions_command(),
+        slurm.scontrol_show_config_command(),
     ):
         shown = slurm.run(command)
         if shown.returncode != 0:

@@ -56,7 +56,7 @@ def test_a_refusal_to_read_is_a_failure_of_the_node(two: Path, part: str, code: 
     assert failed.value.here
     assert errno.errorcode[code] in str(failed.value)
     assert "is kept, and another node may be able to read it" in str(failed.value)
-    assert "from-scratch" not in str(failed.value)
+    assert "another --name" not in str(failed.value)
     assert names(two) == ["step-000000001", "step-000000002"]
     single_rank.require_state(single_rank.restored(two), 2)
 
@@ -73,7 +73,7 @@ def test_a_refused_read_before_damaged_checkpoints_is_not_damage(two: Path) -> N
     with pytest.raises(ReadFailure, match=r"step-000000001/manifest\.json: cannot be read"):
         single_rank.engine(two, "7-1", fs).restore(single_rank.nothing)
     flip(two / "step-000000001" / "rank-00000.bin")
-    with pytest.raises(CheckpointError, match=r"no checkpoint is valid.*--from-scratch"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint is valid.*another --name"):
         single_rank.engine(two, "7-1").restore(single_rank.nothing)
 
 
@@ -83,7 +83,7 @@ def test_checkpoints_of_a_newer_format_cause_no_restart_from_zero(two: Path) -> 
         manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(CheckpointError, match="use the versions of hpcrun") as refused:
         single_rank.engine(two, "7-1").restore(single_rank.nothing)
-    assert "from-scratch" not in str(refused.value)
+    assert "another --name" not in str(refused.value)
     assert names(two) == ["step-000000001", "step-000000002"]
 
 

@@ -161,7 +161,6 @@ def test_a_live_run_is_preempted_cancelled_and_resumed(folder: Path) -> None:
     assert resumed == {
         "run": str(run.path),
         "executor": "local",
-        "cluster": None,
         "job_id": resumed["job_id"],
     }
     killed = jobs.hpcrun("cancel", "--now", "live", cwd=folder)

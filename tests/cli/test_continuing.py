@@ -100,8 +100,8 @@ def test_a_config_edited_after_a_save_is_refused(
     assert content(run) == before
 
 
-def test_a_run_with_lost_checkpoints_starts_over_on_request_only(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_run_with_lost_checkpoints_is_refused(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
     record_event(run, "saved", step=3, attempt=Attempt("7", 0))
@@ -113,25 +113,8 @@ def test_a_run_with_lost_checkpoints_starts_over_on_request_only(
         assert guarded(command) == 2
         told = capsys.readouterr().err
         assert "checkpoints: step 3 was saved, and no checkpoint is left: " in told
-        assert "put the folder back, or start from step 0" in told
-        assert "with `hpcrun resume one --from-scratch`\n" in told
-    assert guarded([*LINE, "train.lr=0.2", "--from-scratch"]) == 2
-    assert "is a run of another config (train.lr: 0.1 -> 0.2)" in capsys.readouterr().err
-    # A submission that fails leaves everything unchanged.
-    with monkeypatch.context() as without_sbatch:
-        without_sbatch.setenv("PATH", "")
-        unsent = [word for word in line if word != "--prepare"]
-        assert guarded([*unsent, "--from-scratch", "--executor", "slurm"]) == 2
-    assert "there is no sbatch on PATH" in capsys.readouterr().err
+        assert "put the folder back, or start a new run with" in told
     assert content(run) == before
-    for number in ("", ".1"):
-        assert guarded([*line, "--from-scratch"]) == 0
-        old = run.logs if number else run.job_logs("7")
-        assert (old / "events.jsonl").exists() is not bool(number)
-        assert list(run.checkpoints.iterdir()) == []
-        assert not run.metrics.exists()
-    assert guarded(line) == 0
-    assert (run.job_logs("7") / "metrics.jsonl").read_text() == "the old ones\n"
 
 
 def test_another_config_without_a_name_is_a_numbered_run(
@@ -194,28 +177,6 @@ def test_the_names_of_sweeps_and_waiting_runs_are_taken(
     # The same command again must not train twice.
     assert guarded([*line, *script]) == 2
     assert "x-2: job 7 has it already" in capsys.readouterr().err
-
-
-def test_from_scratch_moves_present_checkpoints_out_of_the_way(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved = run.checkpoints / "step-000000003"
-    saved.mkdir()
-    (saved / "manifest.json").write_text("{}")
-    for name in ("checkpoints", "checkpoints.1"):
-        assert guarded([*LINE, "train.lr=0.1", "--from-scratch"]) == 0
-        assert list(run.checkpoints.iterdir()) == []
-        assert [path.name for path in (run.logs / name).iterdir()] == ["step-000000003"]
-        (run.checkpoints / "step-000000003").mkdir()
-
-
-def test_a_script_does_not_start_from_scratch(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["submit", "--prepare", "--no-snapshot", "--name", "script"]
-    assert guarded([*line, "--", "python", "x.py"]) == 0
-    assert guarded([*line, "--from-scratch", "--", "python", "x.py"]) == 2
-    assert "runs a script, which has checkpoints in its own format" in capsys.readouterr().err
 
 
 def test_a_script_that_reported_a_save_needs_no_checkpoints(

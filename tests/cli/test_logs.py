@@ -84,20 +84,7 @@ def test_lines_are_chosen_by_rank_pattern_and_number(
     ]
     assert guarded(["logs", "a", "--grep", "("]) == 2
     assert "--grep (: not a regular expression" in capsys.readouterr().err
-    assert guarded(["logs", "a", "--errors", "-f"]) == 2
     assert guarded(["logs", "a", "--rank", "5"]) == 2
-
-
-def test_errors_shows_what_the_doctor_takes_for_the_cause(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = run.attempt_logs(Attempt("7", 1)) / "rank-00001.log"
-    log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
-    line, verdict, remedy = shown(capsys, "--errors")
-    assert line.startswith(f"{'':8} rank 1, restart 1 | logs/7/restart-1/rank-00001.log:2: ")
-    assert "CUDA out of memory" in line
-    assert verdict.startswith("hpcrun: doctor: rank 1: ")
-    assert remedy.startswith("hpcrun: remedy: ")
 
 
 def test_under_torchrun_a_line_has_its_rank_or_node(

@@ -268,7 +268,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, state in enumerate(("finished", "finished", "failed")):
         run_of(tmp_path, f"lrs/00{number}", state, 1.0)
     listed = [SweepRun(f"00{n}", {"optim.lr": 10.0**-n}) for n in range(4)]
-    write_sweep(SweepFile(tmp_path / "runs" / "lrs", "lrs", {}, listed))
+    write_sweep(SweepFile(tmp_path / "runs" / "lrs", listed))
     return tmp_path
 
 

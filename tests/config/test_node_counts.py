@@ -75,7 +75,6 @@ def test_another_form_of_nodes_is_refused(written, text):
             ["job.nodes=2-4", "train.deterministic=strict"],
             "strict refuses other bits on resume, and",
         ),
-        (["job.nodes=2-4", "job.gpu_request=gpus-per-task"], "gpus-per-task needs one number of"),
         (["job.nodes=1-4", "train.parallel=fsdp", "fsdp.shard=hybrid"], "hybrid keeps a copy on"),
         (
             ["job.nodes=1-4", "job.executor=debug"],

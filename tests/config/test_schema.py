@@ -84,7 +84,6 @@ def test_a_later_layer_may_replace_only_type_or_count() -> None:
     [
         (["job.gpus=a100:0"], "should be at least 1, not 0"),
         (["job.gpus=a100:2", "job.gpu_request=none"], "omit the type"),
-        (["job.gpus=a100:2", "job.gpu_request=gpus-per-task"], "omit the type"),
     ],
 )
 def test_an_invalid_request_for_gpus_is_refused(override: list[str], told: str) -> None:

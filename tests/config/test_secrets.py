@@ -25,7 +25,6 @@ SHOWN = "https://hooks.example.org:8443/***"
         (f"curl -d @- '{URL}' | cat", f"curl -d @- '{SHOWN}' | cat"),
         (f"{URL}: refused", f"{SHOWN}: refused"),
         ("HTTP://[::1", "HTTP://***"),
-        ("env:HOOK", "env:HOOK"),
         ("mail ann", "mail ann"),
     ],
 )
@@ -34,10 +33,10 @@ def test_a_url_is_cut_down_to_its_host(text: str, shown: str) -> None:
 
 
 def test_no_text_of_a_config_shows_the_url() -> None:
-    config = resolve([override_layer([f"watch.notify={URL}"])])
+    config = resolve([override_layer([f"watch.notify=curl {URL}"])])
     assert "s3cret" in to_yaml(config)
     assert "s3cret" not in to_yaml(config, mask=True)
-    assert masked_values(config.model_dump())["watch"]["notify"] == SHOWN
+    assert masked_values(config.model_dump())["watch"]["notify"] == f"curl {SHOWN}"
     assert masked_values({"watch": None, "job": None}) == {"watch": None, "job": None}
 
 
@@ -67,18 +66,9 @@ def test_the_recorded_command_line_holds_no_variable_of_the_job(word: str) -> No
     assert masked_words(["job.environment=x", "job.time=1"]) == ["job.environment=x", "job.time=1"]
 
 
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        ("https:///s3cret", "needs a host"),
-        ("https://a/s3cret b", "space"),
-        (SHOWN, "masked URL"),
-        ("env:9s3cret", "environment variable"),
-    ],
-)
-def test_a_refusal_of_a_target_does_not_show_it(value: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem) as caught:
-        resolve([override_layer([f"watch.notify={value}"])])
+def test_a_refused_url_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match="is a URL; give a command") as caught:
+        resolve([override_layer([f"watch.notify={URL}"])])
     assert "watch.notify" in str(caught.value)
     assert "s3cret" not in str(caught.value)
 

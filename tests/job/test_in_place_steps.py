@@ -179,17 +179,3 @@ def test_the_shell_of_a_killed_step_starts_no_ranks(tmp_path: Path) -> None:
     assert jobs.has_ended(shell.pid)
     assert requeued(desk)
     assert desk.called("srun") == []
-
-
-def test_a_killed_step_of_a_pack_is_continued(desk: Desk) -> None:
-    alive = shlex.quote(str(desk.calls.parent / "alive"))
-    ranks(desk, f"{RANK}touch {alive}; exec sleep 60")
-    desk.answer("squeue", f"[ ! -e {alive} ] || echo '7.0|a run'")
-    desk.answer("scancel", f"rm {alive}")
-    pack = desk.start("--pack")
-    jobs.wait_for((desk.calls.parent / "alive").exists)
-    (child,) = psutil.Process(pack.pid).children()
-    os.kill(child.pid, signal.SIGKILL)
-    assert pack.wait(60) == 0, desk.told()
-    assert desk.ends() == ["crash", "finished"], desk.told()
-    assert len(desk.called("srun")) == 2

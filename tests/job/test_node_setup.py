@@ -47,19 +47,13 @@ def test_every_node_is_prepared_before_the_ranks_start(tmp_path: Path) -> None:
     assert "hpcrun.worker" in ranks
 
 
-def test_the_ranks_use_the_components_that_the_config_names(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, srun_args=["--het-group=1"])
+def test_a_heterogeneous_job_is_refused(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
     shown = SHOWN.replace("JobId=7", "JobId=7 HetJobId=7 HetJobOffset=0")
     desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
-    desk.step(
-        SLURM_HET_SIZE="2",
-        SLURM_HET_JOB_ID="7",
-        SLURM_JOB_NODELIST_HET_GROUP_0="n1",
-        SLURM_JOB_NODELIST_HET_GROUP_1="n[2-3]",
-    )
-    (ranks,) = desk.called("srun")
-    assert ranks.count("--het-group") == 1
-    assert "--het-group=1 " in ranks
+    assert desk.step(SLURM_HET_SIZE="2", SLURM_HET_JOB_ID="7") == 2
+    assert "batch: a heterogeneous job is not supported" in desk.told()
+    assert desk.called("srun") == []
 
 
 def test_a_node_that_cannot_be_prepared_starts_no_rank(tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
-"""Notifications reach a real server, once, and never change how a run ends."""
+"""Notifications reach the command of the user, and never change how a run ends."""
 
 import json
 import os
-import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,7 @@ import pytest
 import yaml
 
 from hpcrun.cli.main import guarded
-from hpcrun.config import Watch
+from hpcrun.config import Watch, load_resolved
 from hpcrun.job import notifying
 from hpcrun.job.notifying import (
     KEY,
@@ -41,45 +37,6 @@ MESSAGE: dict[str, Any] = {
     **dict.fromkeys(("run", "name", "event", "cause", "reason", "job", "cluster", "host"), "x"),
     "text": "a\x00b", "step": 12, "loss": None, "time": 1.5,
 }  # fmt: skip
-
-
-class Receiver:
-    """A web server on this host. ``answers``: the status of each answer, 200 after the last."""
-
-    def __init__(self, *answers: int, pause: float = 0.0) -> None:
-        self.received: list[dict[str, Any]] = []
-        self.answers, self.pause = list(answers), pause
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.received.append(json.loads(body))
-                time.sleep(receiver.pause)
-                status = receiver.answers.pop(0) if receiver.answers else 200
-                self.send_response(status)
-                if status == 302:
-                    self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}/{SECRET}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.server.shutdown()
 
 
 def new_run(folder: Path, target: str) -> RunDirectory:
@@ -110,44 +67,6 @@ def test_every_end_has_one_notification(
     cause: Cause, restart: bool, attempts: int, name: str
 ) -> None:
     assert notification_of(cause, restart=restart, attempts=attempts) == name
-
-
-def test_a_webhook_gets_the_message_as_json(receiver: Receiver) -> None:
-    deliver(receiver.url, MESSAGE, {})
-    assert receiver.received == [MESSAGE]
-
-
-@pytest.mark.parametrize(
-    ("answers", "requests", "delivered"),
-    [((500,), 2, True), ((500, 503), 2, False), ((404,), 1, False), ((302,), 1, False)],
-)
-def test_a_webhook_is_asked_again_after_server_errors_only(
-    receiver: Receiver,
-    monkeypatch: pytest.MonkeyPatch,
-    answers: tuple[int, ...],
-    requests: int,
-    delivered: bool,
-) -> None:
-    monkeypatch.setattr(notifying, "RETRY_PAUSE", 0.0)
-    receiver.answers = list(answers)
-    if delivered:
-        deliver(receiver.url, MESSAGE, {})
-    else:
-        with pytest.raises(DeliveryError, match=f"{answers[-1]}|redirects") as caught:
-            deliver(receiver.url, MESSAGE, {})
-        assert SECRET not in str(caught.value)
-    assert len(receiver.received) == requests
-
-
-def test_a_server_that_does_not_answer_costs_seconds(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notifying, "RETRY_PAUSE", 0.0)
-    monkeypatch.setattr(notifying, "WEBHOOK_TIMEOUT", 0.2)
-    receiver.pause = 60.0
-    with pytest.raises(DeliveryError, match="timed out") as caught:
-        deliver(receiver.url, MESSAGE, {})
-    assert SECRET not in str(caught.value)
 
 
 def test_a_command_gets_the_message_and_variables(tmp_path: Path) -> None:
@@ -187,69 +106,47 @@ def test_a_message_holds_the_end_of_the_failed_ranks_log(tmp_path: Path) -> None
     append_line(run.metrics, {"step": 11, "loss": 0.5})
     append_line(run.metrics, {"step": 12, "loss": float("nan")})
     end(run)
-    (asked,) = due(read_events(run))
-    told = json.loads(json.dumps(message(run, asked, "big")))
+    asked = due(read_events(run))
+    assert asked is not None
+    told = json.loads(json.dumps(message(run, asked)))
     assert told["lines"][-1] == "of rank 3"
     assert len(told["lines"]) == LINES
     assert max(map(len, told["lines"])) == LINE_CHARACTERS
     assert "\x1b" not in json.dumps(told["lines"], ensure_ascii=False)
-    assert (told["event"], told["step"], told["cluster"]) == ("failed", 12, "big")
+    assert (told["event"], told["step"]) == ("failed", 12)
     assert told["text"] == "a: failed at step 12: ValueError: bad \\x1b[31mdata"
 
 
-def outcomes(run: RunDirectory) -> list[str]:
-    found = ("notified", "notify-failed")
-    return [event.what for event in read_events(run) if event.what in found]
+def received(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "received"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_the_next_process_sends_what_a_killed_sender_left(
-    tmp_path: Path, receiver: Receiver
+def test_the_newest_end_is_sent_and_only_if_it_asks(tmp_path: Path) -> None:
+    run = new_run(tmp_path, f"cat >> {tmp_path}/received")
+    end(run)
+    wait(start(run, load_resolved(run.config).watch))
+    assert [told["id"] for told in received(tmp_path)] == ["a/7-0/failed"]
+    record_event(run, "ended", attempt=Attempt("7", 1), cause="preemption")
+    assert start(run, load_resolved(run.config).watch) is None
+    assert start(run, Watch()) is None
+
+
+def test_a_failed_delivery_is_one_line_without_the_url(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = new_run(tmp_path, receiver.url)
-    end(run)
-    receiver.pause = 300.0
-    first = start(run)
-    assert first is not None
-    jobs.wait_for(lambda: bool(receiver.received))
-    first.kill()
-    first.wait()
-    receiver.pause = 0.0
-    wait(start(run))
-    assert start(run) is None
-    assert outcomes(run) == ["notified"]
-    assert [told["id"] for told in receiver.received] == ["a/7-0/failed"] * 2
-    assert SECRET not in run.events.read_text()
-
-
-def test_concurrent_senders_send_once(tmp_path: Path, receiver: Receiver) -> None:
-    run = new_run(tmp_path, receiver.url)
-    end(run)
-    end(run, "finished", Attempt("7", 1))
-    for sender in [start(run) for _ in range(4)]:
-        wait(sender)
-    assert sorted(told["event"] for told in receiver.received) == ["failed", "finished"]
-
-
-def test_a_failed_delivery_is_one_event_without_repetition(tmp_path: Path) -> None:
     run = new_run(tmp_path, f"echo no mail at https://example.org/{SECRET}; false")
     end(run)
-    wait(start(run))
-    assert start(run) is None
-    (failed,) = [event for event in read_events(run) if event.what == "notify-failed"]
-    assert failed.fields["reason"].endswith("no mail at https://example.org/***")
+    wait(start(run, load_resolved(run.config).watch))
+    (line,) = capfd.readouterr().out.splitlines()
+    assert line.endswith("no mail at https://example.org/***")
 
 
-def test_an_end_that_no_log_can_take_is_sent_anyway(tmp_path: Path, receiver: Receiver) -> None:
-    run = new_run(tmp_path, receiver.url)
+def test_an_end_that_no_log_can_take_is_sent_anyway(tmp_path: Path) -> None:
+    run = new_run(tmp_path, f"cat >> {tmp_path}/received")
     ended = Event("ended", 1.0, FIRST, None, None, {"reason": "no space"})
     send(run, Due("failed", FIRST, ended))
-    assert [told["reason"] for told in receiver.received] == ["no space"]
-
-
-def test_without_a_target_there_is_no_process(tmp_path: Path) -> None:
-    run = new_run(tmp_path, "true")
-    end(run)
-    assert start(run, Watch()) is None
+    assert [told["reason"] for told in received(tmp_path)] == ["no space"]
 
 
 def submitted(folder: Path, name: str, target: str, **changes: Any) -> RunDirectory:
@@ -257,62 +154,40 @@ def submitted(folder: Path, name: str, target: str, **changes: Any) -> RunDirect
     return jobs.submit_probe(folder, name, **{"watch.notify": target, **settings})
 
 
-def test_a_run_notifies_its_finish_and_its_used_up_budget(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    done = submitted(tmp_path, "done", receiver.url)
-    fault = {"rank": 0, "call": 3}
-    on = ["requeued", "budget-used-up"]
+def test_a_run_notifies_its_used_up_budget(tmp_path: Path) -> None:
     crashing: dict[str, Any] = {
-        "model.fault": fault,
+        "model.fault": {"rank": 0, "call": 3},
         "restarts.crash": 1,
         "restarts.same_step": None,
+        "watch.notify_on": ["requeued", "budget-used-up"],
     }
-    failing = submitted(tmp_path, "failing", receiver.url, **crashing, **{"watch.notify_on": on})
-    for run in (done, failing):
-        jobs.wait_for_end(run)
-    jobs.wait_for(lambda: len(outcomes(done)) == 1 and len(outcomes(failing)) == 2)
-    told = {(one["name"], one["event"]): one for one in receiver.received}
-    assert set(told) == {
-        ("done", "finished"),
-        ("failing", "requeued"),
-        ("failing", "budget-used-up"),
-    }
-    assert told["done", "finished"]["step"] == 6
-    assert isinstance(told["done", "finished"]["loss"], float)
-    last = told["failing", "budget-used-up"]
+    run = submitted(tmp_path, "failing", f"cat >> {tmp_path}/received", **crashing)
+    jobs.wait_for_end(run)
+    jobs.wait_for(lambda: len(received(tmp_path)) == 2)
+    requeued, last = received(tmp_path)
+    assert (requeued["event"], last["event"]) == ("requeued", "budget-used-up")
     assert "the data of call 3 is broken" in last["reason"]
     assert last["cause"] == "crash"
     assert "restarts.crash" in last["decision"]
     assert any("the data of call 3 is broken" in line for line in last["lines"])
-    public = [path for path in done.path.rglob("*") if path.is_file() and path != done.config]
-    assert [path for path in public if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_a_target_that_hangs_does_not_hold_up_a_run(tmp_path: Path) -> None:
-    run = submitted(tmp_path, "slow", f"echo $$ >> {tmp_path}/pids; sleep 600")
+def test_a_command_that_hangs_does_not_hold_up_a_run(tmp_path: Path) -> None:
+    run = submitted(tmp_path, "slow", "sleep 600")
     jobs.wait_for_end(run)
     assert jobs.result(run)["state"] == "finished"
-    jobs.wait_for(lambda: bool(outcomes(run)))
-    assert outcomes(run) == ["notify-failed"]
 
 
-def test_the_command_sends_a_test_message(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_notify_sends_a_test_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HOOK", receiver.url)
-    assert guarded(["notify", "watch.notify=env:HOOK", "name=gpt"]) == 0
+    command = f"cat >> {tmp_path}/received"
+    assert guarded(["notify", f"watch.notify={command}", "name=gpt"]) == 0
     assert "delivered" in capsys.readouterr().out
-    (sent,) = receiver.received
+    (sent,) = received(tmp_path)
     assert (sent["event"], sent["name"]) == ("test", "gpt")
-    receiver.answers = [404]
-    assert guarded(["notify", f"watch.notify={receiver.url}"]) == 1
-    monkeypatch.delenv("HOOK")
-    assert guarded(["notify", "watch.notify=env:HOOK"]) == 1
+    assert guarded(["notify", "watch.notify=exit 4"]) == 1
     assert guarded(["notify"]) == 2
-    refused, unset, absent = capsys.readouterr().err.splitlines()
-    assert "not delivered" in refused
-    assert "404" in refused
-    assert SECRET not in refused
-    assert "the environment variable HOOK is not set here" in unset
+    refused, absent = capsys.readouterr().err.splitlines()
+    assert "not delivered: the command ended with exit code 4" in refused
     assert "watch.notify: is not set" in absent

@@ -56,23 +56,6 @@ def test_a_full_disk_does_not_cost_the_requeue(desk: Desk) -> None:
     assert "scontrol requeue 7" in desk.called("scontrol")
 
 
-def test_the_step_of_a_packed_run_takes_all_cores(tmp_path: Path) -> None:
-    show, seen = tmp_path / "show", tmp_path / "seen"
-    show.write_text(f'#!/bin/bash\necho "$SLURM_CPUS_PER_TASK" >> {seen}\n')
-    show.chmod(0o755)
-    desk = Desk(tmp_path, python=str(show), setup=['[ "$SLURM_CPUS_PER_TASK" = 2 ]'])
-    shown = SHOWN.replace("NumTasks=1 CPUs/Task=1", "NumTasks=4 CPUs/Task=2")
-    desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
-    # By an option or a variable, srun would give the same two cores of the job to the step of each run.
-    asked = 'echo "${SLURM_CPUS_PER_TASK-}${SLURM_TRES_PER_TASK-}|" >> ' + str(seen)
-    desk.answer("srun", f'{asked}; while [ "$1" != bash ]; do shift; done; exec "$@"')
-    desk.step("--packed", SLURM_CPUS_PER_TASK="2", SLURM_TRES_PER_TASK="cpu=2", SLURM_NTASKS="4")
-    (srun,) = desk.called("srun")
-    assert "--overlap" in srun
-    assert "--cpus-per-task" not in srun
-    assert seen.read_text() == "|\n2\n"
-
-
 def test_a_signal_to_all_processes_lets_the_step_finalize(desk: Desk) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     ready = desk.calls.parent / "ready"
@@ -210,7 +193,6 @@ def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) ->
     message = json.loads(sent.read_text())
     assert (message["event"], message["cause"]) == ("stopped", "crash")
     assert message["reason"].startswith("no job continues the run: hpcrun does not know")
-    assert [event.what for event in read_events(desk.run)].count("notified") == 1
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> RunDirectory:
     run = create(tmp_path / "a run", "x", {})
     run.batch_script.parent.mkdir(exist_ok=True)
     run.batch_script.write_text("#!/bin/bash\n")
-    record_event(run, "submitted", attempt=FIRST, executor="slurm", nodes=1, pack=2)
+    record_event(run, "submitted", attempt=FIRST, executor="slurm", nodes=1)
     return run
 
 
@@ -64,7 +64,6 @@ def test_an_sbatch_that_fails_for_a_moment_is_tried_again(
     assert (newest.what, newest.attempt) == ("submitted", Attempt("8", 0))
     assert newest.fields["continues"] == "7"
     # Other runs may have shared the job before, and do not share this one.
-    assert "pack" not in newest.fields
 
 
 def test_a_refusal_that_stays_is_given_up(desk: Desk, run: RunDirectory) -> None:

@@ -80,10 +80,10 @@ fi
 """
 
 
-def test_a_script_and_a_pack_start_again_in_place(bench: Bench) -> None:
+def test_a_script_and_a_sweep_start_again_in_place(bench: Bench) -> None:
     bench.write("element.sh", ELEMENT)
     shape = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--no-snapshot")
-    options = (KEEP, "job.cpus_per_task=1", "--pack", "2", "--sweep=kind=crash,calm")
+    options = (KEEP, "job.cpus_per_task=1", "--sweep=kind=crash,calm")
     bench.hpcrun("submit", "--name", "p", *shape, *options, "--", "sh", "element.sh", "{kind}")
     bench.submit("script", KEEP, "--", "sh", "element.sh", "crash")
     script, crash, calm = (bench.run(name) for name in ("script", "p/000", "p/001"))

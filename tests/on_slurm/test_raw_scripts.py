@@ -129,16 +129,3 @@ def test_five_ranks_on_three_nodes_train(bench: Bench) -> None:
     assert outcome(run) == ("finished", ["finished"]), bench.told(run)
     assert jobs.events(run, "opened")[0].fields["nodes"] == 3
     assert "5 ranks" in bench.hpcrun("logs", "uneven")
-
-
-@pytest.mark.slow
-def test_a_heterogeneous_job_is_requeued_and_resumes_as_one(bench: Bench) -> None:
-    run = bench.prepare("het", job__nodes=1, job__gpus=3, train__batch_size=36, model__pause=0.05)
-    components = ("--nodes=1", "--ntasks=2", ":", "--nodes=1", "--ntasks=1")
-    job = bench.sbatch(*components, str(SBATCH / "train.sbatch"), "runs/het")
-    with bench.held_at(run, 5):
-        assert (bench.status("het")["job"], bench.status("het")["state"]) == (job, "running")
-        bench.hpcrun("preempt", "het")
-    bench.wait_for_end(job)
-    assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
-    assert [event.fields["ranks"] for event in jobs.events(run, "opened")] == [3, 3]

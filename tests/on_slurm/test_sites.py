@@ -1,4 +1,4 @@
-"""Other kinds of clusters: no GPU GRES, typed GPUs, several clusters."""
+"""Other kinds of clusters: no GPU GRES, typed GPUs, the shell's default cluster."""
 
 from __future__ import annotations
 
@@ -107,13 +107,6 @@ def test_typed_gpus_are_requested_in_each_form(typed: SlurmCluster, form: str) -
     assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
-def test_gpus_per_task_shows_each_rank_one_gpu(typed: SlurmCluster) -> None:
-    job = submit(typed, "by-task", "--gpus", "2", "job.gpu_request=gpus-per-task")
-    assert typed.wait_state(job) == "COMPLETED"
-    seen = seen_by_rank_0(typed, "by-task", job)
-    assert seen["CUDA_VISIBLE_DEVICES"] == "0"
-
-
 def test_the_dry_run_shows_the_submitted_request(typed: SlurmCluster) -> None:
     arguments = ["submit", "--name", "same", "--gpus", "a100:1", "job.executor=slurm"]
     dry = hpcrun(typed, *arguments, "--dry-run", "--json", "--", "env")
@@ -166,52 +159,8 @@ def test_a_run_prepares_both_nodes_before_its_ranks(typed: SlurmCluster) -> None
     assert "ready" in (logs / "rank-00001.log").read_text()
 
 
-FRONT = """#!/bin/bash
-# The commands of a login host of another cluster, which has no job.
-case "$*" in
-    *--clusters=*) exec /usr/bin/PROGRAM "$@" ;;
-    "show config") echo "ClusterName             = front"; exit 0 ;;
-esac
-echo "PROGRAM: asked its own cluster: $*" >&2
-exit 1
-"""
-
-
-@pytest.fixture
-def front(big: SlurmCluster) -> dict[str, str]:
-    """The environment of a login host that reaches ``big`` only by name."""
-    folder = big.shared / "front"
-    folder.mkdir(exist_ok=True)
-    for program in ("squeue", "sacct", "scancel", "scontrol", "sinfo"):
-        path = folder / program
-        path.write_text(FRONT.replace("PROGRAM", program))
-        path.chmod(0o755)
-    return {"PATH": f"{folder}:/usr/bin:/bin"}
-
-
-@pytest.mark.slow
-def test_a_job_on_another_cluster_can_be_canceled(big: SlurmCluster, front: dict[str, str]) -> None:
-    job = submit(big, "far", f"--cluster={big.name}", "job.sbatch_args=[--hold]", env=front)
-    run = RunDirectory(big.shared / "runs" / "far")
-    (submitted,) = jobs.events(run, "submitted")
-    assert (submitted.fields["cluster"], submitted.fields["name"]) == (big.name, "far")
-    assert "it is held" in hpcrun(big, "status", "far", env=front).stdout
-    told = hpcrun(big, "cancel", "far", env=front).stdout
-    assert f"job {job}: cancelled while it waited" in told
-    assert big.state(job) == "CANCELLED"
-    assert "cancelled" in hpcrun(big, "status", "far", env=front).stdout
-    again = hpcrun(big, "resume", "far", "--json", env=front)
-    second = str(json.loads(again.stdout)["job_id"])
-    assert jobs.events(run, "submitted")[-1].fields["cluster"] == big.name
-    assert hpcrun(big, "cancel", "--now", "far", env=front).returncode == 0
-    assert big.state(second) == "CANCELLED"
-
-
 @pytest.mark.slow
 def test_the_shells_default_cluster_affects_no_query(big: SlurmCluster) -> None:
-    environ = {"SLURM_CLUSTERS": big.name}
-    dry = hpcrun(big, "submit", "--name", "x", "--dry-run", "--", "env", env=environ)
-    assert f"#SBATCH --clusters={big.name}\n" in dry.stdout
     job = submit(big, "near", "job.sbatch_args=[--hold]")
     # An unknown cluster: squeue would ask it and find no job.
     wrong = {"SLURM_CLUSTERS": "nowhere"}

@@ -9,7 +9,6 @@ from hpcrun.run.files import write_hashed
 from hpcrun.run.sweep_file import (
     SweepFile,
     SweepRun,
-    SweepSubmission,
     is_element,
     is_sweep,
     read_sweep,
@@ -19,8 +18,7 @@ from hpcrun.run.sweep_file import (
 
 def _sweep(folder: Path) -> SweepFile:
     runs = [SweepRun("000", {"optim.lr": 1e-4, "seed": 0}), SweepRun("001", {"optim.lr": 1e-4})]
-    sent = [SweepSubmission(12.5, "slurm", ["123"], ["000", "001"])]
-    return SweepFile(folder, "lr", {"optim.lr": [1e-4], "seed": [0]}, runs, sent)
+    return SweepFile(folder, runs)
 
 
 def test_a_sweep_is_read_as_written(tmp_path: Path) -> None:
@@ -42,7 +40,7 @@ def test_elements_lie_in_the_sweep_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{", '{"version": 1}', '{"version": 2, "name": "a", "axes": 3, "runs": []}'],
+    ["", "[]", "{", '{"version": 1}', '{"version": 4, "runs": 3}'],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "sweep.json").write_text(content)
@@ -51,8 +49,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    write_hashed(tmp_path / "sweep.json", {"version": 4})
-    with pytest.raises(RunError, match="has version 4"):
+    write_hashed(tmp_path / "sweep.json", {"version": 5})
+    with pytest.raises(RunError, match="has version 5"):
         read_sweep(tmp_path)
 
 

@@ -69,13 +69,6 @@ def test_the_guess_for_a_waiting_job_is_no_end_time(
     assert query_end_time("36") is None
 
 
-def test_a_heterogeneous_job_is_found_by_its_leader(
-    squeue_prints: Callable[[str], None],
-) -> None:
-    squeue_prints("11+0|RUNNING|node1|1795253522|9:59|None\n11+1|RUNNING|node2|7|9:59|None\n")
-    assert query_end_time("11") == 1795253522.0
-
-
 def test_a_silent_controller_is_no_end_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

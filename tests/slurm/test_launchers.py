@@ -120,10 +120,6 @@ def test_a_task_of_an_array_goes_by_array_and_task(recorded_env: Recorded) -> No
     assert job_id(env) == "3_1"
 
 
-def test_a_heterogeneous_job_goes_by_its_leader() -> None:
-    assert job_id({"SLURM_JOB_ID": "12", "SLURM_HET_JOB_ID": "11"}) == "11"
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -170,16 +166,6 @@ def test_master_addr_of_the_environment_is_honored_in_a_step(recorded_env: Recor
     # The address that an outer torchrun left does not work on another node.
     for loopback in ("127.0.0.1", "localhost"):
         assert read_placement({**env, "MASTER_ADDR": loopback}).master_addr == "node1"
-
-
-def test_rank_0_of_a_heterogeneous_job_is_in_component_0(recorded_env: Recorded) -> None:
-    env = recorded_env("uneven-step")
-    assert env["SLURM_STEP_NODELIST"] == "node[1-3]"
-    first = {"SLURM_JOB_NODELIST_HET_GROUP_0": "node[2-3]"}
-    assert read_placement({**env, **first}).master_addr == "node2"
-    # A step of the other component only.
-    other = {"SLURM_JOB_NODELIST_HET_GROUP_0": "node7"}
-    assert read_placement({**env, **other}).master_addr == "node1"
 
 
 HYDRA = {

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.errors import ClusterError
 from hpcrun.slurm.node_setup import (
     node_setup_command,
     node_setup_script,
@@ -57,8 +56,3 @@ def test_options_that_choose_nodes_choose_them_here_too(
     command = node_setup_command(PLAIN, options, ["true"], Path("/logs"))
     assert command[1:4] == [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     assert command[4 : 4 + len(placing) + 1] == [*placing, "--kill-on-bad-exit=1"]
-
-
-def test_a_heterogeneous_job_has_no_node_setup() -> None:
-    with pytest.raises(ClusterError, match="heterogeneous job has no node_setup"):
-        node_setup_command({"SLURM_HET_SIZE": "2"}, [], ["true"], Path("/logs"))

@@ -198,7 +198,7 @@ def test_a_start_after_read_errors_resumes_from_the_newest(tmp_path, capfd, monk
 
     code, trouble = restarted_with(monkeypatch, "read_into", refuse, run, tmp_path / "second")
     assert code == exitcodes.FAILED
-    assert "from-scratch" not in trouble
+    assert "another --name" not in trouble
     last = read_events(run)[-1]
     assert (last.what, last.cause) == ("ended", "crash")
     assert (

@@ -58,10 +58,10 @@ class SubmitRequest:
     ``options``: the values of `OPTIONS`; their places are the words that gave them, such as ``--nodes``.
     ``command_place``: the same words for ``command``. ``profile``: a site profile, None for the default.
     ``runs``: the folder of the runs. ``after``: runs that must finish first; None: as before.
-    ``scratch``: begin at step 0. ``prepare``: make the run directory, and start nothing. ``snapshot``: keep a
-    copy of the code; None: as before. ``trust_owner``: continue a run of another user. ``max_parallel`` and
-    ``pack``: runs of a sweep at the same time, and in one job. ``files``: new files of the run directory or
-    the sweep folder. ``default_name``: the name without a given name; None: from file, command or task.
+    ``prepare``: make the run directory, and start nothing. ``snapshot``: keep a
+    copy of the code; None: as before. ``trust_owner``: continue a run of another user. ``max_parallel``:
+    runs of a sweep at the same time. ``files``: new files of the run directory or the sweep folder.
+    ``default_name``: the name without a given name; None: from file, command or task.
     """
 
     file: Path | None = None
@@ -72,12 +72,10 @@ class SubmitRequest:
     profile: str | None = None
     runs: Path = field(default_factory=runs_folder)
     after: Sequence[str] | None = ()
-    scratch: bool = False
     prepare: bool = False
     snapshot: bool | None = True
     trust_owner: bool = False
     max_parallel: int | None = None
-    pack: int | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     default_name: str | None = None
 

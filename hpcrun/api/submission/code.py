@@ -13,7 +13,7 @@ from hpcrun.api.submission.continuing import shortened
 from hpcrun.config import Config
 from hpcrun.job.history import last_committed
 from hpcrun.printing import say_aside
-from hpcrun.run.directory import RunDirectory, RunError, read_record, remove_if_empty
+from hpcrun.run.directory import RunDirectory, read_record, remove_if_empty
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import write_hashed
 from hpcrun.run.snapshot import Snapshot, take_snapshot
@@ -27,40 +27,30 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
 
     Raises:
         OSError: the code cannot be copied.
-        RunError: it differs although ``job.same_code`` is set; no copy remains.
     """
     facts = read_record(run)
     if wanted is None:
         wanted = facts.get("snapshot") is not False
     facts["snapshot"] = wanted
-    with copied_code(run, config, facts, wanted) as snapshot:
+    with copied_code(run, facts, wanted) as snapshot:
         code = None if snapshot is None else compared(run, config, snapshot, facts.get("code"))
         write_hashed(run.record, {**facts, "code": code})
 
 
 @contextmanager
 def copied_code(
-    run: RunDirectory, config: Config, facts: Mapping[str, Any], wanted: bool | None
+    run: RunDirectory, facts: Mapping[str, Any], wanted: bool | None
 ) -> Iterator[Snapshot | None]:
     """Copy the code to the folder ``run``, if wanted; remove the copy if the block fails.
 
     Args:
         facts: the record of the previous submission; its folder has the code.
-
-    Raises:
-        RunError: there is no copy although ``job.same_code`` is set.
     """
-    snapshot, words = None, "--no-snapshot keeps none"
+    snapshot = None
     if wanted:
         snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
         if words:
             say_aside(f"hpcrun: {words}")
-    if snapshot is None and config.job.same_code:
-        why = words or "there is no git work tree"
-        raise RunError(
-            f"job.same_code: no copy of the code can be compared: {why}; submit from a git work tree, or set "
-            "job.same_code=false"
-        )
     try:
         yield snapshot
     except BaseException:
@@ -80,20 +70,9 @@ def compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any)
     found: Sequence[str] = ()
     if trained is not None and (run.path / trained).is_dir():
         found = changes(run.path / trained, snapshot.root)
-    elif progress and config.job.same_code:
-        raise RunError(
-            f"{run.path}: there is no copy of the code {whose} to compare with (job.same_code); submit with "
-            "job.same_code=false"
-        )
     if found:
         link = " from" if all(one.endswith("differs") for one in found) else ": not"
         reported = f"{shortened(found)}{link} the code {whose}"
-        if config.job.same_code:
-            raise RunError(
-                f"{run.path}: {reported} (job.same_code); put the code back as in "
-                f"{run.path / str(trained)}, or "
-                f"submit with job.same_code=false"
-            )
         say_aside(f"hpcrun: {handle(run)}: {reported}; the run continues with the new code")
     return code_record(snapshot, run.path, progress, trained, found)
 

@@ -68,19 +68,12 @@ def compare(run: RunDirectory, config: Config) -> Standing:
     )
 
 
-def standing_of(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
-    """Return :func:`compare`, or with ``scratch`` :func:`require_restartable`; None if there is no run."""
-    if not run.exists():
-        return None
-    if scratch:
-        require_restartable(run, config)
-        return Standing()
-    return compare(run, config)
+def standing_of(run: RunDirectory, config: Config) -> Standing | None:
+    """Return :func:`compare`; None if there is no run."""
+    return compare(run, config) if run.exists() else None
 
 
-def numbered(
-    base: RunDirectory, config: Config, scratch: bool
-) -> tuple[RunDirectory, Standing | None]:
+def numbered(base: RunDirectory, config: Config) -> tuple[RunDirectory, Standing | None]:
     """Return the run for a ``config`` without a given name: ``base``, ``base-2``, ``base-3`` and so on.
 
     It is the run of this config, or else ``base`` if no other training has it, or else a new run.
@@ -93,7 +86,7 @@ def numbered(
     standings: dict[RunDirectory, Standing | None] = {}
     for run in [base, *runs]:
         try:
-            standings[run] = standing = standing_of(run, config, scratch)
+            standings[run] = standing = standing_of(run, config)
         except OtherConfigError as error:
             taken = str(error).partition(_REMEDY)[0] if run == base else taken
             continue
@@ -152,37 +145,6 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
     if not _steps(run):
         _require_none_lost(run)
     yield ()
-
-
-@contextmanager
-def from_scratch(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
-    """Like :func:`unchanged`, but move the trained state of ``run`` away, so that it begins at step 0.
-
-    Checkpoints, metrics, event log and result move into the log folder of the newest job, and back if the
-    block fails.
-
-    Raises:
-        RunError: ``run`` trains something else, or is a script.
-    """
-    require_restartable(run, config)
-    # A process that outlived its job can commit as long as it owns the run.
-    run.owner.unlink(missing_ok=True)
-    with _put_aside(run, (run.events, run.result, run.checkpoints, *run.measured)):
-        run.checkpoints.mkdir(mode=0o700)
-        yield ()
-
-
-def require_restartable(run: RunDirectory, config: Config) -> None:
-    """Raise RunError if ``run`` cannot begin at step 0 with ``config``."""
-    if differences := training_differences(load(run.config), config, None):
-        raise OtherConfigError(
-            f"{run.path}: is a run of another config ({shortened(differences)}){_REMEDY}"
-        )
-    if config.command:
-        raise RunError(
-            f"{run.path}: runs a script, which has checkpoints in its own format; remove these, and omit "
-            "--from-scratch"
-        )
 
 
 def shortened(differences: Sequence[str]) -> str:

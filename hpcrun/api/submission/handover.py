@@ -26,10 +26,8 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.run.files import with_comment_crc, write_atomic
 from hpcrun.run.record import SubmissionLock
-from hpcrun.run.sweep_file import is_element
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch import jobs, stopping, submission
-from hpcrun.slurm.launch.array import refuse_unrecorded
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.worker import train_here
 
@@ -55,8 +53,6 @@ def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submi
         if not plan.request.trust_owner:
             directory.refuse_foreign(run)
         with SubmissionLock(run):
-            if is_element(run):
-                refuse_unrecorded(RunDirectory(run.path.parent))
             refuse_live(run)
             with (
                 put_back_on_failure(*changed_files(run)),
@@ -105,15 +101,9 @@ def _submitted(
     """Submit the job, and withdraw it again after Ctrl-C; ``ours`` gets the withdrawn job."""
     if plan.executor not in ("slurm", "local"):
         return None
-    submitted = submission.submit(
-        plan.run,
-        plan.config,
-        plan.executor,
-        after,
-        interrupted=lambda: not ENDINGS.isdisjoint(signals),
-    )
+    submitted = submission.submit(plan.run, plan.config, plan.executor, after)
     if signal.SIGINT in signals and stopping.withdraw(
-        plan.run, submitted.executor, submitted.job_id, submitted.cluster
+        plan.run, submitted.executor, submitted.job_id
     ):
         ours.append(submitted.job_id)
         stop_if_interrupted(signals)

@@ -25,7 +25,6 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json, without_comment_crc
 from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
-from hpcrun.slurm.launch.batch_script import wanted_cluster
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class SubmissionPlan:
     """A checked submission that has not begun: nothing is written yet.
 
     ``start``: ``new`` makes the run directory; ``again`` continues a run by a config, or replaces its config;
-    ``resume`` continues it as it was submitted; ``scratch`` begins at step 0. ``finished``: the result of a
+    ``resume`` continues it as it was submitted. ``finished``: the result of a
     finished run, for which nothing is submitted. ``replaced``: the differences from the replaced config.
     """
 
@@ -45,13 +44,13 @@ class SubmissionPlan:
     run: RunDirectory
     config: Config
     executor: ExecutorName
-    start: Literal["new", "again", "resume", "scratch"]
+    start: Literal["new", "again", "resume"]
     finished: dict[str, Any] | None = None
     replaced: Sequence[str] = ()
 
     def waits_for(self) -> list[RunDirectory]:
         """Return the runs that must finish first; raises UserError if one of them never will."""
-        return waits_for(self.request, self.executor, self.config, self.run)
+        return waits_for(self.request, self.executor, self.run)
 
     def admitted(self) -> AbstractContextManager[Sequence[str]]:
         """Return a context around the submission, in which no other submission of the run can begin.
@@ -64,8 +63,7 @@ class SubmissionPlan:
 
         if self.start == "again":
             return continuing.renewed(self.run, self.config, lambda: identity(self.executor))
-        checked = {"resume": continuing.unchanged, "scratch": continuing.from_scratch}
-        return checked[self.start](self.run, self.config)
+        return continuing.unchanged(self.run, self.config)
 
     def carry_out(self) -> Submitted | None:
         """Submit the run; None for the executors ``debug`` and ``prepared``.
@@ -90,12 +88,11 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     Raises:
         UserError: the config is wrong, or the run of the given name trains something else.
     """
-    for option in ("max_parallel", "pack"):
-        if getattr(request, option) is not None:
-            raise UserError(
-                f"{request.place(option)}: is for sweeps only; give the swept keys with "
-                f"{request.place('sweep')}"
-            )
+    if request.max_parallel is not None:
+        raise UserError(
+            f"{request.place('max_parallel')}: is for sweeps only; give the swept keys with "
+            f"{request.place('sweep')}"
+        )
     layers = config_layers(request)
     config = choose_config(request, layers)
     assert config.name is not None
@@ -107,9 +104,9 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
         from hpcrun.api.submission.continuing import numbered, standing_of
 
         if any("name" in layer.values for layer in layers[1:]):
-            standing = standing_of(run, config, request.scratch)
+            standing = standing_of(run, config)
         else:
-            run, standing = numbered(run, config, request.scratch)
+            run, standing = numbered(run, config)
             config = config.model_copy(update={"name": run.path.name})
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
@@ -120,9 +117,8 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     say_idle(request, executor)
     if standing is None:
         return SubmissionPlan(request, run, config, executor, "new")
-    start: Literal["scratch", "again"] = "scratch" if request.scratch else "again"
     return SubmissionPlan(
-        request, run, config, executor, start, standing.finished, standing.replaced
+        request, run, config, executor, "again", standing.finished, standing.replaced
     )
 
 
@@ -155,7 +151,7 @@ def identity(executor: ExecutorName) -> tuple[dict[str, Any], str]:
 
 
 def waits_for(
-    request: SubmitRequest, executor: ExecutorName, config: Config, run: RunDirectory | None = None
+    request: SubmitRequest, executor: ExecutorName, run: RunDirectory | None = None
 ) -> list[RunDirectory]:
     """Return the runs that ``request`` waits for; without a wish those that ``run`` has waited for.
 
@@ -171,7 +167,7 @@ def waits_for(
         found = [directory.find(name, request.runs) for name in request.after]
     else:
         found = [] if run is None else jobs.waited_for(run)
-    return unfinished_runs(found, executor, wanted_cluster(config.job))
+    return unfinished_runs(found, executor)
 
 
 def finished_result(run: RunDirectory) -> dict[str, Any] | None:
@@ -191,6 +187,4 @@ def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
     read_site(os.environ).check(config, [file_layer(run.config)])
     executor = permitted_executor(config, [file_layer(run.config)])
-    if request.scratch:
-        return SubmissionPlan(request, run, config, executor, "scratch")
     return SubmissionPlan(request, run, config, executor, "resume", finished_result(run))

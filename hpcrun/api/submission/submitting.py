@@ -38,7 +38,6 @@ class SubmitOptions(TypedDict, total=False):
     launcher: str | None
     cpu: bool | None
     time: str | int | None
-    cluster: str | None
     partition: str | None
     account: str | None
     qos: str | None
@@ -51,11 +50,9 @@ class SubmitOptions(TypedDict, total=False):
     executor: str | None
     after: Sequence[str | os.PathLike[str]]
     profile: str | None
-    from_scratch: bool
     snapshot: bool
     trust_owner: bool
     max_parallel: int | None
-    pack: int | None
 
 
 @overload
@@ -94,13 +91,11 @@ def submit(
     runs_dir: str | os.PathLike[str] | None = None,
     after: Sequence[str | os.PathLike[str]] = (),
     profile: str | None = None,
-    from_scratch: bool = False,
     snapshot: bool = True,
     trust_owner: bool = False,
     sweep: Mapping[str, Iterable[Any]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     max_parallel: int | None = None,
-    pack: int | None = None,
     **options: Any,
 ) -> Run | Sweep:
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
@@ -124,17 +119,15 @@ def submit(
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
         after: runs that must finish first.
         profile: a site profile, by name or path; ``""`` for none, None for the default.
-        from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
         snapshot: run a copy of the code, so that later changes do not affect the job.
         trust_owner: continue a run of another user.
         sweep: the values of each swept key, such as ``{"train.lr": [1e-4, 3e-4], "seed": range(3)}``.
             ``command`` contains the keys as ``{lr}`` and ``{seed}``.
-        sweep_file: a YAML or JSON file with the blocks grid, zip, list, random and where.
+        sweep_file: a YAML or JSON file with the blocks grid, zip and list.
         max_parallel: runs of the sweep at the same time, at most.
-        pack: small runs of the sweep that share one job and its GPU.
         options: ``name``, and options of the job, which are keys of the config's section ``job``: ``nodes``,
             ``gpus``, ``tasks_per_node``, ``launcher``, ``cpu``, ``executor``, ``time``, ``cpus_per_task``,
-            ``mem``, ``cluster``, ``partition``, ``account``, ``qos``, ``constraint``, ``reservation``,
+            ``mem``, ``partition``, ``account``, ``qos``, ``constraint``, ``reservation``,
             ``exclusive`` and ``exclude``. ``nodes`` is a number or a range (``"2-4"``), ``gpus`` are per node
             (``4``, ``"a100:4"``), and ``time`` is ``"HH:MM:SS"`` or minutes.
 
@@ -165,11 +158,9 @@ def submit(
         profile=profile,
         runs=runs_folder(runs_dir),
         after=_words("after", after),
-        scratch=from_scratch,
         snapshot=snapshot,
         trust_owner=trust_owner,
         max_parallel=max_parallel,
-        pack=pack,
         files=call.files if call else {},
         default_name=call.name if call else None,
     )
@@ -194,7 +185,7 @@ def map_array(
     Args:
         function: a function that cloudpickle can pickle.
         iterables: the values of each positional argument, all with the same length.
-        options: as for :func:`submit`, with ``max_parallel`` and ``pack``.
+        options: as for :func:`submit`, with ``max_parallel``.
 
     Raises:
         UserError: the iterables are empty or differ in length; or as :func:`submit`.

@@ -16,7 +16,7 @@ from hpcrun.config.writer import dumped
 from hpcrun.errors import UserError
 
 # They decide where and how a run is kept, for all elements.
-_NOT_SWEPT = ("name", "command", "job.executor", "job.cluster", "watch.notify")
+_NOT_SWEPT = ("name", "command", "job.executor", "watch.notify")
 # What hpcrun does for a command.
 _OF_ALL_RUNS = ("job", "restarts")
 
@@ -67,7 +67,7 @@ def element_configs(
             mine.append(flag_layer({"command": (words, "after --")}))
         config = resolve(mine)
         for idle in idle_keys(config, given):
-            words_of_key = f"{idle.text}, or exclude it by `where`"
+            words_of_key = f"{idle.text}, or write the runs one by one in a sweep file"
             raise refusal(places[idle.key], idle.key, words_of_key)
         config = with_task(config, mine)
         site.check(config, mine)

@@ -108,28 +108,17 @@ class Common:
         """Return the script that continues the run if Slurm forbids a requeue; None on this machine."""
         if not self.fitted:
             return None
-        config, own = self.fitted[job_key(one.element.config)], one.element.config.job
-        return batch_script(batch_request(one.run, with_tasks(config, own.tasks_per_node)))
-
-
-def with_tasks(config: Config, tasks_per_node: int | None) -> Config:
-    """Return ``config`` with another number of tasks: the runs that share a job are its tasks."""
-    job = config.job.model_copy(update={"tasks_per_node": tasks_per_node})
-    return config.model_copy(update={"job": job})
+        return batch_script(batch_request(one.run, self.fitted[job_key(one.element.config)]))
 
 
 @contextmanager
 def common_state(
     plan: SweepPlan, again: Sequence[Planned], fitted: dict[str, Config]
 ) -> Iterator[Common]:
-    """Copy the code once for all elements; remove the copy if the block fails.
-
-    Raises:
-        RunError: there is no copy although ``job.same_code`` is set.
-    """
+    """Copy the code once for all elements; remove the copy if the block fails."""
     before = read_json(again[0].run.record) if again else None
     folder, facts = RunDirectory(plan.folder), identity(plan.executor)
-    with copied_code(folder, plan.config, before or {}, plan.request.snapshot) as snapshot:
+    with copied_code(folder, before or {}, plan.request.snapshot) as snapshot:
         yield Common(plan, snapshot, facts, fitted)
 
 

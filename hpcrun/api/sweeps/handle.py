@@ -223,17 +223,9 @@ def cancel_sweep(folder: Path, *, now: bool = False) -> Iterator[Cancelled]:
     runs = [run for run in (sweep.directories.values() if sweep else ()) if run.exists()]
     found = [pair for pair in zip(runs, jobs.states(runs), strict=True) if pair[1].live]
     # Waiting runs first: Slurm would start a waiting run in the place of a cancelled run.
-    ended: set[str] = set()
-    for run, state in sorted(found, key=lambda pair: pair[1].word == "running"):
+    for run, _ in sorted(found, key=lambda pair: pair[1].word == "running"):
         try:
-            if state.executor == "slurm" and state.job in ended:
-                # Runs that share a job.
-                stopping.note_cancelled(run, str(state.job))
-                yield Cancelled(run, True, f"job {state.job}: ends with the run before")
-                continue
-            words = (stopping.kill if now else stopping.cancel)(run, whole=True)
-            ended.add(str(state.job))
-            yield Cancelled(run, True, words)
+            yield Cancelled(run, True, (stopping.kill if now else stopping.cancel)(run))
         except (UserError, OSError) as error:
             # A run may end between the two calls. The other runs must still be cancelled.
             yield Cancelled(run, False, str(error))

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from hpcrun.api.sweeps.elements import (
     made_folder,
     new_runs,
     sync_file_system,
-    with_tasks,
     written_sweep_file,
 )
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, job_key
@@ -26,12 +24,12 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
-from hpcrun.run.sweep_file import SweepFile, SweepSubmission, write_sweep
+from hpcrun.run.sweep_file import SweepFile
 from hpcrun.slurm.launch import stopping, submission
-from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size, refuse_unrecorded
-from hpcrun.slurm.launch.batch_script import job_name, wanted_cluster
+from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size
+from hpcrun.slurm.launch.batch_script import job_name
 from hpcrun.slurm.launch.slurm_jobs import Submitted
-from hpcrun.slurm.launch.slurm_submission import fitted_with_patience, submit_slurm
+from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm, submit_slurm
 from hpcrun.slurm.launch.stopping import with_dependency
 from hpcrun.slurm.local.submission import submit_local_sweep
 
@@ -54,11 +52,10 @@ class SweepArray:
 
 @dataclass(frozen=True)
 class _Given:
-    """The job of one element: its id, the maximum number of runs that share it, and its name in Slurm."""
+    """The job of one element: its id, and its name in Slurm."""
 
     planned: Planned
     job: Submitted
-    pack: int
     name: str | None = None
 
     @property
@@ -82,7 +79,6 @@ def submit_sweep(plan: SweepPlan) -> SubmittedSweep:
     after = plan.waits_for()
     with noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         with made_folder(plan.folder), SubmissionLock(folder):
-            refuse_unrecorded(folder)
             sweep, planned = plan.decided()
             wanted = [one for one in planned if one.submitted]
             if wanted:
@@ -106,10 +102,7 @@ def _submit(
 ) -> None:
     """Make the run directories of ``wanted`` and submit them; add the job of each to ``given``."""
 
-    def interrupted() -> bool:
-        return not ENDINGS.isdisjoint(signals)
-
-    arrays = sweep_arrays(plan, wanted, interrupted) if plan.executor == "slurm" else {}
+    arrays = sweep_arrays(plan, wanted, submits=True) if plan.executor == "slurm" else {}
     fitted = {key: array.fitted for key, array in arrays.items()}
     new = [one for one in wanted if one.action == "new"]
     again = [one for one in wanted if one.action == "again"]
@@ -129,17 +122,17 @@ def _submit(
         if plan.executor == "slurm":
             try:
                 for array in arrays.values():
-                    given += _submitted_array(plan, array, wanted, after, interrupted)
+                    given += _submitted_array(plan, array, wanted, after)
             except SubmissionUnanswered as error:
                 # Slurm may have the array: its run directories and its script stay.
                 unanswered = error
         else:
             runs = [(one.run, one.element.config) for one in wanted]
             logs = RunDirectory(plan.folder).logs
-            ids, begin = submit_local_sweep(logs, runs, after, plan.request.max_parallel, plan.pack)
+            ids, begin = submit_local_sweep(logs, runs, after, plan.request.max_parallel)
             for one, job in zip(wanted, ids, strict=True):
-                given.append(_Given(one, Submitted("local", job), plan.pack))
-        _record(plan, sweep, given, after, cluster)
+                given.append(_Given(one, Submitted("local", job)))
+        _record(plan, given, after, cluster)
         if signal.SIGINT in signals and unanswered is None:
             stop_if_interrupted(signals)
         if begin is not None:
@@ -161,7 +154,7 @@ def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
         }
         for (job, _), one in ends.items():
             run = one.planned.run
-            if not stopping.withdraw(run, job.executor, job.job_id, job.cluster):
+            if not stopping.withdraw(run, job.executor, job.job_id):
                 slurms = job.executor == "slurm"
                 end = f"scancel {job.job_id}" if slurms else f"hpcrun cancel {run.path}"
                 say_aside(
@@ -172,32 +165,30 @@ def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
 
 
 def sweep_arrays(
-    plan: SweepPlan, wanted: Sequence[Planned], interrupted: Callable[[], bool] = lambda: False
+    plan: SweepPlan, wanted: Sequence[Planned], *, submits: bool = False
 ) -> dict[str, SweepArray]:
     """Return the array for each job section among ``wanted``, by :func:`job_key`.
 
     Args:
-        interrupted: returns True to end the wait for a controller that does not answer.
+        submits: a submission follows, so the controller must answer.
 
     Raises:
         LaunchError: the cluster cannot have such an array, or no node has the requested resources.
     """
-    counts = Counter(job_key(one.element.config) for one in wanted)
+    keys = dict.fromkeys(job_key(one.element.config) for one in wanted)
     at_once = plan.request.max_parallel
-    if len(counts) > 1 and at_once is not None:
+    if len(keys) > 1 and at_once is not None:
         raise LaunchError(
             "--max-parallel: limits one job array, and the runs differ in their job section; omit "
             "--max-parallel, or sweep the keys of job one by one"
         )
-    largest = max_array_size(wanted_cluster(plan.config.job))
+    largest = max_array_size()
     found = {}
-    for key, count in counts.items():
+    for key in keys:
         mine = [one for one in wanted if job_key(one.element.config) == key]
-        config, pack = mine[0].element.config, min(plan.pack, count)
-        if pack > 1:
-            config = with_tasks(config, pack)
-        tasks = array_of([one.number for one in mine], largest, at_once, pack)
-        found[key] = SweepArray(tasks, fitted_with_patience(config, interrupted))
+        tasks = array_of([one.number for one in mine], largest, at_once)
+        fitted = fitted_to_slurm(mine[0].element.config, submits=submits)
+        found[key] = SweepArray(tasks, fitted)
     return found
 
 
@@ -206,33 +197,28 @@ def _submitted_array(
     array: SweepArray,
     wanted: Sequence[Planned],
     after: Sequence[RunDirectory],
-    interrupted: Callable[[], bool],
 ) -> list[_Given]:
     """Submit one array; return the job of each of its elements."""
     folder = RunDirectory(plan.folder)
-    job = submit_slurm(folder, with_dependency(array.fitted, after), interrupted, array.tasks)
-    name, by_name = job_name(folder, array.fitted.job), {one.run.path.name: one for one in wanted}
-    pack = max(map(len, array.tasks.packs), default=1)
+    job = submit_slurm(folder, with_dependency(array.fitted, after), array.tasks)
+    name, elements = job_name(folder, array.fitted.job), {one.number: one for one in wanted}
     return [
-        _Given(by_name[element], replace(job, job_id=f"{job.job_id}_{index}"), pack, name)
-        for index, elements in array.tasks.tasks
-        for element in elements
+        _Given(elements[index], replace(job, job_id=f"{job.job_id}_{index}"), name)
+        for index in array.tasks.indices
     ]
 
 
 def _record(
     plan: SweepPlan,
-    sweep: SweepFile,
     given: Sequence[_Given],
     after: Sequence[RunDirectory],
-    here: str | None,
+    cluster: str | None,
 ) -> None:
-    """Log the submission in each element and in ``sweep.json``; raises OSError if the disk refuses."""
+    """Log the submission in each element; raises OSError if the disk refuses."""
     now = round(time.time(), 3)
     facts: dict[str, Any] = {"after": [str(run.path) for run in after]} if after else {}
     for one in given:
         job = one.planned.element.config.job
-        cluster = one.job.cluster or here
         line = {
             "time": now,
             "event": "submitted",
@@ -241,15 +227,8 @@ def _record(
             "nodes": job.nodes,
             "gpus": job.gpus,
             **facts,
-            **({"pack": one.pack} if one.pack > 1 else {}),
             **({"cluster": cluster} if cluster else {}),
             **({"name": one.name} if one.name else {}),
         }
         append_line(one.planned.run.events, line)
-    if given:
-        names = [one.planned.run.path.name for one in given]
-        ids = list(dict.fromkeys(one.whole.job_id for one in given))
-        sent = SweepSubmission(now, plan.executor, ids, names)
-        # The events first: an array in sweep.json means that all events are written.
-        sync_file_system(plan.folder)
-        write_sweep(replace(sweep, submissions=[*sweep.submissions, sent]))
+    sync_file_system(plan.folder)

@@ -15,7 +15,7 @@ from hpcrun.api.submission.continuing import compare
 from hpcrun.api.submission.plan import finished_result, permitted_executor, waits_for
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
-from hpcrun.config import Config, Job
+from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
 from hpcrun.run.directory import RunDirectory, RunError
@@ -52,16 +52,12 @@ class Planned:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A checked sweep before its submission: nothing is written yet.
-
-    ``pack``: elements that share a node and its GPUs.
-    """
+    """A checked sweep before its submission: nothing is written yet."""
 
     request: SubmitRequest
     folder: Path
     executor: ExecutorName
     elements: Sequence[Element]
-    pack: int
 
     @property
     def config(self) -> Config:
@@ -70,7 +66,7 @@ class SweepPlan:
 
     def waits_for(self) -> list[RunDirectory]:
         """Return the runs that must finish first; raises UserError if one of them never will."""
-        return waits_for(self.request, self.executor, self.config)
+        return waits_for(self.request, self.executor)
 
     def decided(self) -> tuple[SweepFile, list[Planned]]:
         """Return the sweep with its new elements, and the action for each element of this plan.
@@ -80,10 +76,9 @@ class SweepPlan:
         Raises:
             RunError: ``sweep.json`` is damaged, or the folder is not a sweep folder.
         """
-        before = read_sweep(self.folder) or SweepFile(self.folder, self.folder.name, {}, [])
+        before = read_sweep(self.folder) or SweepFile(self.folder, [])
         known = {canonical(run.values): run.name for run in before.runs}
         number = max((int(run.name) for run in before.runs), default=-1)
-        axes = {key: list(values) for key, values in before.axes.items()}
         names, runs = [], [*before.runs]
         for element in self.elements:
             name = known.get(canonical(element.values))
@@ -92,11 +87,7 @@ class SweepPlan:
                 name = element_name(number)
                 runs.append(SweepRun(name, element.values))
             names.append(name)
-            for key, value in element.values.items():
-                if value not in axes.setdefault(key, []):
-                    axes[key].append(value)
-        sweep = SweepFile(self.folder, before.name, axes, runs, before.submissions)
-        return sweep, self._planned(names)
+        return SweepFile(self.folder, runs), self._planned(names)
 
     def _planned(self, names: Sequence[str]) -> list[Planned]:
         runs = [RunDirectory(self.folder / name) for name in names]
@@ -122,13 +113,12 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
     Raises:
         UserError: an axis, a value or the config is wrong, or a single run has the name of the sweep.
     """
-    for option in ("max_parallel", "pack"):
-        number = getattr(request, option)
-        if number is not None and (type(number) is not int or number < 1):
-            place = request.place(option)
-            raise UserError(f"{place}: should be a whole number, 1 or more, not {number!r}")
-    if request.scratch or request.prepare:
-        place = request.place("from_scratch" if request.scratch else "prepare")
+    number = request.max_parallel
+    if number is not None and (type(number) is not int or number < 1):
+        place = request.place("max_parallel")
+        raise UserError(f"{place}: should be a whole number, 1 or more, not {number!r}")
+    if request.prepare:
+        place = request.place("prepare")
         raise UserError(f"{place}: is for one run; give it the name of a run of the sweep")
     elements = element_configs(request, sweep, expand(sweep))
     config = elements[0].config
@@ -146,42 +136,10 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
         )
     require_packages(config)
     check_image(config.job, RunDirectory(folder), Path.cwd(), here=executor == "local")
-    pack = request.pack or 1
-    if pack > 1:
-        if pack > (request.max_parallel or pack):
-            raise UserError(
-                f"--max-parallel {request.max_parallel}: is less than --pack {pack}; raise it"
-            )
-        for job in {job_key(one.config): one.config.job for one in elements}.values():
-            if (why := _unpackable(job)) is not None:
-                raise UserError(f"--pack {pack}: {why}")
     say_idle(request, executor)
-    return SweepPlan(request, folder, executor, elements, pack)
+    return SweepPlan(request, folder, executor, elements)
 
 
 def job_key(config: Config) -> str:
     """Return a text that is equal for configs with the same job section."""
     return config.job.model_dump_json()
-
-
-def _unpackable(job: Job) -> str | None:
-    """Return the reason why runs with this request cannot share a job; None: they can."""
-    if job.nodes != 1:
-        return f"a packed run has one node, and job.nodes is {job.nodes}; use --nodes 1, or omit --pack"
-    if job.spares:
-        return "a packed run has no spare nodes; use --spares 0, or omit --pack"
-    if job.launcher is not None:
-        return f"a packed run has one task, and {job.launcher} starts several; omit one of the two"
-    if job.tasks_on_node != 1:
-        return (
-            f"a packed run has one task, and the config requests {job.tasks_on_node}; use --gpus 1, or "
-            "--tasks-per-node 1"
-        )
-    if job.gpu_request == "gpus-per-task":
-        return "job.gpu_request=gpus-per-task gives no GPU to share; use gpus-per-node or gres"
-    for key in ("preflight", "node_setup"):
-        if getattr(job, key):
-            return (
-                f"job.{key} is for a whole job, and these runs share one; use job.setup, or omit it"
-            )
-    return None

@@ -1,19 +1,13 @@
-"""The requested sweep: axes of ``--sweep``, blocks of a sweep file, or a dict of Python; and its rows.
-
-A condition of a sweep file is an expression of jinja2, such as ``train.lr < 1e-3 and seed in [1, 2]``, in
-jinja2's sandbox.
-"""
+"""The requested sweep: axes of ``--sweep``, blocks of a sweep file, or a dict of Python; and its rows."""
 
 import itertools
 import json
 import math
 import os
-import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from hpcrun.config import ConfigError, Problem, file_layer, override_layer
@@ -47,19 +41,10 @@ class RowBlock:
 
 
 @dataclass(frozen=True)
-class Condition:
-    """An expression that is true for every element of the sweep."""
-
-    text: str
-    place: str
-
-
-@dataclass(frozen=True)
 class SweepRequest:
-    """The requested sweep: the product of ``blocks``, without the rows that a condition excludes."""
+    """The requested sweep: the product of ``blocks``."""
 
     blocks: Sequence[RowBlock] = ()
-    conditions: Sequence[Condition] = ()
 
     def place_of(self, key: str) -> str:
         """Return the option or file line with the values of ``key``."""
@@ -98,7 +83,7 @@ def expand(request: SweepRequest) -> list[Row]:
     """Return the rows of all elements; the keys of the last block change fastest.
 
     Raises:
-        ConfigError: a key is in two blocks, two rows are equal, a condition is wrong, or no row is left.
+        ConfigError: a key is in two blocks, or two rows are equal.
     """
     places: dict[str, str] = {}
     for block in request.blocks:
@@ -114,10 +99,6 @@ def expand(request: SweepRequest) -> list[Row]:
         {key: value for row in parts for key, value in row.items()}
         for parts in itertools.product(*(block.rows for block in request.blocks))
     ]
-    for condition in request.conditions:
-        rows = _chosen(rows, condition)
-    if not rows:
-        raise refusal(OPTION, "", "no run is left; loosen the conditions under `where`")
     seen: set[str] = set()
     for row in rows:
         mark = canonical({key: given.value for key, given in row.items()})
@@ -128,41 +109,6 @@ def expand(request: SweepRequest) -> list[Row]:
             )
         seen.add(mark)
     return rows
-
-
-_SHORT = 60
-
-
-def _chosen(rows: Sequence[Row], condition: Condition) -> list[Row]:
-    """Return the rows that meet the condition; raises ConfigError for a wrong expression."""
-    from jinja2 import StrictUndefined, TemplateSyntaxError
-    from jinja2.sandbox import SandboxedEnvironment
-
-    shown = f"{condition.text[:_SHORT]!r}"
-    try:
-        meets = SandboxedEnvironment(undefined=StrictUndefined).compile_expression(
-            condition.text, undefined_to_none=False
-        )
-        return [row for row in rows if meets(**_nested(row))]
-    except (TemplateSyntaxError, RecursionError):
-        text = f"{shown} is not an expression; write one such as train.lr < 1e-3"
-    except Exception as error:
-        text = f"{shown} cannot be computed: {error}"
-    raise refusal(condition.place, "where", text)
-
-
-def _nested(row: Row) -> dict[str, Any]:
-    """Return the values of ``row`` with a namespace for each section, so that ``train.lr`` is a value."""
-    top = SimpleNamespace()
-    for key, given in row.items():
-        *sections, last = key.split(".")
-        place = top
-        for section in sections:
-            if not hasattr(place, section):
-                setattr(place, section, SimpleNamespace())
-            place = getattr(place, section)
-        setattr(place, last, given.value)
-    return vars(top)
 
 
 def read_axes(options: Sequence[str]) -> list[RowBlock]:
@@ -256,7 +202,7 @@ def sweep_request(
         raise UserError(
             f"{_PYTHON}: has no key; give values, such as {_PYTHON}{{'seed': range(3)}}"
         )
-    return SweepRequest(blocks, request.conditions)
+    return SweepRequest(blocks)
 
 
 def require_key(key: object, place: str) -> None:
@@ -300,10 +246,9 @@ def read_sweep_file(path: Path) -> SweepRequest:
             key = key.rpartition(".")[0]
         return layer.where.get(key, str(path))
 
-    parts = (*_READERS, "where")
     for part in layer.values:
-        if part not in parts:
-            raise refusal(place(part), part, f"unknown; a sweep file has {', '.join(parts)}")
+        if part not in _READERS:
+            raise refusal(place(part), part, f"unknown; a sweep file has {', '.join(_READERS)}")
     blocks = [
         block
         for part, reader in _READERS.items()
@@ -312,20 +257,15 @@ def read_sweep_file(path: Path) -> SweepRequest:
     ]
     if not blocks:
         raise refusal(str(path), "", "has no values; write `grid:` with keys and lists of values")
-    lines = layer.values.get("where") or []
-    lines = [lines] if isinstance(lines, str) else lines
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        words = "should be a list of expressions such as train.lr < 1e-3"
-        raise refusal(place("where"), "where", words)
-    return SweepRequest(blocks, [Condition(line, place("where")) for line in lines])
+    return SweepRequest(blocks)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested sections as dotted keys; a random draw or a range, which are mappings, stays whole."""
+    """Return nested sections as dotted keys; a range, which is a mapping, stays whole."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, dict) and not set(value) & {*_DRAWS, "range"}:
+        if isinstance(value, dict) and "range" not in value:
             found |= _flat(value, f"{dotted}.")
         else:
             found[dotted] = value
@@ -388,55 +328,8 @@ def _list(content: Any, part: str, place: Place) -> list[RowBlock]:
     return [RowBlock(_rows({key: [row[key] for row in rows] for key in rows[0]}), place(part))]
 
 
-def _random(content: Any, part: str, place: Place) -> list[RowBlock]:
-    axes = _section(content, part, place)
-    seed, count = axes.pop("seed", None), axes.pop("count", None)
-    if not _whole([seed, count]) or not 1 <= count <= _MAX:
-        raise refusal(place(part), part, "needs whole numbers `seed:` and `count:`")
-    if not axes:
-        words = "has no keys; write one such as lr: {log_uniform: [1e-5, 1]}"
-        raise refusal(place(part), part, words)
-    draws = {key: _draw(key, one, place(f"{part}.{key}")) for key, one in axes.items()}
-    source = random.Random(seed)
-    # Draw row by row, so that a larger count only adds rows.
-    drawn = [[draw(source) for draw in draws.values()] for _ in range(count)]
-    columns = dict(zip(draws, map(list, zip(*drawn, strict=True)), strict=True))
-    return [RowBlock(_rows(columns), place(part))]
-
-
-def _draw(key: str, content: Any, place: str) -> Callable[[random.Random], Any]:
-    """Return the function that draws a value of ``key``."""
-    if not isinstance(content, dict) or len(content) != 1 or not set(content) <= set(_DRAWS):
-        names = ", ".join(sorted(_DRAWS))
-        raise refusal(place, key, f"should be one of {names}, such as {{uniform: [0, 1]}}")
-    ((kind, values),) = content.items()
-    if not isinstance(values, list) or not values:
-        raise refusal(place, key, f"{kind} needs a list")
-    if kind != "choice":
-        numbers = [one for one in values if type(one) in (int, float) and math.isfinite(one)]
-        if len(values) != 2 or numbers != values or values[0] >= values[1]:
-            raise refusal(place, key, f"{kind} needs [low, high] with low < high")
-        if kind == "integer" and not _whole(values):
-            raise refusal(place, key, "integer needs whole numbers; both ends are possible")
-        if kind == "log_uniform" and values[0] <= 0:
-            raise refusal(place, key, "log_uniform needs numbers above 0")
-    return lambda source: _DRAWS[kind](source, values)
-
-
-def _rounded(number: float) -> float:
-    """Return the number with the digits that a person reads in a table."""
-    return float(f"{number:.6g}")
-
-
-_DRAWS: dict[str, Callable[[random.Random, Sequence[Any]], Any]] = {
-    "choice": random.Random.choice,
-    "integer": lambda source, ends: source.randint(*ends),
-    "uniform": lambda source, ends: _rounded(source.uniform(*ends)),
-    "log_uniform": lambda source, ends: _rounded(math.exp(source.uniform(*map(math.log, ends)))),
-}
 _READERS: dict[str, Callable[[Any, str, Place], list[RowBlock]]] = {
     "grid": _grid,
     "zip": _zip,
     "list": _list,
-    "random": _random,
 }

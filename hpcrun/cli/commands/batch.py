@@ -10,7 +10,6 @@ request).
 import argparse
 from pathlib import Path
 
-from hpcrun.errors import UserError
 from hpcrun.job.srun import Way
 from hpcrun.job.step import run_step
 from hpcrun.run.directory import RunDirectory
@@ -19,15 +18,7 @@ from hpcrun.run.streams import outlive_full_disk
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="run directories; several share the job"
-    )
-    parser.add_argument(
-        "--pack", action="store_true", help="the job is made for several runs, even if one is left"
-    )
-    parser.add_argument(
-        "--packed", action="store_true", help="other runs share the job; do not requeue it"
-    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument(
         "--own-script",
         action="store_true",
@@ -51,12 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the batch step of the job that this environment belongs to."""
     outlive_full_disk()
-    runs = [RunDirectory(path.absolute()) for path in arguments.runs]
-    if len(runs) > 1 and not arguments.pack:
-        raise UserError(f"batch: {runs[1].path}: runs share a job only with --pack; name one run")
-    if arguments.pack:
-        from hpcrun.job.pack import run_pack
-
-        return run_pack(runs)
-    way = Way(arguments.own_script, arguments.torchrun, arguments.packed)
-    return run_step(runs[0], way, arguments.failed, arguments.exit_code)
+    way = Way(arguments.own_script, arguments.torchrun)
+    run = RunDirectory(arguments.run.absolute())
+    return run_step(run, way, arguments.failed, arguments.exit_code)

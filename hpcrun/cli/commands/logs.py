@@ -35,8 +35,6 @@ from hpcrun.api.logs import (
 from hpcrun.cli.arguments import add_run, find_run
 from hpcrun.cli.follow import Tail
 from hpcrun.config import load_resolved
-from hpcrun.diagnose.finding import find_cause
-from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
@@ -61,22 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grep", metavar="REGEX", help="only lines that match this Python regular expression"
     )
-    parser.add_argument(
-        "--errors",
-        action="store_true",
-        help="only the lines with the cause of the newest failure, as in `hpcrun doctor`",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log, and follow it with --follow."""
     rank = _rank(arguments.rank)
     pattern = _pattern(arguments.grep)
-    if arguments.errors and arguments.follow:
-        raise UserError("--errors --follow: give only one; --errors reads the present logs once")
     directory = find_run(arguments)
-    if arguments.errors:
-        return _print_errors(directory)
     reader = _Reader(directory, rank, pattern)
     _require_log(directory, rank, reader, arguments.follow)
     try:
@@ -159,9 +148,9 @@ class _Reader:
         launched = self.per_file > 1
         found: dict[Path, RankLog | BatchLog] = {}
         if self._rank is None:
-            for path in self._run.batch_logs(attempt.job):
-                if path.is_file():
-                    found[path] = BatchLog(self._run, path, attempt, batch_time)
+            path = self._run.batch_log(attempt.job)
+            if path.is_file():
+                found[path] = BatchLog(self._run, path, attempt, batch_time)
         for path in self._files(attempt):
             found[path] = RankLog(path, attempt, began, self._steps, launched=launched)
         return found
@@ -191,22 +180,6 @@ class _Reader:
                 say(*shown)
                 shown.clear()
         say(*shown)
-
-
-def _print_errors(run: RunDirectory) -> int:
-    """Print the lines that show the cause of the newest failure, and the diagnosis with its remedy."""
-    events = read_events(run)
-    for attempt in reversed(attempts_of(events)):
-        lines = lines_of_attempt(run, attempt, events)
-        finding = find_cause(lines, nodes_of(events, attempt))
-        if finding is not None:
-            for line in finding.evidence:
-                text = f"{line.place}: {line.text}"
-                say(MergedLine(line.time, attempt, line.rank, None, text).shown())
-            say(f"hpcrun: doctor: {finding.line}", f"hpcrun: remedy: {finding.remedy}")
-            return 0
-    say(f"hpcrun: {run.name}: no known failure")
-    return 0
 
 
 def _ranks_of_a_file(run: RunDirectory) -> int:
@@ -252,6 +225,6 @@ def _require_log(run: RunDirectory, rank: int | None, reader: _Reader, following
         require_log(run, rank // reader.per_file)
         return
     attempts = attempts_of(read_events(run))
-    batch = [path for one in attempts for path in run.batch_logs(one.job) if path.exists()]
+    batch = any(run.batch_log(one.job).exists() for one in attempts)
     if not batch and not any(rank_files(run, one) for one in attempts):
         require_log(run, None)

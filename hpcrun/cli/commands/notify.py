@@ -1,7 +1,7 @@
-"""Send a test message to the target of `watch.notify`, from this host.
+"""Give a test message to the command of `watch.notify`, on this host.
 
   hpcrun notify -c configs/gpt.yaml
-  hpcrun notify watch.notify=env:HPCRUN_WEBHOOK
+  hpcrun notify watch.notify='mail -s "$HPCRUN_TEXT" me@example.org'
 
 Exit code 1: the message was not delivered; a line says why.
 """
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = choose_config(request_of(arguments))
     target = config.watch.notify
     if target is None:
-        raise UserError("watch.notify: is not set; give -c FILE, or watch.notify=URL")
+        raise UserError("watch.notify: is not set; give -c FILE, or watch.notify=COMMAND")
     try:
         deliver(target, trial_message(config.name or "test"), os.environ)
     except DeliveryError as problem:

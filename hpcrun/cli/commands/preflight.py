@@ -98,8 +98,6 @@ def _measure(
             "preflight runs in an allocation: use salloc or a batch script, or try it on this machine "
             "with --local 2"
         )
-    if "SLURM_HET_SIZE" in os.environ:
-        raise UserError("preflight: a heterogeneous job cannot be checked; remove job.preflight")
     if gpus is None:
         gpus = job.gpus if job is not None else given_gpus(os.environ) or None
     return check_nodes(

@@ -49,8 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RUN",
-        help="start when that run has finished (of a --pack: when all runs of its job have "
-        "finished); may be given several times",
+        help="start when that run has finished; may be given several times",
     )
     where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
@@ -72,11 +71,6 @@ def add_continuing(parser: argparse._ActionsContainer, *, snapshot: bool | None)
     """Add the options for a run that exists; ``snapshot``: the default of ``--no-snapshot``."""
     parser.add_argument(
         "--trust-owner", action="store_true", help="continue a run that belongs to another user"
-    )
-    parser.add_argument(
-        "--from-scratch",
-        action="store_true",
-        help="start at step 0; checkpoints, metrics and events move to the old job's log folder",
     )
     parser.add_argument(
         "--no-snapshot",

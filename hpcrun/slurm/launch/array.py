@@ -1,21 +1,14 @@
-"""The tasks of a Slurm job array, each an element of a sweep, or several that share a job.
+"""The tasks of a Slurm job array, each an element of a sweep.
 
 The index of a task is the name of its element, so that a person finds job 123_7 in ``SWEEP/007``.
 """
 
-import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.errors import LaunchError
-from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Reader, read_events
-from hpcrun.run.sweep_file import read_sweep
-from hpcrun.slurm.launch.slurm_jobs import PATIENCE, submitit_folder
 
 _DIGITS = 3
 _SLURMS_DEFAULT = 1001
@@ -24,20 +17,10 @@ _MAX_ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ArrayTasks:
-    """One array. ``at_once``: tasks that may run at the same time; None: as many as Slurm starts.
-
-    ``packs``: the elements of each task, where several share it; the first of them gives the task its index.
-    """
+    """One array. ``at_once``: tasks that may run at the same time; None: as many as Slurm starts."""
 
     indices: Sequence[int]
     at_once: int | None = None
-    packs: Sequence[Sequence[str]] = ()
-
-    @property
-    def tasks(self) -> list[tuple[int, Sequence[str]]]:
-        """Return the index of each task with the names of its elements."""
-        names = [[element_name(index)] for index in self.indices]
-        return list(zip(self.indices, self.packs or names, strict=True))
 
     @property
     def option(self) -> str:
@@ -67,140 +50,27 @@ def element_name(number: int) -> str:
     return f"{number:0{_DIGITS}d}"
 
 
-def array_of(
-    numbers: Sequence[int], largest: int, at_once: int | None = None, pack: int = 1
-) -> ArrayTasks:
+def array_of(numbers: Sequence[int], largest: int, at_once: int | None = None) -> ArrayTasks:
     """Return the array of the elements with these numbers.
 
     Args:
         largest: Slurm's MaxArraySize: all indices are below.
         at_once: elements that may run at the same time.
-        pack: maximum number of elements per task.
 
     Raises:
         LaunchError: an index would be too large.
     """
-    names = [element_name(number) for number in sorted(numbers)]
-    packs = [names[at : at + pack] for at in range(0, len(names), pack)]
-    indices = [int(names[0]) for names in packs]
+    indices = sorted(numbers)
     if indices[-1] >= largest:
         raise LaunchError(
             f"MaxArraySize of this cluster is {largest}, so a sweep has the runs 000 to "
             f"{element_name(largest - 1)}; divide the values among several sweeps with --name"
         )
-    limit = None if at_once is None else at_once // pack
-    return ArrayTasks(indices, limit, packs if pack > 1 else ())
+    return ArrayTasks(indices, at_once)
 
 
-def max_array_size(cluster: str | None = None) -> int:
-    """Return MaxArraySize of the cluster; Slurm's default if no controller answers."""
-    shown = slurm.run(slurm.scontrol_show_config_command(cluster))
+def max_array_size() -> int:
+    """Return MaxArraySize of this cluster; Slurm's default if no controller answers."""
+    shown = slurm.run(slurm.scontrol_show_config_command())
     found = _MAX_ARRAY.search(shown.stdout)
     return int(found[1]) if found else _SLURMS_DEFAULT
-
-
-# Seconds after which a request that sbatch has sent no longer reaches the controller.
-_ARRIVES = 120.0
-_CLUSTER = re.compile(r"^#SBATCH (?:--clusters|-M)[ =]?\"?([^\s\"]+)", re.MULTILINE)
-
-
-def refuse_unrecorded(folder: RunDirectory) -> None:
-    """Refuse a submission while Slurm has, or may get, an array that is not in ``sweep.json``.
-
-    The submission of that array was killed after it wrote the script. squeue shows the path of each job's
-    script, which identifies the sweep: a name is not unique, and a person can change it.
-
-    Raises:
-        RunError: Slurm has the array, does not answer, or may still get the array; or ``sweep.json`` is
-            damaged.
-        OSError: the folder cannot be read or written.
-    """
-    sweep = read_sweep(folder.path)
-    recorded = {job for one in sweep.submissions for job in one.jobs} if sweep else set()
-    for script in submitit_folder(folder).glob("*.sh"):
-        # submitit writes .submission_file_ID.sh, and renames the file when sbatch has answered with the job.
-        if script.is_symlink() or script.name.partition("_")[0] in recorded:
-            continue
-        found = sorted({*_jobs_of(folder, script)} - recorded, key=int)
-        if found:
-            raise RunError(
-                f"{folder.path}: a submission was interrupted after Slurm accepted job {', '.join(found)}; "
-                f"end it with `scancel {' '.join(found)}`, then submit again"
-            )
-        if script.name.startswith(".") and time.time() - script.stat().st_mtime < _ARRIVES:
-            raise RunError(
-                f"{folder.path}: a submission was interrupted less than two minutes ago, and Slurm may still "
-                "get its array; submit again in two minutes"
-            )
-        script.unlink()
-
-
-def _jobs_of(folder: RunDirectory, script: Path) -> list[str]:
-    """Return the jobs in squeue whose script is in the folder of ``script``."""
-    cluster = _CLUSTER.search(script.read_text())
-    # Another user may have submitted the array.
-    users = sorted({os.getuid(), script.stat().st_uid})
-    command = slurm.squeue_scripts_command(users, cluster and cluster[1])
-    listed = slurm.run(command, timeout=PATIENCE)
-    if listed.returncode != 0:
-        raise RunError(
-            f"{folder.path}: a submission was interrupted, and Slurm does not say if it has an array of it "
-            f"({' '.join(listed.stderr.split())}); submit again when Slurm answers"
-        )
-    jobs = slurm.parse_scripts(listed.stdout)
-    place = script.parent.resolve()
-    return [job for job, path, _ in jobs if Path(path).parent.resolve() == place]
-
-
-class SignalUnanswered(LaunchError):
-    """Slurm did not answer, so the ranks may have received a signal or not."""
-
-
-def is_packed(run: RunDirectory, job: str, read: Reader = read_events) -> bool:
-    """Return True if other runs share the job of ``run``."""
-    return any(
-        event.what == "submitted"
-        and event.attempt is not None
-        and event.attempt.job == job
-        and "pack" in event.fields
-        for event in read(run)
-    )
-
-
-def steps_of(run: RunDirectory, job: str, cluster: str | None) -> list[int]:
-    """Return the numbers of the steps with the ranks of ``run``.
-
-    Raises:
-        LaunchError: the ranks have not started, or have ended; or Slurm does not answer.
-    """
-    listed = slurm.run(slurm.squeue_steps_command(job, cluster))
-    if listed.returncode != 0 and not slurm.is_unknown_job(listed):
-        raise LaunchError(
-            f"{run.name}: Slurm does not say whether its ranks run in job {job} "
-            f"({' '.join(listed.stderr.split())}); nothing was done: try again later"
-        )
-    steps = slurm.parse_steps(listed.stdout, run.path.name)
-    if not steps:
-        raise LaunchError(
-            f"{run.name}: has no ranks in job {job} now; other runs share the job: try again later, or "
-            f"cancel the whole sweep with `hpcrun cancel {run.name.partition('/')[0]}`"
-        )
-    return steps
-
-
-def signal_steps(job: str, steps: Sequence[int], name: str, cluster: str | None) -> None:
-    """Send the signal ``name`` to ``steps`` of the job.
-
-    Raises:
-        SignalUnanswered: Slurm does not answer, so the ranks may have received the signal or not.
-        LaunchError: Slurm refuses; the text has its message.
-    """
-    for step in steps:
-        command = slurm.scancel_command(job, signal=name, step=step, cluster=cluster)
-        answer = slurm.run(command)
-        if answer.returncode == slurm.TIMED_OUT:
-            raise SignalUnanswered(
-                f"{answer.stderr}: the ranks may have received SIG{name} or not; run the same command again"
-            )
-        if answer.returncode != 0:
-            raise LaunchError(f"{command[0]}: {' '.join(answer.stderr.split())}")

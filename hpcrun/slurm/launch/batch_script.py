@@ -110,16 +110,6 @@ def _step_lines(request: BatchRequest) -> list[str]:
     if request.array is None:
         run, job, lines = shlex.quote(str(request.run)), "$SLURM_JOB_ID", []
         begun = shlex.quote(f"{unstarted}")
-    elif request.array.packs:
-        run, job = '"${runs[@]}"', _ARRAY_JOB
-        lines = [
-            "# Each task of the array has several runs, which share its node and GPUs.",
-            "case $SLURM_ARRAY_TASK_ID in",
-            *(f"{index}) names='{' '.join(names)}';;" for index, names in request.array.tasks),
-            "esac",
-            f'runs=(); for name in $names; do runs+=({shlex.quote(f"{request.run}/")}"$name"); done',
-        ]
-        begun = f'"$runs"/{unstarted.name}'
     else:
         run, job = '"$run"', _ARRAY_JOB
         folder = shlex.quote(f"{request.run}/")
@@ -128,8 +118,7 @@ def _step_lines(request: BatchRequest) -> list[str]:
             f"run={folder}{request.array.shell_name}",
         ]
         begun = f'"$run"/{unstarted.name}'
-    packed = ["--pack"] if request.array is not None and request.array.packs else []
-    words = f"{shlex.join([*step, *packed])} {run}"
+    words = f"{shlex.join(step)} {run}"
     return lines + [
         line.format(step=words, unstarted=begun, job=job) for line in _STEP.splitlines()
     ]
@@ -180,8 +169,6 @@ def _output(run: RunDirectory, array: "ArrayTasks | None") -> str:
     folder = str(run.path).replace("%", "%%")
     if array is None:
         return f"{folder}/{run.logs.name}/batch-%j.log"
-    if array.packs:
-        return f"{folder}/{run.logs.name}/pack-%A_%a.log"
     return f"{folder}/{array.pattern}/{run.logs.name}/batch-%A_%a.log"
 
 
@@ -203,19 +190,12 @@ def _gpu_options(job: Job) -> dict[str, object]:
     kind = f"{job.gpu_type}:" if job.gpu_type else ""
     if job.gpu_request == "gres":
         return {"gres": f"gpu:{kind}{job.gpus}"}
-    if job.gpu_request == "gpus-per-task":
-        return {"gpus-per-task": job.gpus // job.tasks_on_node}
     return {"gpus-per-node": f"{kind}{job.gpus}"}
 
 
 def job_name(run: RunDirectory, job: Job) -> str:
     """Return the name under which Slurm lists the job."""
     return given_option(job.sbatch_args, "job-name", "J") or run.name.replace("/", "-")
-
-
-def wanted_cluster(job: Job) -> str | None:
-    """Return the cluster, or clusters with commas, that the job names; None: this host's cluster."""
-    return job.cluster or given_option(job.sbatch_args, "clusters", "M") or None
 
 
 def _quoted(value: object) -> str:

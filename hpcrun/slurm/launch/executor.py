@@ -28,15 +28,13 @@ class RequeueingSlurmExecutor(SlurmExecutor):
     """Sends ``request``'s script to sbatch.
 
     ``accepted``: the job's id from the moment when sbatch has printed it, even if a later step fails.
-    ``cluster``: the cluster that sbatch has printed, which it does after ``--clusters``. ``script``: the file
-    of the newest submission, by which squeue shows the job.
+    ``script``: the file of the newest submission, by which squeue shows the job.
     """
 
     def __init__(self, folder: Path, request: BatchRequest) -> None:
         super().__init__(folder)
         self._request = request
         self.accepted: str | None = None
-        self.cluster: str | None = None
         self.script = folder
         self.update_parameters(
             nodes=request.job.max_nodes + request.job.spares,
@@ -60,7 +58,7 @@ class RequeueingSlurmExecutor(SlurmExecutor):
     ) -> str:
         text = string if isinstance(string, str) else string.decode(errors="replace")
         try:
-            self.accepted, self.cluster = slurm.parse_sbatch(text)
+            self.accepted = slurm.parse_sbatch(text)
         except ClusterError as error:
             raise FailedSubmissionError(str(error)) from error
         return self.accepted

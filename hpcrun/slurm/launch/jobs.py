@@ -1,9 +1,8 @@
 """A run's job on any executor, and its state."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun import slurm
@@ -12,7 +11,6 @@ from hpcrun.run.events import Event, Reader, read_events, was_cancelled
 from hpcrun.run.files import read_json
 from hpcrun.slurm.answers import WAITING, is_over
 from hpcrun.slurm.launch import submission as without_scheduler
-from hpcrun.slurm.launch.array import is_packed
 from hpcrun.slurm.launch.slurm_jobs import PATIENCE, SlurmAnswer, slurm_states
 from hpcrun.slurm.local import job_files
 
@@ -23,8 +21,9 @@ _SUSPENDED_WORDS = (
 )
 _LOOK = 0.2
 
-# Bytes. With less free space, not even a state of a few lines can be written.
-_FULL = 16_384
+_GONE = (
+    "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"
+)
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,8 @@ class RunState:
     failed, lost.
 
     ``detail``: more in plain words; ``live``: a job has the run now. ``cluster``: the cluster of the job, if
-    Slurm's commands do not reach it from here. ``through``: the cluster to name in these commands
-    (``--clusters``), if it is not this host's: two clusters may use the same number for two jobs. ``starts``:
-    the expected start of a waiting job, in Unix seconds. ``asked``: Slurm has answered.
+    it is not this host's: two clusters may use the same number for two jobs. ``starts``: the expected start
+    of a waiting job, in Unix seconds. ``asked``: Slurm has answered.
     """
 
     word: str
@@ -44,7 +42,6 @@ class RunState:
     executor: str | None
     job: str | None
     cluster: str | None = None
-    through: str | None = None
     starts: float | None = None
     asked: bool = True
 
@@ -79,49 +76,33 @@ def states(
     read: Reader = read_events,
     known: Callable[[RunDirectory], bool] | None = None,
 ) -> list[RunState]:
-    """Return the state of each run, with one squeue, and at most one sacct, for all jobs of a cluster.
+    """Return the state of each run, with one squeue, and at most one sacct.
 
     Args:
         read: returns the events of a run.
         known: returns True if the files show that the run has ended; Slurm is not asked about its job.
     """
     jobs = [(run, current_job(run, read)) for run in runs]
-    on: dict[str | None, list[tuple[RunDirectory, str]]] = {}
-    for run, (executor, job) in _given(jobs):
-        if executor == "slurm" and not (known and known(run)):
-            on.setdefault(_cluster(run, executor, job, read), []).append((run, job))
-    here = slurm.cluster_name(PATIENCE) if any(on) else None
-    # Without an answer it is unknown which jobs are on other clusters.
-    local = [
-        pair for name, pairs in on.items() if here in (None, name) or name is None for pair in pairs
+    asked = [
+        (run, job)
+        for run, (executor, job) in _given(jobs)
+        if executor == "slurm" and not (known and known(run))
     ]
-    answers: dict[str | None, SlurmAnswer] = {None: slurm_states(local, read=read)}
-    if here is not None:
-        for name in on.keys() - {None, here}:
-            answers[name] = slurm_states(on[name], name, read)
-    return [_state_of(run, job, here, answers, read) for run, job in jobs]
+    clusters = {run: _cluster(run, job, read) for run, job in asked}
+    here = slurm.cluster_name(PATIENCE) if any(clusters.values()) else None
+    # Without an answer it is unknown which jobs are on other clusters.
+    others = {run: name for run, name in clusters.items() if name and here not in (None, name)}
+    answer = slurm_states([pair for pair in asked if pair[0] not in others], read)
+    return [
+        _elsewhere(run, job, others[run], read)
+        if job is not None and run in others
+        else _state(run, job, answer, read)
+        for run, job in jobs
+    ]
 
 
-def _state_of(
-    run: RunDirectory,
-    job: tuple[str, str] | None,
-    here: str | None,
-    answers: dict[str | None, SlurmAnswer],
-    read: Reader,
-) -> RunState:
-    """Return the state of one run, from the answer of its job's cluster."""
-    cluster = None if job is None else _cluster(run, *job, read)
-    if job is None or cluster in (None, here) or cluster not in answers:
-        return _state(run, job, answers[None], read)
-    if not answers[cluster].answered:
-        return _elsewhere(run, job, str(cluster), read)
-    return replace(_state(run, job, answers[cluster], read), through=cluster)
-
-
-def _cluster(run: RunDirectory, executor: str, job: str, read: Reader) -> str | None:
+def _cluster(run: RunDirectory, job: str, read: Reader) -> str | None:
     """Return the cluster to which the job was submitted, if known."""
-    if executor != "slurm":
-        return None
     reported = [event.fields for event in read(run) if event.attempt and event.attempt.job == job]
     return next(
         (str(fields["cluster"]) for fields in reversed(reported) if "cluster" in fields), None
@@ -129,7 +110,7 @@ def _cluster(run: RunDirectory, executor: str, job: str, read: Reader) -> str | 
 
 
 def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str, read: Reader) -> RunState:
-    """Return the state of a run with a job on an unreachable cluster, as far as its files show."""
+    """Return the state of a run with a job on another cluster, as far as its files show."""
     ended = _by_result(read_json(run.result), *job)
     if ended is not None:
         return ended
@@ -185,9 +166,6 @@ def _state(
         word, detail = slurm_knows.known.get(job_id, ("", ""))
     ended = _by_result(result, executor, job_id)
     if word and not is_over(word):
-        if ended is not None and executor == "slurm" and is_packed(run, job_id, read):
-            # The other runs of the job continue.
-            return ended
         shown = "pending" if word in WAITING else "running"
         if word == _SUSPENDED:
             shown, detail = "suspended", _SUSPENDED_WORDS
@@ -230,9 +208,7 @@ def _by_events(events: Sequence[Event]) -> str:
     """Return pending or running, as far as the run directory shows."""
     # A refusal of another job belongs to no attempt.
     words = [
-        event.what
-        for event in events
-        if event.attempt is not None and event.what not in ("notified", "notify-failed", "given-up")
+        event.what for event in events if event.attempt is not None and event.what != "given-up"
     ]
     waits = ("submitted", "ended", "requeue-failed", "excluded")
     return "pending" if not words or words[-1] in waits else "running"
@@ -254,20 +230,8 @@ def _local_state(folder: Path) -> tuple[str, str]:
     if status.state in job_files.ENDED:
         return status.state, ""
     if not job_files.is_alive(status):
-        return "", _why_gone(folder)
+        return "", _GONE
     return status.state, f"restart {status.restart}" if status.restart else ""
-
-
-def is_full(folder: Path) -> bool:
-    """Return True if the disk of ``folder`` has too little space for a file of a few lines."""
-    return shutil.disk_usage(folder).free < _FULL
-
-
-def _why_gone(folder: Path) -> str:
-    if is_full(folder):
-        free = shutil.disk_usage(folder).free
-        return f"the disk of {folder} is full ({free} bytes are free): free some space, then `hpcrun resume`"
-    return "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"
 
 
 LONGEST = 60.0

@@ -12,7 +12,6 @@ from hpcrun.config import Job
 from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
 from hpcrun.slurm.commands import given_option
-from hpcrun.slurm.launch.batch_script import wanted_cluster
 from hpcrun.slurm.nodes import (
     NodeResources,
     Offer,
@@ -44,9 +43,7 @@ class CpuAndMemory:
     memory: int | None
 
 
-def fitted(
-    job: Job, offer_of: Callable[[str | None], Offer | None] = cluster_offer
-) -> tuple[Job, list[str]]:
+def fitted(job: Job, offer_of: Callable[[], Offer | None] = cluster_offer) -> tuple[Job, list[str]]:
     """Return ``job`` with everything filled in that depends on this cluster, and lines for the user about it.
 
     Raises:
@@ -54,7 +51,7 @@ def fitted(
     """
     if job.cpu:
         return job.model_copy(update=_one_core_per_rank(job)), []
-    offer = offer_of(wanted_cluster(job))
+    offer = offer_of()
     lines = []
     update: dict[str, object] = {}
     if job.gpu_type is not None and offer is not None:
@@ -64,11 +61,6 @@ def fitted(
         lines.append(
             "no node has a gpu GRES: no GPUs are requested from Slurm (job.gpu_request changes that); a node "
             "on which the ranks see no GPU is refused (--cpu trains on CPUs)"
-        )
-    if request == "gpus-per-task" and job.gpus <= job.tasks_on_node:
-        lines.append(
-            "job.gpu_request=gpus-per-task: each rank sees only one GPU, so NCCL may not reach "
-            "the node's other GPUs directly; gpus-per-node avoids this"
         )
     update["gpu_request"] = request
     nodes = () if offer is None or request == "none" else _nodes_for(job, offer)

@@ -34,11 +34,9 @@ class SlurmAnswer:
 
 
 def slurm_states(
-    asked: Sequence[tuple[RunDirectory, str]],
-    cluster: str | None = None,
-    read: Reader = read_events,
+    asked: Sequence[tuple[RunDirectory, str]], read: Reader = read_events
 ) -> SlurmAnswer:
-    """Ask this host's cluster, or ``cluster``, for the jobs of these runs.
+    """Ask Slurm for the jobs of these runs.
 
     Args:
         read: returns the events of a run.
@@ -51,29 +49,27 @@ def slurm_states(
     others: set[str] = set()
     answered = True
     for jobs in _in_calls(runs):
-        listed = slurm.run(slurm.squeue_command(jobs, cluster), timeout=PATIENCE)
+        listed = slurm.run(slurm.squeue_command(jobs), timeout=PATIENCE)
         answered &= listed.returncode == 0 or slurm.is_unknown_job(listed)
         if listed.returncode != 0:
             continue
         for job, info in slurm.parse_squeue(listed.stdout).items():
             waits = info.state in WAITING
-            # A heterogeneous job is queried by its leader's id, and listed by component.
-            leader = job.removesuffix("+0")
-            if leader not in runs:
+            if job not in runs:
                 continue
-            if _is_of_another(read(runs[leader]), runs[leader], leader, info.name, cluster):
-                others.add(leader)
+            if _is_of_another(read(runs[job]), runs[job], job, info.name):
+                others.add(job)
                 continue
-            found[leader] = (info.state, reason_in_words(info.reason) if waits else "")
+            found[job] = (info.state, reason_in_words(info.reason) if waits else "")
             if waits and info.start_time is not None:
-                starts[leader] = info.start_time
+                starts[job] = info.start_time
     missing = [job for job in runs if job not in found and job not in others]
     for jobs in _in_calls(missing):
-        recorded = slurm.run(slurm.sacct_command(jobs, cluster), timeout=PATIENCE)
+        recorded = slurm.run(slurm.sacct_command(jobs), timeout=PATIENCE)
         if recorded.returncode == 0:
             for row in slurm.parse_sacct(recorded.stdout):
-                if (job := row.job_id.removesuffix("+0")) in runs:
-                    found[job] = (row.state, "")
+                if row.job_id in runs:
+                    found[row.job_id] = (row.state, "")
     return SlurmAnswer(found, answered, starts)
 
 
@@ -84,12 +80,12 @@ def _in_calls(jobs: Iterable[str]) -> Iterator[list[str]]:
         yield ids[begin : begin + _MOST_JOBS]
 
 
-def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
+def has_opened(run: RunDirectory, job: str) -> bool:
     """Return True if the ranks of the job's present start have opened the run.
 
     False if Slurm does not report the number of the start.
     """
-    shown = slurm.run(slurm.scontrol_show_job_command(job, cluster), timeout=PATIENCE)
+    shown = slurm.run(slurm.scontrol_show_job_command(job), timeout=PATIENCE)
     restarts = slurm.parse_show_job(shown.stdout).get("Restarts", "")
     return restarts.isdecimal() and any(
         event.what == "opened"
@@ -100,24 +96,22 @@ def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
     )
 
 
-def kill_steps(job: str, cluster: str | None = None) -> bool:
+def kill_steps(job: str) -> bool:
     """Send SIGKILL to all steps of ``job``, except the agents; return whether a step received it.
 
     The batch script continues and records the end.
     """
-    listed = slurm.run(slurm.squeue_steps_command(job, cluster))
+    listed = slurm.run(slurm.squeue_steps_command(job))
     agents = slurm.parse_steps(listed.stdout, AGENTS)
     killed = [
-        slurm.run(slurm.scancel_command(job, signal="KILL", step=step, cluster=cluster))
+        slurm.run(slurm.scancel_command(job, signal="KILL", step=step))
         for step in slurm.parse_steps(listed.stdout)
         if step not in agents
     ]
     return any(answer.returncode == 0 for answer in killed)
 
 
-def _is_of_another(
-    events: Sequence[Event], run: RunDirectory, job: str, name: str, cluster: str | None
-) -> bool:
+def _is_of_another(events: Sequence[Event], run: RunDirectory, job: str, name: str) -> bool:
     """Return True if the id now belongs to another job, as after a new installation of the cluster.
 
     Our job has the name that it was submitted with. One that a person has renamed still runs the script
@@ -130,7 +124,7 @@ def _is_of_another(
     ]
     if not name or not names or names[-1] in (None, name):
         return False
-    shown = slurm.run(slurm.scontrol_show_job_command(job, cluster), timeout=PATIENCE)
+    shown = slurm.run(slurm.scontrol_show_job_command(job), timeout=PATIENCE)
     script = Path(slurm.parse_show_job(shown.stdout).get("Command", ""))
     # The script of an array is in the folder of its sweep.
     folder = run.path.parent if is_element(run) else run.path
@@ -142,11 +136,10 @@ ExecutorName = Literal["slurm", "local", "debug", "prepared"]
 
 @dataclass(frozen=True)
 class Submitted:
-    """A submitted job; ``cluster``: its cluster, if sbatch printed it."""
+    """A submitted job."""
 
     executor: ExecutorName
     job_id: str
-    cluster: str | None = None
 
 
 def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
@@ -158,11 +151,10 @@ def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
     # Needed here only: a dry run asks no scheduler about jobs.
     from hpcrun.slurm.launch import stopping
 
-    if not stopping.withdraw(run, handed.executor, handed.job_id, handed.cluster):
-        where = f"--clusters={handed.cluster} " if handed.cluster else ""
+    if not stopping.withdraw(run, handed.executor, handed.job_id):
         raise LaunchError(
             f"job {handed.job_id} is submitted, but {run.path} cannot be written ({error.strerror}); "
-            f"end it with `scancel {where}{handed.job_id}`"
+            f"end it with `scancel {handed.job_id}`"
         ) from error
 
 

@@ -2,8 +2,7 @@
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcrun import slurm
@@ -20,7 +19,7 @@ from hpcrun.slurm.avoided_nodes import (
 )
 from hpcrun.slurm.environment import unused_by_sbatch
 from hpcrun.slurm.launch.array import ArrayTasks
-from hpcrun.slurm.launch.batch_script import batch_request, batch_script, wanted_cluster
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 from hpcrun.slurm.launch.resources import fitted, say
 from hpcrun.slurm.launch.slurm_jobs import Submitted, submitit_folder, take_back
 from hpcrun.slurm.notation import expand
@@ -28,30 +27,20 @@ from hpcrun.slurm.notation import expand
 if TYPE_CHECKING:
     from hpcrun.slurm.launch.executor import RequeueingSlurmExecutor
 
-# sbatch prints these if the request has certainly not arrived, so that a retry is safe.
-_NOT_REACHED = "Unable to contact slurm controller (connect failure)"
-_PATIENCE, _PAUSE = 120.0, 5.0
 _NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
 
 
-def submit_slurm(
-    run: RunDirectory,
-    config: Config,
-    interrupted: Callable[[], bool],
-    array: ArrayTasks | None = None,
-) -> Submitted:
+def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = None) -> Submitted:
     """Submit ``run``, or the ``array`` of the sweep in its folder. No event is logged.
 
     Args:
         config: that of the run, or that of any element fitted to the cluster: the elements of an array have
             the same ``job`` section.
-        interrupted: returns True to end the wait for a controller that does not answer.
 
     Raises:
         SubmissionUnanswered: sbatch got no answer, so the job may exist or not.
         LaunchError: the scheduler refused; the text has its message.
         OSError: the folder cannot be written; no job remains.
-        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
     """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -61,9 +50,8 @@ def submit_slurm(
             "--executor local"
         )
     say_what_sbatch_is_spared()
-    give_up = time.monotonic() + _PATIENCE
     # The caller has fitted the elements of a sweep to the cluster.
-    wanted = fitted_with_patience(config, interrupted) if array is None else config
+    wanted = fitted_to_slurm(config, submits=True) if array is None else config
     bad = bad_nodes(config.job)
     executor = _executor(run, wanted, bad, array)
     while True:
@@ -71,12 +59,11 @@ def submit_slurm(
             job_id = str(executor.submit(str, run.path).job_id)
             if bad:
                 _leave_enough_nodes(job_id, config.job)
-            return Submitted("slurm", job_id, executor.cluster)
+            return Submitted("slurm", job_id)
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
             unanswered = "timed out" in words.lower()
             if not unanswered:
-                # A script that stays may have a job: see `refuse_unrecorded`.
                 executor.script.unlink(missing_ok=True)
             if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
                 say_aside(
@@ -91,63 +78,38 @@ def submit_slurm(
                     f"sbatch got no answer ({words}), so the job may exist or not; check with "
                     f"`squeue --me` before you submit again; the job would use {run.path}"
                 ) from error
-            if _NOT_REACHED not in words or time.monotonic() > give_up:
-                raise LaunchError(_refusal(words)) from error
+            raise LaunchError(_refusal(words)) from error
         except OSError as error:
             if executor.accepted is not None:
-                handed = Submitted("slurm", executor.accepted, executor.cluster)
+                handed = Submitted("slurm", executor.accepted)
                 take_back(run, handed, error)
             raise
-        _wait_for_controller(interrupted)
 
 
-def fitted_to_slurm(config: Config) -> Config:
+def fitted_to_slurm(config: Config, *, submits: bool = False) -> Config:
     """Return ``config`` with the request for GPUs, CPUs and memory that fits this cluster, and print it.
 
+    Args:
+        submits: a submission follows, so the controller must answer.
+
     Raises:
-        LaunchError: no node has the requested resources.
+        LaunchError: no node has the requested resources, or the controller does not answer.
     """
+    # Without an answer the request cannot be fitted to the nodes of the cluster.
+    if submits and not config.job.cpu and _is_away():
+        raise LaunchError(
+            "Slurm's controller does not answer; submit again later, or train on this machine with "
+            "--executor local"
+        )
     job, lines = fitted(config.job)
     say(lines)
     return config.model_copy(update={"job": job})
-
-
-def fitted_with_patience(config: Config, interrupted: Callable[[], bool]) -> Config:
-    """Return ``config`` as :func:`fitted_to_slurm` does; wait for a controller that does not answer.
-
-    Raises:
-        LaunchError: no node has the requested resources.
-        KeyboardInterrupt: ``interrupted`` returned True.
-    """
-    give_up = time.monotonic() + _PATIENCE
-    # Without an answer the request cannot be fitted to the nodes of the cluster.
-    fits = not config.job.cpu and wanted_cluster(config.job) is None
-    while fits and _is_away() and time.monotonic() < give_up:
-        _wait_for_controller(interrupted)
-    return fitted_to_slurm(config)
 
 
 def _is_away() -> bool:
     """Return True if the controller of this host's cluster gives no answer."""
     answer = slurm.run(["scontrol", "show", "config"], timeout=6.0)
     return answer.returncode != 0 and slurm.classify_requeue_error(answer.stderr) == "transient"
-
-
-def _wait_for_controller(interrupted: Callable[[], bool]) -> None:
-    """Inform the user that the controller is away, and wait before the next attempt.
-
-    Raises:
-        KeyboardInterrupt: the user ended the wait; nothing was submitted.
-    """
-    say_aside(
-        f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s "
-        "(--executor local trains on this machine)"
-    )
-    again = time.monotonic() + _PAUSE
-    while time.monotonic() < again:
-        if interrupted():
-            raise KeyboardInterrupt("nothing was submitted")
-        time.sleep(0.1)
 
 
 def _leave_enough_nodes(job_id: str, job: Job) -> None:
@@ -161,12 +123,7 @@ def _leave_enough_nodes(job_id: str, job: Job) -> None:
 
 
 def bad_nodes(job: Job) -> list[str]:
-    """Return the nodes that failed too often, and print their names.
-
-    The list is empty for a job on another cluster, because Slurm here does not know that cluster's nodes.
-    """
-    if wanted_cluster(job) is not None:
-        return []
+    """Return the nodes that failed too often, and print their names."""
     fixed = bool(job.constraint or job.reservation)
     gpus = None if job.cpu else {"": job.gpus}
     excluded = frozenset(expand(job.exclude) if job.exclude else ())

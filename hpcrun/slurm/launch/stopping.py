@@ -10,31 +10,24 @@ from hpcrun import slurm
 from hpcrun.config import Config, load_resolved
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event, was_cancelled
+from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch import submission as without_scheduler
-from hpcrun.slurm.launch.array import SignalUnanswered, is_packed, signal_steps, steps_of
 from hpcrun.slurm.launch.jobs import pauses, state
 from hpcrun.slurm.launch.slurm_jobs import has_opened, kill_steps
 from hpcrun.slurm.local import job_files
 
 
-def cancel(run: RunDirectory, *, whole: bool = False) -> str:
+def cancel(run: RunDirectory) -> str:
     """End the run's job as ``scancel`` does: SIGTERM, time to save, no restart; return a line about it.
-
-    Args:
-        whole: end the job also if other runs share it.
 
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
     """
-    executor, job, waiting, through = _live_job(run)
-    if executor == "slurm" and not whole and is_packed(run, job):
-        _end_ranks(run, job, "TERM", through)
-        return f"job {job}: SIGTERM to the ranks of this run; the other runs of the job continue"
+    executor, job, waiting = _live_job(run)
     if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
-        _checked(slurm.scancel_command(job, cluster=through))
+        _checked(slurm.scancel_command(job))
         note_cancelled(run, job)
     if waiting:
         return f"job {job}: cancelled while it waited"
@@ -43,13 +36,10 @@ def cancel(run: RunDirectory, *, whole: bool = False) -> str:
     return f"job {job}: will save and stop after its current step"
 
 
-def kill(run: RunDirectory, *, whole: bool = False) -> str:
+def kill(run: RunDirectory) -> str:
     """End the run's job immediately, without a checkpoint. Returns a line about the action.
 
     A job on another cluster cannot be reached: it is written off, so that the run can continue here.
-
-    Args:
-        whole: end the job also if other runs share it.
 
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
@@ -61,19 +51,16 @@ def kill(run: RunDirectory, *, whole: bool = False) -> str:
             f"job {now.job} on cluster {now.cluster} is written off, but not ended: if it still runs "
             "there, it stops writing once another job has the run"
         )
-    executor, job, waiting, through = _live_job(run)
+    executor, job, waiting = _live_job(run)
     if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
         return f"job {job}: killed"
-    if executor == "slurm" and not whole and is_packed(run, job):
-        _end_ranks(run, job, "KILL", through)
-        return f"job {job}: the ranks of this run are killed; the other runs of the job continue"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
-    ranks = not waiting and has_opened(run, job, through)
+    ranks = not waiting and has_opened(run, job)
     if ranks:
         # Recorded first: the batch step may start the next attempt before this program continues.
         note_cancelled(run, job)
-    if not ranks or not kill_steps(job, through):
-        _checked(slurm.scancel_command(job, cluster=through))
+    if not ranks or not kill_steps(job):
+        _checked(slurm.scancel_command(job))
     if not ranks:
         note_cancelled(run, job)
     return f"job {job}: killed"
@@ -88,7 +75,7 @@ def preempt(run: RunDirectory) -> str:
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
     """
-    executor, job, waiting, through = _live_job(run)
+    executor, job, waiting = _live_job(run)
     if waiting:
         raise LaunchError(f"{run.name}: job {job} waits for its start; there is nothing to preempt")
     if state(run).word == "suspended":
@@ -100,21 +87,20 @@ def preempt(run: RunDirectory) -> str:
     # Recorded first: the ranks may end before this program continues.
     record_event(run, "preempted", attempt=_newest(run, job))
     if not _told_here(run, executor, job, job_files.PREEMPT, signal.Signals[f"SIG{name}"]):
-        _checked(slurm.scancel_command(job, signal=name, cluster=through))
+        _checked(slurm.scancel_command(job, signal=name))
     saves = "" if config.command else "saves and "
     if executor == "direct":
         return f"{job}: SIG{name} to rank 0; it {saves}stops, and nothing restarts it"
-    of = " of all its runs" if is_packed(run, job) else ""
-    return f"job {job}: SIG{name} to all ranks{of}; it {saves}is requeued after their end"
+    return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
 
 
-def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = None) -> bool:
+def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
     """End a job without a record: its submission was interrupted, or could not be recorded.
 
     Returns whether the job has ended.
     """
     if executor == "slurm":
-        return slurm.run(slurm.scancel_command(job, cluster=cluster)).returncode == 0
+        return slurm.run(slurm.scancel_command(job)).returncode == 0
     folder = run.job_logs(job)
     with contextlib.suppress(LaunchError):
         job_files.send(folder, job_files.KILL)
@@ -134,30 +120,8 @@ def note_cancelled(run: RunDirectory, job: str) -> None:
     record_event(run, "cancelled", attempt=_newest(run, job))
 
 
-def _end_ranks(run: RunDirectory, job: str, name: str, cluster: str | None) -> None:
-    """Cancel a run that shares its job with other runs: send the signal ``name`` to its ranks.
-
-    Raises:
-        LaunchError: the run has no ranks now, or Slurm refuses; then nothing is cancelled.
-    """
-    steps = steps_of(run, job, cluster)
-    before = was_cancelled(read_events(run), job)
-    if not before:
-        # Recorded first: the step may end before this program continues.
-        note_cancelled(run, job)
-    try:
-        signal_steps(job, steps, name, cluster)
-    except SignalUnanswered:
-        # An end for an unknown reason counts as a cancellation.
-        raise
-    except LaunchError as error:
-        if not before:
-            record_event(run, "cancel-failed", attempt=_newest(run, job), reason=str(error))
-        raise
-
-
-def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
-    """Return the live job: executor, id, whether it waits, and its cluster if not this host's."""
+def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
+    """Return the live job: executor, id, and whether it waits."""
     now = state(run)
     if not now.live or now.executor is None or now.job is None:
         raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
@@ -169,7 +133,7 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
         )
     if now.executor == "debug":
         raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
-    return now.executor, now.job, now.word == "pending", now.through
+    return now.executor, now.job, now.word == "pending"
 
 
 def _told_here(
@@ -210,14 +174,11 @@ def _checked(command: list[str]) -> None:
 _POLL = 1.0
 
 
-def unfinished_runs(
-    runs: Sequence[RunDirectory], executor: str, cluster: str | None = None
-) -> list[RunDirectory]:
+def unfinished_runs(runs: Sequence[RunDirectory], executor: str) -> list[RunDirectory]:
     """Return those of ``runs`` that have not finished yet.
 
     Args:
         executor: the executor of the waiting job.
-        cluster: the Slurm cluster that the job names; None: this host's cluster.
 
     Raises:
             LaunchError: a run has no job and so never finishes, or the job cannot wait for it there.
@@ -236,23 +197,13 @@ def unfinished_runs(
                 f"--after {run.name}: runs on {now.executor}, where a job of {executor} cannot wait for "
                 "it; choose the same --executor"
             )
-        there = now.cluster or now.through
-        if now.executor == "slurm" and there != cluster and there != _elsewhere(cluster):
+        if now.cluster is not None:
             raise LaunchError(
-                f"--after {run.name}: runs on {_called(there)}, and a job on {_called(cluster)} cannot wait "
-                "for a job of another cluster; submit to the same cluster, or without --after"
+                f"--after {run.name}: runs on cluster {now.cluster}, and Slurm has no dependencies between "
+                "clusters; submit on that cluster, or without --after"
             )
         waiting.append(run)
     return waiting
-
-
-def _elsewhere(cluster: str | None) -> str | None:
-    """Return the cluster, or None if it is the cluster of this host."""
-    return None if cluster == slurm.cluster_name() else cluster
-
-
-def _called(cluster: str | None) -> str:
-    return "this host's cluster" if cluster is None else f"cluster {cluster}"
 
 
 def with_dependency(config: Config, runs: Sequence[RunDirectory]) -> Config:

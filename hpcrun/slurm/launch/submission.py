@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcrun import slurm
@@ -92,19 +92,15 @@ def submit(
     config: Config,
     executor: ExecutorName,
     after: Sequence[RunDirectory] = (),
-    *,
-    interrupted: Callable[[], bool] = lambda: False,
 ) -> Submitted:
     """Start a job for ``run`` and log it.
 
     Args:
         after: runs that must finish first.
-        interrupted: returns True to end the wait for a controller that does not answer.
 
     Raises:
         LaunchError: the scheduler refused; the text has its message.
         OSError: the run directory cannot be written; no job remains.
-        KeyboardInterrupt: ``interrupted`` returned True; no job remains.
     """
     from hpcrun.run.events import record_event
 
@@ -116,10 +112,8 @@ def submit(
         # Query the cluster's name first: the event must follow the submission without a pause.
         if (cluster := own_cluster()) is not None:
             facts["cluster"] = cluster
-        handed = submit_slurm(run, with_dependency(config, after), interrupted)
+        handed = submit_slurm(run, with_dependency(config, after))
         facts["name"] = job_name(run, config.job)
-        if handed.cluster is not None:
-            facts["cluster"] = handed.cluster
     else:
         handed = submit_local(run, config, after)
     try:

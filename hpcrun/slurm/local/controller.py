@@ -28,7 +28,6 @@ from hpcrun.slurm.local.job_files import (
     CANCEL,
     KILL,
     PREEMPT,
-    WARN,
     JobRequest,
     State,
     host_name,
@@ -48,7 +47,6 @@ class Orders:
     cancel: bool = False
     kill: bool = False
     preempt: bool = False
-    warn: bool = False
 
     def install(self) -> None:
         """Install the handlers."""
@@ -58,12 +56,10 @@ class Orders:
                 self.cancel = True
             elif number == KILL:
                 self.cancel = self.kill = True
-            elif number == PREEMPT:
-                self.preempt = True
             else:
-                self.warn = True
+                self.preempt = True
 
-        for number in (CANCEL, KILL, PREEMPT, WARN):
+        for number in (CANCEL, KILL, PREEMPT):
             signal.signal(number, note)
         # Not SIG_IGN: the tasks would inherit it, and they must receive signals from any shell, as in Slurm.
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -219,9 +215,6 @@ class LocalAttempt:
             if self._ending is None:
                 # `hpcrun preempt` sends the same signal on Slurm.
                 self._terminate("preemption", self._warning)
-        if self._orders.warn:
-            self._orders.warn = False
-            self._signal_all(self._warning)
 
     def _keep_time(self) -> None:
         if self._end is None or self._ending is not None:
@@ -300,12 +293,7 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         asked = _after(request, attempt, code, word)
         if orders.cancel:
             return "CANCELLED", number.restart
-        if (
-            asked == IN_PLACE
-            and not orders.preempt
-            and not orders.warn
-            and _time_left(request, end)
-        ):
+        if asked == IN_PLACE and not orders.preempt and _time_left(request, end):
             number = number.following
             say("starts again at once")
             continue
@@ -317,7 +305,7 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         if orders.cancel:
             return "CANCELLED", number.restart
         # A waiting job cannot be preempted: earlier requests do not apply to the next attempt.
-        orders.preempt = orders.warn = False
+        orders.preempt = False
         number, end = Attempt(request.job_id, number.restart + 1), _end_of(request)
         keepers.renew()
 

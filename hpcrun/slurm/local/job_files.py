@@ -16,10 +16,8 @@ State = Literal["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED", "CANC
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 
-# Signals to the controller, in place of scancel, `scancel --signal=KILL`, a preemption and Slurm's
-# --signal.
-CANCEL, KILL = signal.SIGTERM, signal.SIGQUIT
-PREEMPT, WARN = signal.SIGUSR1, signal.SIGUSR2
+# Signals to the controller, in place of scancel, `scancel --signal=KILL` and a preemption.
+CANCEL, KILL, PREEMPT = signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1
 
 WITHDRAWN = "withdrawn"
 """File that cancels a job that waits in a queue."""
@@ -81,12 +79,11 @@ class JobRequest:
 class QueueLimits:
     """The limits for the jobs of a queue.
 
-    ``at_once``: jobs at the same time. ``share``: jobs on one of the GPUs ``devices``.
+    ``at_once``: jobs at the same time. ``devices``: the GPUs, each for one job at a time.
     """
 
     at_once: int
     devices: Sequence[str] = ()
-    share: int = 1
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def is_alive(status: JobStatus) -> bool:
 
 
 def send(folder: Path, number: signal.Signals) -> None:
-    """Send CANCEL, KILL, PREEMPT or WARN to the job with the logs in ``folder``.
+    """Send CANCEL, KILL or PREEMPT to the job with the logs in ``folder``.
 
     Raises:
         LaunchError: the job is not running.

@@ -83,7 +83,8 @@ class Queue:
         if not Path(request.folder).is_dir():
             # Somebody has deleted the run.
             return
-        mine = replace(request, devices=self._devices_of(request))
+        devices = request.devices and self._free()[: len(request.devices)]
+        mine = replace(request, devices=devices)
         mine.write()
         with (Path(request.folder) / "controller.log").open("ab") as log:
             controller = subprocess.Popen(
@@ -99,23 +100,12 @@ class Queue:
     def _has_room(self, request: JobRequest) -> bool:
         if len(self._running) >= self._limits.at_once:
             return False
-        free = [device for device, used in self._use().items() if used < self._limits.share]
-        return len(free) >= len(request.devices or ())
+        return len(self._free()) >= len(request.devices or ())
 
-    def _use(self) -> dict[str, int]:
-        """Return the number of jobs on each GPU."""
-        used = dict.fromkeys(self._limits.devices, 0)
-        for request, _ in self._running:
-            for device in request.devices or ():
-                used[device] += 1
-        return used
-
-    def _devices_of(self, request: JobRequest) -> Sequence[str] | None:
-        """Return the GPUs for a job: those with the fewest jobs."""
-        if request.devices is None:
-            return None
-        used = self._use()
-        return sorted(used, key=lambda device: used[device])[: len(request.devices)]
+    def _free(self) -> list[str]:
+        """Return the GPUs without a job."""
+        used = {device for request, _ in self._running for device in request.devices or ()}
+        return [device for device in self._limits.devices if device not in used]
 
 
 def main(arguments: Sequence[str]) -> None:

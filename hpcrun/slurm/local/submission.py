@@ -140,9 +140,8 @@ def submit_local_sweep(
     runs: Sequence[tuple[RunDirectory, Config]],
     after: Sequence[RunDirectory],
     at_once: int | None,
-    pack: int = 1,
 ) -> tuple[list[str], Callable[[], None]]:
-    """Give the elements of a sweep to this machine, ``at_once`` at a time, ``pack`` of them on one GPU.
+    """Give the elements of a sweep to this machine, ``at_once`` at a time.
 
     Returns:
         The id of each job, and the function that starts the queue.
@@ -155,7 +154,7 @@ def submit_local_sweep(
     for run, config in runs:
         submit_local(run, config, after, start=requests.append)
     devices = visible_devices() if any(request.devices for request in requests) else []
-    limits = QueueLimits(at_once or _sane_limit(requests) * pack, devices, pack)
+    limits = QueueLimits(at_once or _sane_limit(requests), devices)
     return [request.job_id for request in requests], partial(start_queue, folder, requests, limits)
 
 

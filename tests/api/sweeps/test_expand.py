@@ -1,10 +1,10 @@
-"""Axes, blocks and conditions: which runs a sweep has, in which order, and what is refused."""
+"""Axes and blocks: which runs a sweep has, in which order, and what is refused."""
 
 from typing import Any
 
 import pytest
 
-from hpcrun.api.sweeps.request import Condition, SweepRequest, canonical, expand, read_axes
+from hpcrun.api.sweeps.request import SweepRequest, canonical, expand, read_axes
 from hpcrun.config import ConfigError
 
 
@@ -62,44 +62,6 @@ def test_a_wrong_axis_is_one_line(options: list[str], line: str) -> None:
         expand(axes(*options))
     assert len(refused.value.lines) == 1
     assert refused.value.lines[0].startswith("--sweep")
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("lr > 1", [2, 3]),
-        ("lr * 2 <= 4 and not lr == 1", [2]),
-        ("lr in [1, 3]", [1, 3]),
-        ("1 < lr < 3", [2]),
-        ("lr == 1 or lr / 0 > 1", None),
-    ],
-)
-def test_a_condition_chooses_elements(text: str, kept: list[int] | None) -> None:
-    request = SweepRequest(read_axes(["lr=1,2,3"]), [Condition(text, "sweep.yaml:4")])
-    if kept is None:
-        with pytest.raises(ConfigError, match="cannot be computed: division by zero"):
-            expand(request)
-        return
-    assert [row["lr"] for row in values(request)] == kept
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("lr >", "is not an expression"),
-        ("__import__('os').system('true')", "cannot be computed: '__import__' is undefined"),
-        ("lr.__class__ == 1", "cannot be computed: access to attribute '__class__'"),
-        ("rl > 1", "cannot be computed: 'rl' is undefined"),
-        ("train.lr > 1", "cannot be computed: 'train' is undefined"),
-        ("lr > 'a'", "cannot be computed"),
-        ("lr > 9", "no run is left"),
-    ],
-)
-def test_a_wrong_condition_is_one_line(text: str, line: str) -> None:
-    request = SweepRequest(read_axes(["lr=1,2"]), [Condition(text, "sweep.yaml:4")])
-    with pytest.raises(ConfigError, match=line) as refused:
-        expand(request)
-    assert len(refused.value.lines) == 1
 
 
 def test_equal_values_have_one_canonical_text() -> None:

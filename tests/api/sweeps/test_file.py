@@ -1,4 +1,4 @@
-"""Sweep files: grid, zip, list and random draws, and lines that say what is wrong where."""
+"""Sweep files: grid, zip and list, and lines that say what is wrong where."""
 
 from pathlib import Path
 from typing import Any
@@ -37,27 +37,6 @@ def test_a_list_and_nested_sections(tmp_path: Path) -> None:
     assert rows(tmp_path, text) == [{"train.lr": 1.0, "seed": 1}, {"train.lr": 2.0, "seed": 2}]
 
 
-RANDOM = """
-random:
-  seed: 7
-  count: {count}
-  train.lr: {{log_uniform: [1e-5, 1e-2]}}
-  train.batch_size: {{choice: [32, 64]}}
-  optim.warmup_steps: {{integer: [0, 3]}}
-  optim.weight_decay: {{uniform: [0, 1]}}
-"""
-
-
-def test_random_draws_depend_on_the_seed_not_on_the_count(tmp_path: Path) -> None:
-    few, many = (rows(tmp_path, RANDOM.format(count=count)) for count in (5, 50))
-    assert many[:5] == few
-    assert all(1e-5 <= row["train.lr"] <= 1e-2 for row in many)
-    assert {row["train.batch_size"] for row in many} == {32, 64}
-    assert {row["optim.warmup_steps"] for row in many} == {0, 1, 2, 3}
-    # Half of a log-uniform draw is below the geometric mean.
-    assert 10 < sum(row["train.lr"] < 10**-3.5 for row in many) < 40
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -69,18 +48,8 @@ def test_random_draws_depend_on_the_seed_not_on_the_count(tmp_path: Path) -> Non
         ("zip: {a: [1, 2], b: [1]}", "a has 2, b has 1"),
         ("list: [1]", "should be a list of runs"),
         ("list: [{a: 1}, {b: 1}]", "run 2 and run 1 differ in their keys: a, b"),
-        ("random: {count: 3, a: {uniform: [0, 1]}}", "needs whole numbers `seed:` and `count:`"),
-        ("random: {seed: 1, count: 3, a: [1]}", "should be one of choice"),
-        ("random: {seed: 1, count: 3, a: {uniform: [1, 0]}}", "low < high"),
-        ("random: {seed: 1, count: 3, a: {integer: [0.5, 1]}}", "needs whole numbers"),
-        ("random: {seed: 1, count: 3, a: {log_uniform: [0, 1]}}", "above 0"),
         ("grid:\n  seed: [0]\n  train.lr: 3\n", "sweep.yaml:3: train.lr: should be a list"),
-        (
-            "random:\n  seed: 1\n  count: 2\n  lr: {uniform: 1}\n",
-            "sweep.yaml:4: lr: uniform needs a list",
-        ),
         ("grid: {a: [1]}\nzip: {a: [1]}", "sweep.yaml:2: a: .*sweep.yaml:1 has this key too"),
-        ("grid: {a: [1]}\nwhere: 3", "list of expressions"),
         ("grid:\n  a: [1\n", "not valid YAML"),
     ],
 )

@@ -31,7 +31,7 @@ def test_a_run_with_lost_checkpoints_is_refused_with_a_check(
     assert text.startswith(f"{run.checkpoints}: step 12 was saved, and no checkpoint is left: n5 ")
     assert "if `ls` on another node shows step folders there, the mount of this node is at" in text
     assert text.endswith(
-        "put the folder back, or start from step 0 with `hpcrun resume runs/a --from-scratch`"
+        f"put the folder back, or start a new run with `hpcrun submit -c {run.config} --name OTHER`"
     )
     run.checkpoints.rmdir()
     with pytest.raises(RunError, match="no checkpoint is left"):

@@ -1,6 +1,5 @@
 """Job arrays of a sweep: names, indices, and the batch script."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -51,24 +50,3 @@ def test_a_requeue_by_the_script_names_the_task() -> None:
     text = batch_script(BatchRequest(Path("/r/s"), Job(), "python", ArrayTasks([0, 1])))
     assert text.count('"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"') == 2
     assert 'show job "$SLURM_JOB_ID"' not in text
-
-
-def test_packed_elements_share_the_task_of_the_first_of_them(tmp_path: Path) -> None:
-    one = array_of([0, 2, 3, 5, 7], 1001, at_once=4, pack=2)
-    assert one.option == "0,3,7%2"
-    assert one.tasks == [(0, ["000", "002"]), (3, ["003", "005"]), (7, ["007"])]
-    # The script names the runs of its task.
-    script = batch_script(BatchRequest(tmp_path / "a b", Job(), "/bin/echo", one))
-    for index, names in ((0, "000 002"), (7, "007")):
-        done = subprocess.run(
-            ["bash", "-c", script.replace("sleep", "true")],
-            env={
-                "SLURM_ARRAY_TASK_ID": str(index),
-                "SLURM_JOB_ID": "1",
-                "PATH": os.environ["PATH"],
-            },
-            capture_output=True,
-            text=True,
-        )
-        folders = " ".join(f"{tmp_path}/a b/{name}" for name in names.split())
-        assert done.stdout.splitlines()[0] == f"-m hpcrun batch --pack {folders}"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs
 
@@ -30,27 +29,16 @@ setattr(place, name, killed)
 from hpcrun.cli.main import main
 sys.exit(main(sys.argv[4:]))
 """
-# Accepts arrays, and kills the submission where the file `kill` says so, before or after.
+# Accepts arrays, or kills the submission before where the file `kill-before` says so.
 SBATCH = """#!/bin/bash
 script=$(realpath "${@: -1}")
 [ -e "$PLACE/kill-before" ] && { rm "$PLACE/kill-before"; kill -KILL "$SUBMITTER"; exit 1; }
 number=$(($(cat "$PLACE/jobs" 2>/dev/null | wc -l) + 1))
 [ -e "$PLACE/refuse" ] && { echo "sbatch: error: no such partition" >&2; exit 1; }
 echo "$number|$script" >> "$PLACE/jobs"
-if [ -e "$PLACE/late" ]; then
-    rm "$PLACE/late"
-    echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
-    exit 1
-fi
-[ -e "$PLACE/kill-after-$number" ] && { rm "$PLACE/kill-after-$number"; kill -KILL "$SUBMITTER"; }
 echo "Submitted batch job $number"
 """
 SQUEUE = """#!/bin/bash
-echo "$*" >> "$PLACE/questions"
-[ -e "$PLACE/silent" ] && { echo "squeue: error: no controller" >&2; exit 1; }
-case "$*" in
-*%F*) cat "$PLACE/jobs" 2>/dev/null; exit 0 ;;
-esac
 jobs="${*##*--jobs=}"
 for job in ${jobs//,/ }; do
     for task in 0 1 2 3; do echo "${job}_$task|PENDING||N/A,N/A|1:00|Priority|s"; done
@@ -142,44 +130,6 @@ def refused(folder: Path, *words: str) -> str:
     return done.stderr
 
 
-def age(folder: Path) -> None:
-    """Move the scripts of the sweep into the past."""
-    for script in (folder / "runs" / "s" / "logs" / "submitit").glob("*.sh"):
-        os.utime(script, (0, 0), follow_symlinks=False)
-
-
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("append_line", 3),
-        pytest.param("_record", 1, marks=pytest.mark.slow),
-        pytest.param("write_sweep", 1, marks=pytest.mark.slow),
-    ],
-)
-def test_an_array_with_a_killed_record_is_named(
-    tmp_path: Path, slurm: Path, name: str, call: int
-) -> None:
-    submit_killed(tmp_path, "slurm", HANDOVER, name, call)
-    assert submissions(slurm) == 1
-    script, *_ = (tmp_path / "runs" / "s" / "logs" / "submitit").glob("*_submission.sh")
-    if os.getuid() == 0:
-        # Another user has submitted the array.
-        os.chown(script, 12345, -1)
-    for words in (LINE, ("resume", "s/002")):
-        assert "end it with `scancel 1`, then submit again" in refused(tmp_path, *words)
-    users = sorted({os.getuid(), script.stat().st_uid})
-    asked = f"--user={','.join(map(str, users))} --format=%F"
-    assert asked in (slurm / "questions").read_text()
-    (slurm / "silent").touch()
-    assert "submit again when Slurm answers" in refused(tmp_path, *LINE)
-    (slurm / "silent").unlink()
-    # The person cancels the array.
-    (slurm / "jobs").write_text("")
-    hpcrun(tmp_path, *LINE)
-    # This Slurm does not know the end of a job, so runs with a record stay as they are.
-    assert submissions(slurm) == (0 if name == "write_sweep" else 1)
-
-
 @pytest.mark.parametrize(
     "module",
     [
@@ -199,15 +149,9 @@ def test_a_kill_before_sbatch_leaves_everything_to_the_same_line(
         submit_killed(tmp_path, "slurm", "hpcrun.api.sweeps.elements", name)
     assert submissions(slurm) == 0
     assert shown(tmp_path) == [("new", None)] * 4
-    if module == "sbatch":
-        assert "submit again in two minutes" in refused(tmp_path, *LINE)
-        age(tmp_path)
     assert "4 runs submitted" in hpcrun(tmp_path, *LINE)
     assert submissions(slurm) == 1
     assert shown(tmp_path) == PENDING
-    sweep = read_sweep(tmp_path / "runs" / "s")
-    assert sweep is not None
-    assert [(one.jobs, len(one.elements)) for one in sweep.submissions] == [(["1"], 4)]
 
 
 @pytest.mark.parametrize(
@@ -231,14 +175,6 @@ def test_a_local_sweep_whose_submission_was_killed_begins_no_run(
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1", "2", "3"]
 
 
-def test_an_array_that_sbatch_did_not_confirm_is_named(tmp_path: Path, slurm: Path) -> None:
-    (slurm / "late").touch()
-    assert "sbatch got no answer" in refused(tmp_path, *LINE)
-    assert submissions(slurm) == 1
-    assert "end it with `scancel 1`, then submit again" in refused(tmp_path, *LINE)
-    assert submissions(slurm) == 1
-
-
 def test_a_refused_sweep_can_be_submitted_at_once_again(tmp_path: Path, slurm: Path) -> None:
     (slurm / "refuse").touch()
     assert "sbatch refused: no such partition" in refused(tmp_path, *LINE)
@@ -246,14 +182,3 @@ def test_a_refused_sweep_can_be_submitted_at_once_again(tmp_path: Path, slurm: P
     (slurm / "refuse").unlink()
     hpcrun(tmp_path, *LINE)
     assert shown(tmp_path) == PENDING
-
-
-def test_packed_runs_record_that_they_share_a_job(tmp_path: Path, slurm: Path) -> None:
-    hpcrun(tmp_path, "submit", *SHAPE, "--executor", "slurm", "--pack", "3", *AXES)
-    folder = tmp_path / "runs" / "s"
-    script = (folder / "logs" / "batch.sbatch").read_text()
-    assert "#SBATCH --array=0,3\n" in script
-    assert "#SBATCH --ntasks-per-node=3\n" in script
-    runs = [RunDirectory(folder / f"{number:03d}") for number in range(4)]
-    packs = [jobs.events(run, "submitted")[0].fields.get("pack") for run in runs]
-    assert packs == [3, 3, 3, 3]

@@ -56,9 +56,3 @@ def test_jobs_with_different_gpu_counts_share_no_gpu(tmp_path: Path) -> None:
     assert sorted(map(len, seen)) == [1, 1, 1, 3]
     assert {gpu for word in seen for gpu in word.split(",")} == {"a", "b"}
     assert not (tmp_path / "clashes").exists()
-
-
-def test_packed_jobs_share_a_gpu(tmp_path: Path) -> None:
-    requests = [request(tmp_path, number, 1, MEETS) for number in range(2)]
-    start_queue(tmp_path, requests, QueueLimits(len(requests), ["a"], share=2))
-    jobs.wait_for(lambda: ended(requests), timeout=60.0)

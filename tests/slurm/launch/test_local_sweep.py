@@ -66,10 +66,8 @@ def test_the_same_line_adds_the_missing_elements(
     }  # fmt: skip
     submit(tmp_path, *grown)
     jobs.wait_for(lambda: set(states(tmp_path).values()) == {"finished"})
-    sweep = read_sweep(tmp_path / "runs" / "s")
-    assert sweep is not None
-    assert sorted(sweep.submissions[1].elements) == ["002", "003", "004", "005"]
-    assert sweep.axes == {"kind": ["ok", "crash"], "seed": [0, 1, 2]}
+    counts = {name: len(jobs.events(run, "submitted")) for name, run in runs_of(tmp_path).items()}
+    assert counts == {"000": 1, "001": 1, "002": 2, "003": 2, "004": 1, "005": 1}
     # No more than --max-parallel have run at the same time.
     assert {int(line) for line in (tmp_path / "seen").read_text().split()} <= {0, 1}
     assert "nothing to submit; 6 runs: 6 finished" in submit(tmp_path, *grown)
@@ -162,7 +160,7 @@ def test_runs_of_another_command_are_not_of_the_sweep(tmp_path: Path) -> None:
 
 def test_a_sweep_hides_the_url_of_its_webhook(tmp_path: Path) -> None:
     secret = "https://hooks.example.org/T0/secret"
-    given = (f"watch.notify={secret}", "--sweep", "seed=0:1", "--", "echo", "{seed}")
+    given = (f"watch.notify=echo {secret}", "--sweep", "seed=0:1", "--", "echo", "{seed}")
     done = jobs.hpcrun("submit", *SHAPE, "--name", "s", *given, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = runs_of(tmp_path).values()
