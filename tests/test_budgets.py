@@ -22,16 +22,16 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "estimate": (860, 7),
     "hpcrun": (710, 9),
     "integrations": (3_190, 18),
-    "job": (5_660, 24),
+    "job": (5_750, 24),
     "network": (5_440, 23),
     "nodes": (1_560, 8),
-    "ranks": (3_410, 17),
+    "ranks": (3_510, 17),
     "results": (4_280, 18),
     "run": (3_610, 19),
     "slurm": (4_640, 26),
     "tasks": (560, 4),
-    "tests": (56_400, 444),
-    "train": (9_910, 46),
+    "tests": (56_470, 445),
+    "train": (9_940, 46),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -97,45 +97,132 @@ def _require_program(name: str, folder: Path) -> None:
 def _script(command: Sequence[str], launched: bool) -> str | None:
     """Return the script that ``command`` runs, if its words show it."""
     name = Path(command[0]).name
-    if not launched and name not in _INTERPRETERS and not _PYTHON.fullmatch(name):
-        return command[0] if "/" in command[0] else None
-    if any(_TEXT_OR_MODULE.match(word) for word in command):
-        return None
-    return next((word for word in command[not launched :] if word.endswith((".py", ".sh"))), None)
+    if launched or name in _LAUNCHERS:
+        if "-m" in command or "--module" in command:
+            return None
+        return next((word for word in command if word.endswith(".py")), None)
+    if _PYTHON.fullmatch(name):
+        return _python_runs(command)[1]
+    if name in _SHELLS:
+        text, word = _shell_runs(command)
+        return None if text else word
+    return command[0] if "/" in command[0] else None
 
 
 _PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
-_TEXT_OR_MODULE = re.compile(r"-[A-Za-z]*[cm]|--module$")
 _SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
-_INTERPRETERS = _SHELLS | {"accelerate", "deepspeed", "torchrun"}
-_MOST_BYTES = 1 << 16
-_STARTER = re.compile(
-    r"(?<![\w.-])(?:(torchrun|deepspeed)"
-    r"|(accelerate) launch"
-    r"|python[\d.]* .*-m ?(?:(torch)\.distributed\.(?:run|launch)|(accelerate)\.commands\.launch))"
-    r"(?![\w.-])"
+_LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
+_MODULES = {
+    "torch.distributed.run": "python -m torch.distributed.run",
+    "torch.distributed.launch": "python -m torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed": "deepspeed",
+}
+# Programs that start the program among their arguments.
+_WRAPPERS = frozenset(
+    {
+        *("command", "env", "exec", "nice", "nohup", "numactl", "stdbuf", "taskset", "time"),
+        *("conda", "mamba", "micromamba", "pixi", "poetry", "uv", "timeout", "srun", "nsys"),
+        *("apptainer", "docker", "podman", "singularity"),
+    }
 )
-"""A program that starts its own ranks: torchrun, deepspeed or Accelerate."""
+_KEYWORDS = frozenset({"!", "{", "do", "elif", "else", "if", "then", "until", "while"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_MOST_BYTES = 1 << 16
 _OWN_RENDEZVOUS = re.compile(
     r"--(?:nnodes|num[-_]machines|num[-_]nodes)[ =](?!1\b)"
     r"|--(?:rdzv[-_]endpoint|node[-_]rank|machine[-_]rank|hostfile)\b"
 )
 
 
-def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, str] | None:
-    """Return the name of the program that starts its own ranks, and the line from there on; else None.
-
-    The program is in the words before the Python script, or in the shell script that they run.
-    """
-    text = shlex.join(_before_script(command))
-    if Path(command[0]).name in _SHELLS or command[0].endswith(".sh"):
-        scripts = [word for word in command if word.endswith(".sh")]
-        text = "\n".join([" ".join(command), *(_read(folder / word) for word in scripts)])
-    for line in text.replace("\\\n", " ").splitlines():
-        if found := _STARTER.search(line.partition("#")[0]):
-            name = next(filter(None, found.groups()))
-            return ("torchrun" if name == "torch" else name), line[found.start() :]
+def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, Sequence[str]] | None:
+    """Return the first program in ``command`` that starts its own ranks: its name in words, and its words."""
+    for words in _programs(command, folder):
+        name = Path(words[0]).name
+        if _PYTHON.fullmatch(name):
+            name = _MODULES.get(_python_runs(words)[0] or "", "")
+        elif name == "accelerate":
+            name = "accelerate launch" if "launch" in words[1:2] else ""
+        if name in _LAUNCHERS or name in _MODULES.values():
+            return name, words
     return None
+
+
+def _programs(
+    command: Sequence[str], folder: Path, in_shell: bool = False
+) -> Iterator[Sequence[str]]:
+    """Yield the words of each program that ``command`` starts, as far as they show it before it runs."""
+    at = next((at for at, word in enumerate(command) if not _ASSIGNMENT.fullmatch(word)), None)
+    words = command[at:] if at is not None else []
+    if words and Path(words[0]).name in _WRAPPERS:
+        known = _LAUNCHERS | _SHELLS
+        at = next(
+            (
+                at
+                for at, word in enumerate(words)
+                if Path(word).name in known
+                or _PYTHON.fullmatch(Path(word).name)
+                or word.endswith(".py")
+            ),
+            len(words),
+        )
+        words = words[at:]
+    if not words:
+        return
+    yield words
+    if Path(words[0]).name not in _SHELLS or in_shell:
+        return
+    text, word = _shell_runs(words)
+    for line in (word if text else _read(folder / word)).replace("\\\n", " ").splitlines():
+        for inner in _simple_commands(line):
+            yield from _programs(inner, folder, in_shell=True)
+
+
+def _python_runs(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the module of ``python -m MODULE`` and the script of ``python SCRIPT``; None for the other."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-W", "-X"):
+            next(rest, None)
+        elif found := re.fullmatch(r"-[bBdEiIOPqsSuvx]*m(.*)", word):
+            return found[1] or next(rest, None), None
+        elif word == "-" or re.match(r"-[bBdEiIOPqsSuvx]*c", word):
+            break
+        elif not word.startswith("-"):
+            return None, word
+    return None, None
+
+
+def _shell_runs(words: Sequence[str]) -> tuple[bool, str]:
+    """Return whether a shell runs a text (``-c``), and the text or file; empty if it reads its input."""
+    rest, text = iter(words[1:]), False
+    for word in rest:
+        if not word.startswith(("-", "+")):
+            return text, word
+        text = text or ("c" in word and not word.startswith("--"))
+        # `bash -euo pipefail`: the next word is the option's name.
+        if word.endswith(("o", "O")):
+            next(rest, None)
+    return True, ""
+
+
+def _simple_commands(line: str) -> Iterator[Sequence[str]]:
+    """Yield the words of each command in a line of a shell; none for a line that ends within quotes."""
+    reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
+    reader.whitespace_split = True
+    words: list[str] = []
+    try:
+        for word in reader:
+            if word.strip(";&|()"):
+                if words or word not in _KEYWORDS:
+                    words.append(word)
+            elif words:
+                yield words
+                words = []
+    except ValueError:
+        return
+    if words:
+        yield words
 
 
 def _read(path: Path) -> str:
@@ -158,12 +245,10 @@ def separate_trainings(
     """
     found = rank_starter(command, folder)
     copies = nodes * tasks
-    if found is None or copies == 1:
+    if found is None or copies == 1 or _OWN_RENDEZVOUS.search(" ".join(_before_script(found[1]))):
         return None
-    name, line = found
-    if _OWN_RENDEZVOUS.search(" ".join(_before_script(line.split()))):
-        return None
-    launcher = "accelerate" if name == "accelerate" else "torchrun"
+    name = found[0]
+    launcher = "accelerate" if name == "accelerate launch" else "torchrun"
     return (
         f"{name} starts its own ranks, and each of the {copies} tasks ({nodes} x {tasks}) would start it: "
         f"{copies} separate trainings; `--launcher {launcher} -- train.py` starts one training over all nodes"

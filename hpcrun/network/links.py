@@ -73,7 +73,7 @@ class Links:
             yield checks[first : first + _NAMES_IN_A_LINE]
 
     def interfaces(self, doors: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Return the interfaces from which all other nodes answer."""
+        """Return the interfaces from which all other nodes answer, as ``job.interface: auto`` finds them."""
         assert self._door is not None
         others = [Listener(**door) for name, door in doors.items() if name != self.name]
         return reached(self._door.interfaces, others)

@@ -129,7 +129,7 @@ class Check:
                 )
 
     def _check_interfaces(self) -> None:
-        """Let each node try its interfaces, and choose one that all nodes reach."""
+        """Let each node try its interfaces, and choose as ``job.interface: auto`` does."""
         self._progress(0, 1, "interfaces")
         doors = {name: self._listening[name]["door"] for name in self._nodes.live}
         counts = [sum(map(len, door["interfaces"].values())) for door in doors.values()]

@@ -25,6 +25,7 @@ def refused(line: str, folder: Path, **changes: Any) -> bool:
     [
         "python missing.py",
         "python -u -W ignore code/missing.py --lr 1",
+        "python3 missing",
         "bash missing.sh",
         "./missing",
         "torchrun --nproc-per-node 2 missing.py",

@@ -14,16 +14,22 @@ from hpcrun.job.command import rank_starter, require_script, separate_trainings
     [
         ("torchrun --nproc-per-node 2 train.py", "torchrun"),
         ("/opt/env/bin/torchrun train.py", "torchrun"),
-        ("python -m torch.distributed.run train.py", "torchrun"),
-        ("python3.11 -u -W ignore -mtorch.distributed.launch x.py", "torchrun"),
-        ("accelerate launch --cpu train.py", "accelerate"),
-        ("python -m accelerate.commands.launch train.py", "accelerate"),
+        ("python -m torch.distributed.run train.py", "python -m torch.distributed.run"),
+        ("python3.11 -u -W ignore -mtorch.distributed.launch x.py", "python -m torch.distributed.launch"),
+        ("python -um torch.distributed.run train.py", "python -m torch.distributed.run"),
+        ("accelerate launch --cpu train.py", "accelerate launch"),
+        ("python -m accelerate.commands.launch train.py", "accelerate launch"),
         ("deepspeed --num_gpus 2 train.py", "deepspeed"),
         ("env -u A OMP_NUM_THREADS=4 torchrun train.py", "torchrun"),
+        ("A=1 uv run --with torch torchrun train.py", "torchrun"),
+        ("srun --ntasks 1 conda run -n torch python -m torch.distributed.run x.py",
+         "python -m torch.distributed.run"),
+        ("bash -c 'exec torchrun train.py'", "torchrun"),
         ("bash -lc 'cd code && A=1 torchrun train.py | tee log'", "torchrun"),
+        ("nohup bash -o pipefail -c 'if true; then torchrun x.py; fi'", "torchrun"),
         ("apptainer exec --nv image.sif torchrun train.py", "torchrun"),
     ],
-)
+)  # fmt: skip
 def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> None:
     found = rank_starter(shlex.split(line), tmp_path)
     assert found is not None
@@ -35,11 +41,16 @@ def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> Non
     [
         "python train.py --launcher torchrun",
         "python train.py torchrun",
+        "python -c 'import torch' -m torch.distributed.run",
         "python -m my.torchrun train.py",
         "accelerate config",
         "uv run train.py torchrun",
+        "bash -c 'echo torchrun'",
+        "bash -c 'echo \"torchrun\" # torchrun'",
+        "bash missing.sh torchrun",
         "./torchrun.py",
         "A=1",
+        "bash -c 'unfinished \"quote'",
     ],
 )
 def test_a_word_that_only_looks_like_one_is_skipped(line: str, tmp_path: Path) -> None:
@@ -50,10 +61,11 @@ def test_a_shell_script_is_read_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "go.sh").write_text(
         "#!/bin/bash\nset -e\n# torchrun\ntorchrun \\\n  --nnodes 1 t.py\n"
     )
-    for line in ("bash go.sh", "./go.sh"):
-        found = rank_starter(line.split(), tmp_path)
-        assert found is not None
-        assert found[0] == "torchrun"
+    found = rank_starter(["bash", "go.sh"], tmp_path)
+    assert found is not None
+    assert found[0] == "torchrun"
+    (tmp_path / "go.sh").write_text("bash go.sh\n")
+    assert rank_starter(["bash", "go.sh"], tmp_path) is None
 
 
 def test_the_warning_counts_the_trainings_and_names_the_remedy(tmp_path: Path) -> None:
@@ -89,7 +101,7 @@ def test_the_warning_counts_the_trainings_and_names_the_remedy(tmp_path: Path) -
         (
             "accelerate",
             "accelerate launch train.py",
-            "starts its ranks by itself (accelerate)",
+            "starts its ranks by itself (accelerate launch)",
         ),
         ("accelerate", "--cpu train.py", "--cpu means one process on a node"),
     ],
