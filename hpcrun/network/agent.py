@@ -31,7 +31,6 @@ class Agent:
             "clock": time.time,
             "write": partial(write, name=name),
             "read": read,
-            "inspect": _inspect,
             "listen": self._links.listen,
             "peers": self._links.meet,
             "names": self._links.names,
@@ -77,13 +76,6 @@ class Agent:
         group = next(one for one in groups if self.name in one["members"])
         rank, count = group["members"][self.name]
         return self._ranks.run({**group, "members": {}}, rank, count)
-
-
-def _inspect(peers: list[str]) -> dict[str, Any]:
-    # The checks start faster without these imports.
-    from hpcrun.network.nccl.machine import inspect_node
-
-    return inspect_node(os.environ, peers).as_record()
 
 
 def main() -> None:

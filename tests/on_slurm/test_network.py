@@ -221,11 +221,3 @@ def test_a_search_for_settings_runs_in_an_allocation(whole: SlurmCluster) -> Non
     report = json.loads(done.stdout)
     assert (report["ranks"], report["where"]) == (2, "2 nodes")
     assert [cell["size"] for cell in report["default"][0]["cells"]] == [8, 1024]
-
-
-def test_advice_on_nccl_inspects_every_node(whole: SlurmCluster) -> None:
-    words = ["salloc", "-N2", whole.python, "-m", "hpcrun", "nccl", "advise", "--json"]
-    done = whole.run(words, env=environment(whole))
-    report = json.loads(done.stdout)
-    assert sorted(report["nodes"]) == ["node1", "node2"]
-    assert report["differences"] == []

@@ -1,7 +1,6 @@
 """Read the facts about this node from /sys, /proc, NVML and ``nvidia-smi``, without root."""
 
 import contextlib
-import dataclasses
 import os
 import re
 import resource
@@ -9,12 +8,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from hpcrun.errors import NetworkError
-from hpcrun.network.nccl.rules import installed_nccl, installed_torch
+from hpcrun.network.nccl.rules import installed_nccl
 from hpcrun.ranks.addresses import is_only_loopback, outward_address
 from hpcrun.slurm import run
 
@@ -27,7 +22,6 @@ class Interface:
     addresses: tuple[str, ...] = ()
     up: bool = True
     speed: int | None = None
-    mtu: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class NodeFacts:
         memlock: bytes that may be locked, -1 for no limit.
         shm: size of /dev/shm in bytes.
         numa_balancing: the kernel moves pages between NUMA nodes by itself.
-        nccl, torch: versions.
+        nccl: the version of its wheel.
     """
 
     host: str
@@ -87,33 +81,11 @@ class NodeFacts:
     shm: int | None = None
     numa_balancing: bool | None = None
     nccl: str | None = None
-    torch: str | None = None
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the facts as plain JSON data."""
-        return dataclasses.asdict(self)
 
     @property
     def amd(self) -> bool:
         """True if the GPUs are AMD's, so that the library is RCCL."""
         return any(name.startswith(("AMD", "MI")) for name in self.gpus)
-
-
-def facts_from(record: Mapping[str, Any]) -> NodeFacts:
-    """Return the facts from the result of ``as_record``.
-
-    Raises:
-        NetworkError: the record is invalid; the text names the field.
-    """
-    try:
-        return TypeAdapter(NodeFacts).validate_python(record)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise NetworkError(
-            f"recorded facts: {place}: {first['msg']}; record them with `hpcrun nccl advise --record`"
-        ) from error
 
 
 _ZERO_GID = re.compile(r"[0:]+")
@@ -147,7 +119,6 @@ def inspect_node(
         shm=_size(root / "dev/shm"),
         numa_balancing=_numa_balancing(root),
         nccl=installed_nccl(),
-        torch=installed_torch(),
     )
 
 
@@ -168,7 +139,6 @@ def read_interfaces(root: Path) -> tuple[Interface, ...]:
             ),
             up=_text(folder / "operstate") in ("up", "unknown"),
             speed=_positive(_text(folder / "speed")),
-            mtu=_positive(_text(folder / "mtu")),
         )
         for folder in ordered
         if (folder / "ifindex").exists()
