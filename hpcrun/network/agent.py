@@ -34,9 +34,6 @@ class Agent:
             "listen": self._links.listen,
             "peers": self._links.meet,
             "names": self._links.names,
-            "interfaces": self._links.interfaces,
-            "hold": self._links.hold,
-            "reach": self._links.reach,
             "round": self._links.exchange,
             "prepare": self._ranks.prepare,
             "all-reduce": self._all_reduce,
@@ -62,7 +59,6 @@ class Agent:
     def close(self) -> None:
         """End the child processes."""
         self._ranks.close()
-        self._links.close()
 
     def _say(self, number: int, **facts: Any) -> None:
         line = {"node": self.name, "number": number, **facts}
