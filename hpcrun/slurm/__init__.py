@@ -30,7 +30,6 @@ from hpcrun.slurm.commands import (
     parse_old_version,
     run,
     sacct_command,
-    sacct_usage_command,
     scancel_command,
     scontrol_depend_command,
     scontrol_exclude_command,
@@ -47,13 +46,11 @@ from hpcrun.slurm.commands import (
     squeue_steps_command,
 )
 from hpcrun.slurm.notation import seconds, unix_time
-from hpcrun.slurm.usage import AttemptUsage, parse_sacct_usage
 
 __all__ = [
     "NOT_FOUND",
     "OLDEST",
     "TIMED_OUT",
-    "AttemptUsage",
     "Completed",
     "JobInfo",
     "JobRecord",
@@ -66,7 +63,6 @@ __all__ = [
     "parse_job_states",
     "parse_old_version",
     "parse_sacct",
-    "parse_sacct_usage",
     "parse_sbatch",
     "parse_scripts",
     "parse_show_job",
@@ -75,7 +71,6 @@ __all__ = [
     "parse_steps",
     "run",
     "sacct_command",
-    "sacct_usage_command",
     "scancel_command",
     "scontrol_depend_command",
     "scontrol_exclude_command",

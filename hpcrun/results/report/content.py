@@ -27,7 +27,6 @@ from hpcrun.results.groups import (
     lower_is_better,
     seed_keys,
 )
-from hpcrun.results.report.efficiency import Efficiency, ask_sacct, efficiency
 from hpcrun.results.report.runs import (
     ReportedRun,
     ReportError,
@@ -87,7 +86,6 @@ class Content:
         groups: by config, the best first; empty without a metric.
         values: the metric of each run that counts.
         swept: keys of the config in which runs differ, the strongest relation first.
-        sacct_note: the reason for missing data of sacct; empty: nothing is missing, or sacct was not needed.
         problems: run, file and problem.
         read: Unix seconds at which the run directories were read.
     """
@@ -102,8 +100,6 @@ class Content:
     swept: Sequence[str]
     relations: Sequence[Sensitivity]
     failures: Sequence[RunFailure]
-    efficiency: Sequence[Efficiency]
-    sacct_note: str
     problems: Sequence[tuple[str, str, str]]
     read: float
     written: float
@@ -153,7 +149,6 @@ class ReportRequest:
     at: str = "last"
     by: Sequence[str] | None = None
     seed_key: str = "seed"
-    sacct: bool = True
 
 
 def collect(store: ResultsFile, request: ReportRequest) -> Content:
@@ -176,7 +171,6 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
     keys = list(request.by) if request.by else swept_keys(runs, request.seed_key)
     relations = sensitivities(runs, values, keys)
     strongest = [one.key for one in relations]
-    usage, note = ask_sacct(runs) if request.sacct else ({}, "sacct was not called (--no-sacct)")
     return Content(
         title=request.title or f"Report of {len(runs):,} run{'s' * (len(runs) > 1)}",
         runs=runs,
@@ -188,8 +182,6 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
         swept=[*strongest, *(key for key in keys if key not in strongest)],
         relations=relations,
         failures=run_failures(runs),
-        efficiency=[efficiency(run, usage) for run in runs if run.attempts],
-        sacct_note=note,
         problems=[
             (run.decode(), file.decode(), problem.decode())
             for run, file, problem in store.table("problems").tolist()

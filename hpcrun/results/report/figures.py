@@ -44,8 +44,7 @@ _NAMES = {
     "validation_loss": "validation loss",
     "lr": "learning rate",
     "mfu": "model FLOP/s utilization",
-    "memory_gb": "memory of the largest rank (GB)",
-    "step_time": "time of a step (s)",
+    "gpu_utilization": "GPU utilization (%)",
 }
 Item = TypeVar("Item")
 Line = NDArray[np.float64]

@@ -31,8 +31,7 @@ from hpcrun.run.events import Attempt, Event
 
 # The columns that figures and tables read, in addition to the requested metric.
 _KEPT = re.compile(
-    r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|memory_gb|step_time|data_wait"
-    r"|gpu_util(ization)?|gpu_memory_gb|.*_per_second)$"
+    r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|gpu_utilization|.*_per_second)$"
 )
 
 
@@ -87,11 +86,6 @@ class ReportedRun:
         good = np.isfinite(xs) & np.isfinite(ys)
         order = np.argsort(xs[good], kind="stable")
         return xs[good][order], ys[good][order]
-
-    def median(self, metric: str) -> float | None:
-        """Return the median of a metric's finite values, or None if there are none."""
-        _, values = self.series(metric)
-        return float(np.median(values)) if len(values) else None
 
     @property
     def throughput(self) -> str | None:

@@ -22,7 +22,6 @@ SECTIONS = [
     "Sensitivity to each swept parameter",
     "Goodput and timeline",
     "Failures",
-    "Efficiency",
     "Methods and data",
 ]
 EVIL = '<script>alert("x")</script>\x1b[2J'
