@@ -99,7 +99,7 @@ class Probe:
 
     name: str
     function: Callable[[Needs], Records]
-    seconds: float = 60.0
+    seconds: float = 120.0
     hardware: bool = False
     netcheck: bool = False
 

@@ -1,9 +1,9 @@
-"""A preflight of constructed nodes: the judgment over all nodes, and the second question."""
+"""A preflight of constructed nodes: the judgment over all nodes, and silent nodes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ from hpcrun.network.preflight import (
     PreflightFacts,
     as_data,
     cause,
-    check_twice,
     failures,
     lines,
+    measure,
     results,
     unfit,
 )
 from hpcrun.network.probes import Answer, Needs, Record, Same
 
-LOST = "srun: error: Task launch for StepId=7.0 failed on node n3: Communication connection failure"
 ECC = Answer("fail", "GPU 0: 5 uncorrected ECC errors", "report the node")
 
 
@@ -123,56 +122,24 @@ class Processes:
         self.closed = True
 
 
-def starts(*rounds: tuple[Sequence[str], str]) -> tuple[list[Processes], Callable[..., Any]]:
-    """Return a list of the started agents, and the function that starts the next ones.
-
-    Each round names the nodes that are silent in it, and the words of srun.
-    """
-    begun: list[Processes] = []
-
-    def begin(nodes: Sequence[str]) -> Processes:
-        assert all(agents.closed for agents in begun)
-        silent, words = rounds[len(begun)]
-        begun.append(Processes(nodes, silent, words))
-        return begun[-1]
-
-    return begun, begin
+def check(silent: Sequence[str], words: str = "", folder: Path | None = None) -> PreflightFacts:
+    """Check three nodes, of which some never answer; ``words``: of srun."""
+    return measure(
+        lambda nodes: Processes(nodes, silent, words),  # type: ignore[arg-type,return-value]
+        ["n1", "n2", "n3"],
+        Needs(gpus=0),
+        folder,
+    )
 
 
-def check(begin: Callable[..., Any], folder: Path | None = None) -> PreflightFacts:
-    return check_twice(begin, ["n1", "n2", "n3"], Needs(gpus=0), folder)
-
-
-def test_a_node_that_answers_late_is_slow_and_fit(tmp_path: Path) -> None:
-    begun, begin = starts((["n2"], ""), ([], ""))
-    measured = check(begin, tmp_path)
-    assert [agents.nodes for agents in begun] == [["n1", "n2", "n3"], ["n2"]]
-    assert ("versions", Same("python", "3.11", "")) in measured.found["n2"]
+def test_a_silent_node_is_unfit_and_the_others_are_not(tmp_path: Path) -> None:
+    measured = check(["n2"], folder=tmp_path)
+    assert ("versions", Same("python", "3.11", "")) in measured.found["n1"]
     assert list(tmp_path.iterdir()) == []
-    (bad,) = [one for one in results(measured) if one.status != "pass"]
-    assert (bad.check, bad.nodes, bad.status) == ("starts", ("n2",), "warn")
-    assert "did not start within 60 s" in bad.words
-
-
-def test_a_node_that_is_silent_twice_is_unfit() -> None:
-    begun, begin = starts((["n2", "n3"], ""), (["n3"], ""))
-    measured = check(begin)
-    assert [agents.nodes for agents in begun] == [["n1", "n2", "n3"], ["n2", "n3"]]
-    assert list(unfit(measured, results(measured))) == ["n3"]
-    words = measured.silent["n3"]
-    assert words == "did not start within 120 s; before: did not start within 60 s"
-    assert list(measured.late) == ["n2"]
-
-
-def test_a_node_without_a_task_is_not_asked_again() -> None:
-    begun, begin = starts((["n1", "n2", "n3"], LOST), ([], ""))
-    measured = check(begin)
-    assert [agents.nodes for agents in begun] == [["n1", "n2", "n3"], ["n1", "n2"]]
-    assert measured.silent == {"n3": "srun cannot start a task there"}
-    assert list(unfit(measured, results(measured))) == ["n3"]
+    assert measured.silent == {"n2": "did not start within 120 s"}
+    assert list(unfit(measured, results(measured))) == ["n2"]
 
 
 def test_no_answer_at_all_is_no_result_of_a_node() -> None:
     everyone = ["n1", "n2", "n3"]
-    _, begin = starts((everyone, "srun: error: Unable to create step"), (everyone, "srun: error"))
-    assert check(begin).silent == dict.fromkeys(everyone, "srun: error")
+    assert check(everyone, "srun: error").silent == dict.fromkeys(everyone, "srun: error")
