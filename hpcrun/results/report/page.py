@@ -31,7 +31,6 @@ _HEAD = "<!DOCTYPE html>"
 _SECTIONS = {
     "runs": "What ran",
     "curves": "Curves",
-    "sensitivity": "Sensitivity",
     "time": "Goodput and timeline",
     "failures": "Failures",
     "methods": "Methods and data",
@@ -98,14 +97,10 @@ def _draw(content: Content) -> dict[str, list[Drawing]]:
     swept = {key.rpartition(".")[2].strip("-") for key in content.swept}
     metrics = [name for name in dict.fromkeys(names) if name and name not in swept]
     curves = [figures.curve_figure(at, name, series) for at, name in enumerate(metrics, 1)]
-    relations = enumerate(content.relations[: figures.MOST_PANELS], 1)
     rows = times.chosen_rows(content.runs)
     bars = [times.goodput_figure(rows), times.timeline_figure(rows)]
     return {
         "curves": [one for one in curves if one is not None],
-        "sensitivity": [
-            figures.sensitivity_figure(at, content.metric or "", one) for at, one in relations
-        ],
         "time": [one for one in bars if one is not None],
     }
 
@@ -130,7 +125,6 @@ def _render(content: Content, drawn: dict[str, list[Drawing]]) -> str:
         content=content,
         drawn=drawn,
         failures=_equal_failures(content.failures),
-        most_panels=figures.MOST_PANELS,
         most_rows=times.MOST_ROWS,
         retry_words=RETRY_WORDS,
         sections=_SECTIONS.items(),

@@ -268,10 +268,3 @@ def require_file_place(path: Path, example: str) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ReportError(f"{folder}: no such directory; make it, or choose another -o")
-
-
-def number(value: Any) -> float | None:
-    """Return a finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -19,7 +19,6 @@ from .page import Page
 SECTIONS = [
     "What ran",
     "Curves",
-    "Sensitivity to each swept parameter",
     "Goodput and timeline",
     "Failures",
     "Methods and data",
@@ -50,11 +49,11 @@ def test_the_page_has_each_section_and_figure(sweep: Path, tmp_path: Path) -> No
     assert report(sweep, "-o", tmp_path / "r.html", "--figures", tmp_path / "figures") == 0
     page = Page(tmp_path / "r.html")
     assert page.headings == SECTIONS
-    # Loss, throughput, two parameters, goodput, timeline.
-    assert page.tags.count("svg") == 6
+    # Loss, throughput, goodput, timeline.
+    assert page.tags.count("svg") == 4
     assert len(page.ids) == len(set(page.ids))
     files = sorted(path.suffix for path in (tmp_path / "figures").iterdir())
-    assert files == [".pdf"] * 6 + [".png"] * 6
+    assert files == [".pdf"] * 4 + [".png"] * 4
     for run in sweep.iterdir():
         assert run.name in page.words
     assert "n=2" in page.words
