@@ -25,15 +25,6 @@ class Interface:
 
 
 @dataclass(frozen=True)
-class Gid:
-    """An entry of a port's GID table. ``kind``: ``IB/RoCE v1`` or ``RoCE v2``, as the kernel reports it."""
-
-    index: int
-    address: str
-    kind: str
-
-
-@dataclass(frozen=True)
 class RdmaPort:
     """A port of an RDMA device. ``layer``: InfiniBand or Ethernet. ``rate`` in Gbit/s."""
 
@@ -43,7 +34,6 @@ class RdmaPort:
     active: bool
     rate: int | None = None
     driver: str = ""
-    gids: tuple[Gid, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,8 +78,6 @@ class NodeFacts:
         return any(name.startswith(("AMD", "MI")) for name in self.gpus)
 
 
-_ZERO_GID = re.compile(r"[0:]+")
-_MOST_GIDS = 16
 _PLUGIN = re.compile(r"libnccl-net[^/]*\.so.*|librccl-net[^/]*\.so.*")
 
 
@@ -160,20 +148,9 @@ def read_rdma(root: Path) -> tuple[RdmaPort, ...]:
                     active=_text(port / "state").endswith("ACTIVE"),
                     rate=int(rate[0]) if rate else None,
                     driver=driver.resolve().name if driver.exists() else "",
-                    gids=_gids(port),
                 )
             )
     return tuple(ports)
-
-
-def _gids(port: Path) -> tuple[Gid, ...]:
-    found = []
-    for entry in sorted(_children(port / "gids"), key=_natural)[:_MOST_GIDS]:
-        address = _text(entry)
-        if address and not _ZERO_GID.fullmatch(address):
-            kind = _text(port / "gid_attrs" / "types" / entry.name)
-            found.append(Gid(int(entry.name), address, kind))
-    return tuple(found)
 
 
 def _route(interfaces: Sequence[Interface], peers: Sequence[str], root: Path) -> str | None:
@@ -242,7 +219,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
-        # Unset GIDs and the speed of a link that is down cannot be read.
+        # The speed of a link that is down cannot be read.
         return ""
 
 
