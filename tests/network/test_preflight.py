@@ -123,7 +123,7 @@ class Processes:
 
 
 def check(silent: Sequence[str], words: str = "", folder: Path | None = None) -> PreflightFacts:
-    """Check three nodes, of which some never answer; ``words``: of srun."""
+    """Check three nodes; those in ``silent`` never answer. ``words``: of srun."""
     return measure(
         lambda nodes: Processes(nodes, silent, words),  # type: ignore[arg-type,return-value]
         ["n1", "n2", "n3"],
