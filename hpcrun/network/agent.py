@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -28,7 +27,6 @@ class Agent:
         self._links, self._ranks = Links(name), NodeRanks()
         self._orders: dict[str, Callable[..., Any]] = {
             **{name: partial(self._probe, name) for name in probes()},
-            "clock": time.time,
             "write": partial(write, name=name),
             "read": read,
             "listen": self._links.listen,

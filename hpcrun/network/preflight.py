@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,6 @@ from hpcrun.network.probes import (
     Finding,
     Needs,
     Record,
-    Status,
     findings_of,
     probes,
     record_from,
@@ -29,25 +27,19 @@ from hpcrun.slurm.containers import Container
 
 # Seconds. A slow file system delays the start of an agent on a good node.
 _START, _WRITE, _READ = 120.0, 60.0, 120.0
-_CLOCK_READINGS = 5
-_CLOCK_PATIENCE = 2.0
-# Seconds. The first failure of a run is found by the times that its ranks write.
-_APART, _FAR_APART = 0.5, 60.0
 
 
 @dataclass
 class PreflightFacts:
     """What the probes found.
 
-    ``found``: for each node. ``silent``: nodes without an answer, each with the reason. ``offsets``: seconds
-    by which a node's clock is ahead of this process's, with the uncertainty.
+    ``found``: for each node. ``silent``: nodes without an answer, each with the reason.
     """
 
     nodes: list[str]
     needs: Needs = field(default_factory=Needs)
     found: dict[str, list[tuple[str, Record]]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
-    offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
 
     def tell(self, node: str, check: str, record: Record) -> None:
@@ -87,7 +79,6 @@ def measure(
     measured = PreflightFacts(list(names), needs)
     nodes = start(begin, names, _START)
     try:
-        measured.offsets = _clock_offsets(nodes)
         for one in probes().values():
             reported = nodes.ask(one.name, one.seconds, needs=asdict(needs))
             for node, records in reported.items():
@@ -105,18 +96,6 @@ def measure(
         measured.silent = dict.fromkeys(names, words or next(iter(measured.silent.values())))
     measured.seconds = round(time.monotonic() - began, 2)
     return measured
-
-
-def _clock_offsets(nodes: Nodes) -> dict[str, tuple[float, float]]:
-    """Read each clock several times; the reading with the shortest round trip counts (RFC 5905)."""
-    best: dict[str, tuple[float, float]] = {}
-    for _ in range(_CLOCK_READINGS):
-        began, started = time.time(), time.monotonic()
-        for name, read in nodes.ask("clock", _CLOCK_PATIENCE, lose=False).items():
-            half = (nodes.arrived[name] - started) / 2
-            if name not in best or half < best[name][1]:
-                best[name] = (round(read - began - half, 6), round(half, 6))
-    return best
 
 
 def _share(nodes: Nodes, measured: PreflightFacts, folder: Path) -> None:
@@ -156,7 +135,7 @@ def _share(nodes: Nodes, measured: PreflightFacts, folder: Path) -> None:
 
 def results(measured: PreflightFacts) -> list[Finding]:
     """Return the findings of all checks, also of those that pass."""
-    return [*_starts(measured), *findings_of(_answered(measured)), *_clocks(measured)]
+    return [*_starts(measured), *findings_of(_answered(measured))]
 
 
 def _answered(measured: PreflightFacts) -> dict[str, list[tuple[str, Record]]]:
@@ -174,22 +153,6 @@ def _starts(measured: PreflightFacts) -> list[Finding]:
         else:
             found.append(Finding("starts", (node,), "pass", "answers"))
     return found
-
-
-def _clocks(measured: PreflightFacts) -> list[Finding]:
-    if not measured.needs.hosts or len(measured.offsets) < 2:
-        return []
-    usual = statistics.median(offset for offset, _ in measured.offsets.values())
-    found: list[Finding] = []
-    for node, (offset, uncertain) in measured.offsets.items():
-        apart = abs(offset - usual)
-        if apart - uncertain > _APART:
-            status: Status = "fail" if apart - uncertain > _FAR_APART else "warn"
-            words = f"the clock is {apart:.1f} s {'ahead' if offset > usual else 'behind'}"
-            remedy = "the administrator starts chronyd or ntpd"
-            found.append(Finding("clock", (node,), status, words, remedy))
-    widest = max(abs(offset - usual) for offset, _ in measured.offsets.values())
-    return found or [Finding("clock", (), "pass", f"within {widest * 1000:.0f} ms")]
 
 
 def failures(found: Sequence[Finding]) -> list[Finding]:
@@ -250,6 +213,5 @@ def as_data(measured: PreflightFacts, found: Sequence[Finding]) -> dict[str, Any
             node: [asdict(record) | {"check": check} for check, record in reported]
             for node, reported in measured.found.items()
         },
-        "clock_offsets": {node: list(pair) for node, pair in measured.offsets.items()},
         "seconds": measured.seconds,
     }

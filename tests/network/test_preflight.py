@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ def facts(**records: tuple[str, Record]) -> PreflightFacts:
     measured.found = {node: [("limits", Answer("pass", "enough"))] for node in nodes}
     for node, (check, record) in records.items():
         measured.tell(node, check, record)
-    measured.offsets = dict.fromkeys(nodes, (0.001, 0.0005))
     return measured
 
 
@@ -51,16 +49,6 @@ def test_the_report_ends_with_the_option_that_excludes_the_node() -> None:
     assert data["unfit"] == {"n2": "ecc: GPU 0: 5 uncorrected ECC errors"}
     assert data["cause"].startswith("preflight on n2: ecc: GPU 0: 5 uncorrected ECC errors; report")
     assert data["found"]["n2"][-1]["check"] == "ecc"
-
-
-@pytest.mark.parametrize(
-    ("offset", "uncertain", "status"),
-    [(0.4, 0.0, "pass"), (3.0, 0.0, "warn"), (-3.0, 0.0, "warn"), (90.0, 0.0, "fail"), (0.9, 0.8, "pass")],
-)  # fmt: skip
-def test_a_wrong_clock_is_reported(offset: float, uncertain: float, status: str) -> None:
-    measured = facts()
-    measured.offsets["n3"] = (offset, uncertain)
-    assert [one.status for one in results(measured) if one.check == "clock"] == [status]
 
 
 def test_what_fails_on_every_node_blames_none() -> None:
@@ -98,8 +86,8 @@ class Processes:
         self.closed = False
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Answer with the time, a file, or nothing."""
-        values = {"clock": time.time(), "write": {"seconds": 0.1}}
+        """Answer with a file, or nothing."""
+        values = {"write": {"seconds": 0.1}}
         for node in self._living:
             answer = {"node": node, "number": order["number"]}
             if order["do"] == "versions":

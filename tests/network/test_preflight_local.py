@@ -112,7 +112,7 @@ def test_a_local_job_is_checked_before_its_ranks(tmp_path: Path) -> None:
     assert "hpcrun: preflight: 1 node checked in" in log.read_text()
     report = read_json(log.with_suffix(".json")) or {}
     assert report["fit"]
-    assert "config" in {one["check"] for one in report["found"]["local0"]}
+    assert "run directory" in {one["check"] for one in report["found"]["local0"]}
     assert list(log.parent.glob("rank-00000.log"))
 
 
