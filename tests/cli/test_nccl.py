@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hpcrun.cli.main import guarded
 from hpcrun.ranks.interfaces import own_interfaces
@@ -73,7 +72,6 @@ def test_a_config_and_a_run_are_checked_with_their_lines(finished_copy: Path) ->
         (["tune", "--local", "2", "--sizes", "8:x"], "--sizes 8:x"),
         (["tune", "--local", "2", "--collectives", "gather"], "--collectives gather"),
         (["tune", "--local", "2", "--seconds", "0"], "--seconds 0"),
-        (["tune", "--local", "2", "--out", "none/job.yaml"], "--out none/job.yaml"),
         (["tune", "train.sh"], "only lint does"),
     ],
 )
@@ -123,7 +121,7 @@ def test_tune_reports_the_trials_of_this_machine(tmp_path: Path) -> None:
     done = jobs.hpcrun(
         *("nccl", "tune", "--local", "2", "--backend", "gloo", "--collectives", "all_reduce"),
         *("--sizes", "8:1K:128", "--seconds", "0.01", "--deterministic"),
-        *("--json", "--out", "job.yaml"),
+        "--json",
         cwd=tmp_path,
         env={"GLOO_SOCKET_IFNAME": names[0]},
     )
@@ -131,4 +129,3 @@ def test_tune_reports_the_trials_of_this_machine(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert (report["env"], report["ranks"], report["backend"]) == ({}, 2, "gloo")
     assert [cell["size"] for cell in report["default"][0]["cells"]] == [8, 1024]
-    assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == {"job": {"env": {}}}

@@ -48,7 +48,6 @@ from hpcrun.network.tune import search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
-from hpcrun.run.files import write_atomic
 
 _FORMATS = {"table": advice.as_table, "shell": advice.as_shell, "yaml": advice.as_yaml}
 _COLLECTIVES = "all_reduce,all_gather,reduce_scatter,broadcast,alltoall,sendrecv"
@@ -94,7 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("sizes", str, "8:1G:16", "A:B:F", "bytes from A to B, by factor F (default: 8:1G:16)"),
         ("collectives", str, _COLLECTIVES, "LIST", "comma-separated names (default: all six)"),
         ("seconds", float, Grid.seconds, "S", "seconds per size in a trial"),
-        ("out", Path, None, "FILE", "write job.env as YAML"),
     ):
         if kind is float:
             words = f"{words} (default {default:g})"
@@ -237,11 +235,6 @@ def _tune(arguments: argparse.Namespace) -> int:
         print_json(search.as_data(found, ranks, facts))
     else:
         say(about, *search.finding_lines(found))
-        if arguments.out is None and found.env:
-            say("", *search.as_yaml(found, about).rstrip("\n").split("\n"))
-    if arguments.out is not None:
-        write_atomic(arguments.out, search.as_yaml(found, about), mode=0o644)
-        say_aside(f"hpcrun: written: {arguments.out}")
     return 0
 
 
@@ -249,8 +242,6 @@ def _require_sense(arguments: argparse.Namespace) -> None:
     require_local(arguments.local, 2)
     if not 0 < arguments.seconds < 3600:
         raise UserError(f"--seconds {arguments.seconds:g}: should be above 0 seconds")
-    if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
-        raise UserError(f"--out {arguments.out}: its folder does not exist; make it first")
 
 
 def _ranks(

@@ -317,7 +317,7 @@ def _score(trial: Trial, cells: Sequence[Cell]) -> float:
 
 
 def finding_lines(found: Found) -> list[str]:
-    """Return the result as lines: the tried options, then the variables to set, or the default."""
+    """Return the result as lines: the tried options, then ``job.env`` for a config, or the default."""
     lines = [
         f"{words(option)}: {_figures(seen)} first pairs"
         + ("; changes the order of addition" if knob.order else "")
@@ -335,19 +335,9 @@ def finding_lines(found: Found) -> list[str]:
             "it can change the order of addition and so the last bits of sums; --deterministic excludes "
             "such settings"
         )
-    return [*lines, "", f"set {evidence}", order]
-
-
-def as_yaml(found: Found, about: str) -> str:
-    """Return ``job.env`` as a part of a config, with the evidence as comments."""
-    lines = [f"# hpcrun nccl tune: {about}"]
-    lines += [f"# {line}" for line in finding_lines(found) if line]
-    if found.best is None or not found.env:
-        return "\n".join([*lines, "job:", "  env: {}", ""])
-    lines += [f"# {found.best[0].name}: {page_of(found.best[0])}", "job:", "  env:"]
-    return "\n".join(
-        [*lines, *(f"    {key}: {json.dumps(value)}" for key, value in found.env.items()), ""]
-    )
+    settings = [f"    {key}: {json.dumps(value)}" for key, value in found.env.items()]
+    source = f"# {knob.name}: {page_of(knob)}"
+    return [*lines, "", f"set {evidence}", order, "", source, "job:", "  env:", *settings]
 
 
 def as_data(found: Found, ranks: int, about: Mapping[str, Any]) -> dict[str, Any]:
