@@ -3,7 +3,7 @@
 A trial is one observation, independent of its number of calls: the calls of one process group are not
 independent. A few trials of each option select the option that looks fastest. This choice exaggerates the
 gain, so fresh pairs of trials decide: one of the option and one of the default, in random order. A sign test
-on 9 pairs with at most one slower pair has p = 10 / 512.
+on 12 pairs with at most one slower pair has p = 13 / 4096.
 """
 
 import json
@@ -206,7 +206,7 @@ Measure = Callable[[Env], Trial]
 Progress = Callable[[str], None]
 
 SCREENED = 3
-PAIRS = 9
+PAIRS = 12
 SLOWER_PAIRS = 1
 MIN_EFFECT = 0.05
 
