@@ -2,8 +2,8 @@
 
 RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
 `hpcrun aggregate` (default: all runs in --runs-dir). The report has results
-by config, curves with bands over seeds, throughput, goodput, timelines, and
-failures with the causes that `hpcrun doctor` finds.
+by config, curves with bands over seeds, throughput, goodput, timelines, and the
+ends of attempts and runs.
 
   hpcrun report runs/sweep-7 -o report.html
   hpcrun report results.h5 --metric accuracy --figures figures

@@ -25,9 +25,7 @@ from hpcrun.results.groups import (
 from hpcrun.results.report.runs import (
     ReportedRun,
     ReportError,
-    RunFailure,
     read_runs,
-    run_failures,
 )
 from hpcrun.results.statistics import Spread, describe
 from hpcrun.results.store import ResultsFile
@@ -69,7 +67,6 @@ class Content:
     groups: Sequence[RankedGroup]
     values: Mapping[str, float]
     swept: Sequence[str]
-    failures: Sequence[RunFailure]
     problems: Sequence[tuple[str, str, str]]
     read: float
     written: float
@@ -148,7 +145,6 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
         groups=groups,
         values=values,
         swept=keys,
-        failures=run_failures(runs),
         problems=[
             (run.decode(), file.decode(), problem.decode())
             for run, file, problem in store.table("problems").tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,13 +15,12 @@ import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
 
-from hpcrun.diagnose.catalog import RETRY_WORDS
 from hpcrun.printing import escaped
 from hpcrun.results.groups import BEST_IS_BIASED
 from hpcrun.results.report import figures, times
 from hpcrun.results.report.content import Content, ReportRequest, collect, shown
 from hpcrun.results.report.figures import Drawing
-from hpcrun.results.report.runs import ReportError, RunFailure, counts, require_file_place
+from hpcrun.results.report.runs import ReportError, counts, require_file_place
 from hpcrun.results.store import ResultsFile, package_version
 from hpcrun.run.files import write_atomic
 
@@ -124,9 +122,7 @@ def _render(content: Content, drawn: dict[str, list[Drawing]]) -> str:
         caution=BEST_IS_BIASED,
         content=content,
         drawn=drawn,
-        failures=_equal_failures(content.failures),
         most_rows=times.MOST_ROWS,
-        retry_words=RETRY_WORDS,
         sections=_SECTIONS.items(),
         states=counts(content.runs).items(),
         style=folder.joinpath("page.css").read_text(encoding="utf-8"),
@@ -150,19 +146,6 @@ def tally(values: Iterable[Any]) -> list[tuple[str, int]]:
     return Counter(
         "unknown" if value in (None, "") else shown(value) for value in values
     ).most_common()
-
-
-def _equal_failures(failures: Sequence[RunFailure]) -> list[list[RunFailure]]:
-    """Return the failures, those together that have equal words apart from numbers."""
-    groups: dict[object, list[RunFailure]] = {}
-    for one in failures:
-        found = one.finding
-        words = f"{one.note} {one.run.reason}"
-        if found:
-            words = f"{found.cause} {found.evidence[0].text}"
-        kind = one.run.state, re.sub(r"\d[\d.]*(e[-+]?\d+)?", "#", words)
-        groups.setdefault(kind, []).append(one)
-    return list(groups.values())
 
 
 def several(count: int, noun: str) -> str:
