@@ -37,7 +37,6 @@ class PreflightFacts:
     """
 
     nodes: list[str]
-    needs: Needs = field(default_factory=Needs)
     found: dict[str, list[tuple[str, Record]]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -76,7 +75,7 @@ def measure(
 ) -> PreflightFacts:
     """Run all probes on the nodes that ``begin`` starts agents on."""
     began = time.monotonic()
-    measured = PreflightFacts(list(names), needs)
+    measured = PreflightFacts(list(names))
     nodes = start(begin, names, _START)
     try:
         for one in probes().values():

@@ -26,7 +26,7 @@ ECC = Answer("fail", "GPU 0: 5 uncorrected ECC errors", "report the node")
 def facts(**records: tuple[str, Record]) -> PreflightFacts:
     """Return the facts of three nodes; some have a bad answer."""
     nodes = ["n1", "n2", "n3"]
-    measured = PreflightFacts(nodes, Needs(hosts=nodes))
+    measured = PreflightFacts(nodes)
     measured.found = {node: [("limits", Answer("pass", "enough"))] for node in nodes}
     for node, (check, record) in records.items():
         measured.tell(node, check, record)
@@ -62,13 +62,13 @@ def test_what_fails_on_every_node_blames_none() -> None:
 
 @pytest.mark.parametrize(("check", "bad"), [("run directory", []), ("ecc", ["n1"])])
 def test_the_only_node_is_blamed_for_its_hardware_alone(check: str, bad: list[str]) -> None:
-    measured = PreflightFacts(["n1"], Needs())
+    measured = PreflightFacts(["n1"])
     measured.tell("n1", check, ECC)
     assert list(unfit(measured, results(measured))) == bad
 
 
 def test_two_nodes_that_differ_are_named_without_blame() -> None:
-    measured = PreflightFacts(["n1", "n2"], Needs())
+    measured = PreflightFacts(["n1", "n2"])
     for node, version in (("n1", "2.6.0"), ("n2", "2.5.1")):
         measured.tell(node, "gemm", Same("torch", version, "", check="versions"))
     (one,) = failures(results(measured))
