@@ -166,15 +166,15 @@ def test_processes_read_the_same(tmp_path: Path, make_run: MakeRun) -> None:
 
 
 def refuse(job: str) -> str:
-    """Fail like a reader that refuses a file; a process imports this function."""
-    raise ResultsError(f"{job}: cannot be read")
+    """Fail like a reader without tensorboard; a process imports this function."""
+    raise ResultsError(f"{job}: needs tensorboard")
 
 
 @pytest.mark.parametrize("processes", [0, 2])
 def test_the_refusal_of_a_reader_reaches_the_caller(
     capfd: pytest.CaptureFixture[str], processes: int
 ) -> None:
-    with pytest.raises(ResultsError, match=r"^run: cannot be read$"):
+    with pytest.raises(ResultsError, match=r"^run: needs tensorboard$"):
         list(each(refuse, ["run"], processes))
     assert capfd.readouterr().err == ""
 

@@ -12,7 +12,7 @@ from hpcrun.cli.main import guarded
 from hpcrun.results.store import ResultsFile
 
 MAPPING = """
-metrics: [progress.csv, "*.jsonl"]
+metrics: [progress.csv, "*.jsonl", log.json]
 config: args.yaml
 result: final.json
 step: global_step
@@ -47,13 +47,14 @@ def write(folder: Path, run: str, **files: Any) -> Path:
     return path
 
 
-def test_csv_and_jsonl_are_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_json_and_jsonl_are_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b, c = ({"args_dot_yaml": f"seed: {seed}\nlr: 3e-4\n"} for seed in (1, 2, 3))
     rows = "global_step,train/loss,note\n1,2.5,a\n2,,b\n3,1.5,c\n"
     write(tmp_path, "a", progress_dot_csv=rows, final_dot_json={"x": 1}, **a)
     lines = '{"global_step":1,"train/loss":2}\n{"global_step":2,"train/loss":1}\n'
     write(tmp_path, "b", m_dot_jsonl=lines, final_dot_json={"x": 2}, **b)
-    write(tmp_path, "c", progress_dot_csv="global_step,train/loss\n1,4.0\n2,3.0\n", **c)
+    columns = {"global_step": [1, 2], "train/loss": [4.0, 3.0]}
+    write(tmp_path, "c", log_dot_json=columns, **c)
     (tmp_path / "runs" / "no-run").mkdir()
     assert mapped(tmp_path, MAPPING) == 0
     told = capsys.readouterr().out
@@ -85,25 +86,35 @@ def test_a_new_file_of_metrics_is_noticed(
     assert "1 row" in capsys.readouterr().out
 
 
-def test_rows_of_training_and_validation_are_sorted_by_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_of_training_and_validation_do_not_overwrite_each_other(tmp_path: Path) -> None:
     write(
         tmp_path,
         "a",
-        train_dot_csv="step,restart,loss\n1,0,4\n2,0,3\n3,0,2\n",
+        train_dot_csv="step,restart,loss\n1,0,4\n2,0,3\n3,0,9\n3,1,2\n",
         val_dot_csv="step,restart,accuracy\n1,0,0.1\n3,0,0.3\n",
     )
     assert mapped(tmp_path, "metrics: [train.csv, val.csv]") == 0
-    assert "problem" not in capsys.readouterr().out
     found = metrics(tmp_path)
     assert found.dtype.names == ("step", "loss", "accuracy")
     assert found["step"].tolist() == [1, 1, 2, 3, 3]
     assert [value for value in found["loss"].tolist() if value == value] == [4, 3, 2]
+    with ResultsFile(tmp_path / "results.h5") as store:
+        counts = {row["metric"]: (row["rows"], row["max"]) for row in store.table("summary")}
+        assert counts == {b"loss": (3, 4.0), b"accuracy": (2, 0.3)}
+
+
+def test_files_with_the_same_columns_are_parts_of_one_log(tmp_path: Path) -> None:
+    write(tmp_path, "a", p1_dot_csv="step,loss\n1,4\n2,9\n", p2_dot_csv="step,loss\n2,3\n3,2\n")
+    write(tmp_path, "b", p1_dot_csv="step,loss\n1,4\n2,8\n3,9\n", p2_dot_csv="step,loss\n2,3\n")
+    assert mapped(tmp_path, "metrics: 'p*.csv'") == 0
+    assert metrics(tmp_path, "b")["step"].tolist() == [1, 2, 3, 2]
+    with ResultsFile(tmp_path / "results.h5") as store:
+        summary = {row["run"]: row for row in store.table("summary")}
+        assert (summary[b"b"]["rows"], summary[b"b"]["max"], summary[b"b"]["last"]) == (2, 4, 3)
 
 
 RANKS = {"rank0_dot_csv": "sample,x\n4,4\n0,0\n2,2\n", "rank1_dot_csv": "sample,x\n1,1\n3,3\n5,5\n"}
-MERGED = "metrics: 'rank*'\nstep: sample"
+MERGED = "metrics: 'rank*'\nstep: sample\nrows: samples"
 
 
 def test_samples_of_several_ranks_are_all_rows(
@@ -118,7 +129,11 @@ def test_samples_of_several_ranks_are_all_rows(
     assert mapped(tmp_path, MERGED) == 0
     told = capsys.readouterr().out
     assert "13 rows" in told
-    assert "b/: 1 steps are in several rows, such as 5" in told
+    assert "b/: 1 samples are in several rows, such as 5" in told
+    assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample", "--fresh") == 0
+    assert "rank1.csv: goes back to a step of an earlier file" in capsys.readouterr().out
+    assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample\nrows: log", "--fresh") == 0
+    assert "problem" not in capsys.readouterr().out
 
 
 def test_hdf5_files_with_equal_columns_are_rows(
@@ -148,12 +163,29 @@ def test_torn_and_damaged_files_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, "a", progress_dot_csv="step,loss\n1,2\n2\n3,0.1")
+    write(tmp_path, "b", log_dot_json="{{{")
     write(tmp_path, "c", x_dot_jsonl='{"step":1}\nnothing\n{"st')
-    assert mapped(tmp_path, 'metrics: [progress.csv, "*.jsonl"]') == 0
+    assert mapped(tmp_path, 'metrics: [progress.csv, log.json, "*.jsonl"]') == 0
     told = capsys.readouterr().out
     assert "a/progress.csv: torn last line (5 bytes)" in told
     assert "a/progress.csv: 1 damaged line" in told
+    assert "b/log.json: cannot be parsed" in told
     assert "c/x.jsonl: torn last line (4 bytes)" in told
+
+
+def test_tensorboard_files(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    for seed in (1, 2):
+        writer = tensorboard.SummaryWriter(str(tmp_path / "runs" / f"s{seed}"))
+        for step in range(3):
+            writer.add_scalar("train/loss", 3.0 - step, step)
+        writer.add_scalar("accuracy", 0.5, 2)
+        writer.close()
+    assert mapped(tmp_path, "metrics: events.out.tfevents.*\nrename: {train/loss: loss}") == 0
+    found = metrics(tmp_path, "s1")
+    assert found["loss"].tolist() == [3.0, 2.0, 1.0]
+    assert found["step"].tolist() == [0, 1, 2]
+    assert found["accuracy"][2] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcrun.config import ConfigError
@@ -23,6 +25,7 @@ from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource
 from hpcrun.results.collect.columns import (
     columns_of,
+    counted,
     flat,
     parse_lines,
     structured,
@@ -36,6 +39,12 @@ from hpcrun.results.collect.run_reader import (
     signature,
 )
 
+_TENSORBOARD = "tfevents"
+_RANKS = (
+    "goes back to a step of an earlier file, which hides rows as after a restart; add `rows: samples` to the "
+    "mapping for files of several ranks, or `rows: log` for restarts"
+)
+
 Row = dict[str, Any]
 
 
@@ -45,18 +54,28 @@ class RunMapping(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     runs: str = Field(default="*", description="Glob of the run directories.")
-    metrics: list[str] = Field(description="Globs: CSV, JSONL or HDF5 files.")
+    metrics: list[str] = Field(description="Globs: CSV, JSON, JSONL, HDF5 or TensorBoard files.")
+    rows: Literal["log", "samples"] | None = Field(
+        default=None,
+        description="`log`: a step that goes back is a restart. `samples`: rows in any order and file.",
+    )
     config: str | None = Field(default=None, description="YAML or JSON file.")
     result: str | None = Field(default=None, description="JSON file.")
     step: str | None = Field(default=None, description="The column of the step.")
+    time: str | None = Field(default=None, description="The column of the Unix time.")
     rename: dict[str, str] = Field(default={}, description="New names of columns.")
     units: dict[str, str] = Field(default={}, description="Units of columns.")
     seed: str = Field(default="seed", description="The config's key of the seed.")
+    state: Literal["finished", "unfinished"] | None = Field(
+        default=None,
+        description="State of all runs. Default: finished if there is a result file or none is named.",
+    )
 
     @property
     def names(self) -> dict[str, str]:
         """The new name of each column that gets one."""
-        return self.rename | ({self.step: "step"} if self.step is not None else {})
+        own = {self.step: "step", self.time: "time"}
+        return {**self.rename, **{key: name for key, name in own.items() if key is not None}}
 
 
 def read_mapping(path: Path) -> RunMapping:
@@ -132,14 +151,17 @@ def _files(mapping: RunMapping, path: str) -> list[tuple[str, str]]:
 def _read(mapping: RunMapping, path: str) -> RunData:
     data = RunData(path, os.path.basename(path))  # noqa: PTH119
     data.signatures = [signature(*file) for file in _files(mapping, path)]
-    files = [
-        [
-            {mapping.names.get(key, key): value for key, value in row.items()}
+    names = mapping.names
+    files = {
+        name: [
+            {names.get(key, key): value for key, value in row.items()}
             for row in _guarded(data, path, name, _rows_of) or []
         ]
         for name in _matches(Path(path), mapping.metrics)
-    ]
-    lines = columns_of(_merged(data, files))
+    }
+    rows, problems = joined_rows(files, mapping.rows)
+    data.problems += problems
+    lines = columns_of(rows)
     config = (mapping.config and _guarded(data, path, mapping.config, _object_of)) or {}
     # A run that has not ended has no result yet.
     ended = mapping.result is not None and os.path.lexists(f"{path}/{mapping.result}")
@@ -153,33 +175,63 @@ def _read(mapping: RunMapping, path: str) -> RunData:
     data.facts = facts_of({"seed": _integer(flat(config).get(mapping.seed))}, {}, (), lines, result)
     if result.get("state") not in STATES:
         done = mapping.result is None or bool(result)
-        data.facts["state"] = "finished" if done else "unfinished"
+        data.facts["state"] = mapping.state or ("finished" if done else "unfinished")
     return data
 
 
-def _merged(data: RunData, files: Iterable[Sequence[Row]]) -> Sequence[Row]:
-    """Return the rows of all files, sorted by step; a step that files of one kind have twice is a problem.
+def joined_rows(
+    files: Mapping[str, Sequence[Row]], kind: Literal["log", "samples"] | None = None
+) -> tuple[Sequence[Row], list[tuple[str, str]]]:
+    """Return the rows of all files of a run, and problems, each with the name of a file.
 
-    Files with the same columns are of one kind, such as those of the ranks. Training and validation have
-    different columns, and share steps.
+    Files with the same columns are parts of one log: their rows are joined in order, and a smaller step is a
+    restart. Files with other columns are separate logs (training and validation): in each, rows that a
+    restart computed again are removed; then all rows are sorted by step, without the column ``restart``.
+
+    Rows of ``samples`` have no order: all are kept, and a sample that a log has twice is a problem.
     """
-    rows = list(chain.from_iterable(files))
-    kinds: dict[frozenset[str], Counter[float]] = {}
-    for row in rows:
-        kinds.setdefault(frozenset(row), Counter())[_step_of(row)] += 1
-    for counts in kinds.values():
-        twice = [step for step, count in counts.items() if count > 1 and step > -math.inf]
-        if twice:
-            what = f"{len(twice)} steps are in several rows, such as {min(twice):g}"
-            data.problems.append(("", what))
-    rows.sort(key=_step_of)
-    # These columns would hide rows, as after a restart of a run of hpcrun.
-    hidden = ("restart", "in_place")
-    return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
+    logs: dict[frozenset[str], list[Row]] = {}
+    problems = []
+    for name, rows in files.items():
+        if not rows:
+            continue
+        log = logs.setdefault(frozenset(chain.from_iterable(rows)), [])
+        # TensorBoard begins a file at each start.
+        if kind is None and _TENSORBOARD not in name and _overlap(log, rows):
+            problems.append((name, _RANKS))
+        log.extend(rows)
+    if kind == "samples":
+        for log in logs.values():
+            counts = Counter(map(_step_of, log))
+            twice = [step for step, count in counts.items() if count > 1 and step > -math.inf]
+            if twice:
+                what = f"{len(twice)} samples are in several rows, such as {min(twice):g}"
+                problems.append(("", what))
+    elif len(logs) < 2:
+        return [row for log in logs.values() for row in log], problems
+    keep = list if kind == "samples" else _kept
+    kept = sorted((row for log in logs.values() for row in keep(log)), key=_step_of)
+    return [
+        {key: value for key, value in row.items() if key not in ("restart", "in_place")}
+        for row in kept
+    ], problems
+
+
+def _overlap(before: Sequence[Row], after: Sequence[Row]) -> bool:
+    steps = [step for step in map(_step_of, after) if step > -math.inf]
+    return min(steps, default=math.inf) < max(map(_step_of, before), default=-math.inf)
+
+
+def _kept(rows: Sequence[Row]) -> Iterable[Row]:
+    lines = columns_of(
+        [{key: row[key] for key in ("step", "restart", "in_place") if key in row} for row in rows]
+    )
+    keep = counted(lines.columns, lines.rows)
+    return rows if keep is None else compress(rows, keep)
 
 
 def _step_of(row: Row) -> float:
-    """Return the step; a row without a step is first."""
+    """Return the step; a row without a step is first, so that it does not count as a restart."""
     step = row.get("step")
     return step if isinstance(step, int | float) and not math.isnan(step) else -math.inf
 
@@ -206,33 +258,31 @@ def _guarded(data: RunData, path: str, name: str, read: Any) -> Any:
     return found
 
 
-def _rows_of(path: Path) -> tuple[list[Row], list[str]]:
+def _rows_of(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    if _TENSORBOARD in path.name:
+        return _tensorboard_rows(path), []
     if path.suffix in (".csv", ".tsv"):
         return _csv_rows(path)
     if path.suffix in (".h5", ".hdf5"):
-        return _hdf5_rows(path), []
-    if path.suffix != ".jsonl":
+        with h5py.File(path, locking=False) as file:
+            return _json_rows({name: _values(part[:]) for name, part in file.items()}), []
+    raw = path.read_bytes()
+    if path.suffix == ".json":
+        return _json_rows(json.loads(raw)), []
+    if path.suffix != ".jsonl" and raw.strip() and not raw.lstrip().startswith(b"{"):
         raise ResultsError(
-            f"{path}: has a format that hpcrun does not read; use .csv, .tsv, .jsonl or .h5 files"
+            f"{path}: has a format that hpcrun does not read; `metrics` takes .csv, .tsv, .json, .jsonl, .h5 "
+            "and TensorBoard files"
         )
-    rows, damaged, torn = parse_lines(path.read_bytes())
+    rows, damaged, torn = parse_lines(raw)
     return rows, line_problems(damaged, torn)
 
 
-def _hdf5_rows(path: Path) -> list[Row]:
-    """Return a row for each place of the datasets at the top of the file, which have one length."""
-    with h5py.File(path, locking=False) as file:
-        columns = {name: part[:].tolist() for name, part in file.items()}
-    return [
-        {
-            name: cell.decode() if isinstance(cell, bytes) else cell
-            for name, cell in zip(columns, cells, strict=True)
-        }
-        for cells in zip(*columns.values(), strict=True)
-    ]
+def _values(column: NDArray[Any]) -> list[Any]:
+    return [cell.decode() if isinstance(cell, bytes) else cell for cell in column.tolist()]
 
 
-def _csv_rows(path: Path) -> tuple[list[Row], list[str]]:
+def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     raw = path.read_bytes()
     # The writer may be in the middle of a number.
     end = raw.rfind(b"\n") + 1
@@ -259,6 +309,45 @@ def _cell(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def _json_rows(value: Any) -> list[dict[str, Any]]:
+    """Return the rows of a list of objects, or of an object of equal lists."""
+    if isinstance(value, list) and all(isinstance(row, dict) for row in value):
+        return value
+    if isinstance(value, dict):
+        columns = {key: cells for key, cells in value.items() if isinstance(cells, list)}
+        if columns and len(set(map(len, columns.values()))) == 1:
+            return [
+                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+            ]
+        if not columns:
+            return [value]
+    raise ValueError("should be a list of objects, or an object of equally long lists")
+
+
+def _tensorboard_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.util import tensor_util
+    except ImportError as error:
+        raise ResultsError(
+            f"{path}: TensorBoard files need tensorboard: `pip install tensorboard`"
+        ) from error
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    rows: dict[int, dict[str, Any]] = {}
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            row = rows.setdefault(event.step, {"step": event.step, "time": event.wall_time})
+            row[tag] = event.value
+    for tag in events.Tags()["tensors"]:
+        for event in events.Tensors(tag):
+            value = tensor_util.make_ndarray(event.tensor_proto)
+            if value.size == 1 and np.issubdtype(value.dtype, np.number):
+                row = rows.setdefault(event.step, {"step": event.step, "time": event.wall_time})
+                row[tag] = value.item()
+    return [rows[step] for step in sorted(rows)]
 
 
 def _object_of(path: Path) -> tuple[dict[str, Any], list[str]]:
