@@ -1,9 +1,11 @@
-"""results.h5 as tidy pandas frames."""
+"""results.h5 as tidy pandas frames, and as CSV or Parquet."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +15,13 @@ from numpy.typing import NDArray
 from hpcrun.results import require
 from hpcrun.results.collect.columns import counted, fields
 from hpcrun.results.store import ResultsFile
+from hpcrun.run.files import sync_directory
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Rows of a row group of Parquet.
+_ROWS = 200_000
 
 
 def load_results(path: str | Path) -> Results:
@@ -176,3 +182,95 @@ def _frame(records: NDArray[Any], wanted: set[str] | None = None) -> pd.DataFram
         if wanted is None or name in wanted
     }
     return pd.DataFrame(columns)
+
+
+def write_tables(path: Path, folder: Path, suffix: Literal["csv", "parquet"]) -> list[Path]:
+    """Write the runs, metrics and events of ``path``, each as one file below ``folder``.
+
+    Raises:
+        ResultsError: pandas or pyarrow is not installed.
+        OSError: the disk refused.
+    """
+    results = load_results(path)
+    write = _write_csv if suffix == "csv" else _write_parquet
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with ResultsFile(path) as store:
+        tables: dict[str, Callable[[], Iterator[pd.DataFrame]]] = {
+            "runs": lambda: iter([_plain(results.runs())]),
+            "metrics": lambda: _parts(store, "metrics"),
+            "events": lambda: _parts(store, "events"),
+        }
+        for name, parts in tables.items():
+            target = folder / f"{name}.{suffix}"
+            temporary = folder / f".{target.name}.{os.urandom(6).hex()}.tmp"
+            try:
+                write(temporary, parts, results.units)
+                with temporary.open("rb") as stream:
+                    os.fsync(stream.fileno())
+                temporary.replace(target)
+            finally:
+                with suppress(FileNotFoundError):
+                    temporary.unlink()
+            written.append(target)
+    sync_directory(folder)
+    return written
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame in which a column of values of several types has JSON texts."""
+    for name, column in frame.items():
+        if column.dtype == object and len(set(map(type, column))) > 1:
+            frame[name] = [
+                value if value is None or isinstance(value, str) else json.dumps(value)
+                for value in column.where(column.notna(), None)
+            ]
+    return frame
+
+
+def _types(parts: Iterator[pd.DataFrame]) -> dict[str, Any]:
+    """Return the columns of all parts, each with a type that holds the values of all."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        for name, kind in part.dtypes.items():
+            before = found.setdefault(name, kind)
+            if before != kind:
+                found[name] = np.dtype(object if object in (before, kind) else float)
+    return found
+
+
+def _write_csv(path: Path, parts: Callable[[], Iterator[pd.DataFrame]], _: dict[str, str]) -> None:
+    names = list(_types(parts()))
+    with path.open("x", encoding="utf-8", newline="") as stream:
+        for number, part in enumerate(parts()):
+            # Of a run alone: whole numbers stay whole where another run lacks the column.
+            part.reindex(columns=names).to_csv(stream, index=False, header=not number)
+
+
+def _write_parquet(
+    path: Path, parts: Callable[[], Iterator[pd.DataFrame]], units: dict[str, str]
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = _types(parts())
+    columns = [
+        pa.field(
+            name,
+            pa.string() if kind.kind == "O" else pa.from_numpy_dtype(kind),
+            metadata={"unit": units[name]} if name in units else None,
+        )
+        for name, kind in kinds.items()
+    ]
+    schema = pa.schema(columns)
+    with pq.ParquetWriter(path, schema) as writer:
+        held: list[Any] = []
+        for part in parts():
+            texts = [name for name in part if kinds[name].kind == "O" != part[name].dtype.kind]
+            part = part.astype(dict.fromkeys(texts, str)).reindex(columns=list(kinds))
+            held.append(pa.Table.from_pandas(part, schema, preserve_index=False))
+            if sum(map(len, held)) >= _ROWS:
+                writer.write_table(pa.concat_tables(held))
+                held = []
+        if held:
+            writer.write_table(pa.concat_tables(held))

@@ -6,6 +6,7 @@ meantime: an unfinished last line waits for the next call. Damaged lines and
 files are named, and everything else is kept.
 
   hpcrun aggregate runs/sweep-* -o results.h5
+  hpcrun aggregate runs -o results.h5 --csv tables
   hpcrun aggregate other-runs --map mapping.yaml -o results.h5
 """
 
@@ -48,6 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read another program's runs; FILE maps their files",
     )
     parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FOLDER",
+        help="also write runs.csv, metrics.csv and events.csv (needs pandas)",
+    )
+    parser.add_argument(
+        "--parquet", type=Path, metavar="FOLDER", help="the same as Parquet (needs pandas, pyarrow)"
+    )
+    parser.add_argument(
         "--fresh", action="store_true", help="read everything, and write a new file"
     )
     parser.add_argument("--prune", action="store_true", help="remove runs without a directory")
@@ -63,10 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and print a summary."""
+    from hpcrun.results import require
     from hpcrun.results.collect.aggregate import aggregate
 
     if arguments.processes is not None and not 0 <= arguments.processes <= 64:
         raise UserError(f"--processes {arguments.processes}: should be 0 to 64")
+    if arguments.csv is not None or arguments.parquet is not None:
+        require("tables", "pandas", *(["pyarrow"] if arguments.parquet else []))
     source = _source(arguments)
     with _bar() as progress:
         summary = aggregate(
@@ -77,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             processes=arguments.processes,
             progress=progress,
         )
+    tables = _export(arguments)
     if arguments.json:
         print_json(
             {
@@ -92,10 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
                     {"run": run, "file": name, "problem": what}
                     for run, name, what in summary.problems
                 ],
+                "tables": tables,
             }
         )
         return 0
     _print(summary, arguments.output)
+    if tables:
+        say(f"  tables: {', '.join(tables)}")
     return 0
 
 
@@ -128,6 +145,20 @@ def _source(arguments: argparse.Namespace) -> "RunSource":
 
         return mapped_source(read_mapping(arguments.map), named)
     return RunSource(find_runs(named, folder))
+
+
+def _export(arguments: argparse.Namespace) -> list[str]:
+    """Write the requested tables; return their paths."""
+    if arguments.csv is None and arguments.parquet is None:
+        return []
+    from hpcrun.results.frames import write_tables
+
+    written = []
+    if arguments.csv is not None:
+        written += write_tables(arguments.output, arguments.csv, "csv")
+    if arguments.parquet is not None:
+        written += write_tables(arguments.output, arguments.parquet, "parquet")
+    return [str(path) for path in written]
 
 
 def _print(summary: "Summary", output: Path) -> None:
