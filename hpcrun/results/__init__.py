@@ -1,4 +1,4 @@
-"""Collection of runs into one file, statistics over seeds, and the report."""
+"""Collection of runs into one file, statistics over seeds, plots and the report."""
 
 from importlib.util import find_spec
 

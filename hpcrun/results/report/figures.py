@@ -135,9 +135,9 @@ def file_name(text: str) -> str:
 
 
 def save_as(figure: Figure, path: Path) -> Path:
-    """Write one file with the suffix png or pdf, atomically; raises OSError."""
+    """Write one file with the suffix png, pdf or svg, atomically; raises OSError."""
     kind = path.suffix.removeprefix(".").lower()
-    stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}}[kind]
+    stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
     whole = io.BytesIO()
     with style():
         figure.savefig(whole, format=kind, dpi=200, facecolor="white", metadata=stamp)

@@ -189,10 +189,7 @@ def goodput_figure(runs: Sequence[ReportedRun]) -> Drawing | None:
     titles: dict[str, str] = {}
     with style():
         figure, axes = _bars([run.key for run in timed])
-        for at, run in enumerate(timed):
-            _draw_shares(axes, at, run, titles)
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("goodput: share of the run's time (%)")
+        draw_goodput(axes, timed, titles)
         _legend(figure, list(PARTS.values()), [])
     caption = (
         "Shares of each run's time since its first submission. At the right: effective training time ratio "
@@ -201,31 +198,39 @@ def goodput_figure(runs: Sequence[ReportedRun]) -> Drawing | None:
     return Drawing("goodput", "Goodput of each run", caption, figure, titles, wide=True)
 
 
-def _draw_shares(axes: Any, at: int, run: ReportedRun, titles: dict[str, str]) -> None:
-    """Draw the bar of a run, with the shares of its time in percent."""
-    left = 0.0
-    for part, (color, words) in PARTS.items():
-        seconds = vars(run.goodput)[part]
-        share = 100 * seconds / run.goodput.wall
-        if share > 0:
-            gid = f"run{at}-{part}"
-            axes.barh(at, share, left=left, height=0.72, color=color, lw=0)[0].set_gid(gid)
-            titles[gid] = f"{run.key}: {words}, {_duration(seconds)} ({share:.1f}%)"
-        left += share
-    if (ettr := run.goodput.ettr) is not None:
-        axes.text(101, at, f"{ettr:.0%}", va="center", fontsize=7)
+def draw_goodput(axes: Any, runs: Sequence[ReportedRun], titles: dict[str, str]) -> None:
+    """Draw a bar for each run, with the shares of its time in percent."""
+    for at, run in enumerate(runs):
+        left = 0.0
+        for part, (color, words) in PARTS.items():
+            seconds = vars(run.goodput)[part]
+            share = 100 * seconds / run.goodput.wall
+            if share > 0:
+                gid = f"run{at}-{part}"
+                axes.barh(at, share, left=left, height=0.72, color=color, lw=0)[0].set_gid(gid)
+                titles[gid] = f"{run.key}: {words}, {_duration(seconds)} ({share:.1f}%)"
+            left += share
+        if (ettr := run.goodput.ettr) is not None:
+            axes.text(101, at, f"{ettr:.0%}", va="center", fontsize=7)
+    name_rows(axes, [run.key for run in runs])
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("goodput: share of the run's time (%)")
 
 
-def _bars(names: Sequence[str]) -> tuple[Figure, Any]:
-    """Return an empty bar chart with a row for each name, the first one on top."""
-    height = 1.15 + 0.17 * max(len(names), 3)
-    figure = Figure(figsize=(9.4, height), layout="constrained")
-    axes = figure.subplots()
+def name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Name the rows of a bar chart, the first one on top."""
     axes.set_yticks(range(len(names)), [label(name, 34) for name in names], fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(max(len(names), 3) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
+
+
+def _bars(names: Sequence[str]) -> tuple[Figure, Any]:
+    height = 1.15 + 0.17 * max(len(names), 3)
+    figure = Figure(figsize=(9.4, height), layout="constrained")
+    axes = figure.subplots()
+    name_rows(axes, names)
     return figure, axes
 
 

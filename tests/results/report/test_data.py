@@ -8,6 +8,7 @@ import pytest
 
 from hpcrun.results.report.content import swept_keys
 from hpcrun.results.report.figures import Series, band, curve_figure, thinned
+from hpcrun.results.report.plotting import Curve, bar, plot
 from hpcrun.results.report.times import (
     FINISHED,
     LOST,
@@ -120,6 +121,17 @@ def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> N
         "12",
     )
     assert fields["reason"].startswith("long long")
+
+
+def test_a_terminal_plot_fits_its_width() -> None:
+    x = np.arange(100.0)
+    one = plot("loss", [Curve("a", x, 1 + x)], 60, 8)
+    two = plot("loss", [Curve("a", x, 1 + x), Curve("b", x, 5 + x)], 60, 8)
+    assert max(map(len, one + two)) <= 60
+    assert len(one) == 11
+    assert any("b" in line for line in two[1:9])
+    assert plot("loss", [Curve("a", x[:0], x[:0])], 60, 8) == []
+    assert bar(0.5, 4) == "██  "
 
 
 def test_figures_of_many_runs_show_a_sample_and_say_so(make_run: MakeRun, tmp_path: Path) -> None:

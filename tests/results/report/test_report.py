@@ -1,4 +1,4 @@
-"""`hpcrun report`: the page, its files, and what they refuse."""
+"""`hpcrun report` and `hpcrun plot`: the page, its files, and what they refuse."""
 
 import os
 import re
@@ -151,3 +151,24 @@ def test_a_killed_report_leaves_the_old_page(sweep: Path, tmp_path: Path) -> Non
         assert text == "<!DOCTYPE html>old" or text.endswith("</html>\n")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert page.read_text().endswith("</html>\n")
+
+
+def test_plots_show_each_run_and_go_to_a_file(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in ("png", "pdf", "svg"):
+        assert guarded(["plot", str(sweep), "-o", str(tmp_path / f"p.{suffix}")]) == 0
+    shown = capsys.readouterr().out
+    assert "training loss over steps" in shown
+    assert "learning rate over steps" in shown
+    assert "tokens per second" in shown
+    assert "goodput" in shown
+    assert all(run.name in shown for run in sweep.iterdir())
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "p.pdf").read_bytes()[:4] == b"%PDF"
+    for options, words in (
+        (["-o", str(tmp_path / "p.gif")], "should end in .png"),
+        (["--metric", "accuracy"], "no run has it; there is: loss"),
+    ):
+        assert guarded(["plot", str(sweep), *options]) == 2
+        assert words in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""The plots of `hpcrun plot`: in the terminal, and as one file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from rich.cells import cell_len
+
+from hpcrun.results.report.figures import (
+    Series,
+    draw_curves,
+    label,
+    metric_label,
+    save_as,
+    style,
+    wants_log,
+)
+from hpcrun.results.report.runs import ReportedRun, ReportError, require_file_place
+from hpcrun.results.report.times import draw_goodput
+
+FORMATS = (".png", ".pdf", ".svg")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_BAR = 24
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_GUTTER = 10
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one run, in the order of x."""
+
+    name: str
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+
+def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
+    """Return loss, validation loss, learning rate and throughput, as far as a run has them."""
+    rates = sorted({run.throughput for run in runs if run.throughput})
+    wanted = ["loss", "validation_loss", "lr", *rates]
+    return [name for name in wanted if any(len(run.series(name)[0]) for run in runs)]
+
+
+def terminal_lines(
+    runs: Sequence[ReportedRun], metrics: Sequence[str], width: int, height: int
+) -> list[str]:
+    """Return the plots of ``metrics`` and the goodput of each run as lines of text."""
+    lines: list[str] = []
+    if len(runs) > 1:
+        names = [f"  {letter}  {run.label} ({run.state})" for letter, run in _lettered(runs)]
+        lines += ["runs", *names, ""]
+    for metric in metrics:
+        curves = [Curve(run.label, *run.series(metric)) for run in runs]
+        lines += plot(f"{metric_label(metric)} over steps", curves, width, height)
+        without = [curve.name for curve in curves if not len(curve.x)]
+        if without and len(without) < len(curves):
+            lines.append(f"  without {metric}: {', '.join(without)}")
+        lines.append("")
+    return [*lines, *_goodput_lines(runs)]
+
+
+def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -> None:
+    """Write curves of ``metrics`` and the goodput as one PNG, PDF or SVG, atomically.
+
+    Raises:
+        ReportError: no run has anything to draw.
+        OSError: the disk refused.
+    """
+    timed = [run for run in runs if run.events and run.goodput.wall > 0]
+    panels = len(metrics) + bool(timed)
+    if not panels:
+        raise ReportError(f"{path}: no run has metrics or events; nothing was drawn")
+    rows = -(-panels // 2)
+    with style():
+        figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
+        axes: list[Any] = list(figure.subplots(rows, 2, squeeze=False).flat)
+        handles: list[Any] = []
+        for panel, metric in zip(axes, metrics, strict=False):
+            series = [Series(run.label, [run]) for run in runs if len(run.series(metric)[0])]
+            handles = max(handles, draw_curves(panel, metric, series, {}), key=len)
+        if timed:
+            draw_goodput(axes[len(metrics)], timed, {})
+        for spare in axes[panels:]:
+            spare.set_axis_off()
+        if len(runs) > 1:
+            figure.legend(handles=handles, loc="outside lower left", ncols=2)
+    save_as(figure, path)
+
+
+def require_place(path: Path) -> None:
+    """Raise ReportError if the file cannot be written.
+
+    Raises:
+        ReportError: the suffix is unknown, or the folder is missing.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise ReportError(f"{path}: should end in .png, .pdf or .svg")
+    require_file_place(path, "plot.png")
+
+
+def _lettered(items: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(LETTERS[at % len(LETTERS)], item) for at, item in enumerate(items)]
+
+
+def _goodput_lines(runs: Sequence[ReportedRun]) -> list[str]:
+    timed = [run for run in runs if run.events]
+    if not timed:
+        return ["goodput: no run has an event log"]
+    width = max(cell_len(label(run.label, 40)) for run in timed)
+    lines = ["goodput: productive share of all time except idle"]
+    for run in timed:
+        parts = {name: seconds for name, seconds in vars(run.goodput).items() if name != "idle"}
+        rest = ", ".join(
+            f"{name.replace('_', ' ')} {seconds:.0f} s"
+            for name, seconds in parts.items()
+            if seconds >= 0.5
+        )
+        ettr = run.goodput.ettr
+        share = f"{ettr:4.0%}" if ettr is not None else "   –"
+        name = label(run.label, 40)
+        name += " " * (width - cell_len(name))
+        lines.append(f"  {name} {share} {bar(ettr or 0.0, _BAR)} {rest}")
+    left = [run.label for run in runs if not run.events]
+    return [*lines, *([f"  without events: {', '.join(left)}"] if left else [])]
+
+
+def plot(title: str, curves: Sequence[Curve], width: int, height: int) -> list[str]:
+    """Return a plot as lines of at most ``width`` characters; without a curve, no lines.
+
+    Each curve has a letter, so that curves differ without colors; a later curve covers an earlier one.
+    """
+    lettered = [(letter, curve) for letter, curve in _lettered(curves) if len(curve.x)]
+    if not lettered:
+        return []
+    log = wants_log(np.concatenate([curve.y for _, curve in lettered]))
+    points = [
+        (letter, curve.x, np.log10(curve.y) if log else curve.y) for letter, curve in lettered
+    ]
+    left, right = _range(np.concatenate([x for _, x, _ in points]))
+    low, high = _range(np.concatenate([y for _, _, y in points]))
+    columns = max(width - _GUTTER - 2, 10)
+    grid = [[" "] * columns for _ in range(height)]
+    for letter, x, y in points:
+        across = (x - left) / (right - left) * (columns - 1)
+        down = (high - y) / (high - low) * (height - 1)
+        for column, row in _cells(across, down):
+            grid[row][column] = letter
+    lines = [f"{title}{' (logarithmic)' if log else ''}"[:width]]
+    for at, cells in enumerate(grid):
+        value = high - at / max(height - 1, 1) * (high - low)
+        tick = "" if at % 4 and at != height - 1 else f"{10**value if log else value:.4g}"
+        lines.append(f"{tick:>{_GUTTER}} ┤{''.join(cells).rstrip()}")
+    first, last = f"{left:g}", f"{right:g}"
+    lines.append(" " * (_GUTTER + 1) + "└" + "─" * columns)
+    gap = " " * max(columns - len(first) - len(last), 1)
+    return [*lines, " " * (_GUTTER + 2) + first + gap + last]
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar for ``share`` (0 to 1) of ``width`` characters, to an eighth of a character."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    return (_EIGHTHS[8] * whole + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def _range(values: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
+    half = abs(low) / 2 or 0.5
+    return (low, high) if high > low else (low - half, high + half)
+
+
+def _cells(across: NDArray[np.float64], down: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Return the cells, column and row, that a curve with straight lines between its points crosses."""
+    found = [(round(float(across[0])), round(float(down[0])))]
+    for at in range(1, len(across)):
+        x, y = across[at - 1 : at + 1].tolist(), down[at - 1 : at + 1].tolist()
+        steps = math.ceil(max(abs(x[1] - x[0]), abs(y[1] - y[0]), 1)) + 1
+        for one, other in zip(
+            np.linspace(x[0], x[1], steps), np.linspace(y[0], y[1], steps), strict=True
+        ):
+            found.append((round(float(one)), round(float(other))))
+    return found
