@@ -13,24 +13,24 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_340, 23),
+    "api": (4_320, 23),
     "checkpoint": (6_510, 36),
-    "cli": (4_740, 34),
+    "cli": (4_890, 35),
     "config": (2_960, 13),
     "devices": (760, 6),
     "diagnose": (1_730, 9),
-    "estimate": (790, 6),
+    "estimate": (860, 7),
     "hpcrun": (710, 9),
     "integrations": (3_190, 18),
     "job": (6_010, 25),
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_580, 17),
-    "results": (3_360, 16),
+    "results": (3_740, 17),
     "run": (3_640, 19),
     "slurm": (4_900, 25),
     "tasks": (1_380, 9),
-    "tests": (57_730, 453),
+    "tests": (57_890, 453),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""

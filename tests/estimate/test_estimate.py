@@ -10,8 +10,10 @@ import pytest
 
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import GIB, gpu_memory
+from hpcrun.estimate.spares import spare_nodes
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs"
 
 USERS_TASK = """
 import torch
@@ -109,12 +111,51 @@ def test_a_range_of_nodes_is_estimated_for_the_smallest_number(tmp_path):
             "the GPU's memory only",
         ),
         (["--gpu", "h100", "task=users:Exits"], "the fake run raised SystemExit: 2"),
+        (["--gpu", "h100", "--failure-rate", "0"], "--failure-rate: 0 is not between 0 and 1"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, words, line):
     done = estimate(tmp_path, *words)
     assert done.returncode == 2
     assert line in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "share", "hours"),
+    [
+        (8, 1, 0.11, 88),
+        (32, 1, 0.030, 6.0),
+        (128, 2, 0.015, 46 / 60),
+        (512, 4, 0.008, 6 / 60),
+        (2048, 13, 0.006, 70 / 3600),
+    ],
+)
+def test_spare_nodes_cost_and_pay_as_documented(nodes, spares, share, hours):
+    found = spare_nodes(nodes)
+    assert found.spares == spares
+    assert found.share == pytest.approx(share, rel=0.06)
+    # The table of docs/spares.md has the difference of both restarts without the queue.
+    saved = found.requeue - found.replacement
+    assert found.queue == pytest.approx(max(0.0, 3600 * hours - saved), rel=0.03)
+    assert (PAGE / "spares.md").read_text().count(f"| {nodes} | ") == 1
+
+
+def test_spares_and_start_up_change_the_figures():
+    found = spare_nodes(32, failures=0.01, start_up=120.0, spares=3)
+    assert (found.spares, found.share) == (3, pytest.approx(3 / 35))
+    assert (found.requeue, found.replacement) == (540.0, 130.0)
+    assert found.queue == pytest.approx(3600 * (3 / 35) / 0.32 - 410)
+
+
+def test_two_lines_say_what_spares_cost(tmp_path):
+    words = ["task=users:Half", "train.batch_size=64", "--gpu", "h100", "--nodes", "32"]
+    done = estimate(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == [
+        "1 spare node for 32: 3.0% of the node hours, 0.12 failures in 24 h",
+        "a failure costs 1m with a spare node, without one 8m and the queue: spares pay with a queue of "
+        "5h53m or more",
+    ]
 
 
 def test_sizes_and_names():

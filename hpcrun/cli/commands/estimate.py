@@ -7,15 +7,18 @@ not fit. It predicts no time per step, and ignores train.compile.
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpcrun.api.submission.choose_config import choose_config
 from hpcrun.cli.arguments import request_of
 from hpcrun.cli.output import print_json
+from hpcrun.cli.runs_table import short_duration
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import MEMORY_GIB, estimate, gib, gpu_memory
+from hpcrun.estimate.spares import FAILURES, START_UP, SpareNodes, spare_nodes
 from hpcrun.printing import say
 
 _DOES_NOT_FIT = 1
@@ -38,6 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--gpu-memory", metavar="SIZE", help="memory of a GPU, such as 80GiB")
     parser.add_argument("--nodes", metavar="N", help="nodes (default: job.nodes)")
     parser.add_argument("--gpus", metavar="N", help="GPUs per node (default: job.gpus)")
+    parser.add_argument(
+        "--failure-rate",
+        type=float,
+        default=FAILURES,
+        metavar="F",
+        help="failures per node and hour, for the lines about spare nodes (default: one in nine months)",
+    )
+    parser.add_argument(
+        "--start-up",
+        type=float,
+        default=START_UP,
+        metavar="S",
+        help=f"seconds from the start of the ranks to the next step (default: {START_UP:.0f})",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object with sizes in bytes")
 
 
@@ -47,13 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
     config = choose_config(request_of(arguments))
     if config.command:
         raise UserError("command: estimate needs a task, since it cannot look into a command")
+    spares = _spares(config, arguments)
     found = estimate(config, memory)
     slow = config.amp.dtype == "bf16" and (arguments.gpu or "").lower().startswith("v100")
     found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
     if arguments.json:
-        print_json({**found, "nodes": config.job.min_nodes, "gpus": config.job.gpus})
+        known = {"spares": asdict(spares)} if spares else {}
+        print_json({**found, "nodes": config.job.min_nodes, "gpus": config.job.gpus, **known})
     else:
         say(*_lines(found, config, arguments.gpu or "GPU"))
+        say(*(_spare_lines(spares, config.job.max_nodes) if spares else ()))
     return 0 if found["fits"] else _DOES_NOT_FIT
 
 
@@ -79,6 +99,25 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
     if not found["fits"]:
         yield "estimate again with one of:"
         yield from (f"  {line}" for line in found["advice"])
+
+
+def _spares(config: Config, arguments: argparse.Namespace) -> SpareNodes | None:
+    """Return the spare nodes of a job with a fixed number of nodes; None for one node or a range."""
+    job, rate = config.job, arguments.failure_rate
+    found = spare_nodes(
+        job.max_nodes, failures=rate, start_up=arguments.start_up, spares=job.spares
+    )
+    return None if job.elastic or job.max_nodes == 1 else found
+
+
+def _spare_lines(found: SpareNodes, nodes: int) -> Iterator[str]:
+    named = f"{found.spares} spare {'node' if found.spares == 1 else 'nodes'} for {nodes}"
+    yield f"{named}: {found.share:.1%} of the node hours, {found.failures:.2g} failures in 24 h"
+    pays = f"of {short_duration(found.queue)} or more" if found.queue else "of any length"
+    yield (
+        f"a failure costs {short_duration(found.replacement)} with a spare node, without one "
+        f"{short_duration(found.requeue)} and the queue: spares pay with a queue {pays}"
+    )
 
 
 def _row(label: str, size: int) -> str:
