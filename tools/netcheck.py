@@ -2,7 +2,6 @@
 """Check the network between the nodes of a job: `hpcrun netcheck`.
 
 salloc --nodes 8 tools/netcheck.py
-tools/netcheck.py --nodes 8 --png rates.png
 tools/netcheck.py --local 4
 """
 

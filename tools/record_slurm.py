@@ -17,14 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from recordlib import endings, environments, memory, nodes, qos, refusals, states, usage  # noqa: E402
+from recordlib import endings, environments, memory, nodes, qos, refusals, states  # noqa: E402
 from recordlib.site import Site  # noqa: E402
 
 from tests.on_slurm import cluster  # noqa: E402
 
 PARTS = {
     part.__name__.rpartition(".")[2]: part
-    for part in (environments, states, endings, usage, nodes, refusals, qos, memory)
+    for part in (environments, states, endings, nodes, refusals, qos, memory)
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcrun.diagnose.catalog import RETRY_WORDS, KnownMessage, Retry, match, may_match, phrases
-from hpcrun.diagnose.flight_recorder import Positions
+from hpcrun.diagnose.collectives import Positions
 from hpcrun.diagnose.read_log import LogLine
 
 Confidence = Literal["high", "medium", "low"]

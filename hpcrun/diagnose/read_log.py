@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcrun.diagnose.flight_recorder import is_default, member_of
+from hpcrun.diagnose.collectives import is_default, member_of
 from hpcrun.run.endings import last_words
 from hpcrun.run.files import end_of
 from hpcrun.slurm import unix_time

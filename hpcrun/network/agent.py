@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -28,16 +27,11 @@ class Agent:
         self._links, self._ranks = Links(name), NodeRanks()
         self._orders: dict[str, Callable[..., Any]] = {
             **{name: partial(self._probe, name) for name in probes()},
-            "clock": time.time,
             "write": partial(write, name=name),
             "read": read,
-            "inspect": _inspect,
             "listen": self._links.listen,
             "peers": self._links.meet,
             "names": self._links.names,
-            "interfaces": self._links.interfaces,
-            "hold": self._links.hold,
-            "reach": self._links.reach,
             "round": self._links.exchange,
             "prepare": self._ranks.prepare,
             "all-reduce": self._all_reduce,
@@ -63,7 +57,6 @@ class Agent:
     def close(self) -> None:
         """End the child processes."""
         self._ranks.close()
-        self._links.close()
 
     def _say(self, number: int, **facts: Any) -> None:
         line = {"node": self.name, "number": number, **facts}
@@ -77,13 +70,6 @@ class Agent:
         group = next(one for one in groups if self.name in one["members"])
         rank, count = group["members"][self.name]
         return self._ranks.run({**group, "members": {}}, rank, count)
-
-
-def _inspect(peers: list[str]) -> dict[str, Any]:
-    # The checks start faster without these imports.
-    from hpcrun.network.nccl.machine import inspect_node
-
-    return inspect_node(os.environ, peers).as_record()
 
 
 def main() -> None:

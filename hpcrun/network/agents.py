@@ -114,13 +114,12 @@ class Nodes:
     """The nodes of a check. A node that does not answer is silent, and skipped from then on.
 
     ``live``: the nodes that answer. ``silent``: the others, each with the reason. ``ended``: the tasks of all
-    nodes ended before the check did. ``arrived``: the time of each node's last answer (time.monotonic).
+    nodes ended before the check did.
     """
 
     def __init__(self, processes: Processes, names: Sequence[str]) -> None:
         self.live = list(names)
         self.silent: dict[str, str] = {}
-        self.arrived: dict[str, float] = {}
         self.ended = False
         self._processes, self._number = processes, 0
 
@@ -191,7 +190,6 @@ class Nodes:
             if "part" in answer:
                 parts.setdefault(name, []).append(answer["part"])
                 continue
-            self.arrived[name] = time.monotonic()
             found[name] = answer.get("value", parts.get(name, []))
             waiting.discard(name)
         return found

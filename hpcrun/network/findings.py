@@ -2,14 +2,13 @@
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcrun.network.measurements import (
     Collective,
     NameCheck,
     NetworkMeasurements,
-    PortCheck,
     Transfer,
     direction_rates,
     in_the_rounds,
@@ -29,11 +28,6 @@ THRESHOLD = 0.5
 _LOSSY = 0.08
 # Good nodes of the dev cluster resend up to 0.1 %; nodes that drop 2 % and 5 % resend as much.
 _RESENT, _TIMES_THE_USUAL = 0.01, 5
-_CLOSED = ("refuses", "unreachable")
-_OPEN_PORTS = (
-    "open them between the nodes (iptables, nftables), or set MASTER_PORT for rank 0 and "
-    "net.ipv4.ip_local_port_range for NCCL and gloo to ports that are open"
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,6 @@ def findings(measured: NetworkMeasurements, threshold: float = THRESHOLD) -> lis
         ]
         found += fresh
         known.update(node for one in fresh if len(one.nodes) == 1 for node in one.nodes)
-    found = _with_ports(found, measured.ports)
     if measured.collective is not None:
         found += _of_collective(measured.collective)
     return sorted(found, key=lambda one: len(one.nodes))
@@ -174,7 +167,7 @@ def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
         remedy = (
             "look for a firewall (iptables, nftables) that closes the ephemeral ports of the nodes"
         )
-        return [_fault(_CLOSED[not refused], words, remedy)]
+        return [_fault("refuses" if refused else "unreachable", words, remedy)]
     found = []
     for node, seen in inbound.items():
         failed = [one for one in seen if one.rate is None]
@@ -258,78 +251,3 @@ def _of_collective(seen: Collective) -> list[Finding]:
         return [_fault("collective", words, remedy, node) for node in seen.isolated]
     words = f"{what} over {len(seen.nodes)} nodes fails: {seen.problem}"
     return [_fault("collective", words, remedy)]
-
-
-def _with_ports(found: Sequence[Finding], checks: Sequence[PortCheck]) -> list[Finding]:
-    """Add the findings about ports. A closed range explains refused connections better than a bad node."""
-    bad = [frozenset(one.nodes) for one in found if one.check not in _CLOSED]
-    faults = _of_ports(checks, bad)
-    explained = [one.nodes for one, partial in faults if partial]
-    left = [one for one in found if one.check not in _CLOSED or one.nodes not in explained]
-    known = {node for one in left if len(one.nodes) == 1 for node in one.nodes}
-    if not all(one.nodes for one in left):
-        return left
-    return [*left, *(one for one, _ in faults if not known.intersection(one.nodes))]
-
-
-def _of_ports(
-    checks: Iterable[PortCheck], bad: Collection[frozenset[str]]
-) -> list[tuple[Finding, bool]]:
-    """Return the findings about nodes that close ports, and for each if other ports are open.
-
-    If most nodes do not reach the ports of a node, this node is at fault, otherwise the connecting node. If
-    every node is at fault, the network is at fault.
-
-    Args:
-        checks: the connections of the nodes.
-        bad: nodes and links with a finding. Lost packets there look like closed ports.
-    """
-    counted = [one for one in checks if not any(known <= {one.node, one.target} for known in bad)]
-    by_target, by_node = defaultdict(list), defaultdict(list)
-    for check in counted:
-        by_target[check.target].append(check)
-    closed = {
-        target: [one for one in seen if one.failed]
-        for target, seen in by_target.items()
-        if sum(bool(one.failed) for one in seen) * 2 > len(seen)
-    }
-    for check in counted:
-        if check.failed and check.target not in closed:
-            by_node[check.node].append(check)
-    faults: list[tuple[tuple[str, ...], str, Sequence[PortCheck]]] = [
-        ((target,), _closing(seen), seen) for target, seen in closed.items()
-    ]
-    for node, seen in by_node.items():
-        targets = ", ".join(check.target for check in seen)
-        faults.append(((node,), f"cannot connect to {listed(seen)} of {targets}", seen))
-    if len(closed) > 1 and len(closed) == len(by_target):
-        every = [one for seen in closed.values() for one in seen]
-        faults = [((), _closing(every), every)]
-    return [
-        (
-            Finding("ports", nodes, "fail", words, _OPEN_PORTS),
-            any(len(one.failed) < len(one.tried) for one in seen),
-        )
-        for nodes, words, seen in faults
-    ]
-
-
-def _closing(seen: Sequence[PortCheck]) -> str:
-    refused = sum(len(check.refused) for check in seen)
-    verb = "refuses" if refused * 2 > sum(len(check.failed) for check in seen) else "drops"
-    return f"{verb} connections of other nodes to {listed(seen)}"
-
-
-def listed(seen: Sequence[PortCheck]) -> str:
-    """Return the failed ports as ranges: a range has no port between its ends that was tried and is open."""
-    tried = sorted({port for check in seen for port in check.tried})
-    failed = {port for check in seen for port in check.failed}
-    ranges: list[list[int]] = []
-    before = False
-    for port in tried:
-        if port in failed:
-            ranges = ranges if before else [*ranges, [port]]
-            ranges[-1][1:] = [port] if port > ranges[-1][0] else []
-        before = port in failed
-    parts = ", ".join(" to ".join(map(str, ends)) for ends in ranges)
-    return f"port{'s' if len(failed) > 1 else ''} {parts} ({len(failed)} of {len(tried)} tried)"

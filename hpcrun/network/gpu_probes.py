@@ -1,11 +1,8 @@
-"""The probes of a node's GPUs: numbers from NVML, errors (Xid) from the kernel's log, a matrix product."""
+"""The probes of a node's GPUs: numbers from NVML, and a matrix product."""
 
 import functools
 import os
-import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from hpcrun.devices.devices import visible_gpus
@@ -24,24 +21,8 @@ from hpcrun.network.torch_child import TorchChild
 # Seconds: all nodes may import torch at the same time from one slow file system; then come the products.
 _IMPORT, _PRODUCTS = 300.0, 120.0
 _REPORT = "report the node; its administrator resets or replaces the GPU"
-_XID = re.compile(
-    r"^(?:<\d+>)?\[\s*(?P<time>\d+\.\d+)\].*NVRM: Xid \(PCI:(?P<bus>[\w:.]+)\): (?P<number>\d+)"
-)
 # NVML's clocks-event reasons (nvml.h, nvmlClocksEventReason*).
 _HARDWARE_SLOWDOWN, _SOFTWARE_THERMAL, _HARDWARE_THERMAL, _POWER_BRAKE = 0x08, 0x20, 0x40, 0x80
-# NVIDIA's "XID Errors": the GPU, its memory or its link has failed.
-_BROKEN = {
-    48: "double-bit ECC error",
-    64: "failure to remap a damaged row of memory",
-    74: "NVLink error",
-    79: "the GPU has fallen off the bus",
-    95: "uncontained ECC error",
-    119: "time-out of the GPU's system processor",
-    120: "error of the GPU's system processor",
-}
-# Usually caused by the program, or by its end.
-_OF_PROGRAMS = frozenset({13, 31, 43, 45})
-_RECENT = 24 * 3600.0
 
 
 @functools.cache
@@ -84,12 +65,10 @@ def _device(nvml: Any, index: int) -> dict[str, Any]:
             return None
 
     remapped = value("nvmlDeviceGetRemappedRows")
-    bus = value("nvmlDeviceGetPciInfo")
     uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     return {
         "index": index,
         "uuid": _text(value("nvmlDeviceGetUUID") or ""),
-        "bus": _text(bus.busId) if bus else "",
         "uncorrected": value("nvmlDeviceGetTotalEccErrors", *uncorrected),
         "remap_pending": bool(remapped and remapped[2]),
         "remap_failed": bool(remapped and remapped[3]),
@@ -217,54 +196,6 @@ def pcie(device: Mapping[str, Any]) -> tuple[Status, str, str]:
         remedy = "report the node; the GPU or its riser has a bad contact"
         return status, f"{width} of {full} PCIe lanes", remedy
     return "pass", f"x{width}", ""
-
-
-@probe("xid", hardware=True)
-def xid(needs: Needs) -> Records:
-    """Check the errors of this job's GPUs in the kernel's log. At many sites, users may not read this log."""
-    buses = {_bus(device["bus"]): device["index"] for device in _devices(needs)}
-    if not buses:
-        yield from _without_nvml(needs)
-        return
-    try:
-        done = subprocess.run(
-            ["dmesg", "--raw"], capture_output=True, text=True, errors="replace", timeout=5, check=True
-        )  # fmt: skip
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        words = " ".join(getattr(error, "stderr", "").split()) or str(error)
-        yield Answer("unknown", f"the kernel's log cannot be read: {words[:120]}")
-        return
-    yield from xid_errors(done.stdout, uptime, buses)
-
-
-def xid_errors(log: str, uptime: float, buses: Mapping[str, int]) -> Records:
-    """Judge the Xid errors of a kernel log.
-
-    Args:
-        log: the output of ``dmesg --raw``, with times in seconds since the start of the machine.
-        uptime: seconds since that start.
-        buses: the index of each GPU by its place on the PCI bus, such as ``3b:00``.
-    """
-    bad = False
-    for match in filter(None, map(_XID.match, log.splitlines())):
-        number, age = int(match["number"]), uptime - float(match["time"])
-        index = buses.get(_bus(match["bus"]))
-        if index is None or age > _RECENT or number in _OF_PROGRAMS:
-            continue
-        bad = True
-        words = f"GPU {index}: Xid {number} {age / 3600:.1f} h ago"
-        if number in _BROKEN:
-            yield Answer("fail", f"{words}: {_BROKEN[number]}", _REPORT)
-        else:
-            yield Answer("warn", words, "look up the number in NVIDIA's Xid list")
-    if not bad:
-        yield Answer("pass", "none in 24 hours")
-
-
-def _bus(text: str) -> str:
-    """Return a PCI address without domain and function, which the driver and NVML write differently."""
-    return ":".join(text.lower().split(".")[0].split(":")[-2:])
 
 
 @probe("gemm", seconds=_IMPORT + _PRODUCTS + 5, hardware=True)

@@ -1,7 +1,6 @@
-"""The network of a node: the identity of the other nodes, round trips, ports and throughput over TCP.
+"""The network of a node: the identity of the other nodes, round trips and throughput over TCP.
 
-Rank 0 listens on MASTER_PORT, or on a port below the kernel's ephemeral range. NCCL and gloo listen on
-ephemeral ports. A firewall often closes the ports of one kind only.
+Nodes listen on ephemeral ports, as NCCL and gloo do.
 """
 
 import contextlib
@@ -13,25 +12,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
 from typing import Any
 
-from hpcrun.ranks.addresses import FIRST_PORT, AnswerServer, Listener, ephemeral_range, reached
-from hpcrun.ranks.addresses import wanted_ports as ports_of_rank_0
 from hpcrun.ranks.interfaces import own_interfaces
 
 CONNECT = 8.0
 """Seconds for a connection: three consecutive lost segments take seven."""
-PORT_CONNECT, PORT_TRIES = 3.5, 2
-"""Seconds for a connection to a port: a lost segment is sent again after one second, and after three."""
 _ANSWER = 5.0
-_AT_ONCE, _NAMES_AT_ONCE, _NAMES_IN_A_LINE = 64, 16, 8
+_NAMES_AT_ONCE, _NAMES_IN_A_LINE = 16, 8
 _CHUNK = 1 << 20
 _LINE = 4096
 _PINGS = 11
 # struct tcp_info of Linux: total_retrans, and segs_out since Linux 4.2.
 _RESENT, _SENT = 100, 136
-_OF_RANK_0, _EPHEMERAL = 12, 12
 
 
 class Links:
@@ -46,19 +39,15 @@ class Links:
         self._arrived = threading.Condition()
         self._peers: dict[str, Mapping[str, Any]] = {}
         self._token = ""
-        self._door: AnswerServer | None = None
-        self._held: list[socket.socket] = []
 
     def listen(self) -> dict[str, Any]:
-        """Start to listen; return the port, the own addresses, and the listener for the interfaces."""
+        """Start to listen; return the port and the own addresses."""
         server = listener()
-        self._start_to_accept(server)
-        self._door = AnswerServer(own_interfaces())
-        found = [one for addresses in self._door.interfaces.values() for one in addresses]
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+        found = [one for addresses in own_interfaces().values() for one in addresses]
         # IPv4 first, because host files mostly contain IPv4 addresses.
         addresses = sorted(found, key=lambda one: ":" in one)[:16]
-        door = asdict(self._door.door)
-        return {"port": server.getsockname()[1], "addresses": addresses, "door": door}
+        return {"port": server.getsockname()[1], "addresses": addresses}
 
     def meet(self, peers: Sequence[Mapping[str, Any]], token: str) -> None:
         """Remember the other nodes. A node answers only connections with the ``token``."""
@@ -71,40 +60,6 @@ class Links:
             checks = list(pool.map(self._check_name, self._peers.values()))
         for first in range(0, len(checks), _NAMES_IN_A_LINE):
             yield checks[first : first + _NAMES_IN_A_LINE]
-
-    def interfaces(self, doors: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Return the interfaces from which all other nodes answer, as ``job.interface: auto`` finds them."""
-        assert self._door is not None
-        others = [Listener(**door) for name, door in doors.items() if name != self.name]
-        return reached(self._door.interfaces, others)
-
-    def hold(self, ports: Sequence[int]) -> list[int]:
-        """Listen on the free ports among ``ports`` and return them; close the earlier listeners."""
-        for server in self._held:
-            # A close does not wake the thread that accepts, and the port would stay open.
-            with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)
-            server.close()
-        self._held = []
-        for port in ports:
-            with contextlib.suppress(OSError):
-                self._held.append(listener(port))
-        for server in self._held:
-            self._start_to_accept(server)
-        return [server.getsockname()[1] for server in self._held]
-
-    def reach(
-        self, held: Mapping[str, Sequence[int]], targets: Mapping[str, Sequence[str]]
-    ) -> Iterator[dict[str, Any]]:
-        """Try the ports that this node's targets hold; yield the ports that fail, by problem."""
-        for target in targets[self.name]:
-            found: dict[str, Any] = {"target": target, "refused": [], "unreachable": []}
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                tried = pool.map(lambda port, to=target: self._problem(to, port), held[target])
-                for port, problem in zip(held[target], tried, strict=True):
-                    if problem is not None:
-                        found[problem].append(port)
-            yield found
 
     def exchange(
         self, number: int, pairs: Sequence[Sequence[str]], seconds: float, streams: int
@@ -123,14 +78,6 @@ class Links:
             "refused": any(one.get("refused") for one in sent),
             "lost": max(shares, default=None),
         }
-
-    def close(self) -> None:
-        """Stop answering."""
-        if self._door is not None:
-            self._door.close()
-
-    def _start_to_accept(self, server: socket.socket) -> None:
-        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
 
     def _accept(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -174,20 +121,6 @@ class Links:
         except (OSError, ValueError):
             return found | {"problem": "unreachable" if known else "wrong"}
 
-    def _problem(self, target: str, port: int) -> str | None:
-        address = self._peers[target]["address"]
-        for _ in range(PORT_TRIES):
-            try:
-                with self._connect(address, port, {"kind": "ping"}, PORT_CONNECT) as link:
-                    if read_line(link, PORT_CONNECT).get("node") == target:
-                        return None
-            except ConnectionRefusedError:
-                return "refused"
-            except (OSError, ValueError):
-                # Lost segments can look like a firewall, hence the second try.
-                continue
-        return "unreachable"
-
     def _connect(
         self, address: str, port: int, header: Mapping[str, Any], timeout: float
     ) -> socket.socket:
@@ -221,35 +154,14 @@ class Links:
         return None if rates is None else sum(rates)
 
 
-def listener(port: int = 0) -> socket.socket:
-    """Return a socket that listens on all interfaces, with IPv6 if available; 0: any free port.
-
-    Raises:
-        OSError: the port is taken.
-    """
+def listener() -> socket.socket:
+    """Return a socket that listens on a free port of all interfaces, with IPv6 if available."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256
             )
-    return socket.create_server(("", port), backlog=256)
-
-
-def tried_ports(environ: Mapping[str, str], key: str) -> list[int]:
-    """Return the ports to try, in order: MASTER_PORT if it is set, and a sample of both ranges.
-
-    The sample has the first and the last port of each range, so that a closed range is seen whole.
-
-    Args:
-        environ: the environment of the check.
-        key: any text; another key gives another sample of rank 0's range.
-    """
-    low, high = ephemeral_range()
-    step = max(1, (high - low) // (_EPHEMERAL - 1))
-    ephemeral = [*list(range(low, high, step))[: _EPHEMERAL - 1], high]
-    edges = [FIRST_PORT, low - 1] if low > FIRST_PORT else []
-    of_rank_0 = ports_of_rank_0(environ, key)[:_OF_RANK_0]
-    return sorted(port for port in {*of_rank_0, *edges, *ephemeral} if 0 < port < 1 << 16)
+    return socket.create_server(("", 0), backlog=256)
 
 
 def read_line(link: socket.socket, timeout: float) -> dict[str, Any]:

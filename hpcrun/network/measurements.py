@@ -30,25 +30,6 @@ class NameCheck:
 
 
 @dataclass(frozen=True)
-class PortCheck:
-    """One node's connections to the ports on which another node, ``target``, listened for the check.
-
-    ``tried``: all of these ports, in order. ``refused``, ``unreachable``: those that failed.
-    """
-
-    node: str
-    target: str
-    tried: tuple[int, ...]
-    refused: tuple[int, ...] = ()
-    unreachable: tuple[int, ...] = ()
-
-    @property
-    def failed(self) -> tuple[int, ...]:
-        """Return all ports that failed, in order."""
-        return tuple(sorted(self.refused + self.unreachable))
-
-
-@dataclass(frozen=True)
 class Transfer:
     """Data from one node to another in one round. ``rate`` in bit/s; None without a connection.
 
@@ -98,7 +79,7 @@ class NetworkMeasurements:
     """All measurements of a check.
 
     ``silent``: nodes that did not answer, and why. ``ended``: all tasks ended before the check did.
-    ``probed``: the findings of the probes. ``interface``: the interface on which all other nodes connect.
+    ``probed``: the findings of the probes.
     """
 
     nodes: list[str]
@@ -106,8 +87,6 @@ class NetworkMeasurements:
     ended: bool = False
     names: list[NameCheck] = field(default_factory=list)
     probed: list[Finding] = field(default_factory=list)
-    interface: str | None = None
-    ports: list[PortCheck] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     collective: Collective | None = None
     seconds: float = 0.0

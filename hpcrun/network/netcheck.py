@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcrun.network import links
 from hpcrun.network.agents import Nodes
 from hpcrun.network.findings import THRESHOLD, Suspects, excluded, findings, suspects
 from hpcrun.network.links import CONNECT
@@ -16,14 +15,12 @@ from hpcrun.network.measurements import (
     NameCheck,
     NetworkMeasurements,
     Pair,
-    PortCheck,
     Transfer,
     all_pairs,
     rounds_for,
 )
 from hpcrun.network.probes import Needs, findings_of, probes, record_from
 from hpcrun.network.torch_child import IMPORT
-from hpcrun.ranks import addresses as reachable
 
 _GRACE, _READY = 10.0, 30.0
 _PARTNERS, _MOST_AGAIN = 3, 24
@@ -35,14 +32,12 @@ _CONNECTING = 0.05
 class Options:
     """Options of the measurement. ``seconds``: of each round.
 
-    ``ports``: those that a run uses between its nodes; an empty tuple: try none. ``all_reduce``: seconds
-    after which an all-reduce over all nodes counts as hanging; 0: no all-reduce. ``patience``: seconds for
-    the nodes to start.
+    ``all_reduce``: seconds after which an all-reduce over all nodes counts as hanging; 0: no all-reduce.
+    ``patience``: seconds for the nodes to start.
     """
 
     seconds: float = 3.0
     streams: int = 4
-    ports: tuple[int, ...] = ()
     all_reduce: float = 0.0
     patience: float = 120.0
     threshold: float = THRESHOLD
@@ -71,8 +66,6 @@ class Check:
             self._listening = self._nodes.ask("listen", _READY)
             self._check_names()
             self._run_probes()
-            self._check_interfaces()
-            self._check_ports()
             rounds = rounds_for(self._nodes.live)
             begun = time.monotonic()
             for number, pairs in enumerate(rounds):
@@ -128,32 +121,6 @@ class Check:
                     }
                 )
 
-    def _check_interfaces(self) -> None:
-        """Let each node try its interfaces, and choose as ``job.interface: auto`` does."""
-        self._progress(0, 1, "interfaces")
-        doors = {name: self._listening[name]["door"] for name in self._nodes.live}
-        counts = [sum(map(len, door["interfaces"].values())) for door in doors.values()]
-        # Two waits per try, for the connection and for the answer; the peers are tried in two groups.
-        seconds = max(counts, default=0) * 4 * reachable.TRIES * reachable.PATIENCE + _GRACE
-        found = self._nodes.ask("interfaces", seconds, doors=doors)
-        self.measured.interface = reachable.agreed(list(found.values()), reachable.link_speeds())
-
-    def _check_ports(self) -> None:
-        """Let each node listen on the ports of a run, and others connect to them."""
-        if not self._options.ports:
-            return
-        self._progress(0, 1, "ports")
-        held = self._nodes.ask("hold", _READY, ports=self._options.ports)
-        targets = {name: targets_of(name, list(held)) for name in held}
-        # Two waits per try, for the connection and for the answer; three nodes are tried.
-        seconds = 3 * 2 * links.PORT_TRIES * links.PORT_CONNECT + _GRACE
-        found = self._nodes.ask("reach", seconds, list(held), held=held, targets=targets)
-        for name, checks in found.items():
-            for one in checks:
-                target, problems = one["target"], (tuple(one["refused"]), tuple(one["unreachable"]))
-                self.measured.ports.append(PortCheck(name, target, tuple(held[target]), *problems))
-        self._nodes.ask("hold", _READY, ports=[])
-
     def _round(self, pairs: Sequence[Pair], again_for: tuple[str, ...] = ()) -> None:
         """Run one round, all pairs at the same time."""
         live = set(self._nodes.live)
@@ -198,13 +165,6 @@ class Check:
             return
         self._progress(0, 1, "all-reduce")
         self.measured.collective = AllReduce(self._nodes, self._addresses, self._options).run(well)
-
-
-def targets_of(own: str, names: Sequence[str]) -> list[str]:
-    """Return the nodes for node ``own`` to try the ports of: the first node, and the next two in a ring."""
-    place = names.index(own)
-    ring = [names[(place + step) % len(names)] for step in (1, 2)]
-    return [one for one in dict.fromkeys([names[0], *ring]) if one != own]
 
 
 def _to_repeat(found: Suspects, live: Sequence[str]) -> list[tuple[tuple[str, ...], Pair]]:

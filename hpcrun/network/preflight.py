@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcrun.network.agents import LOST, Begin, Nodes, on_slurm, start
+from hpcrun.network.agents import Begin, Nodes, on_slurm, start
 from hpcrun.network.agents import here as agents_here
 from hpcrun.network.probes import (
     RUN_DIRECTORY,
@@ -19,7 +18,6 @@ from hpcrun.network.probes import (
     Finding,
     Needs,
     Record,
-    Status,
     findings_of,
     probes,
     record_from,
@@ -27,30 +25,20 @@ from hpcrun.network.probes import (
 from hpcrun.network.probes import lines as finding_lines
 from hpcrun.slurm.containers import Container
 
-_START, _WRITE, _READ = 60.0, 30.0, 60.0
-# Factor of all limits for nodes that did not answer the first time.
-_SECOND = 2.0
-_CLOCK_READINGS = 5
-_CLOCK_PATIENCE = 2.0
-# Seconds. The first failure of a run is found by the times that its ranks write.
-_APART, _FAR_APART = 0.5, 60.0
+# Seconds. A slow file system delays the start of an agent on a good node.
+_START, _WRITE, _READ = 120.0, 60.0, 120.0
 
 
 @dataclass
 class PreflightFacts:
     """What the probes found.
 
-    ``found``: for each node. ``silent``: nodes without an answer, each with the reason. ``late``: nodes that
-    answered only the second time, each with the reason of the first failure. ``offsets``: seconds by which a
-    node's clock is ahead of this process's, with the uncertainty.
+    ``found``: for each node. ``silent``: nodes without an answer, each with the reason.
     """
 
     nodes: list[str]
-    needs: Needs = field(default_factory=Needs)
     found: dict[str, list[tuple[str, Record]]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
-    late: dict[str, str] = field(default_factory=dict)
-    offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
 
     def tell(self, node: str, check: str, record: Record) -> None:
@@ -73,59 +61,30 @@ def check_nodes(
         python: ``job.python``.
         container: of the ranks.
     """
-    return check_twice(on_slurm(python, container, environ), needs.hosts, needs, folder)
+    return measure(on_slurm(python, container, environ), needs.hosts, needs, folder)
 
 
 def check_here(count: int, needs: Needs, *, folder: Path | None) -> PreflightFacts:
     """Check this machine with ``count`` processes instead of nodes."""
     names = [f"local{index}" for index in range(count)]
-    return check_twice(agents_here, names, needs, folder)
+    return measure(agents_here, names, needs, folder)
 
 
-def check_twice(
+def measure(
     begin: Begin, names: Sequence[str], needs: Needs, folder: Path | None
 ) -> PreflightFacts:
-    """Check nodes; check nodes that do not answer in time a second time.
-
-    A slow file system delays the start of an agent on a good node. A node is unfit if it does not answer
-    twice, or if srun reports that no task can start there.
-    """
-    measured = _measure(begin, names, needs, folder, 1.0)
-    late = [name for name, why in measured.silent.items() if why != LOST]
-    if not late:
-        return measured
-    again = _measure(begin, late, needs, folder, _SECOND)
-    for name in late:
-        first = measured.silent.pop(name)
-        if name in again.silent:
-            alone = len(again.silent) == len(names)
-            why = again.silent[name]
-            measured.silent[name] = why if alone else f"{why}; before: {first}"
-        else:
-            measured.late[name] = first
-        # Replace the answers that the node gave before it stopped answering.
-        measured.found[name] = again.found.get(name, [])
-    measured.offsets.update(again.offsets)
-    measured.seconds = round(measured.seconds + again.seconds, 2)
-    return measured
-
-
-def _measure(
-    begin: Begin, names: Sequence[str], needs: Needs, folder: Path | None, slack: float
-) -> PreflightFacts:
-    """Run all probes; ``slack``: a factor for all limits."""
+    """Run all probes on the nodes that ``begin`` starts agents on."""
     began = time.monotonic()
-    measured = PreflightFacts(list(names), needs)
-    nodes = start(begin, names, slack * _START)
+    measured = PreflightFacts(list(names))
+    nodes = start(begin, names, _START)
     try:
-        measured.offsets = _clock_offsets(nodes)
         for one in probes().values():
-            reported = nodes.ask(one.name, slack * one.seconds, needs=asdict(needs))
+            reported = nodes.ask(one.name, one.seconds, needs=asdict(needs))
             for node, records in reported.items():
                 for record in records:
                     measured.tell(node, one.name, record_from(record))
         if folder is not None:
-            _share(nodes, measured, folder, slack)
+            _share(nodes, measured, folder)
     finally:
         nodes.close()
     for name in names:
@@ -138,19 +97,7 @@ def _measure(
     return measured
 
 
-def _clock_offsets(nodes: Nodes) -> dict[str, tuple[float, float]]:
-    """Read each clock several times; the reading with the shortest round trip counts (RFC 5905)."""
-    best: dict[str, tuple[float, float]] = {}
-    for _ in range(_CLOCK_READINGS):
-        began, started = time.time(), time.monotonic()
-        for name, read in nodes.ask("clock", _CLOCK_PATIENCE, lose=False).items():
-            half = (nodes.arrived[name] - started) / 2
-            if name not in best or half < best[name][1]:
-                best[name] = (round(read - began - half, 6), round(half, 6))
-    return best
-
-
-def _share(nodes: Nodes, measured: PreflightFacts, folder: Path, slack: float) -> None:
+def _share(nodes: Nodes, measured: PreflightFacts, folder: Path) -> None:
     """Have every node write a file, and then read the files of all."""
     mount = "check the mount, the owner and the quota of the folder on this node"
     try:
@@ -161,9 +108,9 @@ def _share(nodes: Nodes, measured: PreflightFacts, folder: Path, slack: float) -
             measured.tell(name, RUN_DIRECTORY, Answer("fail", words, mount))
         return
     try:
-        written = nodes.ask("write", slack * _WRITE, folder=str(place))
+        written = nodes.ask("write", _WRITE, folder=str(place))
         names = [name for name, reported in written.items() if "seconds" in reported]
-        unseen = nodes.ask("read", slack * _READ, folder=str(place), names=names)
+        unseen = nodes.ask("read", _READ, folder=str(place), names=names)
     finally:
         with contextlib.suppress(OSError):
             for path in place.iterdir():
@@ -187,7 +134,7 @@ def _share(nodes: Nodes, measured: PreflightFacts, folder: Path, slack: float) -
 
 def results(measured: PreflightFacts) -> list[Finding]:
     """Return the findings of all checks, also of those that pass."""
-    return [*_starts(measured), *findings_of(_answered(measured)), *_clocks(measured)]
+    return [*_starts(measured), *findings_of(_answered(measured))]
 
 
 def _answered(measured: PreflightFacts) -> dict[str, list[tuple[str, Record]]]:
@@ -202,29 +149,9 @@ def _starts(measured: PreflightFacts) -> list[Finding]:
         if node in measured.silent:
             remedy = "exclude the node; `scontrol show node` shows what Slurm knows about it"
             found.append(Finding("starts", (node,), "fail", measured.silent[node], remedy))
-        elif node in measured.late:
-            words = f"answered only the second time: {measured.late[node]}"
-            remedy = "check the file system with the interpreter and the packages"
-            found.append(Finding("starts", (node,), "warn", words, remedy))
         else:
             found.append(Finding("starts", (node,), "pass", "answers"))
     return found
-
-
-def _clocks(measured: PreflightFacts) -> list[Finding]:
-    if not measured.needs.hosts or len(measured.offsets) < 2:
-        return []
-    usual = statistics.median(offset for offset, _ in measured.offsets.values())
-    found: list[Finding] = []
-    for node, (offset, uncertain) in measured.offsets.items():
-        apart = abs(offset - usual)
-        if apart - uncertain > _APART:
-            status: Status = "fail" if apart - uncertain > _FAR_APART else "warn"
-            words = f"the clock is {apart:.1f} s {'ahead' if offset > usual else 'behind'}"
-            remedy = "the administrator starts chronyd or ntpd"
-            found.append(Finding("clock", (node,), status, words, remedy))
-    widest = max(abs(offset - usual) for offset, _ in measured.offsets.values())
-    return found or [Finding("clock", (), "pass", f"within {widest * 1000:.0f} ms")]
 
 
 def failures(found: Sequence[Finding]) -> list[Finding]:
@@ -285,6 +212,5 @@ def as_data(measured: PreflightFacts, found: Sequence[Finding]) -> dict[str, Any
             node: [asdict(record) | {"check": check} for check, record in reported]
             for node, reported in measured.found.items()
         },
-        "clock_offsets": {node: list(pair) for node, pair in measured.offsets.items()},
         "seconds": measured.seconds,
     }

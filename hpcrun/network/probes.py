@@ -5,7 +5,6 @@ below, those of its GPUs in `gpu_probes`.
 """
 
 import contextlib
-import hashlib
 import importlib
 import os
 import platform
@@ -99,7 +98,7 @@ class Probe:
 
     name: str
     function: Callable[[Needs], Records]
-    seconds: float = 60.0
+    seconds: float = 120.0
     hardware: bool = False
     netcheck: bool = False
 
@@ -326,21 +325,6 @@ def library_versions(found: dict[str, str | None]) -> Records:
     for name, version in found.items():
         if version is not None:
             yield Same(name, str(version), _ONE_ENVIRONMENT, check="versions")
-
-
-@probe("config")
-def config(needs: Needs) -> Records:
-    """Report the SHA-256 of the run's config as this node reads it."""
-    if needs.run is None:
-        return
-    try:
-        text = (Path(needs.run) / "config.yaml").read_bytes()
-    except OSError as error:
-        remedy = "check the mount of the run directory on this node"
-        yield Answer("fail", f"cannot be read: {error.strerror}", remedy)
-        return
-    remedy = "put the run on a file system that all nodes share"
-    yield Same("hash", hashlib.sha256(text).hexdigest()[:12], remedy)
 
 
 @probe("mtu", netcheck=True)

@@ -1,11 +1,9 @@
-"""The report of a network check: JSON, lines, and a table and a picture of the rates."""
+"""The report of a network check: JSON, lines, and a table of the rates."""
 
 import statistics
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcrun.errors import NetworkError
 from hpcrun.network.findings import excluded, rate_text
 from hpcrun.network.measurements import (
     MIB,
@@ -42,8 +40,6 @@ def as_data(measured: NetworkMeasurements, found: Sequence[Finding]) -> dict[str
         ],
         "usual_bits_per_second": usual_rate(rates),
         "names": [vars(check) for check in measured.names],
-        "interface": measured.interface,
-        "ports": [vars(check) | {"tried": len(check.tried)} for check in measured.ports],
         "transfers": [transfer.as_record() for transfer in measured.transfers],
         "collective": measured.collective.as_record() if measured.collective else None,
         "findings": [finding.as_record() for finding in found],
@@ -97,9 +93,6 @@ def conclusion(found: Sequence[Finding]) -> list[str]:
 
 # Colors by the share of the usual rate; most people can distinguish these colors of the terminal.
 _COLORS = ((0.25, "red"), (0.5, "dark_orange"), (0.75, "yellow"), (float("inf"), "green"))
-_LARGEST_PICTURE = 14.0
-"""Inches of the picture's side."""
-_MOST_NAMES, _MOST_WITH_RATES = 64, 16
 
 
 def matrix(nodes: Sequence[str], transfers: Sequence[Transfer]) -> list[list[float | None]]:
@@ -132,59 +125,3 @@ def table(nodes: Sequence[str], transfers: Sequence[Transfer]) -> "Table":
 
 def _cell(rate: float, usual: float) -> tuple[str, str]:
     return f"{rate / 1e9:.3g}", next(color for limit, color in _COLORS if rate < limit * usual)
-
-
-def write_png(
-    path: Path, nodes: Sequence[str], transfers: Sequence[Transfer], bad: Collection[str] = ()
-) -> None:
-    """Write the matrix as a picture, the names of the nodes ``bad`` in red.
-
-    Raises:
-        NetworkError: matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise NetworkError(
-            f"{path}: a picture needs matplotlib; `pip install matplotlib`, or omit --png"
-        ) from error
-    rates = matrix(nodes, transfers)
-    size = min(_LARGEST_PICTURE, max(4.0, 0.5 * len(nodes) + 1.5))
-    figure = Figure(figsize=(size + 1.2, size), layout="constrained")
-    axes = figure.add_subplot(xlabel="to", ylabel="from", facecolor="0.92")
-    most = 1.25 * (usual_rate(node_rates(transfers)) or 1.0) / 1e9
-    values = [[float("nan") if rate is None else rate / 1e9 for rate in row] for row in rates]
-    # cividis looks the same to people who cannot distinguish red and green.
-    image = axes.imshow(values, vmin=0, vmax=most, cmap="cividis", interpolation="nearest")
-    figure.colorbar(image, label="Gbit/s", extend="max", shrink=0.8)
-    for (row, column), rate in _cells(rates) if len(nodes) <= _MOST_WITH_RATES else ():
-        color = "white" if rate / 1e9 < 0.6 * most else "black"
-        text = f"{rate / 1e9:.2g}" if rate else "x"
-        axes.text(column, row, text, color=color, ha="center", va="center", fontsize=8)
-    # For many nodes, only the bad nodes and a few others have a name.
-    every = -(-len(nodes) // _MOST_NAMES)
-    shown = [place for place, name in enumerate(nodes) if name in bad or place % every == 0]
-    names = [nodes[place] for place in shown]
-    axes.set_xticks(shown, names, rotation=90, fontsize=8)
-    axes.set_yticks(shown, names, fontsize=8)
-    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        if label.get_text() in bad:
-            label.set(color="red", fontweight="bold")
-    measured = [rate for _, rate in _cells(rates)]
-    failed = measured.count(0)
-    reported = f", {failed} without a connection (x)" if failed else ""
-    axes.set_title(f"{len(nodes)} nodes, {len(measured)} transfers{reported}", fontsize=10)
-    try:
-        figure.savefig(path, dpi=100)
-    except (OSError, ValueError) as error:
-        raise NetworkError(f"{path}: cannot be written: {error}") from error
-
-
-def _cells(rates: Sequence[Sequence[float | None]]) -> list[tuple[tuple[int, int], float]]:
-    """Return place and rate of each measured cell of the matrix."""
-    return [
-        ((row, column), rate)
-        for row, line in enumerate(rates)
-        for column, rate in enumerate(line)
-        if rate is not None
-    ]

@@ -29,7 +29,6 @@ from hpcrun.slurm.commands import (
     parse_old_version,
     run,
     sacct_command,
-    sacct_usage_command,
     scancel_command,
     scontrol_depend_command,
     scontrol_exclude_command,
@@ -45,13 +44,11 @@ from hpcrun.slurm.commands import (
     squeue_steps_command,
 )
 from hpcrun.slurm.notation import seconds, unix_time
-from hpcrun.slurm.usage import AttemptUsage, parse_sacct_usage
 
 __all__ = [
     "NOT_FOUND",
     "OLDEST",
     "TIMED_OUT",
-    "AttemptUsage",
     "Completed",
     "JobInfo",
     "JobRecord",
@@ -64,7 +61,6 @@ __all__ = [
     "parse_job_states",
     "parse_old_version",
     "parse_sacct",
-    "parse_sacct_usage",
     "parse_sbatch",
     "parse_show_job",
     "parse_sinfo",
@@ -72,7 +68,6 @@ __all__ = [
     "parse_steps",
     "run",
     "sacct_command",
-    "sacct_usage_command",
     "scancel_command",
     "scontrol_depend_command",
     "scontrol_exclude_command",

@@ -18,10 +18,6 @@ _SIGNAL = re.compile(r"[A-Z0-9]+")
 # The reason and the name come last, because users and sites choose their text. %e and %S are times.
 _SQUEUE_FORMAT = "%i|%T|%N|%e,%S|%L|%r|%j"
 _SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
-SACCT_USAGE_FIELDS = (
-    *("JobID", "State", "ElapsedRaw", "TimelimitRaw", "AllocCPUS", "TotalCPU", "NNodes"),
-    *("AllocTRES", "MaxRSS", "NTasks", "TRESUsageInTot", "Start"),
-)
 
 
 def squeue_command(job_ids: Sequence[str]) -> list[str]:
@@ -63,20 +59,6 @@ def sacct_command(job_ids: Sequence[str]) -> list[str]:
         "--allocations",
         "--duplicates",
         f"--format={_SACCT_FORMAT}",
-        f"--jobs={jobs}",
-    ]
-
-
-def sacct_usage_command(job_ids: Sequence[str]) -> list[str]:
-    """Build the query for the resources of these jobs, with all attempts and steps."""
-    jobs = ",".join(_checked(job_id) for job_id in job_ids)
-    return [
-        "sacct",
-        "--noheader",
-        "--parsable2",
-        "--noconvert",
-        "--duplicates",
-        f"--format={','.join(SACCT_USAGE_FIELDS)}",
         f"--jobs={jobs}",
     ]
 

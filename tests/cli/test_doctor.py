@@ -2,36 +2,14 @@
 
 import io
 import json
-import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.diagnose.flight_recorder import laggards, read_dumps
 
 _RECORDED = Path(__file__).parents[1] / "slurm" / "recorded"
-_RANKS = """
-import os, sys, time, datetime, pathlib
-import torch, torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
-rank = int(sys.argv[1])
-store = dist.FileStore(sys.argv[2], 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-group = dist.new_group(timeout=datetime.timedelta(seconds=3))
-dist.all_reduce(torch.ones(4), group=group)
-if rank == 0:
-    try:
-        dist.all_reduce(torch.ones(4), group=group)
-    except RuntimeError as error:
-        print(error, flush=True)
-else:
-    time.sleep(4)
-pathlib.Path(sys.argv[3], f"flight-gloo-rank-{rank}").write_bytes(c10d._dump_fr_trace())
-os._exit(0)
-"""
 
 
 def test_a_log_without_a_failure_has_exit_code_0(
@@ -110,7 +88,6 @@ def test_no_byte_of_a_log_commands_the_terminal(
         (["."], ".: contains no logs, and no such run; "),
         (["-", "job.log"], "`-` excludes other sources"),
         (["a.log", "b.log"], "no such log"),
-        (["-", "--flight-recorder", "nowhere"], "contains no dumps"),
     ],
 )
 def test_bad_input_has_one_line_and_exit_code_2(
@@ -145,48 +122,3 @@ def test_the_words_of_real_slurms_are_understood(
     log = _RECORDED / version / f"batch-{name}.txt"
     assert guarded(["doctor", str(log), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["id"] == cause
-
-
-def test_dumps_of_the_flight_recorder_name_the_late_rank(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(_RANKS)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store"), str(tmp_path)],
-            stdout=(tmp_path / f"rank-{rank}.log").open("w"),
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    assert guarded(["doctor", str(tmp_path), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["id"] == "collective-timeout"
-    told = "\n".join(found["notes"])
-    assert "1 of 2 ranks (1) had begun collective 1" in told
-
-
-def test_a_dump_that_holds_an_object_is_not_unpickled(tmp_path: Path) -> None:
-    trap = tmp_path / "sprung"
-
-    class Trap:
-        def __reduce__(self) -> object:
-            return (Path.touch, (trap,))
-
-    dump = {"version": "2.10", "pg_config": {}, "entries": [Trap()]}
-    (tmp_path / "trace-0").write_bytes(pickle.dumps(dump))
-    assert read_dumps(tmp_path) == {}
-    assert not trap.exists()
-
-
-def test_ranks_that_came_equally_far_are_no_finding(tmp_path: Path) -> None:
-    entry = {
-        "process_group": ("0", "default_pg"),
-        "collective_seq_id": 3,
-        "profiling_name": "gloo:all_reduce",
-    }
-    dump = {"version": "2.10", "pg_config": {}, "entries": [entry]}
-    for rank in range(2):
-        (tmp_path / f"trace-{rank}").write_bytes(pickle.dumps(dump))
-    assert laggards(read_dumps(tmp_path)) == []

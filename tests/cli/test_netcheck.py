@@ -45,7 +45,6 @@ def test_the_all_reduce_is_a_line_of_the_report(tmp_path: Path) -> None:
     [
         ([], "--local 4"),
         (["--local", "1"], "2 to 64"),
-        (["--nodes", "1"], "at least 2"),
         (["--seconds", "0"], "--seconds 0"),
         (["--streams", "0"], "--streams 0"),
         (["--all-reduce", "-1"], "--all-reduce -1"),
@@ -54,8 +53,3 @@ def test_the_all_reduce_is_a_line_of_the_report(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
     require_one_line(jobs.hpcrun("netcheck", *words, cwd=tmp_path), expected)
-
-
-def test_without_salloc_there_is_one_sentence(tmp_path: Path) -> None:
-    env = {"PATH": str(tmp_path)}
-    require_one_line(jobs.hpcrun("netcheck", "--nodes", "2", cwd=tmp_path, env=env), "no salloc")

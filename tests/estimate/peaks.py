@@ -3,7 +3,7 @@
 ``python -m tests.estimate.peaks FOLDER`` prints ``{case: [real bytes, estimated bytes]}``. The real peak is
 that of torch's CPU allocator, as the profiler records it: it includes memory inside kernels, which the fake
 run cannot see. With FSDP it is the memory of all living tensors: the allocator has more, presumably gloo's
-copies of what it reduces. The same holds for convolutions, whose kernels on the CPU have memory of their own.
+copies of what it reduces. The same holds for convolutions: their kernels on the CPU use more memory.
 """
 
 import contextlib

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.findings import excluded, findings, listed, rate_text, suspects
+from hpcrun.network.findings import excluded, findings, rate_text, suspects
 from hpcrun.network.measurements import (
     NameCheck,
     NetworkMeasurements,
-    PortCheck,
     Transfer,
     all_pairs,
     node_rates,
@@ -273,105 +272,6 @@ def test_nodes_that_all_close_their_ports_are_one_finding(
     assert kinds(found) == [(kind, ())]
     assert excluded(found) == []
     assert conclusion(found) == [f"all nodes: {found[0].text}"]
-
-
-TRIED = (10000, 15000, 20000, 32767, 32768, 45000, 60999)
-RANK_0 = TRIED[:4]
-
-
-def port_checks(count: int, closed: Callable[[str, str], tuple[int, ...]]) -> list[PortCheck]:
-    """Return the nodes' checks of the first node and of the next two; ``closed`` gives ports that refuse."""
-    nodes = names(count)
-    return [
-        PortCheck(node, target, TRIED, refused=closed(node, target))
-        for index, node in enumerate(nodes)
-        for target in {nodes[0], nodes[(index + 1) % count], nodes[(index + 2) % count]}
-        if target != node
-    ]
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_open_ports_have_no_finding(count: int) -> None:
-    checks = port_checks(count, lambda _node, _target: ())
-    assert findings(fleet(count, 1, usual, ports=checks)) == []
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_node_that_closes_a_range_is_named_with_it(count: int, place: int) -> None:
-    bad = names(count)[place]
-    checks = port_checks(count, lambda _node, target: RANK_0 if target == bad else ())
-    found = findings(fleet(count, 1, usual, ports=checks))
-    assert kinds(found) == [("ports", (bad,))]
-    assert found[0].text.startswith(
-        "refuses connections of other nodes to ports 10000 to 32767 (4 of 7 tried); open"
-    )
-    assert excluded(found) == [bad]
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_a_range_closed_by_all_is_one_finding(count: int) -> None:
-    checks = port_checks(count, lambda _node, _target: TRIED[4:])
-    found = findings(fleet(count, 1, usual, ports=checks))
-    assert kinds(found) == [("ports", ())]
-    assert "ports 32768 to 60999 (3 of 7 tried)" in found[0].text
-    assert excluded(found) == []
-
-
-@pytest.mark.parametrize("bad", [{"n1"}, set(names(4))])
-def test_a_closed_range_explains_why_connections_are_refused(bad: set[str]) -> None:
-    def rate(sender: str, receiver: str, dice: random.Random) -> float | None:
-        return None if receiver in bad else usual(sender, receiver, dice)
-
-    for closed, kind in ((RANK_0, "ports"), (TRIED, "refuses")):
-        ports = dict.fromkeys(bad, closed)
-        checks = port_checks(4, lambda _node, target, ports=ports: ports.get(target, ()))  # type: ignore[misc]
-        expected = ("n1",) if bad == {"n1"} else ()
-        assert kinds(findings(fleet(4, 1, rate, ports=checks))) == [(kind, expected)]
-
-
-@pytest.mark.parametrize("count", [4, 8])
-def test_a_node_that_may_not_connect_is_named(count: int) -> None:
-    checks = port_checks(count, lambda node, _target: (15000,) if node == "n1" else ())
-    found = findings(fleet(count, 1, usual, ports=checks))
-    assert kinds(found) == [("ports", ("n1",))]
-    assert found[0].text.startswith("cannot connect to port 15000 (1 of 7 tried) of n")
-
-
-def test_ports_that_drop_connections_differ_from_ports_that_refuse() -> None:
-    checks = [
-        PortCheck(one.node, one.target, TRIED, unreachable=TRIED[:1] if one.target == "n0" else ())
-        for one in port_checks(4, lambda _node, _target: ())
-    ]
-    (found,) = findings(fleet(4, 1, usual, ports=checks))
-    assert found.text.startswith("drops connections of other nodes to port 10000 (1 of 7 tried)")
-
-
-@pytest.mark.parametrize("lost", [{"n1"}, {"n1", "n2"}])
-def test_ports_to_bad_nodes_or_links_do_not_count(lost: set[str]) -> None:
-    def rate(sender: str, receiver: str, dice: random.Random) -> float:
-        bad = lost <= {sender, receiver}
-        return 48e6 if bad else usual(sender, receiver, dice)
-
-    checks = port_checks(8, lambda node, target: (15000,) if lost <= {node, target} else ())
-    found = findings(fleet(8, 1, rate, ports=checks))
-    assert [one.nodes for one in found] == [tuple(sorted(lost))]
-
-
-@pytest.mark.parametrize(
-    ("failed", "words"),
-    [
-        (TRIED, "ports 10000 to 60999 (7 of 7 tried)"),
-        (
-            (10000, 15000, 32768, 60999),
-            "ports 10000 to 15000, 32768, 60999 (4 of 7 tried)",
-        ),
-    ],
-)
-def test_ranges_run_to_the_next_open_port_that_was_tried(
-    failed: tuple[int, ...], words: str
-) -> None:
-    assert listed([PortCheck("a", "b", TRIED, refused=failed)]) == words
 
 
 def test_of_each_bad_link_one_node_is_excluded() -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from hpcrun.errors import NetworkError
 from hpcrun.network import links
 from hpcrun.network.agents import Nodes, Processes, here, not_launched, srun_command, start
 from hpcrun.network.findings import findings
-from hpcrun.network.links import Links, tried_ports
 from hpcrun.network.measurements import NetworkMeasurements, Transfer
-from hpcrun.network.netcheck import Check, Options, Progress, targets_of
-from hpcrun.network.rate_report import matrix, table, write_png
-from hpcrun.ranks.addresses import FIRST_PORT, ephemeral_range
+from hpcrun.network.netcheck import Check, Options, Progress
+from hpcrun.network.rate_report import matrix, table
 
 QUICK = Options(seconds=0.5, streams=2)
 
@@ -54,73 +49,6 @@ def test_every_pair_of_three_is_measured_both_ways() -> None:
     assert all(one.lost is not None for one in measured.transfers)
     assert len(measured.names) == 6
     assert all(check.problem is None and check.seconds for check in measured.names)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports on which no process listens."""
-    servers = [socket.create_server(("", 0)) for _ in range(count)]
-    found = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return sorted(found)
-
-
-def test_the_ports_of_a_run_are_free_after_the_trial() -> None:
-    wanted = tuple(free_ports(4))
-    nodes = start(here, names(3), 120)
-    try:
-        measured = Check(nodes, Options(seconds=0.2, streams=1, ports=wanted), silence).run()
-        assert measured.silent == {}
-        # One machine can hold each port only once, so most are tried on one of the agents.
-        assert {port for check in measured.ports for port in check.tried} == set(wanted)
-        assert len(measured.ports) == 6
-        assert all(check.failed == () for check in measured.ports)
-        for port in wanted:
-            socket.create_server(("", port)).close()
-    finally:
-        nodes.close()
-
-
-def test_ports_that_refuse_differ_from_ports_with_another_program() -> None:
-    first, second = Links("127.0.0.1"), Links("127.0.0.2")
-    free, unused = free_ports(2)
-    peer = {"name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": []}
-    with socket.create_server(("", 0)) as stranger:
-        threading.Thread(target=talk, args=(stranger,), daemon=True).start()
-        other = stranger.getsockname()[1]
-        for node in (first, second):
-            node.meet([peer], "t")
-        first.hold([free])
-        held = {"127.0.0.1": [free, unused, other]}
-        (seen,) = second.reach(held, {"127.0.0.2": ["127.0.0.1"]})
-    first.hold([])
-    assert (seen["refused"], seen["unreachable"]) == ([unused], [other])
-
-
-def talk(server: socket.socket) -> None:
-    """Greet each connection like a program that is not an agent."""
-    with contextlib.suppress(OSError):
-        while True:
-            server.accept()[0].sendall(b"220 mail\n")
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_every_node_tries_the_first_node_and_is_tried(count: int) -> None:
-    nodes = names(count)
-    tried = {own: targets_of(own, nodes) for own in nodes}
-    assert all(own not in found for own, found in tried.items())
-    assert all(nodes[0] in found for own, found in tried.items() if own != nodes[0])
-    assert count == 1 or {one for found in tried.values() for one in found} == set(nodes)
-    assert all(len(found) <= 3 for found in tried.values())
-
-
-def test_both_ends_of_the_ranges_are_tried() -> None:
-    low, high = ephemeral_range()
-    found = tried_ports({"MASTER_PORT": "29500"}, "7")
-    assert {FIRST_PORT, low - 1, low, high, 29500} <= set(found)
-    assert found == sorted(set(found))
-    assert 10 <= sum(port < low for port in found) <= 16
-    assert 10 <= sum(low <= port <= high for port in found) <= 16
 
 
 def test_a_node_that_stops_answering_is_silent() -> None:
@@ -230,34 +158,6 @@ def test_the_picture_in_the_terminal_shows_what_failed() -> None:
     with console.capture() as captured:
         console.print(table(["a", "b"], transfers))
     assert "10" in captured.get()
-
-
-def test_a_picture_without_matplotlib_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(NetworkError, match="pip install matplotlib"):
-        write_png(tmp_path / "a.png", ["a"], [])
-
-
-@pytest.mark.parametrize("count", [2, 8, 200])
-def test_a_picture_is_written(tmp_path: Path, count: int) -> None:
-    pytest.importorskip("matplotlib")
-    nodes = [f"n{number}" for number in range(count)]
-    transfers = [
-        Transfer(one, other, None if "n1" in (one, other) else 1e10)
-        for one in nodes[:8]
-        for other in nodes[:8]
-        if one != other
-    ]
-    write_png(tmp_path / "a.png", nodes, transfers, {"n1"})
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_of_an_unknown_kind_is_one_sentence(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    with pytest.raises(NetworkError, match=r"a\.xyz: cannot be written"):
-        write_png(tmp_path / "a.xyz", ["a", "b"], [Transfer("a", "b", 1e10)])
 
 
 def test_json_of_a_check_has_no_nan() -> None:

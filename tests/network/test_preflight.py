@@ -1,9 +1,8 @@
-"""A preflight of constructed nodes: the judgment over all nodes, and the second question."""
+"""A preflight of constructed nodes: the judgment over all nodes, and silent nodes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,24 @@ from hpcrun.network.preflight import (
     PreflightFacts,
     as_data,
     cause,
-    check_twice,
     failures,
     lines,
+    measure,
     results,
     unfit,
 )
 from hpcrun.network.probes import Answer, Needs, Record, Same
 
-LOST = "srun: error: Task launch for StepId=7.0 failed on node n3: Communication connection failure"
 ECC = Answer("fail", "GPU 0: 5 uncorrected ECC errors", "report the node")
 
 
 def facts(**records: tuple[str, Record]) -> PreflightFacts:
     """Return the facts of three nodes; some have a bad answer."""
     nodes = ["n1", "n2", "n3"]
-    measured = PreflightFacts(nodes, Needs(hosts=nodes))
+    measured = PreflightFacts(nodes)
     measured.found = {node: [("limits", Answer("pass", "enough"))] for node in nodes}
     for node, (check, record) in records.items():
         measured.tell(node, check, record)
-    measured.offsets = dict.fromkeys(nodes, (0.001, 0.0005))
     return measured
 
 
@@ -54,16 +51,6 @@ def test_the_report_ends_with_the_option_that_excludes_the_node() -> None:
     assert data["found"]["n2"][-1]["check"] == "ecc"
 
 
-@pytest.mark.parametrize(
-    ("offset", "uncertain", "status"),
-    [(0.4, 0.0, "pass"), (3.0, 0.0, "warn"), (-3.0, 0.0, "warn"), (90.0, 0.0, "fail"), (0.9, 0.8, "pass")],
-)  # fmt: skip
-def test_a_wrong_clock_is_reported(offset: float, uncertain: float, status: str) -> None:
-    measured = facts()
-    measured.offsets["n3"] = (offset, uncertain)
-    assert [one.status for one in results(measured) if one.check == "clock"] == [status]
-
-
 def test_what_fails_on_every_node_blames_none() -> None:
     missing = ("gpus", Answer("fail", "0 of 1 GPUs are visible"))
     measured = facts(n1=missing, n2=missing, n3=missing)
@@ -75,13 +62,13 @@ def test_what_fails_on_every_node_blames_none() -> None:
 
 @pytest.mark.parametrize(("check", "bad"), [("run directory", []), ("ecc", ["n1"])])
 def test_the_only_node_is_blamed_for_its_hardware_alone(check: str, bad: list[str]) -> None:
-    measured = PreflightFacts(["n1"], Needs())
+    measured = PreflightFacts(["n1"])
     measured.tell("n1", check, ECC)
     assert list(unfit(measured, results(measured))) == bad
 
 
 def test_two_nodes_that_differ_are_named_without_blame() -> None:
-    measured = PreflightFacts(["n1", "n2"], Needs())
+    measured = PreflightFacts(["n1", "n2"])
     for node, version in (("n1", "2.6.0"), ("n2", "2.5.1")):
         measured.tell(node, "gemm", Same("torch", version, "", check="versions"))
     (one,) = failures(results(measured))
@@ -99,8 +86,8 @@ class Processes:
         self.closed = False
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Answer with the time, a file, or nothing."""
-        values = {"clock": time.time(), "write": {"seconds": 0.1}}
+        """Answer with a file, or nothing."""
+        values = {"write": {"seconds": 0.1}}
         for node in self._living:
             answer = {"node": node, "number": order["number"]}
             if order["do"] == "versions":
@@ -123,56 +110,24 @@ class Processes:
         self.closed = True
 
 
-def starts(*rounds: tuple[Sequence[str], str]) -> tuple[list[Processes], Callable[..., Any]]:
-    """Return a list of the started agents, and the function that starts the next ones.
-
-    Each round names the nodes that are silent in it, and the words of srun.
-    """
-    begun: list[Processes] = []
-
-    def begin(nodes: Sequence[str]) -> Processes:
-        assert all(agents.closed for agents in begun)
-        silent, words = rounds[len(begun)]
-        begun.append(Processes(nodes, silent, words))
-        return begun[-1]
-
-    return begun, begin
+def check(silent: Sequence[str], words: str = "", folder: Path | None = None) -> PreflightFacts:
+    """Check three nodes; those in ``silent`` never answer. ``words``: of srun."""
+    return measure(
+        lambda nodes: Processes(nodes, silent, words),  # type: ignore[arg-type,return-value]
+        ["n1", "n2", "n3"],
+        Needs(gpus=0),
+        folder,
+    )
 
 
-def check(begin: Callable[..., Any], folder: Path | None = None) -> PreflightFacts:
-    return check_twice(begin, ["n1", "n2", "n3"], Needs(gpus=0), folder)
-
-
-def test_a_node_that_answers_late_is_slow_and_fit(tmp_path: Path) -> None:
-    begun, begin = starts((["n2"], ""), ([], ""))
-    measured = check(begin, tmp_path)
-    assert [agents.nodes for agents in begun] == [["n1", "n2", "n3"], ["n2"]]
-    assert ("versions", Same("python", "3.11", "")) in measured.found["n2"]
+def test_a_silent_node_is_unfit_and_the_others_are_not(tmp_path: Path) -> None:
+    measured = check(["n2"], folder=tmp_path)
+    assert ("versions", Same("python", "3.11", "")) in measured.found["n1"]
     assert list(tmp_path.iterdir()) == []
-    (bad,) = [one for one in results(measured) if one.status != "pass"]
-    assert (bad.check, bad.nodes, bad.status) == ("starts", ("n2",), "warn")
-    assert "did not start within 60 s" in bad.words
-
-
-def test_a_node_that_is_silent_twice_is_unfit() -> None:
-    begun, begin = starts((["n2", "n3"], ""), (["n3"], ""))
-    measured = check(begin)
-    assert [agents.nodes for agents in begun] == [["n1", "n2", "n3"], ["n2", "n3"]]
-    assert list(unfit(measured, results(measured))) == ["n3"]
-    words = measured.silent["n3"]
-    assert words == "did not start within 120 s; before: did not start within 60 s"
-    assert list(measured.late) == ["n2"]
-
-
-def test_a_node_without_a_task_is_not_asked_again() -> None:
-    begun, begin = starts((["n1", "n2", "n3"], LOST), ([], ""))
-    measured = check(begin)
-    assert [agents.nodes for agents in begun] == [["n1", "n2", "n3"], ["n1", "n2"]]
-    assert measured.silent == {"n3": "srun cannot start a task there"}
-    assert list(unfit(measured, results(measured))) == ["n3"]
+    assert measured.silent == {"n2": "did not start within 120 s"}
+    assert list(unfit(measured, results(measured))) == ["n2"]
 
 
 def test_no_answer_at_all_is_no_result_of_a_node() -> None:
     everyone = ["n1", "n2", "n3"]
-    _, begin = starts((everyone, "srun: error: Unable to create step"), (everyone, "srun: error"))
-    assert check(begin).silent == dict.fromkeys(everyone, "srun: error")
+    assert check(everyone, "srun: error").silent == dict.fromkeys(everyone, "srun: error")

@@ -71,7 +71,7 @@ def test_a_report_with_a_failure_is_the_attempt_s_cause(
     tmp_path: Path,
 ) -> None:
     line = "preflight on n2: ecc: GPU 0: 5 uncorrected ECC errors"
-    record_report(tmp_path, {"cause": line, "unfit": {"n2": "ecc", "n5": "xid"}})
+    record_report(tmp_path, {"cause": line, "unfit": {"n2": "ecc", "n5": "pcie"}})
     found = launch_failure("", "", worked=False, logs=tmp_path)
     assert found is not None
     assert (found.line, found.host, found.unfit) == (line, "n2", ("n2", "n5"))
@@ -92,7 +92,7 @@ def test_unfit_nodes_use_the_budget_of_node_failures(
     folder = run.attempt_logs(Attempt("7", 0))
     folder.mkdir(parents=True)
     line = "preflight on n2: ecc: GPU 0: 5 uncorrected ECC errors"
-    record_report(folder, {"cause": line, "unfit": {"n2": "ecc", "n5": "xid"}})
+    record_report(folder, {"cause": line, "unfit": {"n2": "ecc", "n5": "pcie"}})
     classification = finalize(run, first, 1, Budgets(crash=0))
     assert (classification.cause, classification.line) == (Cause.NODE_FAILURE, line)
     assert classification.decision.restart
@@ -112,7 +112,7 @@ def test_a_local_job_is_checked_before_its_ranks(tmp_path: Path) -> None:
     assert "hpcrun: preflight: 1 node checked in" in log.read_text()
     report = read_json(log.with_suffix(".json")) or {}
     assert report["fit"]
-    assert "config" in {one["check"] for one in report["found"]["local0"]}
+    assert "run directory" in {one["check"] for one in report["found"]["local0"]}
     assert list(log.parent.glob("rank-00000.log"))
 
 

@@ -1,4 +1,4 @@
-"""The probes on constructed drivers, logs and places: good nodes pass, and a bad fact is reported."""
+"""The probes on constructed drivers and places: good nodes pass, and a bad fact is reported."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpcrun.network.gpu_probes import product, read_gpus, xid_errors
+from hpcrun.network.gpu_probes import product, read_gpus
 from hpcrun.network.probes import (
     Answer,
     Needs,
@@ -46,7 +45,6 @@ class Driver:
             "Shutdown": None,
             "SystemGetDriverVersion": b"550.54",
             "DeviceGetCount": 2,
-            "DeviceGetPciInfo": SimpleNamespace(busId=b"00000000:3B:00.0"),
             "DeviceGetTotalEccErrors": 0,
             "DeviceGetRemappedRows": [0, 0, 0, 0],
             "DeviceGetCurrentClocksThrottleReasons": 1,
@@ -140,30 +138,6 @@ def test_missing_gpus_and_a_missing_library_are_reported(answers_of: Any) -> Non
 def test_only_the_visible_gpus_count(answers_of: Any, listed: str, indices: list[int]) -> None:
     answers_of(Driver(), "gpus", visible=listed)
     assert [device["index"] for device in read_gpus()["devices"]] == indices
-
-
-LOG = (
-    "<6>[  100.000000] usb 1-1: new device\n"
-    "<3>[ 5000.500000] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=x\n"
-    "[ 6000.000000] NVRM: Xid (PCI:0000:af:00): 79, pid=1234, name=python\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("number", "uptime", "status", "words"),
-    [
-        (79, 8600.5, "fail", "GPU 0: Xid 79 1.0 h ago: the GPU has fallen off the bus"),
-        (62, 8600.5, "warn", "GPU 0: Xid 62 1.0 h ago"),
-        (31, 8600.5, "pass", "none in 24 hours"),
-        (79, 2 * 86400.0, "pass", "none in 24 hours"),
-    ],
-)
-def test_xid_errors_of_this_job_s_gpus_count(
-    number: int, uptime: float, status: str, words: str
-) -> None:
-    (found,) = xid_errors(LOG.format(number), uptime, {"3b:00": 0})
-    assert isinstance(found, Answer)
-    assert (found.status, found.words) == (status, words)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from .scripts import SBATCH
 
 Finding = tuple[str, list[str]]
 """Check and nodes."""
+SALLOC = ("salloc", "--nodes=4", "--ntasks-per-node=1", "--no-kill")
 
 
 def environment(slurm: SlurmCluster) -> dict[str, str]:
@@ -24,8 +25,9 @@ def environment(slurm: SlurmCluster) -> dict[str, str]:
 
 def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
     """Return the report of a check over all nodes, started on the login host."""
-    words = ["-m", "hpcrun", "netcheck", "--nodes", str(len(slurm.nodes)), "--json", *options]
-    done = slurm.run([slurm.python, *words], env=environment(slurm), check=False)
+    words = [*SALLOC, slurm.python, "-m", "hpcrun", "netcheck", "--json", *options]
+    words[1] = f"--nodes={len(slurm.nodes)}"
+    done = slurm.run(words, env=environment(slurm), check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == bool(report["findings"])

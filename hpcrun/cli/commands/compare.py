@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
     say(f"{metric} ({at}, {goal} is best), {arguments.confidence:.0%} intervals")
-    say(*aligned(_group_rows(groups, spreads, question.lower, known), range(11)))
+    say(*aligned(_group_rows(groups, spreads, question.lower, known), range(9)))
     if question.at == "best":
         say(f"caution: {BEST_IS_BIASED}")
     if not any(group.known for group in groups):
@@ -142,18 +142,17 @@ def _group_rows(
     lower: bool,
     known: Mapping[str, str],
 ) -> list[list[str]]:
-    head = "row,n,mean,interval,std,median,IQM,interval,best,at step,of,group"
+    head = "row,n,mean,interval,std,median,best,at step,of,group"
     rows = [head.split(",")]
     for number, (group, spread) in enumerate(zip(groups, spreads, strict=True), 1):
         if spread is None:
-            rows.append([str(number), "0", *["-"] * 9, group.label])
+            rows.append([str(number), "0", *["-"] * 7, group.label])
             continue
         best = (min if lower else max)(group.values, key=lambda one: one.best)
         rows.append(
             [
                 *(str(number), str(spread.n), _number(spread.mean.value), _ends(spread.mean)),
                 *(_number(spread.std), _number(spread.median)),
-                *(_number(spread.iqm.value), _ends(spread.iqm)),
                 *(_number(best.best), str(best.best_step), known[best.run], group.label),
             ]
         )

@@ -7,7 +7,7 @@ known failure, 1 a cause or an unknown error was found, 2 bad input.
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,6 @@ from hpcrun.cli.arguments import add_runs_dir, find_run_instead, runs_dir
 from hpcrun.cli.output import print_json
 from hpcrun.diagnose.catalog import RETRY_WORDS
 from hpcrun.diagnose.finding import UNKNOWN, FailureFinding, find_cause
-from hpcrun.diagnose.flight_recorder import Dumps, laggards, read_dumps
 from hpcrun.diagnose.read_log import LogLine, read_log, read_stream
 from hpcrun.diagnose.run_lines import (
     LOGS,
@@ -45,43 +44,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|LOGFILE|-",
         help="a run, or the logs of one job: files, a folder, or - (standard input)",
     )
-    parser.add_argument(
-        "--flight-recorder",
-        type=Path,
-        metavar="DIR",
-        help="a folder with dumps of torch's flight recorder (default: the folder of the logs)",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_runs_dir(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose and print; return 1 if a cause or an unknown error was found."""
-    lines, folders, nodes, told = _lines(arguments)
+    lines, nodes, notes = _lines(arguments)
     finding = find_cause(lines, nodes)
-    dumps = _dumps(folders, arguments.flight_recorder)
-    notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
-    if notes:
-        notes.append("`torchfrtrace DIR --prefix NAME` shows the collectives of all ranks")
-    code = int(finding is not None or bool(notes))
-    # These are no failures.
-    notes += told
     if arguments.json:
         print_json(_as_data(finding, notes))
     else:
         say(*_report(finding), *(f"note      {note}" for note in notes))
-    return code
+    return int(finding is not None)
 
 
-_Sources = tuple[Iterator[LogLine], list[Path], int, list[str]]
-"""Lines of logs, folders that may contain dumps, the number of nodes (0: unknown), notes about the run."""
+_Sources = tuple[Iterator[LogLine], int, list[str]]
+"""Lines of logs, the number of nodes (0: unknown), notes about the run."""
 
 
 def _lines(arguments: argparse.Namespace) -> _Sources:
     """Return what to read."""
     sources: list[str] = arguments.sources
     if sources == ["-"]:
-        return read_stream(sys.stdin.buffer, "-"), [], 0, []
+        return read_stream(sys.stdin.buffer, "-"), 0, []
     if "-" in sources:
         raise UserError("doctor: `-` excludes other sources; pipe all logs into it, or name files")
     paths = [Path(source) for source in sources]
@@ -93,7 +79,7 @@ def _lines(arguments: argparse.Namespace) -> _Sources:
         if not _is_log(path):
             raise UserError(f"{path}: no such log; name files, a folder with logs, or one run")
         files += _logs_in(path) if path.is_dir() else [path]
-    return chain.from_iterable(map(read_log, files)), sorted({path.parent for path in files}), 0, []
+    return chain.from_iterable(map(read_log, files)), 0, []
 
 
 def _is_log(path: Path) -> bool:
@@ -119,25 +105,12 @@ def _of_run(directory: RunDirectory) -> _Sources:
         start = "a restart inside the allocation" if attempt.in_place else "a requeue"
         notes.append(f"attempt {attempt.owner} began by {start}")
     if result.get("state") == "finished":
-        return iter(()), [], 0, notes
+        return iter(()), 0, notes
     current = jobs.current_job(directory)
     on_slurm = current is not None and current[0] == "slurm"
     accounting = accounting_of(attempt.job)[attempt.restart :][:1] if on_slurm else []
-    folder = directory.attempt_logs(attempt)
     lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
-    return lines, [folder], nodes_of(events, attempt), notes
-
-
-def _dumps(folders: list[Path], named: Path | None) -> Dumps:
-    if named is not None:
-        dumps = read_dumps(named) if named.is_dir() else {}
-        if not dumps:
-            raise UserError(f"--flight-recorder {named}: contains no dumps (files NAME0, NAME1 …)")
-        return dumps
-    merged: dict[str, Mapping[int, Mapping[str, Any]]] = {}
-    for folder in folders:
-        merged.update(read_dumps(folder))
-    return merged
+    return lines, nodes_of(events, attempt), notes
 
 
 _LINE = 300

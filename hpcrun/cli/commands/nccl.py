@@ -8,12 +8,11 @@
   hpcrun nccl tune             measure collectives, here or in a job, and
                                keep a setting that is significantly faster
 
-`lint` exits with code 1 if it finds an error. In an allocation, `advise`
-inspects every node and reports where the nodes differ.
+`lint` exits with code 1 if it finds an error. For the nodes of an allocation:
+`srun --ntasks-per-node=1 --label hpcrun nccl advise`.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from hpcrun.cli.arguments import (
 from hpcrun.cli.output import plural, print_json
 from hpcrun.config.layers import file_layer
 from hpcrun.devices.devices import visible_gpus
-from hpcrun.errors import NetworkError, UserError
+from hpcrun.errors import UserError
 from hpcrun.network import agents
 from hpcrun.network.nccl import advise as advice
 from hpcrun.network.nccl.lint import (
@@ -43,19 +42,16 @@ from hpcrun.network.nccl.lint import (
     lint,
     settings_of_script,
 )
-from hpcrun.network.nccl.machine import NodeFacts, facts_from, inspect_node
+from hpcrun.network.nccl.machine import inspect_node
 from hpcrun.network.nccl.rules import Setting, installed_nccl, is_version, rules, settings_of
 from hpcrun.network.tune import search
 from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
-from hpcrun.run.files import write_atomic
 
 _FORMATS = {"table": advice.as_table, "shell": advice.as_shell, "yaml": advice.as_yaml}
 _COLLECTIVES = "all_reduce,all_gather,reduce_scatter,broadcast,alltoall,sendrecv"
 _MAX_BYTES = 1 << 20
-# Seconds for a step on all nodes: nvidia-smi takes several seconds on a busy node.
-_TIMEOUT = 180.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--format", choices=_FORMATS, default="table", help="table, shell exports or YAML"
     )
-    group.add_argument(
-        "--facts", metavar="FILE", help="advise on a node's recorded facts, not on this node"
-    )
-    group.add_argument(
-        "--record", action="store_true", help="print this node's facts as JSON, for --facts"
-    )
     group = parser.add_argument_group("tune")
     add_local(group, "N ranks on this machine instead of an allocation")
     group.add_argument(
@@ -100,13 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only settings that keep the order of addition",
     )
     for option, kind, default, value, words in (
-        ("tasks-per-node", int, None, "N", "ranks per node (default: its GPUs, or 1)"),
         ("sizes", str, "8:1G:16", "A:B:F", "bytes from A to B, by factor F (default: 8:1G:16)"),
         ("collectives", str, _COLLECTIVES, "LIST", "comma-separated names (default: all six)"),
-        ("effect", float, search.MIN_EFFECT, "SHARE", "smallest gain that counts"),
         ("seconds", float, Grid.seconds, "S", "seconds per size in a trial"),
-        ("longest", float, Grid.longest, "S", "skip sizes at which a call takes longer"),
-        ("out", Path, None, "FILE", "write job.env as YAML"),
     ):
         if kind is float:
             words = f"{words} (default {default:g})"
@@ -120,8 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.nccl is not None and not is_version(arguments.nccl):
         raise UserError(f"--nccl {arguments.nccl}: should be a version such as 2.27.5")
     if arguments.target is not None and what != "lint":
-        option = "--facts" if what == "advise" else "--out"
-        raise UserError(f"nccl {what} {arguments.target}: {what} takes no file; see {option}")
+        raise UserError(f"nccl {what} {arguments.target}: {what} takes no file; only lint does")
     return commands[what](arguments)
 
 
@@ -197,74 +182,18 @@ def _print_findings(findings: Sequence[NcclFinding], name: str, version: str | N
 
 
 def _advise(arguments: argparse.Namespace) -> int:
-    """Print the advice for this node or every node of an allocation; with ``--record``, this node's facts."""
-    nodes = _nodes(arguments)
-    if arguments.record:
-        print_json(nodes[0].as_record())
-        return 0
-    found = advice.differences(nodes)
-    advised = {node.host: advice.advise(node, arguments.nccl) for node in nodes}
+    """Print the advice for this node."""
+    lines = advice.advise(inspect_node(os.environ, step_hosts(os.environ)), arguments.nccl)
     if arguments.json:
-        print_json(
-            {
-                "nodes": {host: advice.as_data(lines) for host, lines in advised.items()},
-                "differences": [{"what": one.what, "hosts": one.hosts} for one in found],
-            }
-        )
+        print_json(advice.as_data(lines))
         return 0
-    _print_advice(advised, arguments.format)
-    for difference in found:
-        say_aside(f"hpcrun: the nodes differ in {difference}")
-    settings = {(line.name, line.value) for lines in advised.values() for line in lines}
-    for name, value in sorted((str(name), value) for name, value in settings if name is not None):
-        if os.environ.get(name, value) != value:
-            say_aside(f"hpcrun: this shell has {name}={os.environ[name]}, not {value}")
+    say(*_FORMATS[arguments.format](lines).rstrip("\n").split("\n"))
+    for line in lines:
+        if line.name is not None and os.environ.get(line.name, line.value) != line.value:
+            say_aside(
+                f"hpcrun: this shell has {line.name}={os.environ[line.name]}, not {line.value}"
+            )
     return 0
-
-
-def _nodes(arguments: argparse.Namespace) -> list[NodeFacts]:
-    """Return the recorded node, this node, or every node of an allocation."""
-    hosts = step_hosts(os.environ)
-    if arguments.facts is not None:
-        return [_recorded(Path(arguments.facts))]
-    if len(hosts) < 2 or arguments.record or "SLURM_JOB_ID" not in os.environ:
-        return [inspect_node(os.environ, hosts)]
-    nodes = agents.start(agents.on_slurm(), hosts, _TIMEOUT)
-    try:
-        found = nodes.ask("inspect", _TIMEOUT, peers=list(hosts))
-    finally:
-        nodes.close()
-    if not found:
-        words = " ".join(nodes.words().split())[:300] or "no node answered"
-        raise UserError(f"srun on {len(hosts)} nodes: {words}")
-    if len(found) < len(hosts):
-        say_aside(f"hpcrun: {len(hosts) - len(found)} of {len(hosts)} nodes did not answer")
-    return [facts_from(record) for record in found.values()]
-
-
-def _recorded(path: Path) -> NodeFacts:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{path}: should contain one JSON object, as --record prints it")
-    try:
-        return facts_from(record)
-    except NetworkError as error:
-        raise UserError(f"{path}: {error}") from error
-
-
-def _print_advice(advised: Mapping[str, list[advice.Advice]], form: str) -> None:
-    """Print equal advice once, below the names of its nodes; in shell and YAML the names are comments."""
-    groups: dict[tuple[advice.Advice, ...], list[str]] = {}
-    for host, lines in advised.items():
-        groups.setdefault(tuple(lines), []).append(host)
-    for number, (group, hosts) in enumerate(groups.items()):
-        if len(advised) > 1:
-            blank = [""] if number else []
-            say(*blank, f"{'# ' if form != 'table' else ''}{', '.join(hosts)}:")
-        say(*_FORMATS[form](group).rstrip("\n").split("\n"))
 
 
 def _tune(arguments: argparse.Namespace) -> int:
@@ -278,7 +207,6 @@ def _tune(arguments: argparse.Namespace) -> int:
         search.collectives_of(arguments.collectives),
         search.sizes_of(arguments.sizes),
         seconds=arguments.seconds,
-        longest=arguments.longest,
     )
     start, ranks, where = _ranks(arguments, gpus)
     with (
@@ -297,7 +225,6 @@ def _tune(arguments: argparse.Namespace) -> int:
                 grid.backend, crew.site, os.environ, deterministic=arguments.deterministic
             ),
             lambda text: bar.set_description(escaped(text)),
-            effect=arguments.effect,
         )
     trials = [*found.default, *found.setting]
     if all(one.problem for one in trials):
@@ -308,25 +235,13 @@ def _tune(arguments: argparse.Namespace) -> int:
         print_json(search.as_data(found, ranks, facts))
     else:
         say(about, *search.finding_lines(found))
-        if arguments.out is None and found.env:
-            say("", *search.as_yaml(found, about).rstrip("\n").split("\n"))
-    if arguments.out is not None:
-        write_atomic(arguments.out, search.as_yaml(found, about), mode=0o644)
-        say_aside(f"hpcrun: written: {arguments.out}")
     return 0
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
     require_local(arguments.local, 2)
-    if arguments.tasks_per_node is not None and arguments.tasks_per_node < 1:
-        raise UserError(f"--tasks-per-node {arguments.tasks_per_node}: should be 1 or more")
-    if not 0.01 <= arguments.effect < 1:
-        raise UserError(f"--effect {arguments.effect:g}: should be from 0.01 to 1, such as 0.05")
-    for name in ("seconds", "longest"):
-        if not 0 < getattr(arguments, name) < 3600:
-            raise UserError(f"--{name} {getattr(arguments, name):g}: should be above 0 seconds")
-    if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
-        raise UserError(f"--out {arguments.out}: its folder does not exist; make it first")
+    if not 0 < arguments.seconds < 3600:
+        raise UserError(f"--seconds {arguments.seconds:g}: should be above 0 seconds")
 
 
 def _ranks(
@@ -341,9 +256,9 @@ def _ranks(
             "such as --local 2"
         )
     nodes = step_hosts(os.environ)
-    tasks = arguments.tasks_per_node or gpus or 1
+    tasks = gpus or 1
     if len(nodes) * tasks < 2:
         raise UserError(
-            "this allocation has one rank, so nothing is sent; request more nodes, or give --tasks-per-node"
+            "this allocation has one rank, so nothing is sent; request more nodes, or use --local 2"
         )
     return partial(on_slurm, nodes, tasks), len(nodes) * tasks, f"{len(nodes)} nodes"

@@ -1,11 +1,10 @@
-"""Check a job's network: names, latency, interfaces, ports, bandwidth, all-reduce.
+"""Check a job's network: names, latency, bandwidth, all-reduce.
 
 Needs neither GPUs nor root. All pairs are measured in parallel rounds: 16
-nodes take 45 seconds. The result names a bad node, a bad link, or a closed
-range of ports.
+nodes take 45 seconds. The result names a bad node or a bad link.
 
-  hpcrun netcheck              in an allocation (salloc, sbatch/netcheck.sbatch)
-  hpcrun netcheck --nodes 8    requests 8 nodes from Slurm first
+  salloc --nodes 8 --no-kill hpcrun netcheck
+  sbatch --nodes 8 sbatch/netcheck.sbatch
   hpcrun netcheck --local 4    four processes on this machine, to see a report
 
 Exit code 1: a problem was found; the last line has the --exclude option to use.
@@ -14,12 +13,9 @@ Exit code 1: a problem was found; the last line has the --exclude option to use.
 import argparse
 import os
 import shutil
-import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -30,7 +26,6 @@ from hpcrun.cli.output import print_json
 from hpcrun.errors import UserError
 from hpcrun.network.agents import here, on_slurm, start
 from hpcrun.network.findings import findings
-from hpcrun.network.links import tried_ports
 from hpcrun.network.measurements import NetworkMeasurements
 from hpcrun.network.netcheck import Check, Options
 from hpcrun.network.probes import Finding
@@ -40,15 +35,12 @@ from hpcrun.network.rate_report import (
     conclusion,
     node_lines,
     table,
-    write_png,
 )
 from hpcrun.printing import escaped, say, show_table
 from hpcrun.ranks.launchers import step_hosts
-from hpcrun.slurm.nodes import parse_sinfo_gres, sinfo_gres_command
 
 _WIDE_TABLE = 40
 _ALL_REDUCE = 60.0
-_OF_SALLOC = ("nodelist", "partition", "account", "qos", "reservation", "exclude", "time")
 # Name, default, least value, help.
 _MEASURE: Sequence[tuple[str, float, float, str]] = (
     ("seconds", Options.seconds, 0.1, "seconds per round"),
@@ -66,29 +58,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         words = f"{text} (default {default:g})"
         how.add_argument(f"--{name}", type=type(default), default=default, metavar="N", help=words)
     add_local(how, "N processes on this machine instead of nodes")
-    where = parser.add_argument_group("which nodes (outside an allocation)")
-    where.add_argument("--nodes", type=int, metavar="N", help="request N nodes from Slurm")
-    for option in _OF_SALLOC:
-        where.add_argument(f"--{option}", metavar="WORD", help=f"salloc's --{option}")
-    what = parser.add_argument_group("what to print")
-    what.add_argument("--json", action="store_true", help="print one JSON object")
-    what.add_argument("--png", type=Path, metavar="FILE", help="draw the rates")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; return 1 if something is wrong."""
     _require_sense(arguments)
     if arguments.local is None and "SLURM_JOB_ID" not in os.environ:
-        return _in_an_allocation(arguments)
+        raise UserError(
+            "netcheck runs in an allocation: use salloc or sbatch/netcheck.sbatch, or try it on this machine "
+            "with --local 4"
+        )
     measured = _measure(arguments, step_hosts(os.environ))
     found = findings(measured, arguments.threshold)
     if arguments.json:
         print_json(as_data(measured, found))
     else:
         _print(measured, found)
-    if arguments.png is not None:
-        bad = {node for one in found for node in one.nodes}
-        write_png(arguments.png, measured.nodes, measured.transfers, bad)
     return int(bool(found))
 
 
@@ -100,8 +86,6 @@ def _require_sense(arguments: argparse.Namespace) -> None:
     if arguments.threshold >= 1:
         raise UserError(f"--threshold {arguments.threshold}: should be between 0 and 1")
     require_local(arguments.local, 2)
-    if arguments.nodes is not None and arguments.nodes < 2:
-        raise UserError(f"--nodes {arguments.nodes}: a check of links needs at least 2")
 
 
 def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeasurements:
@@ -110,14 +94,11 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeas
     if len(names) < 2:
         raise UserError(
             f"this allocation has {len(names)} node: a check of links needs at least 2; request more with "
-            "salloc --nodes, or leave the allocation and use --nodes"
+            "salloc --nodes"
         )
-    # Processes on one machine cannot hold the same ports.
-    ports = () if local else tuple(tried_ports(os.environ, os.environ["SLURM_JOB_ID"]))
     options = Options(
         seconds=arguments.seconds,
         streams=arguments.streams,
-        ports=ports,
         all_reduce=arguments.all_reduce,
         threshold=arguments.threshold,
         patience=arguments.patience,
@@ -152,42 +133,6 @@ def _print(measured: NetworkMeasurements, found: list[Finding]) -> None:
         say("", "Gbit/s, from row to column")
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
         show_table(table(measured.nodes, measured.transfers), width)
-    if measured.interface is not None:
-        say("", f"all nodes reach each other on {measured.interface}")
     if measured.collective is not None:
         say("", collective_line(measured.collective))
     say("", *conclusion(found))
-
-
-def _require_nodes(count: int, partition: str | None) -> None:
-    """Raise UserError if no requested partition has ``count`` nodes: salloc would wait without end."""
-    rows = parse_sinfo_gres(slurm.run(sinfo_gres_command(partition)).stdout)
-    sizes = Counter(row.partition for row in rows if partition or row.default).most_common(1)
-    if sizes and count > sizes[0][1]:
-        raise UserError(
-            f"--nodes {count}: partition {sizes[0][0]} has {sizes[0][1]} nodes; request fewer nodes, or "
-            "another --partition"
-        )
-
-
-def _in_an_allocation(arguments: argparse.Namespace) -> int:
-    """Request nodes from Slurm and check them there; return the exit code of that check."""
-    if arguments.nodes is None and arguments.nodelist is None:
-        raise UserError(
-            "netcheck runs in an allocation: use salloc or sbatch/netcheck.sbatch, request nodes with "
-            "--nodes N, or try it on this machine with --local 4"
-        )
-    if shutil.which("salloc") is None:
-        raise UserError("--nodes: there is no salloc on PATH; log in to a submit host")
-    # The check must report a node that fails, and not end with it.
-    command = ["salloc", "--ntasks-per-node=1", "--job-name=netcheck", "--no-kill"]
-    if arguments.nodes is not None:
-        _require_nodes(arguments.nodes, arguments.partition)
-        command.append(f"--nodes={arguments.nodes}")
-    given = [(option, getattr(arguments, option)) for option in _OF_SALLOC]
-    command += [f"--{option}={value}" for option, value in given if value]
-    command += [sys.executable, "-m", "hpcrun", "netcheck"]
-    command += [f"--{name}={getattr(arguments, name.replace('-', '_'))}" for name, *_ in _MEASURE]
-    command += ["--json"] if arguments.json else []
-    command += [f"--png={arguments.png}"] if arguments.png is not None else []
-    return subprocess.run(command, check=False).returncode

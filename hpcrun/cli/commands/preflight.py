@@ -1,7 +1,7 @@
 """Check every node of a job in seconds, before it starts.
 
-Checks GPUs, a small matrix product, clocks, space, limits, names, versions, and
-the run directory as each node sees it.
+Checks GPUs, a small matrix product, space, limits, names, versions, and the run
+directory as each node sees it.
 
   hpcrun preflight             in an allocation (salloc, or a batch script)
   hpcrun preflight RUN         there, with the GPUs, container, files of a run

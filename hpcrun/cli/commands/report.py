@@ -2,9 +2,8 @@
 
 RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
 `hpcrun aggregate` (default: all runs in --runs-dir). The report has results
-by config, curves with bands over seeds, the sensitivity to each swept
-parameter, throughput, goodput, timelines, failures with the causes that
-`hpcrun doctor` finds, and the requested and the used resources.
+by config, curves with bands over seeds, throughput, goodput, timelines, and the
+ends of attempts and runs.
 
   hpcrun report runs/sweep-7 -o report.html
   hpcrun report results.h5 --metric accuracy --figures figures
@@ -36,9 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--title", metavar="TEXT", help="title of the page")
     add_comparison(parser)
-    parser.add_argument(
-        "--no-sacct", action="store_true", help="do not ask Slurm's accounting for used resources"
-    )
     add_runs_dir(parser)
 
 
@@ -60,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
         at=arguments.at,
         by=keys(arguments.by),
         seed_key=arguments.seed_key,
-        sacct=not arguments.no_sacct,
     )
     begin = time.monotonic()
     with open_results(arguments.runs, runs_dir(arguments)) as store:

@@ -1,8 +1,8 @@
 """Advice for a node: the variables to set, and the faults to repair. Most nodes need no setting at all."""
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ _SKIPPED = ("lo", "docker")
 _INNER = ("virbr", "veth", "br-", "cni", "flannel", "cali", "podman", "vnet", "tun", "tap", "lxc")
 _FAST = 100_000
 _LITTLE_SHM = 1 << 30
-_DYNAMIC_GID = (2, 21)
 _LL128_ON_CXI = (2, 27)
 
 
@@ -48,7 +47,7 @@ def advise(facts: NodeFacts, nccl: str | None = None) -> list[Advice]:
     elif _efa(facts):
         lines = _efa_lines(facts)
     elif any(port.active for port in facts.rdma):
-        lines = _rdma_lines(facts, version)
+        lines = _rdma_lines(facts)
     else:
         lines = _tcp_lines(facts)
     lines += _gloo_lines(facts, lines) + _node_remarks(facts)
@@ -96,11 +95,9 @@ def _slingshot(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
     return lines
 
 
-def _rdma_lines(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
+def _rdma_lines(facts: NodeFacts) -> list[Advice]:
     ports = _chosen_ports(facts)
     lines = _device_lines(facts, ports) + _socket_lines(facts)
-    if ports[0].layer == "Ethernet":
-        lines += _gid_lines(ports, version)
     if facts.verbs is False:
         text = "/dev/infiniband cannot be opened, so NCCL uses TCP: give the container or the job its devices"
         lines.append(_remark(text, "env"))
@@ -143,30 +140,6 @@ def _device_lines(facts: NodeFacts, ports: list[RdmaPort]) -> list[Advice]:
     left = ", ".join(f"{port.device} ({port.layer}, {port.rate} Gbit/s)" for port in others)
     reason = f"NCCL takes every active device, but these belong to another network: {left}"
     return [Advice("NCCL_IB_HCA", f"={names}", reason, "env")]
-
-
-def _gid_lines(ports: list[RdmaPort], version: tuple[int, ...]) -> list[Advice]:
-    """Return advice for RoCE: NCCL before 2.21 needs the GID index of RoCE v2 with IPv4."""
-    tables = [
-        [gid.index for gid in port.gids if gid.kind == "RoCE v2" and ":ffff:" in gid.address]
-        for port in ports
-    ]
-    if not all(tables):
-        bad = ", ".join(port.device for port, table in zip(ports, tables, strict=True) if not table)
-        return [
-            _remark(f"{bad}: no RoCE v2 GID with an IPv4 address; give the interface one", "env")
-        ]
-    if version >= _DYNAMIC_GID:
-        return []
-    indexes = {table[0] for table in tables}
-    if len(indexes) > 1:
-        return [
-            _remark(
-                "the ports have RoCE v2 at different GID indexes; use NCCL 2.21 or newer", "env"
-            )
-        ]
-    reason = "NCCL before 2.21 takes GID 0; this one is RoCE v2 with an IPv4 address"
-    return [Advice("NCCL_IB_GID_INDEX", str(indexes.pop()), reason, "env")]
 
 
 def _tcp_lines(facts: NodeFacts) -> list[Advice]:
@@ -253,60 +226,6 @@ def _remark(reason: str, source: str) -> Advice:
     return Advice(None, None, reason, source)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A property with its values, and the hosts of each value, the most frequent value first."""
-
-    what: str
-    hosts: Mapping[str, tuple[str, ...]]
-
-    def __str__(self) -> str:
-        parts = [f"{value} on {', '.join(hosts)}" for value, hosts in self.hosts.items()]
-        return f"{self.what}: {'; '.join(parts)}"
-
-
-def differences(nodes: Sequence[NodeFacts]) -> list[Difference]:
-    """Return the properties in which the nodes differ, without the addresses, which always differ."""
-    described = {node.host: _described(node) for node in nodes}
-    found = []
-    for what in next(iter(described.values()), {}):
-        hosts: dict[str, list[str]] = defaultdict(list)
-        for host, properties in described.items():
-            hosts[properties[what]].append(host)
-        if len(hosts) > 1:
-            ordered = sorted(hosts.items(), key=lambda item: -len(item[1]))
-            found.append(Difference(what, {value: tuple(names) for value, names in ordered}))
-    return found
-
-
-def _described(node: NodeFacts) -> dict[str, str]:
-    used = _used(node)
-    up = [one.name for one in node.interfaces if one.up and one.addresses and one.name != "lo"]
-    ports = [
-        f"{port.device} {port.layer} {port.rate}" + ("" if port.active else " (not active)")
-        for port in node.rdma
-    ]
-    return {
-        "interfaces": _list(sorted(up)),
-        "interface to the others": str(node.route or "none"),
-        "MTU": str(used.mtu if used else None),
-        "link speed": str(used.speed if used else None),
-        "RDMA ports": _list(ports),
-        "Slingshot devices": str(node.cxi),
-        "network plugins": _list(node.plugins),
-        "GPUs": _list([f"{node.gpus.count(name)} x {name}" for name in dict.fromkeys(node.gpus)]),
-        "ulimit -l": "unlimited" if node.memlock == -1 else str(node.memlock),
-        "GPUDirect module": str(node.peermem),
-        "host name is loopback": str(node.loopback_name),
-        "NCCL": str(node.nccl),
-        "torch": str(node.torch),
-    }
-
-
-def _list(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values)) or "none"
-
-
 NOTHING = "nothing to set: NCCL's own choices fit this node"
 
 
@@ -354,5 +273,5 @@ def as_data(lines: Sequence[Advice]) -> dict[str, Any]:
 
 
 def _one_line(reason: str | None) -> str:
-    """Return ``reason`` on one line: a line break in recorded facts would end a comment."""
+    """Return ``reason`` on one line: a line break would end a comment."""
     return " ".join((reason or "").split())

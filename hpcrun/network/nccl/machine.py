@@ -1,7 +1,6 @@
 """Read the facts about this node from /sys, /proc, NVML and ``nvidia-smi``, without root."""
 
 import contextlib
-import dataclasses
 import os
 import re
 import resource
@@ -9,12 +8,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from hpcrun.errors import NetworkError
-from hpcrun.network.nccl.rules import installed_nccl, installed_torch
+from hpcrun.network.nccl.rules import installed_nccl
 from hpcrun.ranks.addresses import is_only_loopback, outward_address
 from hpcrun.slurm import run
 
@@ -27,16 +22,6 @@ class Interface:
     addresses: tuple[str, ...] = ()
     up: bool = True
     speed: int | None = None
-    mtu: int | None = None
-
-
-@dataclass(frozen=True)
-class Gid:
-    """An entry of a port's GID table. ``kind``: ``IB/RoCE v1`` or ``RoCE v2``, as the kernel reports it."""
-
-    index: int
-    address: str
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -49,7 +34,6 @@ class RdmaPort:
     active: bool
     rate: int | None = None
     driver: str = ""
-    gids: tuple[Gid, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +54,7 @@ class NodeFacts:
         memlock: bytes that may be locked, -1 for no limit.
         shm: size of /dev/shm in bytes.
         numa_balancing: the kernel moves pages between NUMA nodes by itself.
-        nccl, torch: versions.
+        nccl: the version of its wheel.
     """
 
     host: str
@@ -87,12 +71,6 @@ class NodeFacts:
     shm: int | None = None
     numa_balancing: bool | None = None
     nccl: str | None = None
-    torch: str | None = None
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the facts as plain JSON data."""
-        return dataclasses.asdict(self)
 
     @property
     def amd(self) -> bool:
@@ -100,24 +78,6 @@ class NodeFacts:
         return any(name.startswith(("AMD", "MI")) for name in self.gpus)
 
 
-def facts_from(record: Mapping[str, Any]) -> NodeFacts:
-    """Return the facts from the result of ``as_record``.
-
-    Raises:
-        NetworkError: the record is invalid; the text names the field.
-    """
-    try:
-        return TypeAdapter(NodeFacts).validate_python(record)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise NetworkError(
-            f"recorded facts: {place}: {first['msg']}; record them with `hpcrun nccl advise --record`"
-        ) from error
-
-
-_ZERO_GID = re.compile(r"[0:]+")
-_MOST_GIDS = 16
 _PLUGIN = re.compile(r"libnccl-net[^/]*\.so.*|librccl-net[^/]*\.so.*")
 
 
@@ -147,7 +107,6 @@ def inspect_node(
         shm=_size(root / "dev/shm"),
         numa_balancing=_numa_balancing(root),
         nccl=installed_nccl(),
-        torch=installed_torch(),
     )
 
 
@@ -168,7 +127,6 @@ def read_interfaces(root: Path) -> tuple[Interface, ...]:
             ),
             up=_text(folder / "operstate") in ("up", "unknown"),
             speed=_positive(_text(folder / "speed")),
-            mtu=_positive(_text(folder / "mtu")),
         )
         for folder in ordered
         if (folder / "ifindex").exists()
@@ -190,20 +148,9 @@ def read_rdma(root: Path) -> tuple[RdmaPort, ...]:
                     active=_text(port / "state").endswith("ACTIVE"),
                     rate=int(rate[0]) if rate else None,
                     driver=driver.resolve().name if driver.exists() else "",
-                    gids=_gids(port),
                 )
             )
     return tuple(ports)
-
-
-def _gids(port: Path) -> tuple[Gid, ...]:
-    found = []
-    for entry in sorted(_children(port / "gids"), key=_natural)[:_MOST_GIDS]:
-        address = _text(entry)
-        if address and not _ZERO_GID.fullmatch(address):
-            kind = _text(port / "gid_attrs" / "types" / entry.name)
-            found.append(Gid(int(entry.name), address, kind))
-    return tuple(found)
 
 
 def _route(interfaces: Sequence[Interface], peers: Sequence[str], root: Path) -> str | None:
@@ -272,7 +219,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
-        # Unset GIDs and the speed of a link that is down cannot be read.
+        # The speed of a link that is down cannot be read.
         return ""
 
 

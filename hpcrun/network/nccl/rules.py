@@ -254,11 +254,3 @@ def installed_nccl() -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def installed_torch() -> str | None:
-    """Return the version of this Python's torch without importing torch; None if there is none."""
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None

@@ -1,10 +1,9 @@
-"""A search over the knobs that keeps the default unless a setting is faster in almost every pair of trials.
+"""A search over the knobs that keeps the default unless an option is faster in almost every pair of trials.
 
 A trial is one observation, independent of its number of calls: the calls of one process group are not
-independent. A few trials of each option select the option that looks faster. This choice exaggerates the
-gain, so fresh pairs of trials decide: one of the option and one of the present setting, in random order. At
-the end, fresh pairs compare the whole setting with the default. A sign test on 9 pairs with at most one
-slower pair has p = 10 / 512.
+independent. A few trials of each option select the option that looks fastest. This choice exaggerates the
+gain, so fresh pairs of trials decide: one of the option and one of the default, in random order. A sign test
+on 12 pairs with at most one slower pair has p = 13 / 4096.
 """
 
 import json
@@ -83,20 +82,6 @@ def page_of(knob: Knob) -> str:
     return _data()[1][knob.source]
 
 
-def changes_order(env: Env) -> list[str]:
-    """Return the variables of ``env`` that can change the order of addition, according to the data file."""
-    knobs, _ = _data()
-    known = {
-        name
-        for backend in knobs.values()
-        for knob in backend
-        if knob.order
-        for option in knob.options
-        for name in option
-    }
-    return sorted(known & env.keys())
-
-
 def _fits(knob: Knob, site: Site) -> bool:
     if knob.since and site.version and version_key(site.version) < version_key(knob.since):
         return False
@@ -152,18 +137,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """``seconds`` of one call on the slowest rank, the lower quartile; ``wrong``: wrong elements."""
-
-    seconds: float
-    wrong: int = 0
-
-
-@dataclass(frozen=True)
 class Trial:
-    """The times of one fresh process group. ``problem``: the reason if there are none."""
+    """The times of one fresh process group: seconds of a call on the slowest rank, the lower quartile.
 
-    timings: Mapping[Cell, Timing] = field(default_factory=dict)
+    ``problem``: the reason if there are no times.
+    """
+
+    timings: Mapping[Cell, float] = field(default_factory=dict)
     problem: str | None = None
 
 
@@ -216,15 +196,6 @@ def collectives_of(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def trial_from(answers: Sequence[Mapping[str, Any]]) -> dict[Cell, Timing]:
-    """Return the times in the answers of a rank."""
-    return {
-        Cell(one["collective"], one["size"]): Timing(one["seconds"], one["wrong"])
-        for one in answers
-        if one["type"] == "cell"
-    }
-
-
 def _bytes(text: str) -> int:
     number = text.upper().removesuffix("B").removesuffix("I")
     unit = number[-1:] if number[-1:] in ("K", "M", "G") else ""
@@ -235,7 +206,7 @@ Measure = Callable[[Env], Trial]
 Progress = Callable[[str], None]
 
 SCREENED = 3
-PAIRS = 9
+PAIRS = 12
 SLOWER_PAIRS = 1
 MIN_EFFECT = 0.05
 
@@ -253,60 +224,46 @@ class Comparison:
     pairs: int
     problem: str | None = None
 
-    def holds(self, effect: float) -> bool:
-        """Return True if the gain is large enough, in almost all pairs."""
+    @property
+    def holds(self) -> bool:
+        """True if the gain is large enough, in almost all pairs."""
         return (
             self.problem is None
             and self.faster >= self.pairs - SLOWER_PAIRS
-            and self.gain >= effect
+            and self.gain >= MIN_EFFECT
         )
 
 
 @dataclass(frozen=True)
-class TriedOption:
-    """An option of a knob. ``screened``: from the first trials; ``confirmed``: from fresh pairs, if any."""
-
-    knob: Knob
-    option: Env
-    screened: Comparison
-    confirmed: Comparison | None = None
-    kept: bool = False
-
-
-@dataclass
 class Found:
-    """The result of a search. ``env``: empty if the default stays.
+    """The result of a search. ``knob``, ``env``: the chosen option; ``env`` is empty if the default stays.
 
-    ``final``: the whole setting against the default. ``setting``, ``default``: the trials of both in this
-    comparison. If no setting was chosen, ``default`` has the first trials.
+    ``tried``: each option with its first trials. ``best``: the option that seemed fastest, if it seemed fast
+    enough; ``final``: its fresh pairs. ``setting``, ``default``: the trials of ``final``; without ``final``,
+    ``default`` has the first trials.
     """
 
-    env: dict[str, str] = field(default_factory=dict)
-    tried: list[TriedOption] = field(default_factory=list)
+    tried: Sequence[tuple[Knob, Env, Comparison]]
+    default: Sequence[Trial]
+    best: tuple[Knob, Env] | None = None
     final: Comparison | None = None
-    setting: list[Trial] = field(default_factory=list)
-    default: list[Trial] = field(default_factory=list)
+    setting: Sequence[Trial] = ()
+
+    @property
+    def env(self) -> Env:
+        """The variables to set; empty if the default stays."""
+        return self.best[1] if self.best and self.final and self.final.holds else {}
 
 
-def search(
-    measure: Measure,
-    knobs: Sequence[Knob],
-    progress: Progress,
-    *,
-    effect: float = MIN_EFFECT,
-    seed: int = 0,
-) -> Found:
-    """Find a better setting, or none, by coordinate descent over the knobs.
+def search(measure: Measure, knobs: Sequence[Knob], progress: Progress, *, seed: int = 0) -> Found:
+    """Find the option that is faster than the default, or none.
 
     Args:
         measure: runs a trial with some variables added to the default.
         progress: called with the name of the measured setting before each trial.
-        effect: the smallest gain that counts.
         seed: of the order of the trials.
     """
     generator = random.Random(seed)
-    found = Found()
-    env: dict[str, str] = {}
 
     def trials(settings: Sequence[Env], count: int) -> list[list[Trial]]:
         """Measure each setting ``count`` times, in turns, each turn in another order."""
@@ -317,31 +274,17 @@ def search(
                 measured[place].append(measure(settings[place]))
         return measured
 
-    for knob in knobs:
-        present, *others = trials([env, *({**env, **option} for option in knob.options)], SCREENED)
-        found.default = found.default or present
-        screened = [compare(other, present) for other in others]
-        best = max(range(len(screened)), key=lambda place: screened[place].gain)
-        confirmed = None
-        if screened[best].gain >= effect:
-            confirmed = compare(*trials([{**env, **knob.options[best]}, env], PAIRS))
-        kept = confirmed is not None and confirmed.holds(effect)
-        found.tried += [
-            TriedOption(knob, option, first, confirmed, kept)
-            if place == best
-            else TriedOption(knob, option, first)
-            for place, (option, first) in enumerate(zip(knob.options, screened, strict=True))
-        ]
-        if kept:
-            env |= knob.options[best]
-    if not env:
-        found.default = found.default or trials([{}], SCREENED)[0]
-        return found
-    found.setting, found.default = trials([env, {}], PAIRS)
-    found.final = compare(found.setting, found.default)
-    if found.final.holds(effect):
-        found.env = env
-    return found
+    options = [(knob, option) for knob in knobs for option in knob.options]
+    default, *others = trials([{}, *(option for _, option in options)], SCREENED)
+    tried = [
+        (knob, option, compare(other, default))
+        for (knob, option), other in zip(options, others, strict=True)
+    ]
+    knob, option, seen = max(tried, key=lambda one: one[2].gain, default=(None, {}, None))
+    if knob is None or seen is None or seen.gain < MIN_EFFECT:
+        return Found(tried, default)
+    setting, default = trials([option, {}], PAIRS)
+    return Found(tried, default, (knob, option), compare(setting, default), setting)
 
 
 def compare(setting: Sequence[Trial], default: Sequence[Trial]) -> Comparison:
@@ -354,7 +297,7 @@ def compare(setting: Sequence[Trial], default: Sequence[Trial]) -> Comparison:
     if problem:
         return Comparison(-1.0, 0, count, problem)
     working = [trial for trial in default if not trial.problem]
-    cells = _common([*setting, *working])
+    cells = sorted(set.intersection(*(set(trial.timings) for trial in [*setting, *working])))
     if not cells:
         return Comparison(-1.0, 0, count, "no cell was measured in all trials")
     gains = [
@@ -369,58 +312,44 @@ def words(env: Env) -> str:
     return " ".join(f"{name}={value}" for name, value in env.items()) or "default"
 
 
-def _common(trials: Sequence[Trial]) -> list[Cell]:
-    return sorted(set.intersection(*(set(trial.timings) for trial in trials)))
-
-
 def _score(trial: Trial, cells: Sequence[Cell]) -> float:
-    return statistics.fmean(math.log(trial.timings[cell].seconds) for cell in cells)
+    return statistics.fmean(math.log(trial.timings[cell]) for cell in cells)
 
 
 def finding_lines(found: Found) -> list[str]:
-    """Return the result as lines: the variables to set, or the default; then the tried settings."""
-    lines = [_tried_line(one) for one in found.tried]
+    """Return the result as lines: the tried options, then ``job.env`` for a config, or the default."""
+    lines = [
+        f"{words(option)}: {_figures(seen)} first pairs"
+        + ("; changes the order of addition" if knob.order else "")
+        for knob, option, seen in found.tried
+    ]
+    if found.best is None or found.final is None:
+        return [*lines, "", "keep the defaults: no setting is faster"]
+    knob, option = found.best
+    evidence = f"{words(option)}: {_figures(found.final)} fresh pairs"
     if not found.env:
-        why = ""
-        if found.final is not None:
-            why = f": the settings together are not faster than the default ({_figures(found.final)} pairs)"
-        return [*lines, "", f"keep the defaults{why or ': no setting is faster in fresh trials'}"]
-    assert found.final is not None
-    lines += ["", f"set {words(found.env)}: {_figures(found.final)} pairs"]
-    return [*lines, _order_line(found.env)]
-
-
-def as_yaml(found: Found, about: str) -> str:
-    """Return ``job.env`` as a part of a config, with the evidence as comments."""
-    lines = [f"# hpcrun nccl tune: {about}"]
-    lines += [f"# {line}" for line in finding_lines(found) if line]
-    if not found.env:
-        return "\n".join([*lines, "job:", "  env: {}", ""])
-    lines += [f"# {one.knob.name}: {page_of(one.knob)}" for one in found.tried if one.kept]
-    lines += ["job:", "  env:"]
-    return "\n".join(
-        [*lines, *(f"    {key}: {json.dumps(value)}" for key, value in found.env.items()), ""]
-    )
+        return [*lines, "", f"keep the defaults: not confirmed: {evidence}"]
+    order = "the order of addition stays, so results stay bit-identical"
+    if knob.order:
+        order = (
+            "it can change the order of addition and so the last bits of sums; --deterministic excludes "
+            "such settings"
+        )
+    settings = [f"    {key}: {json.dumps(value)}" for key, value in found.env.items()]
+    source = f"# {knob.name}: {page_of(knob)}"
+    return [*lines, "", f"set {evidence}", order, "", source, "job:", "  env:", *settings]
 
 
 def as_data(found: Found, ranks: int, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything as plain data: times in seconds, rates in bytes per second."""
     return {
         **about,
-        "env": found.env,
-        "changes_order": changes_order(found.env),
-        "final": _record(found.final),
+        "env": dict(found.env),
+        "changes_order": found.best is not None and bool(found.env) and found.best[0].order,
+        "final": found.final and vars(found.final),
         "tried": [
-            {
-                "knob": one.knob.name,
-                "env": dict(one.option),
-                "screened": _record(one.screened),
-                "confirmed": _record(one.confirmed),
-                "kept": one.kept,
-                "order": one.knob.order,
-                "source": page_of(one.knob),
-            }
-            for one in found.tried
+            {"knob": knob.name, "env": dict(option), "order": knob.order, **vars(seen)}
+            for knob, option, seen in found.tried
         ],
         "default": _trials(found.default, ranks),
         "setting": _trials(found.setting, ranks),
@@ -435,24 +364,15 @@ def _trials(trials: Sequence[Trial], ranks: int) -> list[dict[str, Any]]:
                 {
                     "collective": cell.collective,
                     "size": cell.size,
-                    "seconds": timing.seconds,
-                    "algbw": cell.size / timing.seconds,
-                    "busbw": cell.size / timing.seconds * bus_factor(cell.collective, ranks),
-                    "wrong": timing.wrong,
+                    "seconds": seconds,
+                    "algbw": cell.size / seconds,
+                    "busbw": cell.size / seconds * bus_factor(cell.collective, ranks),
                 }
-                for cell, timing in sorted(trial.timings.items())
+                for cell, seconds in sorted(trial.timings.items())
             ],
         }
         for trial in trials
     ]
-
-
-def _tried_line(one: TriedOption) -> str:
-    shown = one.confirmed or one.screened
-    stage = "fresh pairs" if one.confirmed else "first pairs"
-    mark = "kept" if one.kept else "not kept"
-    order = "; changes the order of addition" if one.knob.order else ""
-    return f"{words(one.option)}: {_figures(shown)} {stage}; {mark}{order}"
 
 
 def _figures(shown: Comparison) -> str:
@@ -462,17 +382,3 @@ def _figures(shown: Comparison) -> str:
     if not math.isinf(shown.gain):
         gain = f"{abs(shown.gain):.0%} {'faster' if shown.gain >= 0 else 'slower'}"
     return f"{gain}, faster in {shown.faster} of {shown.pairs}"
-
-
-def _order_line(env: Env) -> str:
-    changing = changes_order(env)
-    if not changing:
-        return "the order of addition stays, so results stay bit-identical"
-    return (
-        f"{', '.join(changing)}: can change the order of addition and so the last bits of "
-        "sums; --deterministic excludes such settings"
-    )
-
-
-def _record(one: Comparison | None) -> dict[str, Any] | None:
-    return None if one is None else {**vars(one)}

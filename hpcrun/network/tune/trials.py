@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcrun.errors import NetworkError
 from hpcrun.network.agents import Processes
-from hpcrun.network.tune.search import Env, Site, Trial, trial_from
+from hpcrun.network.tune.search import Cell, Env, Site, Trial
 from hpcrun.slurm.environment import without_rank_requests
 
 WORKER = (sys.executable, "-m", "hpcrun.network.tune.worker")
@@ -27,15 +27,13 @@ _PLACED = (
 class Grid:
     """The measurements of a trial.
 
-    ``seconds``: approximate time for each cell. ``longest``: a size is skipped if one call would take longer.
-    ``patience``: seconds for a whole trial.
+    ``seconds``: approximate time for each cell. ``patience``: seconds for a whole trial.
     """
 
     backend: str
     collectives: Sequence[str]
     sizes: Sequence[int]
     seconds: float = 0.2
-    longest: float = 2.0
     patience: float = 300.0
 
 
@@ -106,12 +104,8 @@ class TrialRanks:
                 reported = True
                 where = {"addresses": answer["addresses"], "port": answer["port"]}
                 self._fleet.tell({"type": "measure", **where, **vars(grid)})
-        timings = trial_from(self._heard)
-        wrong = [cell for cell, timing in timings.items() if timing.wrong]
-        if wrong:
-            return Trial(
-                timings, f"wrong results of {wrong[0].collective} with {wrong[0].size} bytes"
-            )
+        cells = [one for one in self._heard if one["type"] == "cell"]
+        timings = {Cell(one["collective"], one["size"]): one["seconds"] for one in cells}
         return Trial(timings) if timings else Trial(problem="no collective was measured")
 
     def _hear(self, end: float) -> bool:

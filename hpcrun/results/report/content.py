@@ -11,11 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
-from scipy import stats
-
 from hpcrun.errors import ResultsError
 from hpcrun.results.groups import (
     SAME_TRAINING,
@@ -27,16 +22,12 @@ from hpcrun.results.groups import (
     lower_is_better,
     seed_keys,
 )
-from hpcrun.results.report.efficiency import Efficiency, ask_sacct, efficiency
 from hpcrun.results.report.runs import (
     ReportedRun,
     ReportError,
-    RunFailure,
-    number,
     read_runs,
-    run_failures,
 )
-from hpcrun.results.statistics import ConfidenceInterval, Spread, describe, mean_interval
+from hpcrun.results.statistics import Spread, describe
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.slow_nodes import SlowNode, slow_nodes
 
@@ -45,8 +36,6 @@ _OF_THE_MACHINE = re.compile(
     r"lr|learning_rate|mfu|memory_gb|step_time|data_wait|loss_scale|gradient_norm|skipped"
     r"|gpu_.*|slowest_.*|fastest_.*|.*_per_second"
 )
-# A mean at each value needs runs that share the value.
-_MOST_MEANS = 12
 
 
 @dataclass(frozen=True)
@@ -58,27 +47,6 @@ class RankedGroup:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
-    """A metric against one swept parameter.
-
-    Args:
-        labels: the values that ``x`` counts; empty if the parameter is a number in each run.
-        rho: Spearman's rank correlation, of numbers only; None if it is undefined.
-        eta: share of the metric's variance between the values of the parameter (eta squared, 0 to 1);
-            None if each run has another value.
-        means: x and the mean over the runs with this value, with its t-interval.
-    """
-
-    key: str
-    labels: Sequence[str]
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    rho: float | None
-    eta: float | None
-    means: Sequence[tuple[float, ConfidenceInterval]]
-
-
-@dataclass(frozen=True)
 class Content:
     """The content of a report.
 
@@ -86,8 +54,7 @@ class Content:
         metric: None if no run has a metric.
         groups: by config, the best first; empty without a metric.
         values: the metric of each run that counts.
-        swept: keys of the config in which runs differ, the strongest relation first.
-        sacct_note: the reason for missing data of sacct; empty: nothing is missing, or sacct was not needed.
+        swept: keys of the config in which runs differ.
         problems: run, file and problem.
         read: Unix seconds at which the run directories were read.
     """
@@ -100,10 +67,6 @@ class Content:
     groups: Sequence[RankedGroup]
     values: Mapping[str, float]
     swept: Sequence[str]
-    relations: Sequence[Sensitivity]
-    failures: Sequence[RunFailure]
-    efficiency: Sequence[Efficiency]
-    sacct_note: str
     problems: Sequence[tuple[str, str, str]]
     read: float
     written: float
@@ -153,7 +116,6 @@ class ReportRequest:
     at: str = "last"
     by: Sequence[str] | None = None
     seed_key: str = "seed"
-    sacct: bool = True
 
 
 def collect(store: ResultsFile, request: ReportRequest) -> Content:
@@ -174,9 +136,6 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
         groups = _ranked(grouped(store, question), lower=lower)
     values = {value.run: value.value for one in groups for value in one.group.values}
     keys = list(request.by) if request.by else swept_keys(runs, request.seed_key)
-    relations = sensitivities(runs, values, keys)
-    strongest = [one.key for one in relations]
-    usage, note = ask_sacct(runs) if request.sacct else ({}, "sacct was not called (--no-sacct)")
     return Content(
         title=request.title or f"Report of {len(runs):,} run{'s' * (len(runs) > 1)}",
         runs=runs,
@@ -185,11 +144,7 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
         at=request.at,
         groups=groups,
         values=values,
-        swept=[*strongest, *(key for key in keys if key not in strongest)],
-        relations=relations,
-        failures=run_failures(runs),
-        efficiency=[efficiency(run, usage) for run in runs if run.attempts],
-        sacct_note=note,
+        swept=keys,
         problems=[
             (run.decode(), file.decode(), problem.decode())
             for run, file, problem in store.table("problems").tolist()
@@ -237,38 +192,3 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str)
-
-
-def sensitivities(
-    runs: Sequence[ReportedRun], values: Mapping[str, float], keys: Sequence[str]
-) -> list[Sensitivity]:
-    """Return the sensitivity to each of ``keys``, the strongest first.
-
-    Args:
-        values: the metric of each run that counts, by the key of the run.
-    """
-    counting = [run for run in runs if run.key in values]
-    y = np.array([values[run.key] for run in counting])
-    found = [_sensitivity(key, [run.config.get(key) for run in counting], y) for key in keys]
-    return sorted(
-        (one for one in found if one is not None),
-        key=lambda one: -max(one.eta or 0.0, (one.rho or 0.0) ** 2),
-    )
-
-
-def _sensitivity(key: str, cells: Sequence[Any], y: NDArray[np.float64]) -> Sensitivity | None:
-    texts, numbers = list(map(shown, cells)), list(map(number, cells))
-    if len(set(texts)) < 2:
-        return None
-    labels = sorted(set(texts)) if None in numbers else []
-    x = np.array([labels.index(text) for text in texts] if labels else numbers, np.float64)
-    groups = pd.Series(y).groupby(x)
-    rho = eta = None
-    if not labels and len(y) > 2 and y.std():
-        rho = float(stats.spearmanr(x, y).statistic)
-    if groups.ngroups < len(y) and y.var():
-        eta = float(groups.transform("mean").to_numpy().var() / y.var())
-    means = [(float(at), mean_interval(one.to_numpy())) for at, one in groups]
-    if len(means) == len(y) or len(means) > _MOST_MEANS:
-        means = []
-    return Sensitivity(key, labels, x, y, rho, eta, means)

@@ -1,4 +1,4 @@
-"""The figures of a report, and their files: curves, sensitivity, timeline and goodput."""
+"""The figures of a report, and their files: curves, timeline and goodput."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullForma
 from numpy.typing import NDArray
 
 from hpcrun.printing import escaped
-from hpcrun.results.report.content import Content, Sensitivity
+from hpcrun.results.report.content import Content
 from hpcrun.results.report.runs import ReportedRun
 from hpcrun.results.statistics import half_width
 from hpcrun.run.files import write_atomic
@@ -32,20 +32,16 @@ from hpcrun.run.files import write_atomic
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = SERIES
 INK, OTHERS, PALE = "#1b1f24", "#9aa1aa", "#c9cfd6"
-MOST_PANELS = 12
-"""Parameters with a panel each; all parameters are in the table of relations."""
 _MOST_GRAY = 60
 """Gray lines of configs without a color, and dashed lines of runs that do not count."""
 # A figure is some 400 pixels wide.
 _MOST_POINTS = 400
-_MOST_TICKS = 9
 _NAMES = {
     "loss": "training loss",
     "validation_loss": "validation loss",
     "lr": "learning rate",
     "mfu": "model FLOP/s utilization",
-    "memory_gb": "memory of the largest rank (GB)",
-    "step_time": "time of a step (s)",
+    "gpu_utilization": "GPU utilization (%)",
 }
 Item = TypeVar("Item")
 Line = NDArray[np.float64]
@@ -293,42 +289,3 @@ def _all_runs(one: Series) -> list[ReportedRun]:
 
 def _dot(x: Line) -> str | None:
     return "o" if len(x) == 1 else None
-
-
-def sensitivity_figure(number: int, metric: str, one: Sensitivity) -> Drawing:
-    """Return the metric of each run against one parameter, with means where runs share a value."""
-    with style():
-        figure = Figure(figsize=(4.6, 2.5), layout="constrained")
-        axes: Any = figure.subplots()
-        axes.plot(one.x, one.y, "o", color=BLUE, ms=3.5, alpha=0.6, mew=0, gid="runs")
-        for at, interval in one.means:
-            if interval.low is not None and interval.high is not None:
-                axes.plot([at, at], [interval.low, interval.high], color=VERMILION, lw=1.2)
-            axes.plot([at], [interval.value], "D", color=VERMILION, ms=4.5, mew=0)
-        _scale_x(axes, one)
-        _scale_y(axes, metric, one.y)
-        axes.set_xlabel(label(one.key))
-        axes.set_ylabel(label(metric_label(metric), 30))
-    caption = (
-        f"{label(one.key)}, n = {len(one.y)} finished runs (dots). Diamonds: mean at a value, with its 95% "
-        "t-interval where n > 1."
-    )
-    name = f"sensitivity-{number}-{file_name(one.key)}"
-    return Drawing(name, f"{metric} against {one.key}", caption, figure)
-
-
-def _scale_x(axes: Any, one: Sensitivity) -> None:
-    if one.labels:
-        ticks = sampled([(at, label(name, 18)) for at, name in enumerate(one.labels)], 16)
-        places, names = zip(*ticks, strict=True)
-        slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(places, names, **(slanted if sum(map(len, names)) > 48 else {}))
-        axes.set_xlim(-0.5, len(one.labels) - 0.5)
-        return
-    if (one.x > 0).all() and one.x.max() / one.x.min() >= 8:
-        axes.set_xscale("log")
-        _log_axis(axes.xaxis)
-    values = np.unique(one.x)
-    if len(values) <= _MOST_TICKS:
-        axes.set_xticks(values, [f"{value:g}" for value in values])
-        axes.minorticks_off()

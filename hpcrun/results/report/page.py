@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
 
-from hpcrun.diagnose.catalog import RETRY_WORDS
 from hpcrun.printing import escaped
 from hpcrun.results.groups import BEST_IS_BIASED
 from hpcrun.results.report import figures, times
 from hpcrun.results.report.content import Content, ReportRequest, collect, shown
-from hpcrun.results.report.efficiency import Efficiency
 from hpcrun.results.report.figures import Drawing
-from hpcrun.results.report.runs import ReportError, RunFailure, counts, require_file_place
+from hpcrun.results.report.runs import ReportError, counts, require_file_place
 from hpcrun.results.store import ResultsFile, package_version
 from hpcrun.run.files import write_atomic
 
@@ -32,10 +29,8 @@ _HEAD = "<!DOCTYPE html>"
 _SECTIONS = {
     "runs": "What ran",
     "curves": "Curves",
-    "sensitivity": "Sensitivity",
     "time": "Goodput and timeline",
     "failures": "Failures",
-    "efficiency": "Efficiency",
     "methods": "Methods and data",
 }
 
@@ -95,19 +90,15 @@ def _draw(content: Content) -> dict[str, list[Drawing]]:
     """Draw all figures that the runs have data for; return those of each section."""
     series = figures.series_of(content)
     rates = sorted({run.throughput for run in content.runs if run.throughput})
-    names = [content.metric, "validation_loss", "loss", "lr", "mfu", *rates]
+    names = [content.metric, "validation_loss", "loss", "lr", "mfu", "gpu_utilization", *rates]
     # The figure of a swept learning rate repeats the legend.
     swept = {key.rpartition(".")[2].strip("-") for key in content.swept}
     metrics = [name for name in dict.fromkeys(names) if name and name not in swept]
     curves = [figures.curve_figure(at, name, series) for at, name in enumerate(metrics, 1)]
-    relations = enumerate(content.relations[: figures.MOST_PANELS], 1)
     rows = times.chosen_rows(content.runs)
     bars = [times.goodput_figure(rows), times.timeline_figure(rows)]
     return {
         "curves": [one for one in curves if one is not None],
-        "sensitivity": [
-            figures.sensitivity_figure(at, content.metric or "", one) for at, one in relations
-        ],
         "time": [one for one in bars if one is not None],
     }
 
@@ -131,11 +122,7 @@ def _render(content: Content, drawn: dict[str, list[Drawing]]) -> str:
         caution=BEST_IS_BIASED,
         content=content,
         drawn=drawn,
-        efficiency=efficiency_table(content.efficiency),
-        failures=_equal_failures(content.failures),
-        most_panels=figures.MOST_PANELS,
         most_rows=times.MOST_ROWS,
-        retry_words=RETRY_WORDS,
         sections=_SECTIONS.items(),
         states=counts(content.runs).items(),
         style=folder.joinpath("page.css").read_text(encoding="utf-8"),
@@ -161,48 +148,6 @@ def tally(values: Iterable[Any]) -> list[tuple[str, int]]:
     ).most_common()
 
 
-def _equal_failures(failures: Sequence[RunFailure]) -> list[list[RunFailure]]:
-    """Return the failures, those together that have equal words apart from numbers."""
-    groups: dict[object, list[RunFailure]] = {}
-    for one in failures:
-        found = one.finding
-        words = f"{one.note} {one.run.reason}"
-        if found:
-            words = f"{found.cause} {found.evidence[0].text}"
-        kind = one.run.state, re.sub(r"\d[\d.]*(e[-+]?\d+)?", "#", words)
-        groups.setdefault(kind, []).append(one)
-    return list(groups.values())
-
-
-def efficiency_table(rows: Sequence[Efficiency]) -> dict[str, list[str | None]]:
-    """Return the columns in which a run has a value; None is unknown."""
-    cells = {name: [read(one) for one in rows] for name, read in _COLUMNS.items()}
-    return {
-        name: [None if value is None else str(value) for value in column]
-        for name, column in cells.items()
-        if any(value is not None for value in column)
-    }
-
-
-def _memory(one: Efficiency) -> str | None:
-    return ("≤ " if one.bound else "") + (size(one.memory_used) or "") or None
-
-
-_COLUMNS: Mapping[str, Callable[[Efficiency], Any]] = {
-    "GPUs asked": lambda one: one.gpus,
-    "GPUs busy": lambda one: share(one.gpu_busy and one.gpu_busy / 100),
-    "MFU": lambda one: share(one.mfu),
-    "GPU memory used": lambda one: size(one.gpu_memory),
-    "CPUs asked": lambda one: one.cpus,
-    "CPUs used": lambda one: one.cpus_used and round(one.cpus_used, 1),
-    "memory per node requested": lambda one: size(one.memory),
-    "memory per node used": _memory,
-    "time limit": lambda one: duration(one.time_limit),
-    "longest attempt": lambda one: duration(one.longest),
-    "data wait": lambda one: share(one.data_share),
-}
-
-
 def several(count: int, noun: str) -> str:
     """Return a count with its noun."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
@@ -223,13 +168,6 @@ def duration(seconds: float | None) -> str | None:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     return f"{days} d {hours:02d}:{minutes:02d}" if days else f"{hours}:{minutes:02d}:{rest:02d}"
-
-
-def size(count: float | None) -> str | None:
-    """Return bytes in GiB or MiB."""
-    if count is None:
-        return None
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def share(value: float | None) -> str | None:

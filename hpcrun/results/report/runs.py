@@ -7,7 +7,7 @@ import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.diagnose.finding import FailureFinding, find_cause
-from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
 from hpcrun.errors import UserError
 from hpcrun.job.history import Goodput, goodput
 from hpcrun.results.collect.aggregate import RunSource, aggregate
@@ -26,13 +24,11 @@ from hpcrun.results.collect.columns import counted, fields
 from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.results.groups import labels, with_options
 from hpcrun.results.store import ResultsFile
-from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event
 
 # The columns that figures and tables read, in addition to the requested metric.
 _KEPT = re.compile(
-    r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|memory_gb|step_time|data_wait"
-    r"|gpu_util(ization)?|gpu_memory_gb|.*_per_second)$"
+    r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|gpu_utilization|.*_per_second)$"
 )
 
 
@@ -87,11 +83,6 @@ class ReportedRun:
         good = np.isfinite(xs) & np.isfinite(ys)
         order = np.argsort(xs[good], kind="stable")
         return xs[good][order], ys[good][order]
-
-    def median(self, metric: str) -> float | None:
-        """Return the median of a metric's finite values, or None if there are none."""
-        _, values = self.series(metric)
-        return float(np.median(values)) if len(values) else None
 
     @property
     def throughput(self) -> str | None:
@@ -180,50 +171,6 @@ def _last_sign(
     return max(times, default=None)
 
 
-# Bytes to read of each log: the first failure of a rank is near the end of the log, or near its start.
-_HEAD = _TAIL = 1 << 18
-_MOST_FILES = 64
-
-
-@dataclass(frozen=True)
-class RunFailure:
-    """The end of a run that did not finish.
-
-    Args:
-        finding: the diagnosis; None if the logs show no failure, or are gone.
-        note: the reason for a missing finding; otherwise empty.
-    """
-
-    run: ReportedRun
-    finding: FailureFinding | None
-    note: str
-
-
-def run_failures(runs: Iterable[ReportedRun]) -> list[RunFailure]:
-    """Return the cause for each run that failed or has no result."""
-    return [_run_failure(run) for run in runs if run.state in ("failed", "unfinished")]
-
-
-def _run_failure(run: ReportedRun) -> RunFailure:
-    attempt = attempt_to_diagnose(run.events)
-    directory = RunDirectory(Path(run.path))
-    if attempt is None:
-        return RunFailure(run, None, "no attempt has begun")
-    if not directory.logs.is_dir():
-        return RunFailure(run, None, "the logs are not on this machine")
-    try:
-        lines = lines_of_attempt(
-            directory, attempt, run.events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
-        )
-        finding = find_cause(lines, nodes_of(run.events, attempt))
-    except OSError as error:
-        return RunFailure(run, None, f"the logs cannot be read: {error.strerror}")
-    note = "the logs show no failure"
-    if run.state == "unfinished":
-        note = "no result yet: the run trains or waits, or it was ended without a trace"
-    return RunFailure(run, finding, "" if finding else note)
-
-
 def counts(runs: Sequence[ReportedRun]) -> Mapping[str, int]:
     """Return the number of runs in each state, in a fixed order."""
     found = Counter(run.state for run in runs)
@@ -274,10 +221,3 @@ def require_file_place(path: Path, example: str) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ReportError(f"{folder}: no such directory; make it, or choose another -o")
-
-
-def number(value: Any) -> float | None:
-    """Return a finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

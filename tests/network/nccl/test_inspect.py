@@ -8,9 +8,6 @@ import pytest
 
 from hpcrun.network.nccl.machine import inspect_node, read_rdma
 
-ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
-IPV4 = "0000:0000:0000:0000:0000:ffff:0a02:0005"
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -25,9 +22,6 @@ def root(tmp_path: Path) -> Path:
         "sys/class/infiniband/mlx5_11/ports/1/state": "1: DOWN",
         "sys/class/infiniband/mlx5_11/ports/1/rate": "40 Gb/sec (4X QDR)",
         "sys/class/infiniband/mlx5_11/ports/1/link_layer": "Ethernet",
-        "sys/class/infiniband/mlx5_11/ports/1/gids/0": ZERO,
-        "sys/class/infiniband/mlx5_11/ports/1/gids/3": IPV4,
-        "sys/class/infiniband/mlx5_11/ports/1/gid_attrs/types/3": "RoCE v2",
         "sys/class/cxi/cxi0/x": "",
         "sys/class/cxi/cxi1/x": "",
         "sys/class/drm/card0/device/vendor": "0x1a03",
@@ -59,8 +53,6 @@ def test_ports_are_read_in_the_order_of_their_numbers(root: Path) -> None:
         *(("InfiniBand", 400, True), ("InfiniBand", 400, True), ("Ethernet", 40, False))
     ]
     assert ports[0].driver == "mlx5_core"
-    (gid,) = ports[2].gids
-    assert (gid.index, gid.address, gid.kind) == (3, IPV4, "RoCE v2")
 
 
 def test_a_node_is_inspected(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

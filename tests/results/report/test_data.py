@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcrun.results.report.content import sensitivities, swept_keys
-from hpcrun.results.report.efficiency import efficiency, memory_bytes
+from hpcrun.results.report.content import swept_keys
 from hpcrun.results.report.figures import Series, band, curve_figure, thinned
 from hpcrun.results.report.plotting import Curve, bar, plot
 from hpcrun.results.report.times import (
@@ -22,17 +21,8 @@ from hpcrun.results.report.times import (
     chosen_rows,
     timeline,
 )
-from hpcrun.slurm import parse_sacct_usage, sacct_usage_command
 
 from .conftest import START, MakeRun, add_event, read
-
-SACCT = """\
-banner of the site
-12|COMPLETED|3600|1440|8|01:30:00|2|billing=8,cpu=8,gres/gpu=4,mem=16G,node=2||||1700000010
-12.batch|COMPLETED|3600||4|00:00:01|1|cpu=4,mem=8G,node=1|1024K|1|cpu=00:00:01,mem=1024K|1700000010
-12.0|COMPLETED|3590||8|01:29:59|2|cpu=8,mem=16G,node=2|2097152K|2|cpu=01:29:59,mem=4G,pages=0|1700000020
-13|PENDING|0|UNLIMITED|0|00:00:00|1|||||Unknown
-"""
 
 
 def test_a_band_is_the_t_interval_over_the_shared_steps() -> None:
@@ -61,9 +51,6 @@ def test_swept_keys_leave_out_seed_and_place(make_run: MakeRun, tmp_path: Path) 
         make_run(f"r{seed}-{rate}", seed=seed, config={"train": {"lr": rate}, "job": job})
     runs = read(tmp_path / "runs")
     assert swept_keys(runs) == ["train.lr"]
-    (one,) = sensitivities(runs, {run.key: run.config["train.lr"] for run in runs}, ["train.lr"])
-    assert one.eta == pytest.approx(1.0)
-    assert [(at, interval.value) for at, interval in one.means] == [(0.1, 0.1), (0.2, 0.2)]
 
 
 def test_options_of_a_command_are_swept(make_run: MakeRun, tmp_path: Path) -> None:
@@ -134,45 +121,6 @@ def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> N
         "12",
     )
     assert fields["reason"].startswith("long long")
-
-
-def test_sacct_adds_the_steps_of_each_attempt() -> None:
-    job, waiting = parse_sacct_usage(SACCT)
-    assert (job.cpus, job.cpu_seconds, job.gpus, job.nodes) == (8, 5400.0, 4, 2)
-    assert (job.memory_asked, job.memory_used) == (16 << 30, 4 << 30)
-    assert (job.elapsed, job.time_limit) == (3600, 86400)
-    assert (waiting.cpu_seconds, waiting.memory_used, waiting.time_limit) == (None, None, None)
-    assert (job.start, waiting.start) == (1_700_000_010, None)
-    assert "--duplicates" in sacct_usage_command(["12"])
-
-
-def test_samples_of_nvml_are_in_the_table(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run("a", config={"job": {"gpus": 4}})
-    run.metrics.write_text(
-        "".join(
-            f'{{"step":{step},"gpu_utilization":{20 + step},"gpu_memory_gb":{step},"memory_gb":1}}\n'
-            for step in range(1, 4)
-        )
-    )
-    (one,) = (replace(one, executor="slurm") for one in read(tmp_path / "runs"))
-    found = efficiency(one, {})
-    assert (found.gpus, found.gpu_busy, found.gpu_memory) == (4, 22.0, 3e9)
-    assert found.advice == ("fewer GPUs, or larger batches (GPUs busy 22 %)",)
-
-
-def test_use_near_the_request_asks_for_more_memory(make_run: MakeRun, tmp_path: Path) -> None:
-    make_run("a", config={"job": {"cpu": True, "mem": "500M"}})
-    make_run("b", state="failed", config={"job": {"cpu": True, "mem": "500M"}})
-    finished, failed = (efficiency(run, {}) for run in read(tmp_path / "runs"))
-    assert finished.advice == ("job.mem=1G (used 95% of the request)",)
-    assert failed.advice == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [("64G", 64 << 30), ("500", 500 << 20), ("1.5T", 3 << 39), (None, None)]
-)
-def test_memory_has_slurms_units(text: str | None, count: float | None) -> None:
-    assert memory_bytes(text) == count
 
 
 def test_a_terminal_plot_fits_its_width() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.run.events import Attempt
 
 from .conftest import MakeRun, add_event
 from .page import Page
@@ -19,10 +18,8 @@ from .page import Page
 SECTIONS = [
     "What ran",
     "Curves",
-    "Sensitivity to each swept parameter",
     "Goodput and timeline",
     "Failures",
-    "Efficiency",
     "Methods and data",
 ]
 EVIL = '<script>alert("x")</script>\x1b[2J'
@@ -51,11 +48,11 @@ def test_the_page_has_each_section_and_figure(sweep: Path, tmp_path: Path) -> No
     assert report(sweep, "-o", tmp_path / "r.html", "--figures", tmp_path / "figures") == 0
     page = Page(tmp_path / "r.html")
     assert page.headings == SECTIONS
-    # Loss, throughput, two parameters, goodput, timeline.
-    assert page.tags.count("svg") == 6
+    # Loss, throughput, goodput, timeline.
+    assert page.tags.count("svg") == 4
     assert len(page.ids) == len(set(page.ids))
     files = sorted(path.suffix for path in (tmp_path / "figures").iterdir())
-    assert files == [".pdf"] * 6 + [".png"] * 6
+    assert files == [".pdf"] * 4 + [".png"] * 4
     for run in sweep.iterdir():
         assert run.name in page.words
     assert "n=2" in page.words
@@ -77,26 +74,7 @@ def test_runs_that_do_not_count_are_listed(sweep: Path, tmp_path: Path) -> None:
     assert report(sweep, "-o", tmp_path / "r.html") == 0
     words = Page(tmp_path / "r.html").words
     assert "2 runs not counted" in words
-    assert "Doctor: " in words
     assert "runs10finished8failed1unfinished1" in re.sub(r"\s", "", words)
-
-
-def test_equal_failures_are_one_article_with_their_text_once(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
-    for number, word in enumerate(("boom", "boom", "other")):
-        line = f"ValueError: {word} in sample {number}"
-        run = make_run(f"r{number}", state="failed", reason=f"rank 0: {line}")
-        logs = run.attempt_logs(Attempt("7", 1))
-        logs.mkdir(parents=True)
-        (logs / "rank-00000.log").write_text(f"Traceback (most recent call last):\n{line}\n")
-    assert report(tmp_path / "runs", "-o", tmp_path / "r.html") == 0
-    page = Page(tmp_path / "r.html")
-    assert page.tags.count("article") == 2
-    assert re.search(r"r0, r1\s+failed", page.words)
-    assert page.words.count("boom in sample 0") == 1
-    assert page.words.count("boom in sample 1") == 0
-    assert page.words.count("other in sample 2") == 1
 
 
 def test_slow_nodes_are_in_the_report(make_run: MakeRun, tmp_path: Path) -> None:

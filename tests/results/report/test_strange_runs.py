@@ -2,24 +2,21 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.results.report.efficiency import efficiency
+from hpcrun.results.report.times import timeline
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line, write_json
-from hpcrun.slurm import parse_sacct_usage
 
 from .conftest import START, MakeRun, add_event, read
 from .page import Page
 
 # A letter without a glyph, an attribute, a color of the style, a reversal, mathematics.
 NAMES = ("実験 🚀", 'a id="b #0072b2 <b>', "x\u202ey", "_$x^2$")
-SACCT = "7|COMPLETED|3600|60|8|00:10:00|1|cpu=8,gres/gpu=4,mem=16G,node=1||||{start}\n"
 
 
 def metrics(run: RunDirectory, rows: Sequence[dict[str, Any]]) -> None:
@@ -81,21 +78,9 @@ def test_all_runs_have_the_value_at_the_same_moment(
     assert re.findall(r'<td class="n value">([^<]*)</td>', page.read_text()) == [value] * 2
 
 
-def test_accounting_of_another_job_with_the_same_id_is_ignored(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
-    make_run("a", config={"job": {"gpus": 2, "nodes": 3}})
-    (run,) = (replace(run, executor="slurm") for run in read(tmp_path / "runs"))
-    there = {"7": parse_sacct_usage(SACCT.format(start=int(START + 10)))}
-    other = {"7": parse_sacct_usage(SACCT.format(start=int(START - 86400)))}
-    assert (efficiency(run, there).gpus, efficiency(run, there).cpus) == (4, 8)
-    assert (efficiency(run, other).gpus, efficiency(run, other).cpus) == (6, None)
-
-
 def test_an_attempt_that_died_ends_at_its_last_sign(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a", state=None)
     lost = {"cause": "node-failure", "restart_allowed": False, "last_seen": START + 70}
     add_event(run, "ended", 9000, restart=1, **lost)
     (found,) = read(tmp_path / "runs")
-    # The first attempt took 40 s.
-    assert efficiency(found, {}).longest == 40
+    assert timeline(found.events, found.seen).marks[-1][1] == START + 70

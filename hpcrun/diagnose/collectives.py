@@ -1,84 +1,13 @@
-"""The dumps of torch's flight recorder: the collectives that each rank began before the job hung.
-
-torch's own analyzer (``torchfrtrace``) shows more. It unpickles the dumps, and a pickle can run any program;
-the reader here accepts plain values only.
+"""The collectives that each rank began before the job hung, from the lines of torch's watchdogs.
 
 Positions (sequence numbers) count within a process group, so only ranks of one group are compared. A watchdog
 prints the rank within its group; the label before the message has the global rank.
 """
 
-import io
-import pickle
 import re
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection
 
 from hpcrun.diagnose.stacks import ranges
-
-_NAME = re.compile(r"^(?P<prefix>.*?)(?P<rank>\d+)$")
-_LARGEST = 256 << 20
-"""Maximum bytes of a dump; a dump of the default size has about 2 MB."""
-
-Dumps = Mapping[str, Mapping[int, Mapping[str, Any]]]
-
-
-class _PlainReader(pickle.Unpickler):
-    """Unpickles numbers, texts, lists and dictionaries, and refuses everything else."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        """Refuse: a dump contains no objects."""
-        raise pickle.UnpicklingError(f"the dump contains an object ({module_name}.{global_name})")
-
-
-def read_dumps(folder: Path) -> Dumps:
-    """Return the dumps in ``folder``: for each prefix of the file names, the ranks' dumps.
-
-    Files that are not dumps are skipped, and so are files with other than plain values.
-    """
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for path in sorted(folder.glob("*")):
-        named = _NAME.match(path.name)
-        if named is None or not path.is_file() or path.stat().st_size > _LARGEST:
-            continue
-        try:
-            dump = _PlainReader(io.BytesIO(path.read_bytes())).load()
-        except (pickle.UnpicklingError, OSError, EOFError, ValueError, LookupError, AttributeError):
-            continue
-        if isinstance(dump, dict) and "entries" in dump and "pg_config" in dump:
-            found.setdefault(named["prefix"], {})[int(named["rank"])] = dump
-    return found
-
-
-def laggards(dumps: Dumps) -> list[str]:
-    """Return a sentence for each process group in which some ranks began fewer collectives than others."""
-    reported = []
-    for ranks in dumps.values():
-        begun: dict[str, dict[int, tuple[int, str]]] = {}
-        for rank, dump in ranks.items():
-            for entry in dump["entries"]:
-                group = str((entry.get("process_group") or [""])[0])
-                at = entry.get("collective_seq_id")
-                if entry.get("is_p2p") or not isinstance(at, int):
-                    continue
-                last = begun.setdefault(group, {}).get(rank, (-1, ""))
-                begun[group][rank] = max(last, (at, str(entry.get("profiling_name", ""))))
-        reported += [line for group, at in begun.items() if (line := _behind(group, at))]
-    return reported
-
-
-def _behind(group: str, at: Mapping[int, tuple[int, str]]) -> str | None:
-    most, name = max(at.values())
-    behind = sorted(rank for rank, (number, _) in at.items() if number < most)
-    if not behind:
-        return None
-    least = min(number for number, _ in at.values())
-    ranks = ", ".join(map(str, behind[:8])) + (" …" if len(behind) > 8 else "")
-    return (
-        f"flight recorder: {len(behind)} of {len(at)} ranks ({ranks}) had begun collective {least} of group "
-        f"{group or 'default'}, and others {most} ({name})"
-    )
-
 
 _MEMBER = re.compile(r"\[(?:PG (?:ID \S+ PG GUID )?(?P<group>[^\][]*?) )?Rank (?P<rank>\d+)\]")
 _BEGUN = re.compile(r"last enqueued (?:NCCL )?work: (?P<at>-?\d+)")
