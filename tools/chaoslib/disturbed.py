@@ -135,16 +135,18 @@ class Chaos:
         return told[-1].attempt.job
 
     def nodes(self) -> list[str]:
-        """Return the nodes of the job, in Slurm's order, without its spare nodes."""
-        shown = self.slurm.scontrol_show_job(self.job())["NodeList"]
-        mine = [event for event in read_events(self.run) if event.what == "opened"]
-        ranks = str(mine[-1].fields.get("hosts")) if self.spares and mine else shown
-        listed = self.slurm.admin("scontrol", "show", "hostnames", ranks)
+        """Return the nodes of the newest attempt, in Slurm's order, without spare nodes."""
+        listed = self.slurm.admin("scontrol", "show", "hostnames", str(self._opened("hosts")))
         return listed.split()
 
     def batch_host(self) -> str:
-        """Return the node of the batch step."""
-        return self.slurm.scontrol_show_job(self.job())["BatchHost"]
+        """Return the node of the batch step; a pending job has none, and then that of the last rank 0."""
+        shown = self.slurm.scontrol_show_job(self.job())
+        return shown.get("BatchHost") or str(self._opened("host"))
+
+    def _opened(self, key: str) -> object:
+        """Return a field of the newest opened attempt; a pending job has no nodes for Slurm."""
+        return [event for event in read_events(self.run) if event.what == "opened"][-1].fields[key]
 
     def step(self) -> int:
         """Return the last step that the run has logged."""
