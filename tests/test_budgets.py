@@ -15,7 +15,7 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_030, 23),
     "checkpoint": (6_510, 36),
-    "cli": (4_910, 35),
+    "cli": (4_870, 34),
     "config": (2_930, 13),
     "devices": (760, 6),
     "diagnose": (1_800, 9),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_610, 19),
     "slurm": (4_640, 26),
     "tasks": (1_380, 9),
-    "tests": (57_600, 450),
+    "tests": (57_500, 450),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""
