@@ -15,14 +15,14 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_040, 23),
     "checkpoint": (6_430, 36),
-    "cli": (4_830, 35),
+    "cli": (4_790, 34),
     "config": (2_860, 13),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (860, 7),
     "hpcrun": (710, 9),
     "integrations": (3_190, 18),
-    "job": (5_750, 24),
+    "job": (5_740, 24),
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_610, 19),
     "slurm": (4_520, 25),
     "tasks": (560, 4),
-    "tests": (55_720, 442),
+    "tests": (55_700, 442),
     "train": (9_940, 46),
 }
 """The most lines and files of each package, and of the tests."""

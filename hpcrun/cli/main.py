@@ -35,7 +35,6 @@ COMMANDS = {
     "export": "write a run's model to one .safetensors or .pt file",
     "estimate": "predict the memory on a GPU, without a GPU",
     "config": "show a resolved config, or the schema",
-    "notify": "give a test message to the command of watch.notify",
     "nodes": "list nodes that failed, and if they are excluded",
     "preflight": "check the nodes of a job before it starts",
     "netcheck": "check the network between the nodes of a job",

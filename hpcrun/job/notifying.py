@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,13 +101,6 @@ def message(run: RunDirectory, due: Due) -> dict[str, Any]:
         "lines": _last_lines(run, due.attempt),
         "text": f"{run.name}: {due.name}{step}{': ' if reason else ''}{reason}",
     }
-
-
-def trial_message(name: str) -> dict[str, Any]:
-    """Return an example message of a run called ``name``, to test a command."""
-    fields = {"reason": "hpcrun notify has sent this message"}
-    event = Event("test", time.time(), Attempt("", 0), "test", None, fields)
-    return message(RunDirectory(Path(name)), Due("test", Attempt("", 0), event))
 
 
 def _last_lines(run: RunDirectory, attempt: Attempt) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcrun.cli.main import guarded
 from hpcrun.config import Watch, load_resolved
 from hpcrun.job import notifying
 from hpcrun.job.notifying import (
@@ -176,18 +175,3 @@ def test_a_command_that_hangs_does_not_hold_up_a_run(tmp_path: Path) -> None:
     run = submitted(tmp_path, "slow", "sleep 600")
     jobs.wait_for_end(run)
     assert jobs.result(run)["state"] == "finished"
-
-
-def test_the_command_notify_sends_a_test_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = f"cat >> {tmp_path}/received"
-    assert guarded(["notify", f"watch.notify={command}", "name=gpt"]) == 0
-    assert "delivered" in capsys.readouterr().out
-    (sent,) = received(tmp_path)
-    assert (sent["event"], sent["name"]) == ("test", "gpt")
-    assert guarded(["notify", "watch.notify=exit 4"]) == 1
-    assert guarded(["notify"]) == 2
-    refused, absent = capsys.readouterr().err.splitlines()
-    assert "not delivered: the command ended with exit code 4" in refused
-    assert "watch.notify: is not set" in absent
