@@ -16,7 +16,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 23),
     "checkpoint": (6_510, 36),
     "cli": (5_080, 35),
-    "config": (2_960, 13),
+    "config": (3_080, 14),
     "devices": (760, 6),
     "diagnose": (1_800, 9),
     "estimate": (860, 7),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_640, 19),
     "slurm": (5_030, 26),
     "tasks": (1_380, 9),
-    "tests": (58_700, 456),
+    "tests": (58_750, 456),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""
