@@ -15,7 +15,7 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 23),
     "checkpoint": (6_510, 36),
-    "cli": (5_120, 35),
+    "cli": (5_130, 35),
     "config": (3_080, 14),
     "devices": (760, 6),
     "diagnose": (1_800, 9),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_650, 19),
     "slurm": (5_030, 26),
     "tasks": (1_380, 9),
-    "tests": (58_820, 456),
+    "tests": (58_830, 456),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""
