@@ -15,8 +15,8 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_040, 23),
     "checkpoint": (6_430, 36),
-    "cli": (4_790, 34),
-    "config": (2_860, 13),
+    "cli": (4_860, 34),
+    "config": (3_060, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (860, 7),
@@ -27,10 +27,10 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
     "results": (3_740, 17),
-    "run": (3_610, 19),
+    "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (560, 4),
-    "tests": (55_700, 442),
+    "tests": (55_850, 442),
     "train": (9_940, 46),
 }
 """The most lines and files of each package, and of the tests."""

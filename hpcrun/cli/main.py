@@ -165,6 +165,9 @@ def _imported(command: str) -> ModuleType:
     """Import the module of ``command``, with no search for garbage among modules, now and at exit.
 
     Modules stay until the exit. The search takes about a fifth of the time of a short command.
+
+    Raises:
+        UserError: a package is not installed, as on a laptop that only calls other hosts.
     """
     name = f"hpcrun.cli.commands.{command}"
     if name in sys.modules:
@@ -172,6 +175,13 @@ def _imported(command: str) -> ModuleType:
     gc.disable()
     try:
         return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] == "hpcrun":
+            raise
+        raise UserError(
+            f"{command}: the package {error.name} is not installed here; `pip install hpcrun` installs it, "
+            f"or run the command on another host: hpcrun --host HOST {command}"
+        ) from error
     finally:
         gc.freeze()
         gc.enable()

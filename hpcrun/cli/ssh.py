@@ -18,6 +18,7 @@ NOT_CONNECTED = 255
 _LONGEST_SOCKET = 107 - 17 - 40
 _LIST = ".git/hpcrun-files"
 _OWNER = ".git/hpcrun-source"
+_CHECKOUT = "hpcrun.checkout"
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,13 @@ def shared_options(config: Mapping[str, str], folder: Path) -> list[str]:
 
 def ssh_command(host: Host, options: Sequence[str], script: str, *, terminal: bool) -> list[str]:
     """Return the command that runs the bash lines of ``script`` in a login shell of ``host``."""
+    login = shlex.join(["exec", "bash", "-lc", script])
+    if not terminal:
+        # A profile that reads its input would take that of the script, or wait forever.
+        login = shlex.join(["exec", "bash", "-lc", f"exec <&3 3<&-; {script}"])
+        login = shlex.join(["exec", "bash", "--norc", "-c", f"{login} 3<&0 </dev/null"])
     # The user's shell there may be any other: it only has to start bash.
-    words = ["exec", "bash", "-lc", shlex.quote(script)]
-    return ["ssh", *options, "-t" if terminal else "-T", "--", host.name, *words]
+    return ["ssh", *options, "-t" if terminal else "-T", "--", host.name, login]
 
 
 def rsync_command(host: Host, options: Sequence[str], target: str) -> list[str]:
@@ -89,18 +94,31 @@ def rsync_command(host: Host, options: Sequence[str], target: str) -> list[str]:
     ]
 
 
-def prepare_script(host: Host, target: str, source: str) -> str:
+def checkout_command(source: Path) -> list[str]:
+    """Return the command that prints the names of the checkout ``source``; only the first counts."""
+    return ["git", "-C", str(source), "config", "--local", "--get-all", _CHECKOUT]
+
+
+def name_checkout_command(source: Path, name: str) -> list[str]:
+    """Return the command that adds a name, so that two calls at the same time leave one first name."""
+    return ["git", "-C", str(source), "config", "--local", "--add", _CHECKOUT, name]
+
+
+def prepare_script(host: Host, target: str, source: str, checkout: str) -> str:
     """Return the shell lines before a copy of ``source`` to ``target``; their input is the list of files.
 
     The folder becomes a git work tree, and its index has exactly the sent files, so that hpcrun there lists
     and copies them as it does here. Files of the last copy that are gone here are removed there.
+    ``checkout``: its name, which distinguishes equal paths of two laptops.
     """
-    place, owner = shlex.quote(target), shlex.quote(source)
+    place, owner = shlex.quote(target), shlex.quote(f"{source} {checkout}")
     replace = (
         f"to replace its files, make {target}/.git an empty folder there; or set another folder for "
         f"{host.name} in hosts.yaml"
     )
-    taken = f"{host.name}:{target} is not a copy of {source}; {replace}"
+    taken = (
+        f"{host.name}:{target} is the copy of another folder or laptop, not of {source}; {replace}"
+    )
     made_there = f"{host.name}:{target} has files that hpcrun did not send; {replace}"
     return " && ".join(
         [

@@ -74,6 +74,12 @@ def test_the_export_loads_strictly_in_plain_pytorch(run, hpcrun, tmp_path, name)
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".model")] == []
 
 
+def test_a_step_without_a_checkpoint_is_refused(run, hpcrun, tmp_path):
+    code, _, err = hpcrun("export", "r", "model.pt", "--step", "999")
+    assert (code, err) == (2, "hpcrun: --step 999: r has no such checkpoint; there are 1, 2\n")
+    assert not (tmp_path / "model.pt").exists()
+
+
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 def test_an_export_removes_what_a_killed_export_has_left(run, tmp_path, name):
     if name.endswith("safetensors"):

@@ -23,7 +23,8 @@ FISH = "source completion; complete -C '{line}'"
 
 def completed(shell: str, line: str, folder: Path) -> set[str]:
     """Return the completions of the last word of ``line``."""
-    words = line.split(" ")
+    # Only bash splits at the equals sign.
+    words = (line.replace("=login", " = login") if shell == "bash" else line).split(" ")
     quoted = " ".join(f"'{word}'" for word in words)
     script = {"bash": BASH, "zsh": ZSH, "fish": FISH}[shell]
     program = script.format(words=quoted, count=len(words), line=line)
@@ -58,6 +59,11 @@ def test_a_shell_completes_the_words_of_a_command(shell: str, tmp_path: Path) ->
         ("hpcrun export gpt --format d", {"dcp"}),
         ("hpcrun cancel g", {"gpt", "gpt-2"}),
         ("hpcrun nccl l", {"lint"}),
+        ("hpcrun --ho", {"--host"}),
+        ("hpcrun --host login su", {"submit"}),
+        ("hpcrun --host login submit --no", {"--nodes", "--no-snapshot"}),
+        ("hpcrun --host login export gpt --format d", {"dcp"}),
+        ("hpcrun --host=login su", {"submit"}),
     ):
         found = completed(shell, line, tmp_path)
         assert {word for word in found if not word.endswith("/")} == wanted, line

@@ -1,5 +1,6 @@
 """The submitting command reports a missing package before the job is queued."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,3 +56,15 @@ def test_nothing_is_said_of_packages_that_the_ranks_may_have(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     require_packages(resolve([override_layer(["watch.wandb=a", elsewhere])]))
+
+
+def test_a_command_without_its_packages_gets_a_line(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['xxhash'] = None; from hpcrun.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "status"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith("hpcrun: status: the package xxhash is not installed here; `pip install")
+    assert line.endswith("run the command on another host: hpcrun --host HOST status")

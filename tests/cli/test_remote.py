@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpcrun.cli.main import guarded
 from hpcrun.cli.ssh import Host, prepare_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
@@ -317,11 +319,40 @@ def test_another_folder_of_the_same_name_is_refused(
     subprocess.run(["git", "init", "-q", other], check=True)
     (other / "x.py").write_text("")
     (line,) = site.hpcrun("submit", cwd=other, code=2).stderr.splitlines()
-    assert f"login.site:hpcrun/{project.name} is not a copy of" in line
+    assert f"login.site:hpcrun/{project.name} is the copy of another folder or laptop" in line
     assert (site.there / "hpcrun" / project.name / "train.py").exists()
     with settings(site, "login.site: {folder: ~/second}\n"):
         site.hpcrun("submit", cwd=other)
     assert (site.there / "second" / project.name / "x.py").exists()
+
+
+def test_another_laptop_with_the_same_path_replaces_no_file(
+    site: sshd.Site, project: Path, echo: None
+) -> None:
+    site.hpcrun("submit", cwd=project)
+    site.hpcrun("submit", cwd=project)
+    shutil.rmtree(project)
+    project.mkdir()
+    subprocess.run(["git", "init", "-q", project], check=True)
+    (project / "x.py").write_text("")
+    (line,) = site.hpcrun("submit", cwd=project, code=2).stderr.splitlines()
+    assert f"another folder or laptop, not of root:{project}; to replace" in line
+    assert (site.there / "hpcrun" / project.name / "train.py").exists()
+    site.hpcrun("status", cwd=project)
+
+
+def test_a_profile_that_reads_its_input_does_not_wait(
+    site: sshd.Site, project: Path, echo: None
+) -> None:
+    profile = site.there / ".bash_profile"
+    before = profile.read_text()
+    profile.write_text(f"cat >/dev/null\n{before}")
+    try:
+        done = site.hpcrun("submit", cwd=project)
+        assert done.stdout.startswith("<submit>\n")
+        assert (site.there / "hpcrun" / project.name / "train.py").exists()
+    finally:
+        profile.write_text(before)
 
 
 def test_files_that_a_user_made_there_are_not_replaced(
@@ -345,6 +376,21 @@ def test_files_that_a_user_made_there_are_not_replaced(
     assert line.endswith(f"remove hpcrun/{project.name}/.git/index.lock there")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--host"], "--host: name a host before the command: hpcrun --host HOST status"),
+        (["--host=a", "--host", "b", "status"], "--host a: is given twice; give one host, and"),
+        (["--host", "a", "--host=b", "status"], "--host a: is given twice; give one host, and"),
+    ],
+)
+def test_a_wrong_host_option_is_refused(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(words) == 2
+    assert line in capsys.readouterr().err
+
+
 def test_a_missing_runtime_folder_does_not_matter(site: sshd.Site) -> None:
     words = ["env", "XDG_RUNTIME_DIR=/run/user/no", *site.words("--version")]
     assert site.run(*words).returncode == 0
@@ -354,7 +400,7 @@ def test_a_cut_copy_of_the_code_is_completed(tmp_path: Path) -> None:
     """Runs the lines for the other host here; the shell ends before the n-th command."""
 
     def run(owner: str, last: int) -> "subprocess.CompletedProcess[bytes]":
-        script = prepare_script(Host("x"), str(tmp_path / f"copy{number}"), owner)
+        script = prepare_script(Host("x"), str(tmp_path / f"copy{number}"), owner, "one")
         cut = f"trap '[ $((n += 1)) -le {last} ] || exit 9' DEBUG; {script}"
         return subprocess.run(
             ["bash", "-c", cut], input=b"a\0b c\0", capture_output=True, check=False
@@ -368,7 +414,7 @@ def test_a_cut_copy_of_the_code_is_completed(tmp_path: Path) -> None:
     assert number > 8
     refused = run("me:/other", 1000)
     assert refused.returncode == 2
-    assert b"is not a copy of me:/other; to replace its files, make" in refused.stderr
+    assert b"not of me:/other; to replace its files, make" in refused.stderr
 
 
 def test_another_version_there_is_named(site: sshd.Site, project: Path) -> None:

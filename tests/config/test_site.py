@@ -91,6 +91,74 @@ def test_a_rule_refuses_with_the_place_of_the_value(
     assert "abc" not in shown
 
 
+@pytest.mark.parametrize(
+    ("rules", "words", "line"),
+    [
+        ("forbid: {job.nodes: [8]}", ["--nodes", "7-8"], "--nodes: job.nodes: 8 is forbidden at"),
+        (
+            "forbid: {job.nodes: 6-7}",
+            ["--nodes", "7"],
+            "--nodes: job.nodes: 7 is forbidden at this",
+        ),
+        ("require: {job.nodes: [1-4]}", ["--nodes", "3-5"], "should be 1-4 at this site ("),
+        ("forbid: {job.mem: 64G}", ["--mem", "65536m"], "--mem: job.mem: 65536M is forbidden at"),
+        ("forbid: {job.mem: '2048'}", ["job.mem=2g"], "line: job.mem: 2G is forbidden at"),
+        ("forbid: {job.time: 3-0}", ["--time", "72:00:00"], "--time: job.time: 3-00:00:00 is for"),
+        ("require: {job.time: 90}", ["--time", "91"], "01:31:00"),
+        ("forbid: {job.gpus: '4'}", ["--gpus", "a100:4"], "--gpus: job.gpus: 4 is forbidden at"),
+        ("forbid: {job.exclude_hours: 1}", ["job.exclude_hours=1e0"], "hours: 1.0 is forbidden"),
+        ("forbid: {job.constraint: v100}", ["--constraint", "a100|v100"], "v100 is forbidden"),
+        ("require: {job.constraint: a&b}", ["--constraint", "a"], "should be a&b at this site ("),
+        (
+            "forbid: {job.gpus: 8}",
+            ["job.sbatch_args=[--gres=gpu:8]"],
+            "--gres=gpu:8: this site has",
+        ),
+        ("forbid: {job.mem: 1T}", ["job.sbatch_args=[--mem-per-cpu=1T]"], "rule for job.mem ("),
+    ],
+)
+def test_another_spelling_does_not_evade_a_rule(
+    place: Path, rules: str, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "site.yaml").write_text(rules)
+    assert submitted("--executor", "slurm", "train.batch_size=512", *words) == 2
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ("require: {job.nodes: [1-4]}", ["--nodes", "2-3"]),
+        ("require: {job.mem: [64G]}", ["--mem", "65536M"]),
+        ("require: {job.time: [1-0, '60']}", ["--time", "1:00:00"]),
+        ("require: {job.constraint: a&b}", ["--constraint", "a&b"]),
+        ("require: {job.partition: [a, b]}", ["--partition", "b,a"]),
+        ("forbid: {job.gpus: 8}", ["job.sbatch_args=[--gres=lustre:8]"]),
+    ],
+)
+def test_a_rule_allows_every_spelling_of_its_values(
+    place: Path, rules: str, words: list[str]
+) -> None:
+    (place / "site.yaml").write_text(rules)
+    assert submitted("--executor", "slurm", "train.batch_size=512", *words) == 0
+
+
+@pytest.mark.parametrize(("configured", "code"), [(True, 0), (False, 2)])
+@pytest.mark.parametrize("more", [[], ["--sweep", "seed=1,2"]])
+def test_a_required_executor_may_be_that_of_auto(
+    place: Path,
+    configured: bool,
+    code: int,
+    more: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (place / "site.yaml").write_text("require: {job.executor: slurm}\nforbid: {job.executor: }\n")
+    monkeypatch.setattr(submission.slurm, "configured", lambda: configured)
+    assert submitted("--cpu", *more) == code
+    assert ("should be slurm at this site (" in capsys.readouterr().err) is not configured
+
+
 @pytest.mark.parametrize("more", [[], ["--sweep", "seed=1,2"]])
 def test_auto_does_not_choose_a_forbidden_executor(
     more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -137,6 +205,11 @@ def test_a_sweep_and_a_resume_obey_the_rules(
         ),
         ("forbid: {job: x}\n", "forbid: job: is a section; name a key of it"),
         ("forbid: [job.mem]\n", "site.yaml:1: forbid: should be keys, such as"),
+        ("forbid: {job.nodes: [8, many]}\n", "site.yaml:1: forbid: job.nodes: should be a whole"),
+        ("forbid: {job.gpus: 'a100:4'}\n", "forbid: job.gpus: should be a whole number, not"),
+        ("forbid: {job.account: [1e3]}\n", "forbid: job.account: should be text, in quotes if"),
+        ("forbid: {job.executor: auto}\n", "forbid: job.executor: name the executor that auto"),
+        ("forbid: {job.mem: [null]}\n", "forbid: job.mem: a value may not be null; use require"),
         ("messages: {job.mem: x}\n", "messages: job.mem: no rule of this file is about this key"),
     ],
 )
@@ -145,6 +218,16 @@ def test_a_wrong_file_is_refused_with_its_line(place: Path, text: str, line: str
     with pytest.raises(ConfigError) as refused:
         read_site({"HPCRUN_SITE": str(place / "site.yaml")})
     assert line in str(refused.value)
+
+
+def test_an_empty_variable_does_not_switch_rules_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCRUN_SITE", "")
+    assert submitted("--executor", "slurm") == 2
+    assert capsys.readouterr().err == (
+        "hpcrun: $HPCRUN_SITE: is empty; name the site's file, or unset the variable\n"
+    )
 
 
 def test_a_missing_file_of_the_variable_is_refused(place: Path) -> None:

@@ -95,6 +95,21 @@ def test_a_flipped_bit_makes_a_line_and_a_file_damaged(tmp_path: Path, old: byte
     assert read_json(tmp_path / "file") is None
 
 
+def test_a_flipped_bit_in_the_key_of_a_hash_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for value in ({"step": 3}, {}):
+        write_hashed(path, value)
+        written = path.read_bytes()
+        path.write_bytes(written.replace(b"sha256", b"sha356"))
+        assert read_json(path) is None
+        # An editor that changes a value removes the line.
+        lines = written.splitlines()
+        path.write_bytes(b"\n".join(line for line in lines if b"sha256" not in line))
+        assert value == {} or read_json(path) == value
+    write_json(path, {"key": "f" * 64, "step": 3})
+    assert read_json(path) == {"key": "f" * 64, "step": 3}
+
+
 def test_a_torn_last_line_is_skipped(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     append_line(log, {"n": 1})

@@ -126,8 +126,7 @@ def permitted_executor(config: Config, layers: Sequence[Layer]) -> ExecutorName:
     """Return the executor of ``config``, from ``layers``; raises UserError if the site forbids it."""
     executor = submission.choose_executor(config)
     if config.job.executor == "auto":
-        job = config.job.model_copy(update={"executor": executor})
-        read_site(os.environ).check(config.model_copy(update={"job": job}), layers)
+        read_site(os.environ).check(config, layers, executor)
     return executor
 
 

@@ -83,10 +83,15 @@ def _bash() -> Iterator[str]:
     commands = _commands()
     yield f"_hpcrun_runs() {{ ({_LIST}); }}"
     yield "_hpcrun() {"
-    yield '    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words word'
-    yield f'    if [ "$COMP_CWORD" = 1 ]; then words="{" ".join(commands)} --help --version"; else'
+    yield '    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words word at=1'
+    # Bash splits --host=HOST at the equals sign, and zsh does not.
+    yield '    [ "$COMP_CWORD" = 1 ] || case "${COMP_WORDS[1]} ${COMP_WORDS[2]}" in'
+    yield '    "--host =") at=4 ;; "--host "*) at=3 ;; "--host="*) at=2 ;; esac'
+    yield '    [ "$COMP_CWORD" -ge "$at" ] || return 0'
+    yield '    if [ "$COMP_CWORD" = "$at" ]; then'
+    yield f'    words="{" ".join(commands)} --help --version"; [ "$at" = 1 ] && words+=" --host"; else'
     yield '    for word in "${COMP_WORDS[@]:1:$((COMP_CWORD-1))}"; do [ "$word" = -- ] && return; done'
-    yield '    case "${COMP_WORDS[1]} $prev" in'
+    yield '    case "${COMP_WORDS[at]} $prev" in'
     for name, command in commands.items():
         for option, values in command.values.items():
             if values:
@@ -105,7 +110,13 @@ def _bash() -> Iterator[str]:
 
 def _fish() -> Iterator[str]:
     commands = _commands()
-    yield f"complete -c hpcrun -f -n __fish_use_subcommand -a {shlex.quote(' '.join(commands))}"
+    # fish's own __fish_use_subcommand would take the host for a command.
+    yield "function __hpcrun_command; set -l words (commandline -opc)"
+    yield "    test (count $words) -gt 1; and string match -q -- '--host=*' $words[2]; and set -e words[2]"
+    yield "    test (count $words) -gt 2; and test $words[2] = --host; and set -e words[2..3]"
+    yield "    test (count $words) = 1; end"
+    yield "complete -c hpcrun -n __fish_is_first_token -l host -x -d 'run the command on this host'"
+    yield f"complete -c hpcrun -f -n __hpcrun_command -a {shlex.quote(' '.join(commands))}"
     for name, command in commands.items():
         start = f"complete -c hpcrun -n '__fish_seen_subcommand_from {name}'"
         if command.words:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from hpcrun.checkpoint.storage.errors import amount
 from hpcrun.cli.arguments import add_saved, find_saved
+from hpcrun.errors import UserError
 from hpcrun.printing import say
+
+_SHOWN_STEPS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     step = arguments.step
     if step is None:
         step = best_readable(store) if arguments.best else newest_readable(store)
+    elif step not in (steps := store.steps()):
+        there = ", ".join(map(str, reversed(steps[:_SHOWN_STEPS]))) or "none"
+        more = f" and {len(steps) - _SHOWN_STEPS} older" if len(steps) > _SHOWN_STEPS else ""
+        raise UserError(f"--step {step}: {name} has no such checkpoint; there are {there}{more}")
     store.require_private([step])
     exported = export_model(
         store, step, arguments.file, kind=arguments.format, averaged=arguments.ema
