@@ -21,6 +21,7 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun import STOP
+from tests.on_slurm import own_examples
 
 WAITS = {0: 2, 1: 4, 2: 2, 3: 2}
 """Steps of an attempt, after which its ranks wait for a fault."""
@@ -32,10 +33,14 @@ class Recorder:
     """Writes the samples of each step of a rank, and waits for the faults.
 
     The samples of a step are a hash of all batches, with their noise, that DDP was given with gradients on.
+
+    Attributes:
+        output: folder of the files.
+        model: the model of an example.
     """
 
     def __init__(self, output: Path, *, faults: bool) -> None:
-        self.output = output
+        self.output, self.model = output, torch.nn.Module()
         self.attempt, self.rank = int(os.environ["HPCRUN_RESTART"]), int(os.environ["RANK"])
         self._faults, self._done = faults, 0
         self._samples: list[str] = []
@@ -111,6 +116,12 @@ def loop(name: str, at: Recorder) -> str:
     return weights
 
 
+def example(name: str, at: Recorder) -> str:
+    """Run an example of a framework."""
+    own_examples.run(own_examples.EXAMPLES[name], at)
+    return digest(at.model.state_dict())
+
+
 PROGRAMS: dict[str, Callable[[Recorder], str]] = {
     "lightning": lightning,
     "transformers": transformers,
@@ -118,6 +129,7 @@ PROGRAMS: dict[str, Callable[[Recorder], str]] = {
     "tokens": partial(loop, "tokens"),  # with the structure of nanoGPT's train.py
     "gan": partial(loop, "gan"),
     "stream": partial(loop, "stream"),
+    **{name: partial(example, name) for name in own_examples.EXAMPLES},
 }
 """Programs by name; each returns a hash of its weights."""
 
