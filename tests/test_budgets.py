@@ -16,7 +16,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_040, 23),
     "checkpoint": (6_430, 36),
     "cli": (4_860, 34),
-    "config": (3_060, 14),
+    "config": (2_980, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (860, 7),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (560, 4),
-    "tests": (55_850, 442),
+    "tests": (56_260, 443),
     "train": (9_940, 46),
 }
 """The most lines and files of each package, and of the tests."""

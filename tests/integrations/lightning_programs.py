@@ -147,7 +147,7 @@ def with_lightning(after: Callable[[int], object]) -> tuple[str, int]:
         devices=1,
         num_nodes=2,
         strategy="ddp",
-        max_epochs=1,
+        max_epochs=2,
         val_check_interval=5,
         callbacks=[Batches(after), ExactResume(every=3)],
         enable_progress_bar=False,

@@ -84,7 +84,21 @@ class Bench:
 
     def preempt_everything(self) -> None:
         """Take all nodes for a short time with an urgent job."""
-        urgent = self.sbatch("--partition=urgent", "--nodes=4", "--exclusive", "--wrap", "sleep 1")
+        with self.all_nodes_taken():
+            pass
+
+    @contextlib.contextmanager
+    def all_nodes_taken(self) -> Iterator[None]:
+        """Take all nodes with an urgent job, wait until it runs, and keep them until the block ends."""
+        free = self.folder / "free"
+        free.unlink(missing_ok=True)
+        held = f"until [ -e {free} ]; do sleep 0.1; done"
+        urgent = self.sbatch("--partition=urgent", "--nodes=4", "--exclusive", "--wrap", held)
+        self.slurm.wait_state(urgent, "RUNNING", timeout=ENDED)
+        try:
+            yield
+        finally:
+            free.touch()
         self.slurm.wait_state(urgent, timeout=ENDED)
 
     def wait_for_step(self, run: RunDirectory, step: int, restart: int = 0) -> None:
