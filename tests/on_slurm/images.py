@@ -72,7 +72,8 @@ def make_root(root: Path) -> None:
         (root / "usr/bin/python3").symlink_to(python)
     used = [python, *programs, *library.glob("lib-dynload/*.so")]
     found = _libraries_of(used)
-    found |= {str(Path(next(iter(found))).parent / name) for name in _LIBRARIES}
+    libc = next(path for path in found if Path(path).name == "libc.so.6")
+    found |= {str(Path(libc).parent / name) for name in _LIBRARIES}
     for path in found:
         target = root / Path(path).relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)
