@@ -14,14 +14,14 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 23),
-    "checkpoint": (6_510, 36),
+    "checkpoint": (6_530, 36),
     "cli": (5_080, 35),
     "config": (2_960, 13),
     "devices": (760, 6),
     "diagnose": (1_800, 9),
     "estimate": (860, 7),
     "hpcrun": (710, 9),
-    "integrations": (3_190, 18),
+    "integrations": (3_360, 19),
     "job": (6_010, 25),
     "network": (5_440, 23),
     "nodes": (1_560, 8),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_640, 19),
     "slurm": (5_030, 26),
     "tasks": (1_380, 9),
-    "tests": (58_700, 456),
+    "tests": (58_850, 456),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""

@@ -331,7 +331,7 @@ def test_a_job_learns_of_each_commit_before_close_returns(tmp_path, monkeypatch)
 
 
 def test_a_rank_that_ends_without_close_waits_for_its_patience(tmp_path):
-    """Without a limit of its own, the rank would still wait when the other rank takes part at last."""
+    """Without this limit, the rank would still wait when the other rank takes part at last."""
 
     def play(rank):
         torch.set_num_threads(1)

@@ -81,7 +81,7 @@ def capture_shared(
         }
     except ValueError as error:
         raise CheckpointError(f"the state cannot be saved: {error}") from error
-    shared = plain(shared)
+    shared = {key: plain(value, key) for key, value in shared.items()}
     for name, value in weights.items():
         if isinstance(value, torch.Tensor) and _overlaps(value):
             raise CheckpointError(
@@ -331,7 +331,7 @@ def plain(value: Any, where: str = "") -> Any:
         return items if kind is dict else kind(items)
     if kind in (list, tuple):
         return kind(map(below, range(len(value)), value))
-    # Not float32: after a resume the training would go on with a Python float, and so in float64.
+    # Not float32: after a resume the training would compute with a Python float, and so in float64.
     if kind.__module__ == "numpy" and (
         isinstance(value, _EXACT) or kind.__name__ in ("bool", "bool_")
     ):
