@@ -14,14 +14,14 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_040, 23),
-    "checkpoint": (6_430, 36),
+    "checkpoint": (6_460, 36),
     "cli": (4_860, 34),
     "config": (2_980, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (860, 7),
     "hpcrun": (710, 9),
-    "integrations": (3_190, 18),
+    "integrations": (3_360, 19),
     "job": (5_740, 24),
     "network": (4_730, 23),
     "nodes": (1_560, 8),
@@ -30,8 +30,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (560, 4),
-    "tests": (56_260, 443),
-    "train": (9_940, 46),
+    "tests": (56_450, 443),
+    "train": (9_930, 46),
 }
 """The most lines and files of each package, and of the tests."""
 

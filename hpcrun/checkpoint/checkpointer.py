@@ -22,6 +22,7 @@ from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.copies import require_alike
 from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, CheckpointEngine, wait_until_idle
 from hpcrun.checkpoint.sharded.plan import require_dense
+from hpcrun.checkpoint.state.capture import plain
 from hpcrun.checkpoint.state.compatibility import broadcast
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.checkpoint.state.tree import fill, replicated, split, taken
@@ -113,7 +114,7 @@ class Checkpointer:
         self._costs: list[tuple[float, float]] = []
         with self._ranks.agreed():
             every = require_arguments(model, every, minutes, failure_hours, host_memory)
-            self._require_savable()
+        self.require_savable()
         self._ranks.from_rank_0(store.require_private)
         self._claimed = bool(every) or minutes is not None or failure_hours is not None
         if self._claimed:
@@ -293,12 +294,19 @@ class Checkpointer:
             self._claimed = False
             _leave(self._engine, self._lock, self._ranks, patience)
 
-    def _require_savable(self) -> None:
-        try:
-            _, tensors = split(self._state.capture_shared(taken(self.extra)))
-        except RecursionError as error:
-            raise CheckpointError("extra: nested too deeply, or contains itself") from error
-        require_dense(tensors)
+    def require_savable(self) -> None:
+        """Do what a save does with the state before its copy. Collective.
+
+        Raises:
+            CheckpointError: the state cannot be saved; the text says what and where. Raised on all ranks.
+        """
+        with self._ranks.agreed():
+            try:
+                shared, own = self._state.capture(taken(self.extra))
+                plain(own)
+            except RecursionError as error:
+                raise CheckpointError("extra: nested too deeply, or contains itself") from error
+            require_dense(split(shared)[1])
 
     def _compare(self, shared: dict[str, Any] | None) -> bool:
         if self._ranks.world_size == 1 or replicated(self._state.model):

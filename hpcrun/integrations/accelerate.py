@@ -13,7 +13,12 @@ from hpcrun.errors import UserError
 from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.folder_session import FolderSession
 from hpcrun.integrations.loader import ExactLoader, next_pass
-from hpcrun.integrations.session import ENDED, default_folder, require_first
+from hpcrun.integrations.session import (
+    ENDED,
+    default_folder,
+    refuse_in_a_line,
+    require_first,
+)
 from hpcrun.integrations.wandb import continue_wandb_run
 
 
@@ -26,6 +31,7 @@ class ExactState:
     """
 
     def __init__(self, accelerator: Any, folder: Path | str | None, every: int, keep: int) -> None:
+        refuse_in_a_line()
         _require_exact(accelerator, every, keep)
         require_first(default_folder(folder))
         self._accelerator, self._every = accelerator, every

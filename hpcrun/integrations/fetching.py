@@ -9,14 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
-from hpcrun.integrations.random_state import (
-    generators_in,
-    mixed,
-    reseed,
-    seed_all,
-    set_states,
-    states,
-)
+from hpcrun.integrations.random_state import generators_in, seed_with, set_apart
 from hpcrun.ranks.signals import ignore_in_helper_process
 
 
@@ -46,13 +39,9 @@ class SeededDataset(Dataset[Any]):
 
     def __getitem__(self, order: Order) -> Any:
         """Return the collated batch of ``order``."""
-        before = None if get_worker_info() else states()
-        try:
+        with set_apart():
             self._begin(order)
             return self._collate(self._read(order.indices))
-        finally:
-            if before is not None:
-                set_states(before)
 
     def _begin(self, order: Order) -> None:
         if self._epoch != order.epoch:
@@ -61,8 +50,7 @@ class SeededDataset(Dataset[Any]):
             set_epoch(self.dataset, order.epoch)
         if self._generators is None:
             self._generators = generators_in(self.dataset, self._collate)
-        seed_all(order.seed)
-        reseed(self._generators, [mixed(order.seed, i) for i in range(len(self._generators))])
+        seed_with(order.seed, self._generators)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned must search its own copies.

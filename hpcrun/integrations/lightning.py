@@ -19,7 +19,7 @@ from hpcrun.integrations.lightning_rank import RankState
 from hpcrun.integrations.lightning_refused import require_exact, require_fetcher
 from hpcrun.integrations.lightning_trainer import TrainerState
 from hpcrun.integrations.loader import ExactLoader
-from hpcrun.integrations.session import Session, default_folder
+from hpcrun.integrations.session import Session, default_folder, refuse_in_a_line
 from hpcrun.ranks.signals import STOP
 
 try:
@@ -59,6 +59,7 @@ class ExactResume(Callback):  # type: ignore[misc]
         self._folder = folder
         self._options: dict[str, Any] = {"every": every, "minutes": minutes, "retention": retention}
         STOP.install()
+        refuse_in_a_line()
         if "HPCRUN_RUN" in os.environ:
             _hide_slurm()
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch.utils.data import get_worker_info
 
 _DEPTH, _OBJECTS = 6, 2000
 _LIBRARIES = frozenset(("builtins", "collections", "numpy", "random", "torch", "typing"))
@@ -43,14 +44,14 @@ def set_states(found: tuple[Any, Any, torch.Tensor]) -> None:
 
 
 @contextmanager
-def seeded(*numbers: int) -> Iterator[None]:
-    """Run a block with global CPU generators seeded from ``numbers``; restore their states afterwards."""
-    before = states()
-    seed_all(mixed(*numbers))
+def set_apart() -> Iterator[None]:
+    """Run a block that seeds the global CPU generators; restore them afterwards, but not in a worker."""
+    before = None if get_worker_info() else states()
     try:
         yield
     finally:
-        set_states(before)
+        if before is not None:
+            set_states(before)
 
 
 class OwnRandomness:
@@ -58,7 +59,8 @@ class OwnRandomness:
 
     def __init__(self, *numbers: int) -> None:
         """Seed the generators from ``numbers``."""
-        with seeded(*numbers):
+        with set_apart():
+            seed_all(mixed(*numbers))
             self._states = states()
 
     @contextmanager
@@ -120,6 +122,12 @@ def reseed(generators: Sequence[Any], seeds: Sequence[int]) -> None:
             generator.seed(seed % 2**32)
         else:
             generator.seed(seed)
+
+
+def seed_with(seed: int, generators: Sequence[Any]) -> None:
+    """Seed the global CPU generators and ``generators``, each differently."""
+    seed_all(seed)
+    reseed(generators, [mixed(seed, i) for i in range(len(generators))])
 
 
 def fingerprint(generator: Any) -> int:

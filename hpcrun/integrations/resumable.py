@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.tree import bare
@@ -14,7 +14,14 @@ from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
 from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.loader import ExactLoader, next_pass
-from hpcrun.integrations.session import ENDED, Session, default_folder, require_first
+from hpcrun.integrations.session import (
+    ENDED,
+    Session,
+    default_folder,
+    refuse_in_a_line,
+    require_first,
+)
+from hpcrun.integrations.unknown_loaders import UnknownLoaders, require_own_generators
 from hpcrun.run.reports import report
 
 
@@ -39,10 +46,11 @@ def resumable(
 
     Args:
         model: plain, in DDP, compiled, or sharded by ``fully_shard``.
-        optimizer: created after the model was sharded.
+        optimizer: created after the model was sharded. An optimizer that is not torch's needs
+            ``state_dict()`` and ``load_state_dict()``. None: ``others`` has all that is optimized with.
         scheduler: a learning-rate scheduler.
         loader: the ``DataLoader`` of the training; None: the loop makes its batches from the global random
-            generators.
+            generators, and counts with ``state.steps``.
         scaler: a ``GradScaler``.
         every: steps between saves.
         minutes: minutes between saves; replaces ``every``.
@@ -84,30 +92,39 @@ class Resumable:
         folder: Path | str | None,
         retention: Retention | None,
     ) -> None:
+        refuse_in_a_line()
         require_first(default_folder(folder))
-        models = _named("model", model, nn.Module)
-        self._optimizers = _named("optimizer", optimizer, Optimizer)
+        models, optimizers = _named("model", model), _named("optimizer", optimizer)
+        _require_usable(models, optimizers)
+        first = next((name for name, one in optimizers.items() if isinstance(one, Optimizer)), "")
         self._schedulers, scalers = _named("scheduler", scheduler), _named("scaler", scaler)
         loaders = _named("loader", loader)
         self._loaders = {name: ExactLoader(one, name=name) for name, one in loaders.items()}
+        require_own_generators()
         self.steps, self.epoch, self.kept = 0, 0, None
         self._epoch_random: Any = None  # of the generators at the start of the epoch
         self._random: Any = None  # of the generators at the save
         self._resumed = False
         self._places: list[Any] = []
         self._begun: set[str] = set()  # the loaders with a pass in this epoch
+        self._left: set[str] = set()  # the loaders with a pass that has begun and not ended
+        self._ended = False  # a pass has ended after the last step
         self._open = False  # a batch was handed out after the last step
+        self._most: int | None = None  # steps
+        self._unknown = UnknownLoaders()
         self._late = ""  # what has changed after the last step, and is not in its checkpoint
         extra = dict(others)
-        for parts in (self._optimizers, self._schedulers, scalers):
-            for name in list(parts)[1:]:
-                extra[name] = parts[name]
+        extra |= {name: one for name, one in optimizers.items() if name != first}
+        for parts in (self._schedulers, scalers):
+            extra |= {name: parts[name] for name in list(parts)[1:]}
         extra |= {f"buckets.{name}": BucketOrder(one) for name, one in models.items()}
         whole = {name.replace(".", "_"): bare(one) for name, one in models.items()}
         self._session = Session(
             folder,
             model=next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(whole),
-            optimizer=next(iter(self._optimizers.values())),
+            # A checkpoint has an optimizer of torch.
+            optimizer=optimizers.get(first)
+            or SGD(next(iter(models.values())).parameters(), lr=0.0),
             scheduler=next(iter(self._schedulers.values()), None),
             scaler=next(iter(scalers.values()), None),
             extra=extra,
@@ -120,8 +137,9 @@ class Resumable:
         self.notes = self._session.checkpointer.notes
         if self.steps:
             self._resumed, self._random = True, capture_rank()
-        for one in self._optimizers.values():
-            one.register_step_post_hook(self._note_late)
+        for one in optimizers.values():
+            if isinstance(one, Optimizer):
+                one.register_step_post_hook(self._note_late)
 
     def step(self, keep: Any = None) -> None:
         """Count a finished step; save at the interval, and stop after a signal on any rank. Collective.
@@ -134,60 +152,90 @@ class Resumable:
 
         Raises:
             SystemExit: code 75, after a signal to stop; the state is saved.
-            CheckpointError: as :meth:`hpcrun.Checkpointer.save`.
-            UserError: no batch came from :meth:`batches` since the last step.
+            CheckpointError: as :meth:`hpcrun.Checkpointer.save`; in the first steps of a start and of an
+                epoch also if the state cannot be saved.
+            UserError: no batch came from :meth:`batches` since the last step, or in the first two steps of
+                a start a ``DataLoader`` that :func:`resumable` was not given has given batches.
         """
         if self._loaders and not self._open:
             raise UserError(
                 f"state.step(): step {self.steps + 1} has no batch; iterate state.batches(loader) "
                 "in place of the loader, and call state.step() once, after all that belongs to its batches"
             )
-        self._open, self._late = False, ""
+        self._unknown.step()
+        self._open, self._ended, self._late = False, False, ""
         self._places = self._scheduled()
         self.steps += 1
         self.kept = keep
         if reason := self._session.step(self.steps):
             self._session.leave(self.steps, reason)
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, up to ``count``; then :meth:`finish`.
 
         After a resume it begins with the epoch of the checkpoint; :meth:`batches` skips finished batches.
+
+        Args:
+            count: number of epochs of the training.
+            max_steps: number of steps after which the training ends, also in the middle of an epoch.
+
+        Raises:
+            UserError: :func:`resumable` has no loader, so the place in an epoch is unknown.
         """
-        while self.epoch < count:
+        if not self._loaders:
+            raise UserError(
+                "state.epochs(): hpcrun.resumable() has no loader=, so a resume could not know the place in "
+                "an epoch; pass loader=, or count steps: for step in range(state.steps, …)"
+            )
+        self._most = max_steps
+        while self.epoch < count and not self._is_over():
             if self._resumed and self._epoch_random is not None:
                 apply_rank(self._epoch_random)
             else:
                 self._epoch_random = capture_rank()
                 self._begun = set()
             self._resumed = False
+            # The code after the epoch before may have changed what the checkpoint holds.
+            self._session.unchecked = max(1, self._session.unchecked)
             yield self.epoch
-            self.epoch, self._epoch_random = self.epoch + 1, None
+            if not self._is_over():
+                self.epoch, self._epoch_random = self.epoch + 1, None
         self.finish()
 
-    def batches(self, loader: Any = None) -> Iterator[Any]:
+    def batches(self, loader: Any = None, *, limit: int | None = None) -> Iterator[Any]:
         """Return the batches of the next pass over ``loader``; after a resume, the rest of the saved pass.
 
         Args:
             loader: a loader that :func:`resumable` was given; None: the only loader.
+            limit: the most batches of a pass, in place of a ``break`` or ``islice``: a resume could not know
+                that the loop had left the pass.
 
         Raises:
-            UserError: the loader is unknown, it had a pass in this epoch, or the samples differ from those
-                before the interruption.
+            UserError: the loader is unknown, it had a pass in this epoch, the loop has left its pass before
+                the last batch, or the samples differ from those before the interruption.
         """
         name, exact = self._exact(loader)
         resumed = exact.resumed
-        if self._epoch_random is not None and name in self._begun and not resumed:
+        if limit is not None and limit < 1:
+            raise UserError(f"state.batches(limit={limit}): give at least 1 batch, or None for all")
+        if not resumed and name in self._begun:
             raise UserError(
                 f"state.batches(): a second pass over {name} in epoch {self.epoch}; a resume could not know "
-                "which pass to continue, so make each pass an epoch of state.epochs()"
+                "which pass to continue, so make each pass an epoch: for epoch in state.epochs(…), which "
+                "also takes max_steps="
+            )
+        if not resumed and name in self._left:
+            raise UserError(
+                f"state.batches(): the loop has left the pass over {name} before its end, after "
+                f"{exact.batches} batches, where a resume would continue; in place of break or islice use "
+                f"state.batches(loader, limit={exact.batches}), or state.epochs(…, max_steps=…)"
             )
         self._begun.add(name)
         rest = iter(exact)
         if resumed:
             # What ran since the restore, such as a validation, may have drawn random numbers.
             apply_rank(self._random)
-        return self._counted(rest)
+        return self._counted(name, exact, rest, limit)
 
     def position(self, loader: Any = None) -> int:
         """Return the number of batches of the current pass over ``loader`` that were handed out.
@@ -259,12 +307,27 @@ class Resumable:
             f"{len(self._loaders)}"
         )
 
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            if number and not self._open:
-                self._require_last()
-            self._open = True
-            yield batch
+    def _counted(
+        self, name: str, exact: ExactLoader, rest: Iterator[Any], limit: int | None
+    ) -> Iterator[Any]:
+        self._left.add(name)
+        first = True
+        try:
+            while (limit is None or exact.batches < limit) and not self._is_over():
+                batch = next(rest, _END)
+                if batch is _END:
+                    break
+                if not first and not self._open:
+                    self._require_last()
+                first, self._open = False, True
+                yield batch
+            self._ended = True
+        finally:
+            if self._ended:  # this pass, or another pass in the same zip()
+                self._left.discard(name)
+
+    def _is_over(self) -> bool:
+        return self._most is not None and self.steps >= self._most
 
     def _require_last(self) -> None:
         """Raise UserError if something has changed after the last step, in the middle of a pass."""
@@ -283,26 +346,32 @@ class Resumable:
         return [getattr(one, "last_epoch", None) for one in self._schedulers.values()]
 
 
-def _named(kind: str, value: Any, wanted: type | None = None) -> dict[str, Any]:
-    """Return the objects of an argument by name: ``model``, ``model.0`` or ``model.key``.
-
-    Raises:
-        UserError: an object is not a ``wanted``, or a needed argument has none.
-    """
+def _named(kind: str, value: Any) -> dict[str, Any]:
+    """Return the objects of an argument by name: ``model``, ``model.0`` or ``model.key``."""
     if isinstance(value, Mapping):
-        found = {f"{kind}.{key}": one for key, one in value.items()}
-    elif isinstance(value, list | tuple):
-        found = {f"{kind}.{number}": one for number, one in enumerate(value)}
-    else:
-        found = {} if value is None else {kind: value}
-    for name, one in found.items():
-        if wanted is not None and not isinstance(one, wanted):
-            raise UserError(f"{name}: is a {type(one).__name__}, not a {wanted.__name__}")
-    if wanted is not None and not found:
-        raise UserError(f"{kind}: is missing; pass {kind}=, one {wanted.__name__} or several")
-    return found
+        return {f"{kind}.{key}": one for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return {f"{kind}.{number}": one for number, one in enumerate(value)}
+    return {} if value is None else {kind: value}
 
 
+def _require_usable(models: dict[str, Any], optimizers: dict[str, Any]) -> None:
+    if not models:
+        raise UserError("model: is missing; pass model=, one Module or several")
+    for name, one in models.items():
+        if not isinstance(one, nn.Module):
+            raise UserError(
+                f"{name}: is a {type(one).__name__}, not a Module; pass it by another name"
+            )
+    for name, one in optimizers.items():
+        if not all(callable(getattr(one, way, None)) for way in ("state_dict", "load_state_dict")):
+            raise UserError(
+                f"{name}: a {type(one).__name__} has no state_dict() and load_state_dict(), so a checkpoint "
+                "would miss its state; define both, or pass the optimizer that it wraps"
+            )
+
+
+_END = object()
 _DEVICE = "\0device"
 
 

@@ -1,7 +1,12 @@
 """Commits, the agreed stop and the exit code of a training loop that is not hpcrun's."""
 
 import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -21,6 +26,7 @@ from hpcrun.run.reports import report
 
 AGAIN = 75
 """Exit code of a training that is not done: hpcrun starts the script again."""
+_CODE = str(Path(__file__).parents[1])
 ENDED: set[Path] = set()
 """Folders of the trainings that have ended in this process."""
 
@@ -40,6 +46,7 @@ class Session:
     Attributes:
         ranks: all ranks, with a control group.
         checkpointer: the ``Checkpointer`` that saves.
+        unchecked: number of the next steps that check whether the state can be saved.
 
     Raises:
         UserError: the launcher started several ranks, and torch.distributed is not initialized.
@@ -65,6 +72,8 @@ class Session:
         group = new_control_group() if size > 1 else None
         self.ranks = Ranks(rank, size, group, CheckpointError)
         self._agreement = StopAgreement(group)
+        # The optimizer may have no state before the second call.
+        self.unchecked = 2
         self.folder = default_folder(folder)
         self.checkpointer = Checkpointer(
             self.folder,
@@ -108,8 +117,14 @@ class Session:
 
         Returns:
             NONE, or the reason to stop: call :meth:`leave` then.
+
+        Raises:
+            CheckpointError: the state cannot be saved, in a step that checks it. Raised on all ranks.
         """
         reason = self.reason(steps)
+        if self.unchecked:
+            self.unchecked -= 1
+            self.checkpointer.require_savable()
         if not reason:
             self.checkpointer.maybe_save(steps)
         return reason
@@ -154,6 +169,33 @@ class Session:
         self.save(steps)
         self.close()
         report(steps, done=True)
+
+
+def refuse_in_a_line() -> None:
+    """Make a refusal end the program with one line and exit code 2, except in a job of hpcrun.
+
+    The diagnosis of a job reads tracebacks.
+    """
+    if "HPCRUN_RUN" not in os.environ:
+        sys.excepthook = partial(_show, sys.excepthook)
+
+
+def _show(
+    usual: Callable[..., None],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    if not isinstance(error, UserError):
+        usual(kind, error, trace)
+        return
+    place = ""
+    for call in traceback.extract_tb(trace):
+        if call.filename.startswith(_CODE):
+            break
+        place = f"{call.filename}:{call.lineno}: "
+    say_aside(*(f"{place}{line}" for line in error.lines))
+    raise SystemExit(2)
 
 
 def own_place() -> tuple[int, int]:

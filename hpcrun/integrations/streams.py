@@ -16,14 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.errors import UserError
-from hpcrun.integrations.random_state import (
-    generators_in,
-    mixed,
-    reseed,
-    seed_all,
-    set_states,
-    states,
-)
+from hpcrun.integrations.random_state import generators_in, mixed, seed_with, set_apart
 
 
 class Reader(NamedTuple):
@@ -74,16 +67,10 @@ class SeededStream(IterableDataset[StreamItem]):
 
     def __iter__(self) -> Iterator[StreamItem]:
         info = get_worker_info()
-        if info is not None:
-            yield from self._read(info.id)
-            return
-        items = self._read(0)
+        items = self._read(0 if info is None else info.id)
         while True:
-            before = states()
-            try:
+            with set_apart():
                 item = next(items, None)
-            finally:
-                set_states(before)  # of the training
             if item is None:
                 return
             yield item
@@ -95,9 +82,7 @@ class SeededStream(IterableDataset[StreamItem]):
         generators = generators_in(self.dataset, self._collate)
 
         def seed(batch: int) -> None:
-            value = mixed(self.seed, number, batch)
-            seed_all(value)
-            reseed(generators, [mixed(value, i) for i in range(len(generators))])
+            seed_with(mixed(self.seed, number, batch), generators)
 
         seed(0)
         done = 0

@@ -21,7 +21,7 @@ from hpcrun.integrations.accelerate import ExactBase, exact_shard
 from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.folder_session import FolderSession
 from hpcrun.integrations.loader import next_pass
-from hpcrun.integrations.session import default_folder
+from hpcrun.integrations.session import default_folder, refuse_in_a_line
 from hpcrun.integrations.wandb import continue_wandb_run
 from hpcrun.ranks.signals import STOP, StopReason
 
@@ -47,6 +47,7 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
         self._folder = folder
         self._trainer: Any = None
         STOP.install()
+        refuse_in_a_line()
         continue_wandb_run()
 
     def run(self, trainer: Any, train: Callable[..., Any], given: str | bool | None) -> Any:

@@ -147,9 +147,9 @@ def test_ranks_that_see_a_failure_late_start_the_same_saves(tmp_path):
         ckpt.save(1)
         assert not ckpt.maybe_save(1)
         # A state that one rank cannot save is reported as a failure, and other ranks do not hang.
-        ckpt.extra["best"] = np.float64(1) if rank else 1.0
+        ckpt.extra["best"] = np.float32(1) if rank else 1.0
         ckpt.save(2)
-        with pytest.raises(CheckpointError, match=r"step 2 was not saved: rank 1 .*numpy\.float64"):
+        with pytest.raises(CheckpointError, match=r"step 2 was not saved: rank 1 .*numpy\.float32"):
             ckpt.wait()
         ckpt.extra["best"] = 2.0
         ckpt.save(2)
@@ -331,7 +331,7 @@ def test_a_job_learns_of_each_commit_before_close_returns(tmp_path, monkeypatch)
 
 
 def test_a_rank_that_ends_without_close_waits_for_its_patience(tmp_path):
-    """Without a limit of its own, the rank would still wait when the other rank takes part at last."""
+    """Without this limit, the rank would still wait when the other rank takes part at last."""
 
     def play(rank):
         torch.set_num_threads(1)

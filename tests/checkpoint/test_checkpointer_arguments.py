@@ -82,11 +82,11 @@ def test_invalid_arguments_are_refused_by_the_constructor(tmp_path, words, told)
 
 def test_a_state_that_becomes_unsavable_does_not_end_training(tmp_path):
     ckpt = Checkpointer(tmp_path, **parts(), every=1)
-    ckpt.extra["best"] = np.float64(1)
+    ckpt.extra["best"] = np.float32(1)
     assert ckpt.maybe_save(1)
     while ckpt.saving:
         time.sleep(0.01)
-    with pytest.warns(CheckpointWarning, match=r"step 1 was not saved: .*best: a numpy\.float64"):
+    with pytest.warns(CheckpointWarning, match=r"step 1 was not saved: .*best: a numpy\.float32"):
         ckpt.maybe_save(1)
     ckpt.extra["best"] = 1.0
     assert ckpt.maybe_save(2)

@@ -185,7 +185,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused():
 @pytest.mark.parametrize(
     ("extra", "where"),
     [
-        ({"best": np.float64(1)}, r"extra\.best: a numpy\.float64 cannot be saved"),
+        ({"best": np.float32(1)}, r"extra\.best: a numpy\.float32 cannot be saved"),
         ({"a": [1, {"b": (len,)}]}, r"extra\.a\.1\.b\.0: a builtins\.builtin_function"),
         ({"a": {1.5j: 0}}, r"extra\.a: the key 1\.5j is not plain data"),
     ],
@@ -194,6 +194,18 @@ def test_a_value_that_cannot_be_loaded_is_refused_when_saved(extra, where):
     training = Training()
     with pytest.raises(CheckpointError, match=where):
         capture_shared(training.model, training.optimizer, extra=extra)
+
+
+def test_exact_numbers_of_numpy_become_plain_numbers():
+    training = Training()
+    training.optimizer.param_groups[0]["lr"] = np.float64(0.1)
+    extra = {"best": [np.float64(1e-3), (np.int64(3),)], "ended": np.bool_(True)}
+    shared = capture_shared(training.model, training.optimizer, extra=extra)
+    kinds = [type(one) for one in (*shared["extra"]["best"], *shared["extra"]["best"][1])]
+    assert kinds == [float, tuple, int]
+    assert shared["extra"] == {"best": [1e-3, (3,)], "ended": True}
+    assert type(shared["optimizer"]["param_groups"][0]["lr"]) is float
+    assert type(training.optimizer.param_groups[0]["lr"]) is np.float64
 
 
 def test_random_states_of_all_libraries_come_back_from_a_file():

@@ -199,6 +199,46 @@ def stream(folder: Path, at: At = nothing, data: type[Lines] = SavedLines) -> st
     return digest(model)
 
 
+class Momentum:
+    """An optimizer that is not torch's."""
+
+    def __init__(self, model):
+        self.weights = list(model.parameters())
+        self.moments = [torch.zeros_like(one) for one in self.weights]
+
+    def step(self):
+        with torch.no_grad():
+            for weight, moment in zip(self.weights, self.moments, strict=True):
+                moment.mul_(0.9).add_(weight.grad)
+                weight.sub_(0.01 * moment)
+                weight.grad = None
+
+    def state_dict(self):
+        return {"moments": self.moments}
+
+    def load_state_dict(self, state):
+        self.moments = state["moments"]
+
+
+def limited(folder: Path, at: At = nothing) -> str:
+    """Train with an optimizer that is not torch's, on three batches of each epoch, for 8 steps."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(net())
+    optimizer = Momentum(model)
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    state = hpcrun.resumable(
+        model=model, optimizer=optimizer, loader=loader, every=3, folder=folder
+    )
+    for _ in state.epochs(9, max_steps=8):
+        for x, y in state.batches(loader, limit=3):
+            mse_loss(model(x).squeeze(1), y).backward()
+            optimizer.step()
+            at(state.steps + 1)
+            state.step()
+    assert (state.steps, state.epoch) == (8, 2)
+    return digest(model)
+
+
 def digest(*models: nn.Module) -> str:
     """Return a hash of all weights of this rank."""
     content = hashlib.sha256()

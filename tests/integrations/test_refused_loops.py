@@ -1,5 +1,8 @@
 """A loop that cannot resume exactly is refused with the reason and the remedy."""
 
+import sys
+from itertools import islice
+
 import pytest
 import torch
 from torch import nn
@@ -37,6 +40,19 @@ def test_a_step_without_a_batch_of_the_loader_is_refused(tmp_path):
 
 
 @forked
+def test_a_refusal_ends_a_program_in_one_line(tmp_path, capsys):
+    state, *_ = parts(tmp_path)
+    with pytest.raises(UserError) as refused:
+        state.step()
+    with pytest.raises(SystemExit) as ended:
+        sys.excepthook(refused.type, refused.value, refused.tb)
+    assert ended.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"{__file__}:{refused.tb.tb_lineno}: state.step(): step 1 has no batch;")
+    assert line.count("\n") == 1
+
+
+@forked
 @pytest.mark.parametrize("late", ["optimizer", "scheduler"])
 def test_a_change_after_the_step_is_refused(tmp_path, late):
     state, optimizer, scheduler, loader = parts(tmp_path)
@@ -50,13 +66,116 @@ def test_a_change_after_the_step_is_refused(tmp_path, late):
 
 
 @forked
-def test_a_second_pass_in_an_epoch_is_refused(tmp_path):
+@pytest.mark.parametrize("epochs", [range(2), None])
+def test_a_second_pass_in_an_epoch_is_refused(tmp_path, epochs):
     state, _, _, loader = parts(tmp_path)
-    next(state.epochs(2))
+    next(iter(epochs or state.epochs(2)))
     for _ in state.batches(loader):
         state.step()
-    with pytest.raises(UserError, match="a second pass over loader in epoch 0"):
+    with pytest.raises(UserError, match=r"a second pass over loader in epoch 0; .*state\.epochs"):
         state.batches(loader)
+
+
+@forked
+def test_a_pass_that_the_loop_has_left_is_refused_next(tmp_path):
+    state, _, _, loader = parts(tmp_path)
+    epochs = state.epochs(2)
+    next(epochs)
+    for _ in islice(state.batches(loader), 2):
+        state.step()
+    next(epochs)
+    with pytest.raises(UserError, match=r"left the pass .* after 2 batches, .*limit=2\)"):
+        state.batches(loader)
+
+
+@forked
+def test_passes_may_end_with_the_shortest_of_them(tmp_path):
+    long, short = (DataLoader(TensorDataset(torch.randn(n, 2)), batch_size=2) for n in (8, 4))
+    state, *_ = parts(tmp_path, loader=[long, short])
+    for epoch in state.epochs(2):
+        order = (long, short) if epoch else (short, long)
+        for _ in zip(*map(state.batches, order), strict=False):
+            state.step()
+    assert state.steps == 4
+
+
+@forked
+@pytest.mark.parametrize("given", [True, False])
+def test_a_loader_that_is_not_passed_is_refused(tmp_path, given):
+    state, *_, loader = parts(tmp_path, **({} if given else {"loader": None}))
+    other = DataLoader(TensorDataset(torch.zeros(8)), batch_size=2)
+    batches = state.batches(loader) if given else range(4)
+    both = zip(other, batches, strict=False)
+    next(both)
+    state.step()
+    next(both)
+    with pytest.raises(UserError, match="iterates a DataLoader of a TensorDataset that"):
+        state.step()
+
+
+@forked
+def test_a_validation_in_the_first_steps_is_no_unknown_loader(tmp_path):
+    state, *_, loader = parts(tmp_path)
+    other = DataLoader(TensorDataset(torch.zeros(8)), batch_size=2)
+    kept = iter(other)
+    for _ in state.epochs(1):
+        for _ in state.batches(loader):
+            next(kept)
+            list(other)
+            kept = iter(other)
+            state.step()
+    assert state.steps == 3
+
+
+@forked
+def test_persistent_workers_without_a_generator_are_refused(tmp_path):
+    other = DataLoader([1], num_workers=1, persistent_workers=True)
+    with pytest.raises(UserError, match=r"of a list with persistent_workers=True: .*generator="):
+        parts(tmp_path)
+    assert not list(tmp_path.iterdir())
+    other.generator = torch.Generator()
+    parts(tmp_path)
+
+
+@forked
+def test_epochs_without_a_loader_are_refused(tmp_path):
+    state, *_ = parts(tmp_path, loader=None)
+    with pytest.raises(UserError, match=r"has no loader=, .* for step in range\(state\.steps"):
+        next(state.epochs(2))
+
+
+class Odd:
+    """An object with a state that cannot be saved."""
+
+    def state_dict(self):
+        return {"value": self}
+
+    def load_state_dict(self, state):
+        raise AssertionError(state)
+
+
+@forked
+def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path):
+    with pytest.raises(hpcrun.CheckpointError, match=r"extra\.ema\.value: a .*Odd cannot be saved"):
+        parts(tmp_path / "first", ema=Odd())
+    state, *_ = parts(tmp_path / "loop", loader=None)
+    with pytest.raises(hpcrun.CheckpointError, match=r"extra\.loop\.kept: .*Odd cannot be saved"):
+        state.step(keep=Odd())
+
+
+@forked
+def test_each_epoch_checks_whether_the_state_can_be_saved(tmp_path):
+    best = {"loss": 9.9}
+    state, *_, loader = parts(tmp_path, best=best)
+    epochs = state.epochs(2)
+    next(epochs)
+    for _ in state.batches(loader):
+        state.step()
+    best["loss"] = len
+    next(epochs)
+    next(state.batches(loader))
+    with pytest.raises(hpcrun.CheckpointError, match=r"best\.loss: a .*function.* cannot be saved"):
+        state.step()
 
 
 @forked
@@ -79,8 +198,8 @@ def test_a_scheduler_may_step_after_an_epoch(tmp_path):
 
 @forked
 def test_unknown_and_missing_objects_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="optimizer: is missing"):
-        parts(tmp_path, optimizer=[])
+    with pytest.raises(UserError, match=r"optimizer: a object has no state_dict\(\)"):
+        parts(tmp_path, optimizer=object())
     with pytest.raises(UserError, match=r"model\.critic: is a int, not a Module"):
         parts(tmp_path, model={"critic": 3})
     state, *_ = parts(tmp_path)

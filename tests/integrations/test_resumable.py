@@ -66,3 +66,9 @@ def test_three_ranks_add_gradients_in_the_same_order(tmp_path, phase):
 @ranks(2, 2, 2)
 def test_a_loop_without_a_loader_resumes_with_the_same_bits(tmp_path, phase):
     interrupted_twice(loops.tokens, tmp_path, phase, (4, 8))
+
+
+@ranks(2, 2, 2)
+def test_limited_passes_with_another_optimizer_resume_with_the_same_bits(tmp_path, phase):
+    # The first stop is at the end of a pass.
+    interrupted_twice(loops.limited, tmp_path, phase, (2, 4))

@@ -33,7 +33,7 @@ from hpcrun.checkpoint.sharded.rank_file import (
     stage,
 )
 from hpcrun.checkpoint.sharded.restore import SHARED, Template
-from hpcrun.checkpoint.state.capture import require_plain
+from hpcrun.checkpoint.state.capture import plain
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -272,11 +272,9 @@ class CheckpointEngine:
             if trouble is not None:
                 raise trouble
             skeleton, tensors = split(shared)
-            require_plain(own, "")
             if ranks.rank == 0:
-                require_plain(skeleton, "")
-                blobs[SHARED] = pack(skeleton)
-            blobs[own_name(ranks.rank)] = pack(own)
+                blobs[SHARED] = pack(plain(skeleton))
+            blobs[own_name(ranks.rank)] = pack(plain(own))
             key = signature(tensors)
             state = _SAME if key == self._key else _CHANGED
         except Exception as error:  # of any type: the other ranks wait for this rank's report

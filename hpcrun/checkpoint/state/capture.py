@@ -7,7 +7,8 @@ module), so that a checkpoint does not depend on the strategy of training.
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ _LEAVES = (type(None), bool, int, float, str, bytes)
 # Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).
 _LONGEST = 2039
 _MAPPINGS = (dict, OrderedDict, Counter)
+_EXACT = (float, Integral)
 
 
 def capture_shared(
@@ -79,7 +81,7 @@ def capture_shared(
         }
     except ValueError as error:
         raise CheckpointError(f"the state cannot be saved: {error}") from error
-    require_plain(shared, "")
+    shared = {key: plain(value, key) for key, value in shared.items()}
     for name, value in weights.items():
         if isinstance(value, torch.Tensor) and _overlaps(value):
             raise CheckpointError(
@@ -309,28 +311,41 @@ def _overlaps(value: torch.Tensor) -> bool:
     )
 
 
-def require_plain(value: Any, where: str) -> None:
-    """Raise CheckpointError unless ``value`` consists of tensors and plain data; the text says where."""
+def plain(value: Any, where: str = "") -> Any:
+    """Return ``value``, tensors and plain data, with plain numbers in place of numpy's.
+
+    Raises:
+        CheckpointError: a value is something else; the text says where.
+    """
     # Exact types: numpy's float64 is a subclass of float, but pickles as numpy and would not load again.
-    children: Iterable[tuple[Any, Any]] = ()
-    if type(value) in _MAPPINGS:
-        children = value.items()
+    kind = type(value)
+
+    def below(key: Any, child: Any) -> Any:
+        return plain(child, f"{where}.{key}" if where else str(key))
+
+    if kind in _MAPPINGS:
         for key in value:
             if type(key) not in _LEAVES:
                 raise CheckpointError(f"{where}: the key {key!r} is not plain data")
-    elif type(value) in (list, tuple):
-        children = enumerate(value)
-    elif not isinstance(value, torch.Tensor) and type(value) not in _LEAVES:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        items = {key: below(key, child) for key, child in value.items()}
+        return items if kind is dict else kind(items)
+    if kind in (list, tuple):
+        return kind(map(below, range(len(value)), value))
+    # Not float32: after a resume the training would compute with a Python float, and so in float64.
+    if kind.__module__ == "numpy" and (
+        isinstance(value, _EXACT) or kind.__name__ in ("bool", "bool_")
+    ):
+        value = value.item()
+    elif not isinstance(value, torch.Tensor) and kind not in _LEAVES:
         raise CheckpointError(
-            f"{where}: a {kind} cannot be saved; only tensors, numbers, text, lists and dictionaries can"
+            f"{where}: a {kind.__module__}.{kind.__qualname__} cannot be saved; only tensors, numbers, text, "
+            "lists and dictionaries can (float(…) and torch.as_tensor(…) convert values of numpy)"
         )
-    elif type(value) is int and value.bit_length() > _LONGEST:
+    if type(value) is int and value.bit_length() > _LONGEST:
         raise CheckpointError(
             f"{where}: an integer of {value.bit_length()} bits cannot be saved; the limit is {_LONGEST} bits"
         )
-    for key, child in children:
-        require_plain(child, f"{where}.{key}" if where else str(key))
+    return value
 
 
 def capture_numpy() -> Any:

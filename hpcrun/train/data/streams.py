@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from hpcrun.checkpoint.sharded.rank_file import pack
-from hpcrun.checkpoint.state.capture import apply_rank, capture_rank, require_plain
+from hpcrun.checkpoint.state.capture import apply_rank, capture_rank, plain
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching, reseed, start_worker
@@ -348,12 +348,10 @@ def _restored(
 
 
 def _plain_state(stream: Any) -> Any:
-    state = stream.state_dict()
     try:
-        require_plain(state, f"data: {type(stream).__name__}.state_dict()")
+        return plain(stream.state_dict(), f"data: {type(stream).__name__}.state_dict()")
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    return state
 
 
 def _declared(stream: IterableDataset[Any]) -> bool | None:
