@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_640, 19),
     "slurm": (5_030, 26),
     "tasks": (1_380, 9),
-    "tests": (58_700, 456),
+    "tests": (59_290, 459),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""
