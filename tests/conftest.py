@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import ports
 from tests.on_ranks import RankTests
+from tests.start_server import HOOK, VARIABLE, StartServer
 
 # Long files start first: a long file that starts last would keep the other workers waiting.
 _LONGEST = (
@@ -57,8 +58,13 @@ def _isolate() -> Path | None:
     os.environ["HOME"] = os.environ[_HOME]
     os.environ["GIT_CONFIG_GLOBAL"] = os.environ[_HOME] + "/.gitconfig"
     os.environ["GIT_CONFIG_NOSYSTEM"] = "1"
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(HOOK) not in path:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), *path]))
     return made
 
+
+_start_server: StartServer | None = None
 
 # Before torch is imported, which reads the number of threads.
 _made_home = _isolate()
@@ -82,12 +88,18 @@ settings.load_profile("busy")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the tests with ``@ranks(n)`` to a server of ranks, which is itself a pytest process."""
+    global _start_server
     if not config.pluginmanager.has_plugin("tests.rank_server"):
         config.pluginmanager.register(RankTests())
+        if VARIABLE not in os.environ:
+            _start_server = StartServer()
+            os.environ |= _start_server.variables
 
 
 def pytest_unconfigure() -> None:
-    """Remove the home of the tests."""
+    """Remove the home of the tests, and end the server."""
+    if _start_server is not None:
+        _start_server.close()
     if _made_home is not None:
         shutil.rmtree(_made_home, ignore_errors=True)
 
@@ -116,6 +128,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def free_port() -> int:
     """Return a TCP port of loopback without a listener."""
     return ports.free_port()
+
+
+@pytest.fixture
+def fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start Python programs as usual, without the start server."""
+    monkeypatch.setenv(VARIABLE, "")
 
 
 @pytest.fixture(autouse=True)

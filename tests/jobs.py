@@ -22,6 +22,7 @@ from hpcrun.run.files import read_json, read_lines
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobStatus
+from tests.start_server import COMMANDS
 
 PATIENCE = 300.0
 """Seconds for each wait: a start on a busy machine takes minutes."""
@@ -138,7 +139,7 @@ def hpcrun(
     return subprocess.run(
         [sys.executable, "-m", "hpcrun", *arguments],
         cwd=cwd,
-        env=os.environ | (env or {}),
+        env=os.environ | {COMMANDS: "1"} | (env or {}),
         capture_output=True,
         text=True,
         timeout=timeout,

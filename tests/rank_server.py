@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import select
@@ -131,7 +132,24 @@ class RankServer:
                 self._socket.sendall(json.dumps(answer).encode() + b"\n")
         return True
 
+    def _preload(self, item: pytest.Item) -> str | None:
+        """Import what the mark ``preload`` of a test lists; return why that is impossible.
+
+        Not when the files are collected: each server collects all files, and one of them runs the test.
+        """
+        mark = item.get_closest_marker("preload")
+        for name in mark.args if mark else ():
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                return f"{error}; pip install 'hpcrun[integrations]'"
+        gc.freeze()
+        return None
+
     def _run(self, item: pytest.Item | None, request: Request) -> dict[str, str]:
+        missing = item and self._preload(item)
+        if missing:
+            return {"outcome": "skipped", "text": missing, "output": ""}
         threads = len([*Path("/proc/self/task").iterdir()])
         if item is None or threads > 1:
             text = (

@@ -14,7 +14,7 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_040, 23),
-    "checkpoint": (6_460, 36),
+    "checkpoint": (6_450, 36),
     "cli": (4_860, 34),
     "config": (2_980, 14),
     "devices": (750, 6),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (560, 4),
-    "tests": (56_450, 443),
+    "tests": (57_060, 446),
     "train": (9_930, 46),
 }
 """The most lines and files of each package, and of the tests."""

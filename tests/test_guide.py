@@ -13,6 +13,7 @@ import pytest
 from hpcrun.config import Config
 from hpcrun.config.shape import known_keys
 from hpcrun.tasks.options import LanguageModelData
+from tests.start_server import prepared
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("training", "tasks", "large-models", "determinism", "errors")
@@ -38,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_runs(number: int, folder: Path) -> None:
     environ = os.environ | {
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
         "XDG_CACHE_HOME": str(folder / "cache"),
+        **prepared({"PYTHONPATH": str(ROOT)}),
     }
     text = COMMANDS[number]
     done = subprocess.run(

@@ -75,29 +75,6 @@ def test_two_crashes_at_one_step_end_the_run(tmp_path: Path) -> None:
     assert len(jobs.events(run, "opened")) == 2
 
 
-# On the real Slurm its like runs by default.
-@pytest.mark.slow
-def test_a_canceled_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    calm = jobs.submit_probe(tmp_path, "calm")
-    jobs.wait_for_end(calm)
-    run = jobs.submit_probe(tmp_path, "halted", model__pause=0.05)
-    with jobs.held_at(run, 9):
-        done = jobs.hpcrun("cancel", "halted", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "is cancelled at step" in done.stdout
-    assert (read_json(run.result) or {})["state"] == "cancelled"
-    again = jobs.submit_probe(tmp_path, "halted", model__pause=0.05)
-    jobs.wait_for_end(again)
-    assert len(jobs.events(run, "submitted")) == 2
-    assert jobs.final_state(run) == jobs.final_state(calm)
-    third = jobs.hpcrun(
-        "submit", "-c", "empty.yaml", "--name", "halted",
-        *jobs.probe_config(tmp_path, model__pause=0.05), cwd=tmp_path,
-    )  # fmt: skip
-    assert third.returncode == 0
-    assert "finished already" in third.stdout
-
-
 def test_a_run_with_a_short_limit_finishes_over_several_allocations(
     tmp_path: Path,
 ) -> None:

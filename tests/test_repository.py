@@ -44,8 +44,8 @@ def test_the_unit_tests_run_on_every_supported_python() -> None:
         assert 'python -m pip install -c constraints.txt -e ".[dev]"' in commands(job)
 
 
-def test_the_lint_job_runs_the_checks_of_the_test_script() -> None:
-    script = (ROOT / "tools" / "test.sh").read_text(encoding="utf-8")
+def test_the_lint_job_runs_the_checks_of_the_style_script() -> None:
+    script = (ROOT / "tools" / "style.sh").read_text(encoding="utf-8")
     checks = re.findall(
         r"^(?:python tools/prose|codespell|ruff|mypy|lint-imports).*$", script, re.MULTILINE
     )

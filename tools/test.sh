@@ -8,46 +8,53 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
 . tools/slow_packages.sh
-hpcrun_environment "dev,integrations"
-ready=
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+# Debian's packages and Python's packages are installed at the same time.
+unavailable=$(mktemp)
+packages() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 0
     tools/devcluster install
     # Other versions of Slurm, for the tests that name one. Exit code 3: the packages cannot be downloaded.
-    for version in 24.11 26.05; do
+    local options code
+    for options in "--slurm 24.11" "--slurm 26.05" --apptainer; do
         code=0
-        tools/devcluster install --slurm "$version" || code=$?
+        # shellcheck disable=SC2086
+        tools/devcluster install $options || code=$?
         case $code in
-        0) ready="$ready $version " ;;
+        0) ;;
         3)
-            HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-} $version"
-            echo "NOTICE: Slurm $version IS NOT TESTED: its packages cannot be fetched" >&2
+            echo "NOTICE: NOT TESTED, because its packages cannot be fetched: $options" >&2
+            echo "${options##*[- ]}" >>"$unavailable"
             ;;
-        *) exit "$code" ;;
+        *) return "$code" ;;
         esac
     done
-    code=0
-    tools/devcluster install --apptainer || code=$?
-    if [ "$code" = 3 ]; then
-        HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-} apptainer"
-        echo "NOTICE: containers ARE NOT TESTED: Apptainer's packages cannot be fetched" >&2
-    elif [ "$code" != 0 ]; then
-        exit "$code"
-    fi
-    export HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-}"
     # For the tests of --host. With RUNLEVEL=1 Debian starts no service.
     if ! [ -x /usr/sbin/sshd ] || ! command -v rsync >/dev/null; then
         RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
             apt-get install --yes --quiet --no-install-recommends openssh-server rsync
     fi
-    if asks_for_slow "$@"; then install_for_slow_tests; fi
+}
+packages &
+packages=$!
+hpcrun_environment "dev,integrations"
+# Types take minutes, and the tests do not need them.
+style=$(mktemp)
+bash tools/style.sh >"$style" 2>&1 &
+checks=$!
+require_style() {
+    local code=0
+    wait "$checks" || code=$?
+    cat "$style"
+    rm "$style"
+    return "$code"
+}
+wait "$packages"
+HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-} $(tr '\n' ' ' <"$unavailable")"
+export HPCRUN_SLURM_UNAVAILABLE
+rm "$unavailable"
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && asks_for_slow "$@"; then
+    install_for_slow_tests
 fi
-python tools/prose.py
-codespell hpcrun docs tests tools configs sbatch README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
-ruff check .
-ruff format --check .
-mypy
-mypy --strict tools/devclusterlib
-lint-imports
 # Three workers, also on two cores: tests on a real Slurm mostly wait. A file stays on one
 # worker, and each worker has its own cluster. pytest uses the last of several -m or -n options. -rs prints
 # the reasons of skipped tests. The timeout ends a full run that hangs.
@@ -57,6 +64,7 @@ tests() {
         --durations=25 --durations-min=5 "$@"
 }
 if [ $# -gt 0 ]; then
+    require_style
     limit=
     tests -m "not slow" "$@"
     exit
@@ -84,7 +92,7 @@ newest=26.05
 rest="not slow"
 failed=0
 rm -f .pytest_cache/v/cache/lastfailed
-if [[ "$ready" = *" $newest "* ]]; then
+if [[ "$HPCRUN_SLURM_UNAVAILABLE " != *" $newest "* ]]; then
     printf '\n==== Lifecycle tests on Slurm %s\n' "$newest"
     lifecycle=(-m "lifecycle and not slow" tests/on_slurm)
     export HPCRUN_TEST_SLURM=$newest
@@ -95,6 +103,7 @@ if [[ "$ready" = *" $newest "* ]]; then
 else
     echo "NOTICE: the lifecycle tests run on the system's Slurm: Slurm $newest could not be installed" >&2
 fi
+require_style
 printf '\n==== All other tests, on the Slurm of this system\n'
 tests -m "$rest" || again "the Slurm of this system" $? -m "$rest" || exit
 [ -z "$unsteady" ] || printf 'UNSTEADY: failed in the full run, passed separately; fix each:\n%s' "$unsteady" >&2

@@ -28,7 +28,11 @@ def require_package(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] if kind == "lightning" else []) for kind in NAMES],
+    [
+        # The frameworks take long to import.
+        pytest.param(kind, marks=[] if kind in ("task", "script") else pytest.mark.slow)
+        for kind in NAMES
+    ],
 )
 def test_the_written_program_trains_on_two_ranks(kind: str, tmp_path: Path) -> None:
     require_package(kind)

@@ -18,6 +18,9 @@ from hpcrun.run.stacks import Stack, StackError
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
 
+# py-spy must find the process of a rank.
+pytestmark = pytest.mark.usefixtures("fresh_processes")
+
 LONG = ("--wait", str(jobs.PATIENCE))
 SCRIPT = """
 import os, sys, time

@@ -1,18 +1,26 @@
 """Programs of Lightning users: one line in them knows hpcrun."""
 
 import hashlib
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.callbacks.lr_finder import LearningRateFinder
+from lightning.pytorch.plugins.environments import SLURMEnvironment as SLURMEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
-from hpcrun.integrations.lightning import ExactResume
+from hpcrun.integrations.lightning import ENDED, ExactResume
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -126,6 +134,84 @@ class Sharded(Classifier):
         if not any(isinstance(part, FSDPModule) for part in self.modules()):
             for part in (self.net, self.last):
                 fully_shard(part, mesh=self.device_mesh["data_parallel"])
+
+
+class StopAfter(Callback):
+    """Sends a signal to the last rank at the end of a batch."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        last = trainer.global_rank == trainer.world_size - 1
+        if last and trainer.fit_loop.total_batch_idx + 1 == self.batch:
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+
+def train(folder: Path, kind: str, *, stop: int = 0, epochs: int = 2, **options: Any) -> Trainer:
+    """Run a user's program as from its first line, and return its Trainer; raises SystemExit at a stop."""
+    ENDED.clear()
+    seed_everything(5, verbose=False)
+    several = int(os.environ.get("WORLD_SIZE", "1"))
+    model, callbacks, workers = Classifier(), [ExactResume(folder, every=3)], 0
+    settings: dict[str, Any] = {"strategy": "ddp" if several > 1 else "auto"}
+    if kind == "workers":
+        workers, settings["val_check_interval"] = 1, 2
+    elif kind == "accumulation":
+        settings["accumulate_grad_batches"] = 2
+        callbacks.append(EMAWeightAveraging(decay=0.9))
+    elif kind == "gan":
+        model, settings["strategy"] = Gan(), "ddp_find_unused_parameters_true"
+    elif kind == "sharded":
+        model = Sharded()
+        settings["strategy"] = ModelParallelStrategy(several, 1)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=several,
+        max_epochs=epochs,
+        callbacks=[StopAfter(stop), *callbacks],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings | options,
+    )
+    trainer.fit(model, loader(workers=workers), validation(workers))
+    return trainer
+
+
+def state(trainer: Trainer) -> dict[str, Any]:
+    """Return weights, learning rates and logged values."""
+    weights = {
+        name: (value.to_local() if isinstance(value, DTensor) else value).clone()
+        for name, value in trainer.lightning_module.state_dict().items()
+    }
+    rates = [group["lr"] for one in trainer.optimizers for group in one.param_groups]
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {"weights": weights, "rates": rates, "logged": logged, "steps": trainer.global_step}
+
+
+def fit(
+    folder: Path,
+    data: Any = None,
+    callbacks: Any = (),
+    finds_rate: bool = False,
+    **settings: Any,
+) -> Trainer:
+    """Train on one rank without output; return the Trainer. ``finds_rate``: with a search for a rate."""
+    callbacks = [*callbacks, LearningRateFinder()] if finds_rate else callbacks
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[ExactResume(folder), *callbacks],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    trainer.fit(Classifier(), data or loader(size=8), validation())
+    return trainer
 
 
 class Batches(Callback):

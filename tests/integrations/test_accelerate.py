@@ -12,7 +12,7 @@ from tests.on_ranks import gathered, ranks
 
 from . import trainings
 
-pytest.importorskip("accelerate", reason="pip install 'hpcrun[integrations]'")
+pytestmark = pytest.mark.preload("accelerate", "hpcrun.integrations.accelerate")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 import hpcrun
 from tests.jobs import PATIENCE
 
-pytest.importorskip("hydra", reason="hydra-core is not installed: pip install 'hpcrun[search]'")
+pytestmark = pytest.mark.skipif(
+    find_spec("hydra") is None, reason="hydra-core is not installed: pip install 'hpcrun[search]'"
+)
 ROOT = Path(__file__).resolve().parents[2]
 APP = """
 import os

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ import hpcrun
 from tests.jobs import PATIENCE
 from tests.pages import code_blocks
 
-optuna = pytest.importorskip(
-    "optuna", reason="optuna is not installed: pip install 'hpcrun[search]'"
+pytestmark = pytest.mark.skipif(
+    find_spec("optuna") is None, reason="optuna is not installed: pip install 'hpcrun[search]'"
 )
 ROOT = Path(__file__).resolve().parents[2]
 GOOD, BAD = {"lr": 0.01}, {"lr": 1e-5}
@@ -34,6 +35,8 @@ def prepare(folder: Path) -> None:
     )
     assert slow != task
     (folder / "my_module.py").write_text(f"import time\n{slow}")
+    import optuna
+
     study = optuna.create_study(study_name="lr", storage=f"sqlite:///{folder}/lr.db")
     for values in (GOOD, BAD, GOOD):
         study.enqueue_trial(values)
@@ -41,6 +44,8 @@ def prepare(folder: Path) -> None:
 
 def check_trials(folder: Path, shown: str) -> None:
     """Check the trials after trial 2 was preempted."""
+    import optuna
+
     study = optuna.load_study(study_name="lr", storage=f"sqlite:///{folder}/lr.db")
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
     first, _, last = study.trials

@@ -10,7 +10,7 @@ from tests.on_ranks import gathered, ranks
 
 from . import trainings
 
-pytest.importorskip("transformers", reason="pip install 'hpcrun[integrations]'")
+pytestmark = pytest.mark.preload("transformers", "hpcrun.integrations.transformers")
 
 EVALUATION = {
     **{"eval_strategy": "epoch", "save_strategy": "steps", "dataloader_persistent_workers": True},

@@ -21,6 +21,8 @@ from devclusterlib.errors import Refusal  # noqa: E402
 from devclusterlib.spec import ClusterSpec  # noqa: E402
 from devclusterlib.spec import Partition as Partition  # noqa: E402  (tests name some)
 
+from tests.start_server import prepared  # noqa: E402
+
 VERSION = os.environ.get("HPCRUN_TEST_SLURM", "")
 """Version of Slurm on which the tests run, as `24.11`; the system's own where it is empty."""
 POLL_S = 0.1
@@ -150,7 +152,7 @@ class SlurmCluster:
         env: Mapping[str, str] | None,
     ) -> list[str]:
         where = None if cwd is None else os.fspath(cwd)
-        return self.handle.argv(host, list(cmd), user=user, cwd=where, env=env)
+        return self.handle.argv(host, list(cmd), user=user, cwd=where, env=prepared(env or {}))
 
     def admin(self, *cmd: str) -> str:
         """Return the output of a Slurm command that root runs on the controller's host."""

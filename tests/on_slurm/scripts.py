@@ -12,6 +12,7 @@ from typing import Any
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines
 from tests import jobs
+from tests.start_server import COMMANDS
 
 from .cluster import PATIENCE, SlurmCluster
 
@@ -41,7 +42,7 @@ class Bench:
         done = self.slurm.run(
             [self.slurm.python, "-m", "hpcrun", *arguments],
             cwd=self.folder,
-            env=self.environment(),
+            env={COMMANDS: "1", **self.environment()},
             check=check,
             timeout=timeout,
         )

@@ -29,7 +29,7 @@ def folder(slurm: SlurmCluster) -> Iterator[Path]:
 
 
 def hpcrun(slurm: SlurmCluster, folder: Path, *arguments: str) -> str:
-    environ = {"XDG_STATE_HOME": str(folder / "state")}
+    environ = {"XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
     command = [slurm.python, "-m", "hpcrun", *arguments]
     return slurm.run(command, cwd=folder, env=environ).stdout
 

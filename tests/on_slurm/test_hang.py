@@ -10,7 +10,11 @@ import pytest
 from hpcrun.run.events import Attempt
 from tests import jobs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
+pytestmark = [
+    *(pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow),
+    # A stopped process must be the rank itself.
+    pytest.mark.usefixtures("fresh_processes"),
+]
 
 
 def test_a_stopped_rank_is_named_and_the_job_restarts_once(bench, calm):

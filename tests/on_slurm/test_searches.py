@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from tests.integrations import test_optuna as search
 from .cluster import PATIENCE
 from .training import Bench
 
-hydra = pytest.importorskip(
-    "hydra", reason="hydra-core is not installed: pip install 'hpcrun[search]'"
-)
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [
+    *(pytest.mark.slurm, pytest.mark.slow, search.pytestmark),
+    pytest.mark.skipif(find_spec("hydra") is None, reason="pip install 'hpcrun[search]'"),
+]
 
 APP = """
 import os, signal, sys, time

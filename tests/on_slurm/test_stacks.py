@@ -10,7 +10,8 @@ import pytest
 
 from .training import Bench
 
-pytestmark = pytest.mark.slurm
+# A stopped process must be the rank itself.
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("fresh_processes")]
 
 
 def test_every_rank_answers_and_a_stopped_rank_is_named(bench: Bench) -> None:

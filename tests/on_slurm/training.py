@@ -19,6 +19,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, read_lines
 from tests import jobs
+from tests.start_server import COMMANDS
 
 from .cluster import FINAL_STATES, PATIENCE, SlurmCluster
 
@@ -87,7 +88,7 @@ class Bench:
         return self.slurm.run(
             self.command(*arguments),
             cwd=self.folder,
-            env=self.environ(env),
+            env={COMMANDS: "1", **self.environ(env)},
             timeout=timeout,
             check=check,
         )

@@ -40,7 +40,7 @@ class Threaded(Regression):
         return nn.Sequential(*layers)
 
     def train_dataset(self) -> Products:
-        return Products(600)
+        return Products(170)
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         # Each thread adds a part of a sum, so their number decides the last bits of the gradients.
@@ -60,7 +60,7 @@ class Threaded(Regression):
 def new_run(folder: Path, *, stop: bool) -> RunDirectory:
     words = [
         "task=tests.train.test_forked_runs:Threaded", f"data.log={folder / 'threads'}",
-        f"data.stop={str(stop).lower()}", "job.cpu=true", "train.steps=5", "train.batch_size=128",
+        f"data.stop={str(stop).lower()}", "job.cpu=true", "train.steps=5", "train.batch_size=32",
         "train.deterministic=strict",
     ]  # fmt: skip
     folder.mkdir()
