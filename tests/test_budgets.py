@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_640, 19),
     "slurm": (5_030, 26),
     "tasks": (1_380, 9),
-    "tests": (59_060, 457),
+    "tests": (59_070, 457),
     "train": (10_570, 47),
 }
 """The most lines and files of each package, and of the tests."""
