@@ -15,6 +15,8 @@ from tests.start_server import VARIABLE
 pytestmark = pytest.mark.skipif(
     not os.environ.get(VARIABLE), reason=f"{VARIABLE} is empty, so that no server runs"
 )
+# Other tests may set variables that libraries read at import.
+ENVIRON = {**os.environ}
 PROGRAM = """\
 import json, os, signal, sys
 import torch
@@ -38,7 +40,7 @@ def start(folder: Path, *words: str, **variables: str) -> "subprocess.Popen[str]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(
         [sys.executable, "program.py", *words],
-        cwd=folder, env={**os.environ, "OWN": "yes", **variables}, text=True, **pipes,
+        cwd=folder, env={**ENVIRON, "OWN": "yes", **variables}, text=True, **pipes,
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ require_style() {
     return "$code"
 }
 wait "$packages"
-HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-} $(tr '\n' ' ' <"$unavailable")"
+HPCRUN_SLURM_UNAVAILABLE=$(xargs <<<"${HPCRUN_SLURM_UNAVAILABLE:-} $(cat "$unavailable")")
 export HPCRUN_SLURM_UNAVAILABLE
 rm "$unavailable"
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && asks_for_slow "$@"; then

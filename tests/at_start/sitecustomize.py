@@ -22,6 +22,9 @@ def kind_of(words):
     Slurm signals all processes of a step, but it does not know the children of a fork. So a program that
     starts ranks or scripts runs itself: torchrun, mp.spawn, and the worker of a script.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # A rank names its job by torchrun, its parent.
+        return None
     while words[:1] in (["-u"], ["-B"]):
         words = words[1:]
     if words[:2] == ["-m", "hpcrun"]:

@@ -174,8 +174,6 @@ def test_ranks_that_see_a_failure_late_start_the_same_saves(tmp_path):
         dist.barrier()
         coming.set()
         assert ckpt.wait().step == 6
-        with pytest.raises(CheckpointError, match=r"" if rank else r"rank 1 .*model: is a str"):
-            Checkpointer(place, **parts() | ({"model": "m"} if rank else {}), every=0)
 
     logs = tmp_path / "logs"
     logs.mkdir()

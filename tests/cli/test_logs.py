@@ -142,34 +142,6 @@ def test_following_goes_on_across_a_restart(
     assert screen.text.count("ends 1") == 1
 
 
-def test_shared_job_output_is_shown_for_the_runs_it_concerns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    runs = [create(tmp_path / "runs" / "s" / name, "{}\n", {}) for name in ("000", "001")]
-    (tmp_path / "runs" / "s" / "sweep.json").write_text("{}")
-    pack = tmp_path / "runs" / "s" / "pack-7.log"
-    lost = "hpcrun: s/001: does not start: [Errno 28] No space left on device: 'x'"
-    ended = "hpcrun: s/000: ended with exit code 75"
-    pack.write_text(f"hpcrun: attempt 7-0 on n1\n{lost}\n{ended}\nhpcrun: attempt 7-1 on n1\n")
-    for run in runs:
-        attempt(run, 0, BEGAN, r0="begun\n")
-        (run.logs / "pack-7.log").symlink_to(pack)
-    own = "srun: warning: can't run 1 process on 2 nodes"
-    (runs[0].logs / "batch-7.log").write_text(f"hpcrun: attempt 7-0 on n1\n{own}\n")
-
-    def said(*words: str) -> tuple[int, str]:
-        code = guarded([*words])
-        return code, capsys.readouterr().out
-
-    lines = [line.rpartition("| ")[2] for line in said("logs", "s/000")[1].splitlines()]
-    assert lines == [own, ended, "attempt 7-0 begins, 2026-11-22", "begun"]
-    assert said("logs", "s/001")[1].splitlines()[0].endswith(f"run    | {lost}")
-    assert said("doctor", "s/000") == (0, "hpcrun: no known failure\n")
-    code, told = said("doctor", "s/001")
-    assert (code, "logs/pack-7.log:2" in told) == (1, True), told
-
-
 def test_an_unfinished_line_waits_unless_nothing_can_complete_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo")

@@ -63,4 +63,4 @@ def test_every_place_shows_the_step_that_is_really_saved(folder: Path) -> None:
     new = ("submit", "-c", str(run.config), "--name", "new")
     done = jobs.hpcrun(*new, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert jobs.result(RunDirectory(folder / "runs" / "new"))["step"] == 40
+    assert jobs.result(RunDirectory(folder / "runs" / "new"))["steps"] == 40

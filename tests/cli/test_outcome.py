@@ -1,7 +1,5 @@
 """The end of a run on the screen."""
 
-import contextlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,10 @@ from hpcrun.cli.output import print_end, print_result
 from hpcrun.config import Config
 from hpcrun.errors import PeerFailed, PlannedStop
 from hpcrun.job import policy as exitcodes
-from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import write_json
-from hpcrun.slurm.local.job_files import JobStatus, write_status
 
 
 def test_numbers_come_first_then_texts_and_tables(
@@ -168,19 +165,3 @@ def test_a_run_that_was_deleted_is_not_to_be_continued(
     assert capsys.readouterr().out == (
         f"hpcrun: a has ended: its run directory, {run.path}, was deleted\n"
     )
-
-
-def test_a_full_disk_at_the_end_gives_code_74(
-    small_disk: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    disk = small_disk("600k")
-    run = create(disk / "full", "x", {})
-    attempt = Attempt("7", 0)
-    record_event(run, "submitted", attempt=attempt, executor="local")
-    run.job_logs("7").mkdir()
-    write_status(run.job_logs("7"), JobStatus("7", "RUNNING", 0, 2**22 + 1, 1.0, []))
-    with contextlib.suppress(OSError), (disk / "data").open("wb", buffering=0) as data:
-        while True:
-            data.write(bytes(4096))
-    assert print_end(run) == exitcodes.SAVE_FAILED
-    assert "full ended without a result: the disk of " in capsys.readouterr().out

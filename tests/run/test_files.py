@@ -95,7 +95,7 @@ def test_a_flipped_bit_makes_a_line_and_a_file_damaged(tmp_path: Path, old: byte
     assert read_json(tmp_path / "file") is None
 
 
-def test_a_flipped_bit_in_the_key_of_a_hash_is_damage(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_hash_key_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for value in ({"step": 3}, {}):
         write_hashed(path, value)

@@ -200,7 +200,7 @@ def _none_whole(
         return f"{line}; use the versions of hpcrun and torch that saved the checkpoints"
     if chosen:
         return line
-    return f"{line}; to start from step 0, submit a new run with another --name"
+    return f"{line}; to start from step 0, move the folder away or submit a run with another --name"
 
 
 class _Load:
