@@ -268,7 +268,9 @@ def test_a_pass_without_a_sample_is_an_error(stream, workers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_state_that_is_not_plain_fails_immediately(workers):
-    with pytest.raises(UserError, match=r"^data: PlainAtFirst.state_dict\(\).next: a numpy.float32"):
+    with pytest.raises(
+        UserError, match=r"^data: PlainAtFirst.state_dict\(\).next: a numpy.float32"
+    ):
         steps(PlainAtFirst(), 0, 3, until=1, workers=workers)
 
 
