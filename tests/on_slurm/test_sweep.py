@@ -94,7 +94,12 @@ def sweep_with_four_ends(bench: Bench, name: str, axes: dict[str, list[str]]) ->
     assert f"{count} runs (1 cancelled, 1 failed, {count - 2} finished)" in told
     states = dict.fromkeys(range(count), "finished") | {0: "failed", 1: "cancelled"}
     preempted = {count - 1, count - 2}
-    assert told_by_status(bench, name) == (states, preempted)
+    # The result is there before Slurm has ended the job.
+    bench.slurm.wait_until(
+        lambda: told_by_status(bench, name) == (states, preempted),
+        ENDED,
+        lambda: str(told_by_status(bench, name)),
+    )
     assert told_by_report(bench, name) == (states, preempted)
     # A single array: its tasks have the numbers of the elements.
     given = {number: jobs.events(run, "submitted") for number, run in runs.items()}
