@@ -117,7 +117,7 @@ class Chaos:
                 "train.timeout": 60,
                 # Injected faults must not use budgets; a fault may come before the next commit.
                 "restarts.crash": None, "restarts.node_failure": None, "restarts.hang": None,
-                "restarts.no_progress": None,
+                "restarts.no_progress": None, "restarts.same_step": None,
                 "restarts.in_place": self.in_place, "job.spares": self.spares,
                 # Injected faults must not exclude nodes.
                 "job.exclude_after": None,
