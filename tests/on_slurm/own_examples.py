@@ -1,4 +1,4 @@
-"""Examples of nanoGPT, Lightning and Accelerate, with the changes of docs/ that make them exact.
+"""Examples of nanoGPT, Lightning, Accelerate and transformers, with the changes that make them exact.
 
 This repository does not contain the examples. A test reads them from checkouts in one folder.
 """
@@ -59,7 +59,9 @@ def run(example: Example, at: Any) -> None:
         example.hub()
     sys.path.insert(0, str(Path.cwd()))
     sys.argv = [program, *example.arguments]
-    exec(compile(text, program, "exec"), {"__name__": "__main__", "at": at})
+    # With the postponed annotations of this file, transformers' parser would not find the types.
+    code = compile(text, program, "exec", dont_inherit=True)
+    exec(code, {"__name__": "__main__", "at": at})
 
 
 def _tokens(folder: Path) -> None:
@@ -172,17 +174,23 @@ def _sentence(words: int, seed: int = 1) -> str:
     return " ".join(f"word{numbers.randrange(20)}" for _ in range(words))
 
 
-def _replace_hub() -> None:
-    """Replace the downloads of Accelerate's example: a small model, a tokenizer and sentences."""
-    import datasets
-    import evaluate
+def _tokenizer() -> Any:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {"[PAD]": 0, "[UNK]": 1} | {f"word{number}": number + 2 for number in range(20)}
     plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]")
+
+
+def _replace_hub() -> None:
+    """Replace the downloads of Accelerate's example: a small model, a tokenizer and sentences."""
+    import datasets
+    import evaluate
+    import transformers
+
+    tokenizer = _tokenizer()
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=22, intermediate_size=16, **sizes)
     bert = transformers.BertForSequenceClassification
@@ -224,9 +232,58 @@ ACCELERATE = Example(
     hub=_replace_hub,
 )
 
+
+def _tokenizer_and_text(folder: Path) -> None:
+    _tokenizer().save_pretrained(folder / "tokenizer")
+    (folder / "text.txt").write_text("".join(f"{_sentence(34, i)}\n" for i in range(200)))
+
+
+def _stay_offline() -> None:
+    """Keep datasets in the working folder, and replace the metric, which evaluate downloads."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path("cache").absolute())}
+    import evaluate
+
+    def accuracy(predictions: Any, references: Any) -> dict[str, float]:
+        return {"accuracy": float((predictions == references).mean())}
+
+    evaluate.load = lambda *_, **__: SimpleNamespace(compute=accuracy)
+
+
+TRANSFORMERS_CLM = Example(
+    ("transformers/examples/pytorch/language-modeling/run_clm.py",),
+    exact=(
+        (
+            "logger = logging.getLogger(__name__)\n",
+            "from hpcrun.integrations.transformers import ExactResume\n"
+            "logger = logging.getLogger(__name__)\n"
+            "class Steps(transformers.TrainerCallback):\n"
+            "    def on_step_end(self, args, state, control, **_):\n"
+            "        at(state.global_step)\n",
+        ),
+        (
+            "    trainer = Trainer(\n",
+            "    at.model = model\n    trainer = Trainer(\n        callbacks=[ExactResume(), Steps()],\n",
+        ),
+    ),
+    small=(("    # Setup logging\n", "    training_args.output_dir = str(at.output / 'out')\n"),),
+    arguments=(
+        *("--model_type=gpt2", "--tokenizer_name=tokenizer", "--train_file=text.txt"),
+        "--config_overrides=vocab_size=22,n_positions=16,n_embd=16,n_layer=2,n_head=2",
+        # 39 samples: 7 batches for each of 2 ranks, so 4 steps in an epoch, the last of one batch.
+        *("--block_size=16", "--max_train_samples=39", "--max_eval_samples=10"),
+        *("--do_train", "--do_eval", "--eval_strategy=steps", "--eval_steps=3"),
+        *("--num_train_epochs=3", "--per_device_train_batch_size=3"),
+        *("--gradient_accumulation_steps=2", "--learning_rate=0.01", "--dataloader_num_workers=1"),
+        *("--save_steps=5", "--logging_steps=3", "--use_cpu", "--report_to=none"),
+    ),
+    data=_tokenizer_and_text,
+    hub=_stay_offline,
+)
+
 EXAMPLES = {
     "own-nanogpt": NANOGPT,
     "own-lightning-transformer": LIGHTNING_TRANSFORMER,
     "own-lightning-gan": LIGHTNING_GAN,
     "own-accelerate": ACCELERATE,
+    "own-transformers-clm": TRANSFORMERS_CLM,
 }
