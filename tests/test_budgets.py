@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (560, 4),
-    "tests": (57_070, 446),
+    "tests": (57_080, 446),
     "train": (9_930, 46),
 }
 """The most lines and files of each package, and of the tests."""
