@@ -32,7 +32,7 @@ COMMANDS = {
     "plot": "loss, rate, throughput and goodput of runs, here or as PNG",
     "report": "one HTML file about many runs",
     "verify": "read a run's checkpoints and compare every byte",
-    "export": "write a run's model to one .safetensors or .pt file",
+    "export": "write a run's model as safetensors, DCP or .pt",
     "estimate": "predict the memory on a GPU, without a GPU",
     "config": "show a resolved config, or the schema",
     "nodes": "list nodes that failed, and if they are excluded",
