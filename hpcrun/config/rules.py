@@ -90,8 +90,8 @@ class Rule:
             wanted = f"should be {' or '.join(shown)}" if shown else "is required"
             text = f"{wanted} at this site ({self.place})"
             if value is None or value in ([], {}, ""):
-                words = self._with_remedy(f"{wanted} at this site", "give it a value")
-                return Problem(self.place, self.key, words)
+                line = self._with_remedy(f"{wanted} at this site", "give it a value")
+                return Problem(self.place, self.key, line)
         elif shown:
             text = f"is forbidden at this site ({self.place})"
         else:
@@ -110,7 +110,7 @@ class Rule:
             return None if self.required or value == plain else ""
         # A rule may name a combination, such as the constraint a100&ib.
         whole = self.values.has(value, value) if isinstance(value, str) else False
-        found = ((self.values.has(*word), word[1]) for word in _words(self.key, value))
+        found = ((self.values.has(*word), word[1]) for word in _items(self.key, value))
         if self.required:
             return None if whole else next((word for known, word in found if not known), None)
         return next((word for known, word in found if known), value if whole else None)
@@ -223,7 +223,7 @@ def value_at(values: Any, key: str) -> Any:
     return values
 
 
-def _words(key: str, value: Any) -> Iterator[tuple[str, str]]:
+def _items(key: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the :func:`_forms` of each item of a list, name of a variable, or name in a text."""
     if isinstance(value, list | dict):
         yield from ((text, text) for text in map(_text, value))

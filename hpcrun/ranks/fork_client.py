@@ -134,10 +134,10 @@ def _follow(inbox: Inbox, connection: int, rank: int, signals: int) -> NoReturn:
     except (EOFError, OSError, BadMessage):
         _say(f"the fork server of this node has ended, and this rank (process {rank}) with it")
         _kill(rank)
-        _end_as(signal.SIGKILL)
+        end_as(signal.SIGKILL)
     if message.get("oom"):
         _say("Memory cgroup out of memory: the kernel has killed this rank")
-    _end_as(status)
+    end_as(status)
 
 
 def _kill(rank: int) -> None:
@@ -158,7 +158,7 @@ def _runs(process: int) -> bool:
         return False
 
 
-def _end_as(status: int) -> NoReturn:
+def end_as(status: int) -> NoReturn:
     """Exit with the code, or by the signal, of a status of waitpid(2)."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -82,6 +82,8 @@ def ask(address):
 
 def follow(inbox, connection, process, signals):
     """Pass signals on to the process, and end as the process ends."""
+    from hpcrun.ranks.fork_client import end_as
+
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     waiting.register(signals, select.POLLIN)
@@ -97,13 +99,7 @@ def follow(inbox, connection, process, signals):
                     with suppress(ProcessLookupError):
                         os.kill(process, received)
         status = message["status"]
-    if not os.WIFSIGNALED(status):
-        os._exit(os.WEXITSTATUS(status))
-    number = os.WTERMSIG(status)
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-    os.kill(os.getpid(), number)
+    end_as(status)
 
 
 if (folder := os.environ.get("HPCRUN_TEST_START")) and (kind := kind_of(sys.orig_argv[1:])):

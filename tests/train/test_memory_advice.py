@@ -9,16 +9,16 @@ from hpcrun.config import override_layer, resolve
 from hpcrun.train.health.out_of_memory import OutOfMemory, advice, explaining, is_out_of_memory
 
 
-def told(*settings: str, parallel: str = "ddp", ranks: int = 4) -> str:
+def advised(*settings: str, parallel: str = "ddp", ranks: int = 4) -> str:
     return "\n".join(advice(resolve([override_layer(list(settings))]), parallel, ranks))
 
 
 def test_settings_already_in_use_are_not_advised() -> None:
-    everything = told()
+    everything = advised()
     for key in ("amp.dtype=bf16", "train.activation_checkpointing=full", "train.parallel=fsdp"):
         assert key in everything
     assert "1/4 of weights" in everything
-    done = told("amp.dtype=bf16", "train.activation_checkpointing=full", parallel="fsdp")
+    done = advised("amp.dtype=bf16", "train.activation_checkpointing=full", parallel="fsdp")
     assert "bf16" not in done
     assert "checkpointing" not in done
     assert "more GPUs" in done
