@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcrun.config.fields import Count
-from hpcrun.tasks.gpt import INIT_STD, VOCABULARY, rotate, rotation
 from hpcrun.tasks.language_model import LanguageModel
-from hpcrun.tasks.options import LanguageModelShape, splits_over_heads
+from hpcrun.tasks.llama import INIT_STD, rotate, rotation
+from hpcrun.tasks.options import BYTES, LanguageModelShape, splits_over_heads
 
 ROTATION_BASE = 2.0**16
 """As in the authors' experiments: slower than a transformer's rotation, because the heads are much longer."""
@@ -64,6 +64,12 @@ class BDHTask(LanguageModel):
     def build_model(self) -> nn.Module:
         return BDH(self.shape, seed=self.config.seed)
 
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Return the mean cross-entropy in nats per byte."""
+        # Under autocast the logits have half precision, too coarse for a mean over many bytes.
+        logits = model(batch[:, :-1]).float()
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten().long())
+
 
 class BDH(nn.Module):
     """Logits of the next byte at every position: integer [B, T] -> float [B, T, 256]."""
@@ -72,11 +78,11 @@ class BDH(nn.Module):
         """Build with weights that depend only on ``shape`` and ``seed``."""
         super().__init__()
         self.layers = shape.layers
-        self.embedding = nn.Embedding(VOCABULARY, shape.width)
+        self.embedding = nn.Embedding(BYTES, shape.width)
         # A list of one element, so that it counts as a block for activation checkpointing, which helps
         # here: a layer has many more activations than its weights suggest.
         self.blocks = nn.ModuleList([BDHLayer(shape)])
-        self.head = nn.Linear(shape.width, VOCABULARY, bias=False)
+        self.head = nn.Linear(shape.width, BYTES, bias=False)
         self.head_length = shape.neurons_or_default // shape.heads
         generator = torch.Generator().manual_seed(seed)
         for weight in self.parameters():

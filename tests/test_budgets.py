@@ -29,8 +29,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "results": (3_740, 17),
     "run": (3_620, 19),
     "slurm": (4_520, 25),
-    "tasks": (560, 4),
-    "tests": (57_080, 446),
+    "tasks": (980, 8),
+    "tests": (57_180, 446),
     "train": (9_930, 46),
 }
 """The most lines and files of each package, and of the tests."""

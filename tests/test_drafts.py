@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.drafts import draft_of, process_space, remove_left
-from hpcrun.tasks import language_model as corpus
+from hpcrun.tasks import corpus
 from hpcrun.tasks.options import LanguageModelData
 
 HOST = os.uname().nodename

@@ -52,16 +52,16 @@ CASES = {
     "bdh": f"{BYTES} model.layers=2 model.heads=4 model.width=128".replace(
         "language-model", "examples.bdh:BDHTask"
     ),
-    "tokens": "task=examples.token_model:TokenModel model.layers=2 model.heads=4 model.width=256 "
-    "model.context=128 model.vocabulary=8000 train.batch_size=4 "
-    "data.paths=[FOLDER/tokens.bin]",
+    "tokens": "task=language-model model.layers=2 model.heads=4 model.kv_heads=2 model.width=256 "
+    "model.context=128 model.vocabulary=8000 model.document_end=0 train.batch_size=4 "
+    "data.tokens=[FOLDER/tokens.bin]",
     "classifier": "task=examples.classifier:Classifier model.blocks=4 model.channels=64 train.batch_size=64",
     "autoencoder": "task=examples.autoencoder:Autoencoder model.hidden=2048 train.batch_size=512",
 }
 
 
 def config_of(case: str, folder: Path) -> Config:
-    """Return the config of a case; most are of a GPT with 12.7 million parameters."""
+    """Return the config of a case; most are of a language model with 12.7 million parameters."""
     text = CASES[case].replace("FOLDER", str(folder))
     config = resolve([override_layer(text.split())])
     return config.model_copy(update={"task": task_path(config.task)})

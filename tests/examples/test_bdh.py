@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from torch.nn import functional as F
 
 from examples.bdh import BDH, ROTATION_BASE, BDHShape, attended
-from hpcrun.tasks.gpt import generate, rotate, rotation
+from hpcrun.tasks.llama import generate, rotate, rotation
 
 SHAPE = BDHShape(layers=2, heads=2, width=16, context=12, neurons=64)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.tasks import language_model as corpus
+from hpcrun.tasks import corpus
 from hpcrun.tasks.options import LanguageModelData
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.tasks import language_model as corpus
+from hpcrun.tasks import corpus
 from hpcrun.tasks.language_model import LanguageModel
 from hpcrun.tasks.options import LanguageModelData
 

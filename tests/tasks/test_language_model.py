@@ -119,7 +119,14 @@ def test_a_shipped_config_asks_for_two_nodes_of_four(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("quickstart.yaml", (0.3, 0.8)), ("gpt.yaml", (80, 90))]
+    ("name", "millions"),
+    [
+        ("quickstart.yaml", (0.40, 0.44)),
+        ("gpt.yaml", (84, 86)),
+        ("tokens.yaml", (123, 124)),
+        ("llama-1b.yaml", (1235, 1237)),
+        ("llama-8b.yaml", (8030, 8031)),
+    ],
 )
 def test_a_shipped_config_has_about_the_parameters_its_comment_says(
     name: str, millions: tuple[float, float]

@@ -7,20 +7,20 @@ import torch
 from torch import nn
 
 from examples.bdh import BDH, BDHShape
-from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 
 CONTEXT = 12
 SHAPES = {
-    "gpt": LanguageModelShape(layers=2, heads=2, width=32, context=CONTEXT),
+    "llama": LanguageModelShape(layers=2, heads=2, width=32, context=CONTEXT),
     "bdh": BDHShape(layers=2, heads=2, width=16, context=CONTEXT, neurons=64),
 }
-KINDS: dict[str, type[GPT] | type[BDH]] = {"gpt": GPT, "bdh": BDH}
+KINDS: dict[str, type[Llama] | type[BDH]] = {"llama": Llama, "bdh": BDH}
 
 Build = Callable[..., nn.Module]
 
 
-@pytest.fixture(params=["gpt", "bdh"])
+@pytest.fixture(params=["llama", "bdh"])
 def build(request: pytest.FixtureRequest) -> Build:
     kind = request.param
 

@@ -24,6 +24,13 @@ def checked(*overrides: str):
         ("data.max_byte=5", "did you mean data.max_bytes?"),
         ("data.validation_fraction=0", "data.validation_fraction: should be"),
         ("data.path=''", "data.path: is empty; omit the key, or write null"),
+        (
+            "model.kv_heads=3",
+            "model.kv_heads: should divide model.heads = 4, unlike 3: use 1 or 2 or 4",
+        ),
+        ("data.weights=[1]", "data.weights: has 1 numbers for 0 files of data.tokens"),
+        ("data.validation_tokens=[a]", "data.validation_tokens: needs data.tokens"),
+        ("data.tokens=['']", "data.tokens: is empty"),
     ],
 )
 def test_a_bad_option_is_refused_with_its_place(override: str, line: str):
@@ -36,13 +43,8 @@ def test_a_bad_option_is_refused_with_its_place(override: str, line: str):
 
 def test_defaults_are_written_to_the_run_directory():
     config = checked("model.layers=3")
-    assert config.model.own == {
-        "layers": 3,
-        "heads": 4,
-        "width": 128,
-        "context": 128,
-        "dropout": 0.0,
-    }
+    chosen = {name: config.model.own[name] for name in ("layers", "heads", "kv_heads", "tied")}
+    assert chosen == {"layers": 3, "heads": 4, "kv_heads": None, "tied": True}
     assert config.data.own["path"] is None
 
 
@@ -56,4 +58,7 @@ def test_a_relative_path_is_settled_where_it_was_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.chdir(tmp_path)
-    assert checked("data.path=text.h5").data.own["path"] == str(tmp_path / "text.h5")
+    data = checked("data.path=corpus", "data.tokens=[a.bin]", "data.validation_tokens=[b.bin]").data
+    assert data.own["path"] == str(tmp_path / "corpus")
+    assert data.own["tokens"] == [str(tmp_path / "a.bin")]
+    assert data.own["validation_tokens"] == [str(tmp_path / "b.bin")]

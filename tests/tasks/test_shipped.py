@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from examples import autoencoder, classifier, digits, token_model
+from examples import autoencoder, classifier, digits
 from hpcrun import get_rank
 from hpcrun.config import (
     Config,
@@ -29,7 +29,7 @@ from tests.train.forks import fork_ranks
 from tests.train.runs import play_rank
 
 # Modules that every rank would import after the fork.
-IMPORTED_ONCE = (classifier, language_model, token_model)
+IMPORTED_ONCE = (classifier, language_model)
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -59,12 +59,13 @@ SMALL = {
         "model.layers=2", "model.heads=2", "model.width=32", "model.context=32",
         "model.neurons=64", "data.max_bytes=300000",
     ],
-    "examples.token_model:TokenModel": [
-        "model.layers=2", "model.heads=2", "model.width=32", "model.context=32",
-        "data.paths=[FOLDER/web, FOLDER/code]", "data.weights=[3, 1]", "data.validation=[FOLDER/code]",
-        "train.micro_batch=null", "model.vocabulary=256",
-    ],
 }
+# A byte is a token, and a line is a document.
+TOKENS = [
+    "data.tokens=[FOLDER/web, FOLDER/code]", "data.weights=[3, 1]", "data.dtype=uint16",
+    "data.validation_tokens=[FOLDER/code]", "model.vocabulary=256", "model.document_end=10",
+    "model.kv_heads=1", "model.mlp_width=64", "train.micro_batch=null", "train.compile=false",
+]
 # fmt: on
 
 WAYS = {
@@ -87,13 +88,14 @@ class StoppedAutoencoder(autoencoder.Autoencoder):
 def small(folder: Path, name: str, way: str) -> Config:
     """Return a shipped config for two ranks and a few seconds."""
     path = CONFIGS / f"{name}.yaml"
-    task = resolve([file_layer(path)]).task
-    given = [line.replace("FOLDER", str(folder)) for line in SHORT + SMALL[task]]
+    shipped = resolve([file_layer(path)])
+    own = SHORT + SMALL[shipped.task] + (TOKENS if "tokens" in shipped.data.own else [])
+    given = [line.replace("FOLDER", str(folder)) for line in own]
     layers = [file_layer(path), override_layer([*given, *WAYS[way]])]
-    config, options = resolve(layers), options_for(task)
+    config, options = resolve(layers), options_for(shipped.task)
     if options is not None:
         config = with_task_options(config, options, locate(layers))
-    return config.model_copy(update={"task": BUILTIN.get(task, task)})
+    return config.model_copy(update={"task": BUILTIN.get(shipped.task, shipped.task)})
 
 
 def play(folder: Path, name: str, config: Config) -> tuple[RunDirectory, list[list[int]], str]:
@@ -118,7 +120,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_tokens(folder: Path) -> None:
-    """Write the two files of ``tokens.yaml``."""
+    """Write two files of tokens."""
     for name, pattern in (("web", "*i*.py"), ("code", "*.py")):
         texts = [path.read_bytes() for path in sorted((ROOT / "hpcrun" / "train").rglob(pattern))]
         np.frombuffer(b"".join(texts), np.uint8).astype("<u2").tofile(folder / name)
@@ -127,8 +129,7 @@ def write_tokens(folder: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @forked
 def test_a_shipped_config_learns_the_same_with_ddp_and_fsdp(tmp_path: Path, name: str) -> None:
-    if "token" in name:
-        write_tokens(tmp_path)
+    write_tokens(tmp_path)
     losses = []
     for way in WAYS:
         run, codes, said = play(tmp_path, way, small(tmp_path, name, way))

@@ -18,7 +18,7 @@ from hpcrun.config.training import FSDP
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks import BUILTIN
-from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model import deferred
 from hpcrun.train.model.deferred import build_deferred
@@ -98,7 +98,7 @@ def test_seven_billion_parameters_need_no_memory_but_on_rank_0() -> None:
     """Build and shard for a world of 64 ranks with collectives that do nothing."""
     world = 64
     shape = LanguageModelShape(width=4096, layers=35, heads=32, context=128)
-    model, built, _ = build_deferred(lambda: GPT(shape), Ranks(rank=1))
+    model, built, _ = build_deferred(lambda: Llama(shape), Ranks(rank=1))
     assert built is not None
     whole = sum(p.nbytes for p in model.parameters())
     assert whole > 28e9

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.task import Task
 
@@ -36,7 +36,7 @@ class Disturbed(Task):
 
     def build_model(self) -> nn.Module:
         """Return the model."""
-        return GPT(LanguageModelShape(layers=2, width=128, heads=4, context=64, dropout=0.1))
+        return Llama(LanguageModelShape(layers=2, width=128, heads=4, context=64, dropout=0.1))
 
     def train_dataset(self) -> Bytes:
         """Return the data."""

@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hpcrun.config import Config, override_layer, resolve
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.build import build_trainer
 from hpcrun.train.parallel.process_group import control_ranks
@@ -49,8 +49,8 @@ class _Shaped(Task):
         super().__init__(config)
         self._shape = shape
 
-    def build_model(self) -> GPT:
-        return GPT(self._shape)
+    def build_model(self) -> Llama:
+        return Llama(self._shape)
 
     def train_dataset(self) -> Any:
         raise NotImplementedError("no data")
@@ -64,7 +64,7 @@ def main() -> int:
     options = _options()
     shape = LanguageModelShape(width=options.width, layers=options.layers, heads=8, context=128)
     with FakeTensorMode():
-        model = GPT(shape)
+        model = Llama(shape)
         whole = sum(parameter.nbytes for parameter in model.parameters())
         largest = max(parameter.nbytes for parameter in model.parameters())
         block = sum(parameter.nbytes for parameter in model.blocks[0].parameters())

@@ -38,7 +38,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.task import Task
 
@@ -122,7 +122,7 @@ class SmallGpt:
 
     @staticmethod
     def model() -> nn.Module:
-        return GPT(LanguageModelShape(layers=4, heads=4, width=128, context=128))
+        return Llama(LanguageModelShape(layers=4, heads=4, width=128, context=128))
 
     @classmethod
     def samples(cls) -> Samples:

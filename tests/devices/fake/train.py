@@ -26,7 +26,7 @@ from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.strategies import DDPStrategy
@@ -78,7 +78,7 @@ def trainer(way: str, case: Case) -> DistributedAMPTrainer:
     """Make the trainer of rank 0 and wrap its model."""
     world, parallel, shard = WAYS[way]
     shape = LanguageModelShape(layers=1, width=64, heads=4, context=32, dropout=0.1)
-    model = GPT(shape)
+    model = Llama(shape)
     if parallel == "fsdp":
         # Sharding moves a weight by assigning to its data, which does not change a fake tensor's device.
         model = model.to(torch.device("cuda:0"))

@@ -9,13 +9,13 @@ from torch.nn import functional as F
 from gpulib.sizes import BF16, Size, kept_in
 from hpcrun.config import AMPConfig
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 
-def build(size: Size, device: torch.device, dtype: torch.dtype) -> GPT:
+def build(size: Size, device: torch.device, dtype: torch.dtype) -> Llama:
     """Return the model with random weights, made on the device: on the host, 7 billion take minutes."""
     shape = LanguageModelShape(
         layers=size.layers, width=size.width, heads=size.heads, context=size.context
@@ -33,8 +33,8 @@ def build(size: Size, device: torch.device, dtype: torch.dtype) -> GPT:
     return model
 
 
-class _Hollow(GPT):
-    def _initialize(self, layers: int, generator: torch.Generator) -> None:
+class _Hollow(Llama):
+    def _initialize(self, generator: torch.Generator) -> None:
         """Initialize weights, because meta tensors have no values."""
 
 
