@@ -27,6 +27,7 @@ _WAYS = (
     *("train.micro_batch", "train.accumulation"),
     "train.activation_checkpointing",
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
+    "train.bucket_mb",
     *("fsdp.shard", "fsdp.wrap", "fsdp.classes"),
     *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),
     "fsdp.reduce_each_micro_batch",

@@ -170,6 +170,7 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
     ("train.broadcast_buffers", "train.parallel", ("single", "fsdp"), "ddp"),
     ("train.gradient_as_bucket_view", "train.parallel", ("single", "fsdp"), "ddp"),
+    ("train.bucket_mb", "train.parallel", ("single", "fsdp"), "ddp"),
     ("train.find_unused_parameters", "train.parallel", ("single",), "ddp or fsdp"),
     *((f"fsdp.{name}", "train.parallel", ("single", "ddp"), "fsdp") for name in FSDP.model_fields),
     ("optim.betas", "optim.name", ("sgd",), "adamw or adam"),

@@ -107,6 +107,10 @@ class Train(Section):
         default=True,
         description="DDP: let gradients share the memory of the communication buckets.",
     )
+    bucket_mb: Positive | None = Field(
+        default=None,
+        description="DDP: MiB of gradients per all-reduce; null: from the parameters and the ranks.",
+    )
     compression: Literal["none", "fp16", "bf16"] = Field(
         default="none", description="DDP: compression of gradients for the all-reduce."
     )
@@ -158,9 +162,9 @@ class FSDP(Section):
         default="full",
         description="full: over all ranks; hybrid: within each node, copies over nodes.",
     )
-    wrap: Literal["blocks", "classes"] = Field(
-        default="blocks",
-        description="Units to gather: blocks of the model's lists, or modules by class.",
+    wrap: Literal["auto", "blocks", "classes"] = Field(
+        default="auto",
+        description="Units to gather: blocks of lists and large layers, only blocks, or modules by class.",
     )
     classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
     reshard_after_forward: bool = Field(

@@ -48,6 +48,9 @@ class DistributedConfig(BaseModel):
     find_unused_parameters: bool = Field(default=False, description="As in torch's DDP.")
     broadcast_buffers: bool = Field(default=True, description="As in torch's DDP.")
     gradient_as_bucket_view: bool = Field(default=True, description="As in torch's DDP.")
+    bucket_mb: float | None = Field(
+        default=None, gt=0, description="MiB of gradients per all-reduce; None: chosen by hpcrun."
+    )
     launch_method: LaunchMethod = Field(default="single", description="What started this rank.")
     tasks_per_node: tuple[int, ...] = Field(
         default=(), description="Ranks of each node, by node rank; empty if unknown."

@@ -75,11 +75,13 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = tokens.long()
         shape = self.shape
-        angles = rotation(tokens.shape[1], shape.head_width, tokens.device, shape.rope_base)
         mask = None
         if shape.document_end is not None:
             mask = document_mask(tokens, shape.document_end)
         x = F.dropout(self.embed_tokens(tokens), shape.dropout, self.training)
+        angles = rotation(tokens.shape[1], shape.head_width, x.device, shape.rope_base)
+        # Here, because FSDP would convert them for each block.
+        angles = angles[0].to(x.dtype), angles[1].to(x.dtype)
         for layer in self.layers:
             x = layer(x, angles, mask)
         last: Tensor = self.norm(x)

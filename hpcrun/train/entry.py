@@ -364,6 +364,7 @@ def describe(config: Config) -> DistributedConfig:
             "find_unused_parameters": train.find_unused_parameters,
             "broadcast_buffers": train.broadcast_buffers,
             "gradient_as_bucket_view": train.gradient_as_bucket_view,
+            "bucket_mb": train.bucket_mb,
         }
     )
 

@@ -32,6 +32,7 @@ IDLE = [
 CHOSEN = [
     ("train.broadcast_buffers=false", "train.parallel=fsdp", "train.parallel=auto"),
     ("train.gradient_as_bucket_view=false", "train.parallel=single", "train.parallel=ddp"),
+    ("train.bucket_mb=50", "train.parallel=fsdp", "train.parallel=ddp"),
     ("train.find_unused_parameters=true", "train.parallel=single", "train.parallel=ddp"),
     ("train.nonfinite_limit=3", "train.nonfinite=stop", "train.nonfinite=skip"),
     ("train.hang_start=60", "train.hang_after=null", "train.hang_after=30"),

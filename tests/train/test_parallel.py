@@ -12,6 +12,8 @@ from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.tasks.llama import Llama
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.checks import unreached
 from hpcrun.train.parallel.choose import Need, decide, need, resolve_parallel
 from hpcrun.train.parallel.fsdp import (
@@ -22,6 +24,7 @@ from hpcrun.train.parallel.fsdp import (
     with_weights,
     without_weights,
 )
+from hpcrun.train.parallel.strategies import default_bucket
 from tests.train.parallelism import Net
 from tests.train.small_training import config, loss
 
@@ -84,11 +87,31 @@ def test_a_single_rank_is_never_sharded(capsys):
 
 def test_fsdp_units_follow_the_config():
     net = Net()
-    assert units(net, FSDP()) == list(net.blocks)
-    assert units(net, FSDP(wrap="classes", classes=["LayerNorm"])) == [
+    assert units(net, FSDP())[0] == list(net.blocks)
+    assert units(net, FSDP(wrap="classes", classes=["LayerNorm"]))[0] == [
         block.norm for block in net.blocks
     ]
-    assert units(nn.Linear(2, 2), FSDP()) == []
+    assert units(nn.Linear(2, 2), FSDP()) == ([], [])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_large_layers_outside_of_blocks_are_units_too(tied: bool):
+    shape = LanguageModelShape(layers=2, heads=2, width=16, vocabulary=1024, tied=tied)
+    model = Llama(shape)
+    blocks = list(model.model.layers)
+    # Tied weights stay in the root, which both parts share.
+    large = [] if tied else [model.model.embed_tokens, model.lm_head]
+    assert units(model, FSDP()) == ([*blocks, *large], blocks)
+    assert units(model, FSDP(wrap="blocks")) == (blocks, blocks)
+
+
+def test_buckets_of_ddp_grow_above_64_ranks():
+    with torch.device("meta"):
+        large = nn.Linear(2**14, 2**14, bias=False)  # 1,024 MiB of gradients
+    assert [default_bucket(large, ranks) for ranks in (2, 64, 128, 512, 8192)] == [
+        *(25.0, 25.0, 50.0, 200.0, 256.0)
+    ]
+    assert default_bucket(nn.Linear(8, 8), 8192) == 25.0
 
 
 def test_an_unknown_class_is_refused_with_the_model_s_classes():
@@ -184,7 +207,7 @@ CONTRADICTIONS = [
         ["train.parallel=fsdp", "fsdp.cpu_offload=true", "amp.dtype=fp16"],
         "amp.dtype: torch's loss scaler reads a factor for offloaded gradients",
     ),
-    (["fsdp.classes=[Block]"], "fsdp.classes: have no effect with fsdp.wrap=blocks"),
+    (["fsdp.classes=[Block]"], "fsdp.classes: have no effect with fsdp.wrap=auto"),
     (["fsdp.wrap=classes"], "fsdp.classes: fsdp.wrap=classes needs names of module classes"),
     (["fsdp.param_dtype=fp16", "amp.dtype=bf16"], "fsdp.param_dtype: gradients in fp16 need"),
     (["fsdp.reduce_dtype=fp16"], "fsdp.reduce_dtype: gradients in fp16 need"),

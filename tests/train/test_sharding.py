@@ -7,10 +7,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpcrun.errors import NotTrainable
 from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.fsdp import mesh_over
 from tests.on_ranks import ranks
-from tests.train.parallelism import Way, batches, flat, trainer
+from tests.train.parallelism import Net, Way, batches, flat, trainer
 from tests.train.small_training import config, loss
 
 
@@ -95,6 +96,28 @@ def test_norms_with_running_statistics_are_the_same_in_half_precision(rank):
     # Norms inside a block, and as separate units.
     for wrap in ("blocks", "classes"):
         assert losses(Way("fsdp", 2, "bf16", wrap=wrap)) == pytest.approx(copies, rel=0.02)
+
+
+class Mixes(Net):
+    """A model that multiplies a tensor in full precision, which autocast would convert."""
+
+    def forward(self, x):
+        return self.leave(self.enter(x).float())
+
+
+@ranks(2)
+def test_half_precision_needs_no_autocast_and_refuses_a_mixture(rank):
+    made = trainer(Way("fsdp", 2, "bf16"), rank)
+    x = batches(Way("fsdp", 2), rank, 0, 1)[0][0][0]
+    assert made.autocast() is trainer(Way("fsdp", 2), rank).autocast()
+    # A loss outside of the model is computed in full precision, as with autocast.
+    assert made.model(x).dtype == torch.float32
+    made.after_evaluation()
+    made = trainer(Way("fsdp", 2, "bf16"), rank, make=Mixes)
+    with pytest.raises(
+        NotTrainable, match=r"fsdp computes in bf16, but .*; convert .* for autocast"
+    ):
+        made.training_step(batches(Way("fsdp", 2), rank, 0, 1)[0], loss)
 
 
 @pytest.mark.parametrize(

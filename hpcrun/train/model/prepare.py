@@ -1,7 +1,7 @@
 """Prepare a model before it is wrapped: layout, activation checkpointing, compilation.
 
 The order is torch's: layout, activation checkpointing, compilation. FSDP compiles blocks before it
-shards them. DDP compiles the whole model after wrapping, so that the graph is split where DDP's buckets end.
+shards them, DDP after wrapping.
 The names in a checkpoint do not depend on the preparation.
 
 Find the blocks of a model: the units of FSDP, activation checkpointing and compilation.

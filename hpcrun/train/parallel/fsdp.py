@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,6 +43,9 @@ MANY_GRADIENTS = 2 * 10**9
 Not a part of the device's memory: another kind of GPU after a requeue would change the order of sums.
 """
 
+_PRECISIONS = re.compile(r"(BFloat16|Half).*\bsame\b|\bsame\b.*(BFloat16|Half)")
+"""Torch's error texts for an operation on half and full precision."""
+
 _MIXED = "got mixed torch.Tensor and DTensor"
 """Torch's error text for a shard combined with an unsharded tensor."""
 
@@ -60,7 +65,8 @@ class FSDPStrategy(Strategy):
             )
         self._distributed, self._options = distributed, options
         self._precision = options.param_dtype or precision
-        self._autocast, self._scaled = precision in ("bf16", "fp16"), precision == "fp16"
+        self._scaled = precision == "fp16"
+        self.casts = self._precision in ("bf16", "fp16")
         self._shape: nn.Module | Exception | None = None
         self._syncs = self._was_last = True
         self._reduces_each = options.reduce_each_micro_batch is True
@@ -93,7 +99,7 @@ class FSDPStrategy(Strategy):
             raise UserError(
                 f"train.parallel: fsdp cannot shard the model: {unfit}; {remedy}, or use ddp"
             )
-        parts = units(module, self._options)
+        parts, compiled = units(module, self._options)
         self.auto_reduces = self._unsharded_gradients(module) >= MANY_GRADIENTS
         if self._options.reduce_each_micro_batch == "auto":
             self._reduces_each = self.auto_reduces
@@ -105,19 +111,22 @@ class FSDPStrategy(Strategy):
         # The backward pass starts with the root's weights, so torch keeps them until then.
         at_root = {} if self._options.reshard_after_forward else below
         norms = self._running_norms(module)
+        last = parts[-1] if compiled and parts and parts[-1] not in compiled else None
         in_full = {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
         for part in [*(norm for norm in norms if norm not in parts), *parts]:
-            if (
-                mode is not None
-                and part in parts
-                and not any(other in parts for other in part.modules() if other is not part)
-            ):
+            if mode is not None and part in compiled:
                 compile_in_place(part, mode=vendor.WITHOUT_GRAPHS.get(mode, mode))
             self._from_rank_zero(part)
-            fully_shard(part, **{**options, **below, **(in_full if part in norms else {})})
-        if mode is not None and not parts:
+            # The backward pass begins with the last part.
+            kept = {"reshard_after_forward": False} if part is last else below
+            fully_shard(part, **{**options, **kept, **(in_full if part in norms else {})})
+        if mode is not None and not compiled:
             compile_in_place(module, mode=vendor.WITHOUT_GRAPHS.get(mode, mode))
         self._from_rank_zero(module)
+        if self.casts:
+            # As autocast, which computes a loss in fp32.
+            policy = replace(options["mp_policy"], output_dtype=torch.float32)
+            options = {**options, "mp_policy": policy}
         fully_shard(module, **options, **at_root)
         self._compiled = mode is not None
         self._use = ShardedUse(module)
@@ -207,25 +216,36 @@ class FSDPStrategy(Strategy):
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=None if self._precision in low else _DTYPES[self._precision],
                 reduce_dtype=_DTYPES.get(reduce, torch.float32),
-                # With autocast on, autocast decides the precision of each operation, as under DDP.
-                cast_forward_inputs=not self._autocast,
+                # Without weights in half precision, autocast decides the precision of each operation.
+                cast_forward_inputs=self.casts,
             ),
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         }
 
     @contextlib.contextmanager
     def _passes(self) -> Iterator[None]:
-        """Wrap the passes of a micro-batch. Raises NotTrainable if a part reads another part's shard."""
+        """Wrap the passes of a micro-batch.
+
+        Raises:
+            NotTrainable: a part reads another part's shard, or combines half with full precision.
+        """
         try:
             yield
         except RuntimeError as error:
-            if _MIXED not in str(error):
-                raise
-            raise NotTrainable(
-                "train.parallel: fsdp gathers the weights of a part for the forward pass of this part, but "
-                f"the model reads them in another part too ({' '.join(str(error).split())}); set "
-                "fsdp.wrap=classes without this part, or use ddp"
-            ) from error
+            text = " ".join(str(error).split())
+            if _MIXED in text:
+                raise NotTrainable(
+                    "train.parallel: fsdp gathers the weights of a part for the forward pass of this part, "
+                    f"but the model reads them in another part too ({text}); set fsdp.wrap=blocks, or "
+                    "fsdp.wrap=classes without this part, or use ddp"
+                ) from error
+            if self.casts and _PRECISIONS.search(text):
+                raise NotTrainable(
+                    f"train.parallel: fsdp computes in {self._precision}, but the model combines "
+                    f"{self._precision} and fp32 ({text}); convert the fp32 tensor to the weight's type, or "
+                    "set fsdp.param_dtype=fp32 for autocast"
+                ) from error
+            raise
 
     def _unsharded_gradients(self, module: nn.Module) -> int:
         """Return the bytes of gradients on each rank if only the last micro-batch reduces them."""
@@ -252,16 +272,21 @@ class FSDPStrategy(Strategy):
                 copy_from_rank_zero(value.data)
 
 
-def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
+def units(module: nn.Module, options: FSDP) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return the submodules of ``module`` to shard as units, inner ones first, without ``module`` itself.
 
     Submodules with tied weights belong to the root.
 
+    Returns:
+        The units, and those of them to compile: blocks, or units without units inside.
+
     Raises:
         UserError: the model has none of the requested classes.
     """
-    if options.wrap == "blocks":
-        return unshared(module, blocks(module))
+    if options.wrap != "classes":
+        found = unshared(module, blocks(module))
+        outside = large_layers(module, found) if options.wrap == "auto" else []
+        return [*found, *outside], found
     found = by_class(module, options.classes)
     absent = set(options.classes) - {kind(part).__name__ for part in found}
     if absent:
@@ -269,6 +294,30 @@ def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
         raise UserError(
             f"fsdp.classes: {type(module).__name__} has no {min(absent)}; it has {', '.join(here)}"
         )
+    chosen = unshared(module, found)
+    inside = [
+        unit for unit in chosen for part in unit.modules() if part in chosen and part is not unit
+    ]
+    return chosen, [unit for unit in chosen if unit not in inside]
+
+
+def large_layers(module: nn.Module, inside: list[nn.Module]) -> list[nn.Module]:
+    """Return the large embeddings and linear layers outside of the blocks ``inside``.
+
+    The root gathers its weights before the forward pass, when nothing overlaps, and keeps them to the end
+    of the backward pass. Large: at least a quarter of the largest block.
+    """
+    sizes = [sum(p.numel() for p in block.parameters()) for block in inside]
+    within = {id(part) for block in inside for part in block.modules()}
+    found: list[nn.Module] = [
+        part
+        for part in module.modules()
+        if isinstance(part, (nn.Embedding, nn.Linear))
+        and id(part) not in within
+        and part is not module
+        and sizes
+        and 4 * part.weight.numel() >= max(sizes)
+    ]
     return unshared(module, found)
 
 

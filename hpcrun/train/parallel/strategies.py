@@ -18,10 +18,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcrun.devices import vendor
 from hpcrun.devices.vendor import CompileMode
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.model.prepare import compile_in_place, of_torch
+from hpcrun.train.model.prepare import blocks, compile_in_place, of_torch
 
 # torch 2.13 deprecates the old name; earlier versions have only the old name.
 _ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -41,6 +42,9 @@ class Strategy:
 
     collective_forward = False
     """True if a forward pass of one rank waits for the other ranks even without gradients."""
+
+    casts = False
+    """True if the wrapper converts weights and inputs to half precision, instead of autocast."""
 
     auto_reduces = False
     """What ``fsdp.reduce_each_micro_batch=auto`` stands for with the wrapped model."""
@@ -101,13 +105,21 @@ class DDPStrategy(Strategy):
             find_unused_parameters=self._distributed.find_unused_parameters,
             **buffers,
             gradient_as_bucket_view=self._distributed.gradient_as_bucket_view,
+            bucket_cap_mb=self._distributed.bucket_mb
+            or default_bucket(module, self._distributed.world_size),
         )
-        if mode is not None and of_torch(module):
-            # torch.compile skips calls of torch's own classes; inside, DDP still splits the graph at buckets.
-            compile_in_place(module, mode=mode)
-        elif mode is not None:
-            # In place, so that the model stays a DDP module with no_sync().
-            wrapped.compile(mode=mode)
+        # A graph of the whole model would be split where DDP's buckets end, into other graphs for each
+        # bucket. Blocks of a class share a graph. CUDA graphs pay for the whole model only.
+        parts = [] if mode is None or mode in vendor.WITHOUT_GRAPHS else blocks(module)
+        for part in parts:
+            compile_in_place(part, mode=mode)
+        if mode is not None and not parts:
+            if of_torch(module):
+                # torch.compile skips calls of torch's own classes.
+                compile_in_place(module, mode=mode)
+            else:
+                # In place, so that the model stays a DDP module with no_sync().
+                wrapped.compile(mode=mode)
         return wrapped
 
     def micro_batch(
@@ -120,6 +132,16 @@ class DDPStrategy(Strategy):
     def changes_buckets(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first bucket layout.
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
+
+
+def default_bucket(module: nn.Module, ranks: int) -> float:
+    """Return the MiB of gradients per all-reduce with DDP: torch's 25, and more above 64 ranks.
+
+    The latency of an all-reduce grows with the ranks, and each bucket pays for it: docs/scale.md. At least
+    four buckets remain, so that communication overlaps with the backward pass.
+    """
+    gradients = sum(p.nbytes for p in module.parameters() if p.requires_grad) / 2**20
+    return max(25.0, min(25 * ranks / 64, gradients / 4))
 
 
 CompressionHook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]

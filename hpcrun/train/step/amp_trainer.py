@@ -193,8 +193,11 @@ class AMPTrainer:
         return self.gate.scaler
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the ``torch.autocast`` context of the forward pass; for fp32 and tf32 it does nothing."""
-        dtype = autocast_dtype(self.amp)
+        """Return the ``torch.autocast`` context of the forward pass.
+
+        It does nothing for fp32 and tf32, and under FSDP with weights in half precision.
+        """
+        dtype = None if self._strategy.casts else autocast_dtype(self.amp)
         # Entering a disabled autocast still costs some microseconds.
         return _NO_AUTOCAST if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 

@@ -1,0 +1,85 @@
+"""The built-in model on several ranks: the same training sharded, and the same bits after an interruption."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hpcrun.config import AMPConfig
+from hpcrun.config.training import FSDP
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.tasks.llama import Llama
+from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.train.step.trainer import DistributedAMPTrainer
+from tests.on_ranks import ranks
+
+SHAPE = LanguageModelShape(
+    *(), layers=2, heads=4, kv_heads=2, width=32, vocabulary=512, tied=False, context=32,
+    document_end=3, dropout=0.1,
+)  # fmt: skip
+WAYS = {
+    "ddp": {"parallel": "ddp"},
+    "buckets": {"parallel": "ddp", "bucket_mb": 0.05},
+    "fsdp": {"parallel": "fsdp", "precision": "bf16"},
+    "hybrid": {"parallel": "fsdp", "shard": "hybrid"},
+}
+
+
+def trainer(rank, parallel, precision="fp32", shard="full", bucket_mb=None, dropout=0.1):
+    """Return the trainer of a rank of two nodes."""
+    count = dist.get_world_size()
+    made = DistributedAMPTrainer(
+        Llama(SHAPE.model_copy(update={"dropout": dropout}), seed=1),
+        lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        distributed=DistributedConfig(
+            world_size=count, rank=rank, local_rank=rank % (count // 2), num_nodes=2,
+            node_rank=rank // (count // 2), num_gpus_per_node=count // 2, bucket_mb=bucket_mb,
+        ),
+        amp=AMPConfig(dtype=precision),
+        clip_norm=1.0,
+        parallel=parallel,
+        fsdp=FSDP(shard=shard),
+        device="cpu",
+    )  # fmt: skip
+    made.wrap_model()
+    return made
+
+
+def step(made, rank, number):
+    """Take a step on this rank's two micro-batches of random tokens; return its loss."""
+    drawn = torch.Generator().manual_seed(100 * number + rank)
+    micro = [torch.randint(0, 512, (2, 33), generator=drawn) for _ in range(2)]
+    return made.training_step(micro, lambda model, seen: model(seen[:, :-1], seen[:, 1:])).loss
+
+
+def state(made):
+    model, optimizer = made.module.state_dict(), made.optimizer.state_dict()["state"]
+    values = [*model.values(), *(one for part in optimizer.values() for one in part.values())]
+    return [value.to_local() if hasattr(value, "to_local") else value for value in values]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@ranks(4)
+def test_an_interruption_changes_no_bit_of_a_packed_model(rank, tmp_path, way):
+    calm = trainer(rank, **WAYS[way])
+    torch.manual_seed(7 + rank)
+    for number in range(4):
+        if number == 2:
+            assert calm.save_checkpoint(tmp_path, 2).ok
+        step(calm, rank, number)
+    again = trainer(rank, **WAYS[way])
+    assert again.load_checkpoint(tmp_path).step == 2
+    for number in (2, 3):
+        step(again, rank, number)
+    assert all(
+        torch.equal(one, other) for one, other in zip(state(again), state(calm), strict=True)
+    )
+
+
+@ranks(4)
+def test_each_kind_of_sharding_trains_like_ddp(rank):
+    losses = {}
+    for way in ("ddp", "buckets", "hybrid"):
+        made = trainer(rank, dropout=0.0, **WAYS[way])
+        losses[way] = [step(made, rank, number).item() for number in range(3)]
+    assert losses["buckets"] == pytest.approx(losses["ddp"], rel=1e-5)
+    assert losses["hybrid"] == pytest.approx(losses["ddp"], rel=1e-4)
