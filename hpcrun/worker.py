@@ -14,6 +14,7 @@ from hpcrun.ranks.signals import STOP, end_helpers
 
 def main() -> NoReturn:
     """Install the signal flags before slow imports, then train."""
+    grow_memory()
     if TEMPLATE in os.environ:
         from hpcrun.ranks.fork_template import wait_for_ranks
 
@@ -36,6 +37,16 @@ def main() -> NoReturn:
     _print_to_own_log()
     STOP.take_interrupt()
     leave(train_here(Path(given[0])))
+
+
+def grow_memory() -> None:
+    """Let torch's allocator of GPU memory grow its segments, unless the user has configured the allocator.
+
+    Fixed segments leave gaps if the sizes of tensors vary. torch reads the variable when it uses a GPU first.
+    Source: torch's page "CUDA semantics", ``expandable_segments``.
+    """
+    if not any(f"PYTORCH_{kind}ALLOC_CONF" in os.environ for kind in ("", "CUDA_", "HIP_")):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def _print_to_own_log() -> None:

@@ -131,9 +131,15 @@ def fix_compiler(wanted: Deterministic, mode: str) -> None:
 
 
 def announce_order(wanted: Deterministic) -> None:
-    """Print a line if the user gave other values to variables of ``NCCL_ORDER``; hpcrun keeps these."""
+    """Print what deterministic kernels cost, and variables of ``NCCL_ORDER`` with the user's values."""
     if wanted not in (True, "strict"):
         return
+    print(
+        "hpcrun: train.deterministic: equal bits after interruptions cost speed (attention, compiled "
+        "kernels, on several nodes NCCL's algorithms); tools/bench/gpu.py measures it, and "
+        "train.deterministic=false switches it off",
+        flush=True,
+    )
     kept = {name: os.environ.get(name, value) for name, value in NCCL_ORDER.items()}
     other = {name: value for name, value in kept.items() if value != NCCL_ORDER[name]}
     if other:

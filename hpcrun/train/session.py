@@ -24,6 +24,7 @@ from hpcrun.run.events import Attempt, note
 from hpcrun.train.data.batching import Batching, accumulation_of, count_line, worker_processes
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.ending import finished, stopped
+from hpcrun.train.garbage import collecting_together
 from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
@@ -73,6 +74,11 @@ class Loop:
 
         On return the last step is committed, unless ``saver.failed`` says why not.
         """
+        with collecting_together(self.config.train.log_every) as collect:
+            return self._run(collect)
+
+    def _run(self, collect: Callable[[int], None]) -> StopReason:
+        """Take the steps; ``collect``: see :func:`collecting_together`."""
         train, leaving = self.config.train, False
         for step in self.steps:
             stop = self.agreement.exchange(step, self.reason_to_stop())
@@ -88,6 +94,7 @@ class Loop:
             micro_batches = next(self.batches)
             result = self.take(step, micro_batches)
             done = step + 1
+            collect(done)
             self.metrics.step(done, result)
             self.nonfinite.check(result)
             best = self._validate(done)

@@ -8,8 +8,9 @@ environment does not change. Each part runs in a separate process: a failed part
 parity       fp16 loss scaling compared with torch's own loop, bit by bit
 world        DDP and FSDP with one NCCL rank, compared with a single process
 repeat       two equal trainings, compared bit by bit
-speed        GPTs of about 1 and 7 billion parameters (bf16, torch.compile, fused AdamW) on random
-             bytes; weights in fp32 if they fit with gradients and moments, otherwise in bf16
+speed        language models of about 1 and 7 billion parameters (bf16, torch.compile, fused AdamW) on
+             random tokens; weights in fp32 if they fit with gradients and moments, otherwise in bf16
+deterministic  the same with train.deterministic=true
 checkpoint   time that an asynchronous checkpoint of the first size stops training, and its restore
 
 Figures are printed as they come; progress goes to stderr. If activations do not fit, the
@@ -36,7 +37,8 @@ from typing import Any
 from gpulib.sizes import SIZES
 from libraries import TRAINING, Unavailable, provide
 
-PARTS = ("parity", "world", "repeat", "speed", "checkpoint")
+PARTS = ("parity", "world", "repeat", "speed", "deterministic", "checkpoint")
+SIZED = ("speed", "deterministic", "checkpoint")
 Told = dict[str, Any]
 
 
@@ -50,7 +52,7 @@ def jobs(wanted: argparse.Namespace) -> list[Told]:
     }
     # All parts of the first size first: larger sizes take longest, and may not fit.
     order = [(part, wanted.sizes[0]) for part in PARTS]
-    order += [("speed", size) for size in wanted.sizes[1:]]
+    order += [(part, size) for size in wanted.sizes[1:] for part in ("speed", "deterministic")]
     return [
         {**common, "part": part, "size": size, "batch": SIZES[size].batch}
         for part, size in order
@@ -61,7 +63,7 @@ def jobs(wanted: argparse.Namespace) -> list[Told]:
 def perform(job: Told, environ: dict[str, str], limit: float) -> Told:
     """Run ``job`` in a separate process; repeat it with half the batch if it does not fit."""
     told = run_part(job, environ, limit)
-    while told.get("memory") and job["part"] in ("speed", "checkpoint") and job["batch"] > 1:
+    while told.get("memory") and job["part"] in SIZED and job["batch"] > 1:
         job = {**job, "batch": job["batch"] // 2}
         print(f"gpu: out of memory; again with a batch of {job['batch']}", file=sys.stderr)
         told = run_part(job, environ, limit)
@@ -148,6 +150,7 @@ def repeat_line(figures: Told) -> str:
 
 LINES: dict[str, Callable[[Told], str]] = {
     "speed": speed_line,
+    "deterministic": lambda figures: f"train.deterministic=true: {speed_line(figures)}",
     "checkpoint": checkpoint_line,
     "parity": parity_line,
     "world": world_line,
@@ -160,11 +163,7 @@ def report(wanted: argparse.Namespace, environ: dict[str, str]) -> int:
     failures: list[str] = []
     measured = 0
     for job in jobs(wanted):
-        name = (
-            f"{job['part']} {job['size']}"
-            if job["part"] in ("speed", "checkpoint")
-            else job["part"]
-        )
+        name = f"{job['part']} {job['size']}" if job["part"] in SIZED else job["part"]
         told = perform(job, environ, wanted.limit)
         if "refused" in told:
             print(f"gpu: {told['refused']}", file=sys.stderr)

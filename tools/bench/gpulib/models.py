@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gpulib.sizes import BF16, Size, kept_in
 from hpcrun.config import AMPConfig
@@ -18,7 +17,11 @@ from hpcrun.train.step.trainer import DistributedAMPTrainer
 def build(size: Size, device: torch.device, dtype: torch.dtype) -> Llama:
     """Return the model with random weights, made on the device: on the host, 7 billion take minutes."""
     shape = LanguageModelShape(
-        layers=size.layers, width=size.width, heads=size.heads, context=size.context
+        layers=size.layers,
+        width=size.width,
+        heads=size.heads,
+        context=size.context,
+        vocabulary=size.vocabulary,
     )
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         model = _Hollow(shape)
@@ -40,7 +43,8 @@ class _Hollow(Llama):
 
 def next_byte(model: nn.Module, batch: Tensor) -> Tensor:
     """Return the language model's loss."""
-    return F.cross_entropy(model(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
+    loss: Tensor = model(batch[:, :-1], batch[:, 1:])
+    return loss
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -48,10 +52,13 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def batches(size: Size, device: torch.device, count: int) -> list[Tensor]:
-    """Return batches of random bytes: the arithmetic is the same, and no data is read."""
+    """Return batches of random tokens: the arithmetic is the same, and no data is read."""
     made = torch.Generator(device).manual_seed(1)
     shape = (size.batch, size.context + 1)
-    return [torch.randint(0, 256, shape, device=device, generator=made) for _ in range(count)]
+    return [
+        torch.randint(0, size.vocabulary, shape, device=device, generator=made)
+        for _ in range(count)
+    ]
 
 
 def one_rank(device: torch.device) -> DistributedConfig:

@@ -1,7 +1,6 @@
 """The measurements and comparisons: each part is a function of a job and returns plain figures."""
 
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.determinism import choose_kernels
+from hpcrun.train.determinism import choose_kernels, fix_compiler
 from hpcrun.train.metrics.timing import peak_here
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
@@ -61,7 +60,7 @@ def wait(device: torch.device) -> None:
 
 
 def speed(job: Job, device: torch.device) -> Figures:
-    """Return medians over the timed steps of whole training steps."""
+    """Return the mean of whole training steps, without a synchronization between them, as in a run."""
     size = job.model
     say(f"{job.size}: making {size.parameters / 1e9:.3f} B random weights")
     trainer, weights = trainer_for(size, device, compiled=job.compiled)
@@ -70,16 +69,18 @@ def speed(job: Job, device: torch.device) -> Figures:
         torch.cuda.reset_peak_memory_stats(device)
     what = "compiling, which may take minutes, and the first step" if job.compiled else "first step"
     say(f"{job.size}: {what}")
-    seconds: list[float] = []
+    first = began = time.perf_counter()
     for step in range(_WARM + job.steps):
-        wait(device)
-        began = time.perf_counter()
         result = trainer.training_step([data[step % len(data)]], next_byte)
-        wait(device)
-        seconds.append(time.perf_counter() - began)
-        if step in (0, _WARM - 1) or (step + 1 - _WARM) % 10 == 0:
-            say(f"{job.size}: step {step + 1} of {_WARM + job.steps} took {seconds[-1]:.3f} s")
-    typical = statistics.median(seconds[_WARM:])
+        if step == 0:
+            wait(device)
+            first = time.perf_counter() - began
+            say(f"{job.size}: the first step took {first:.1f} s")
+        if step == _WARM - 1:
+            wait(device)
+            began = time.perf_counter()
+    wait(device)
+    typical = (time.perf_counter() - began) / job.steps
     tokens = size.batch * size.context / typical
     peak = peak_here(device, "bf16", None)
     on_gpu = device.type == "cuda"
@@ -92,9 +93,16 @@ def speed(job: Job, device: torch.device) -> Figures:
         "tokens_per_second": tokens,
         "mfu": None if peak is None else tokens * size.flops_per_token / peak,
         "peak_gigabytes": torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else None,
-        "first_step_seconds": seconds[0],
+        "first_step_seconds": first,
         "loss": result.loss.item(),
     }
+
+
+def deterministic(job: Job, device: torch.device) -> Figures:
+    """Return the figures of :func:`speed` with train.deterministic=true."""
+    choose_kernels(True)
+    fix_compiler(True, "default")
+    return speed(job, device)
 
 
 def checkpoint(job: Job, device: torch.device) -> Figures:
@@ -358,5 +366,6 @@ PARTS: dict[str, Callable[[Job, torch.device], Figures]] = {
     "world": world,
     "repeat": repeat,
     "speed": speed,
+    "deterministic": deterministic,
     "checkpoint": checkpoint,
 }

@@ -8,7 +8,7 @@ FP32, BF16 = 16, 8
 
 @dataclass(frozen=True)
 class Size:
-    """A model and its batch: samples of ``context`` bytes per step."""
+    """A model and its batch: samples of ``context`` tokens per step."""
 
     layers: int
     width: int
@@ -16,11 +16,12 @@ class Size:
     context: int
     batch: int
     recompute: bool
+    vocabulary: int = 256
 
     @property
     def parameters(self) -> int:
-        """Return the weights of the blocks and the embedding, without norms."""
-        return 12 * self.layers * self.width**2 + 256 * self.width
+        """Return the weights of the blocks and the embedding, which is the head too, without norms."""
+        return 12 * self.layers * self.width**2 + self.vocabulary * self.width
 
     @property
     def flops_per_token(self) -> float:
@@ -30,8 +31,8 @@ class Size:
 
 SIZES = {
     "tiny": Size(2, 64, 4, 64, 4, recompute=False),
-    "1b": Size(20, 2048, 16, 2048, 8, recompute=False),
-    "7b": Size(34, 4096, 32, 2048, 4, recompute=True),
+    "1b": Size(20, 2048, 16, 2048, 8, recompute=False, vocabulary=50304),
+    "7b": Size(34, 4096, 32, 2048, 4, recompute=True, vocabulary=50304),
 }
 
 REPEATED = Size(2, 512, 8, 1024, 4, recompute=False)

@@ -1,0 +1,48 @@
+"""Garbage is collected at chosen steps only, and as before afterwards."""
+
+import gc
+import weakref
+
+import pytest
+
+from hpcrun.train.garbage import collecting_together
+
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+
+@pytest.mark.parametrize(("log_every", "collected"), [(4, [4, 8]), (1000, [50])])
+def test_garbage_is_collected_at_chosen_steps_only(log_every, collected):
+    found = []
+    with collecting_together(log_every) as collect:
+        assert not gc.isenabled()
+        last = collected[-1]
+        garbage = weakref.ref(Cycle())
+        for step in range(1, last + 1):
+            collect(step)
+            if garbage() is None:
+                found.append(step)
+                garbage = weakref.ref(Cycle())
+    assert found == collected
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_error_turns_the_automatic_collection_on_again():
+    with pytest.raises(ZeroDivisionError), collecting_together(1):
+        raise ZeroDivisionError
+    assert gc.isenabled()
+
+
+def test_a_program_without_collection_keeps_none():
+    gc.disable()
+    try:
+        with collecting_together(1) as collect:
+            garbage = weakref.ref(Cycle())
+            collect(1)
+            assert garbage() is not None
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
