@@ -16,7 +16,7 @@ _MAY_BE_SECRET = ("job.env", "job.setup", "job.node_setup", "watch.notify")
 # Keys with no effect on the weights; two of them can end a run, but do not change a run that ends well.
 _MAY_CHANGE_IN_TRAIN = frozenset(
     {
-        *("timeout", "hang_after", "hang_start", "profile", "affinity"),
+        *("timeout", "hang_after", "hang_start", "connect_timeout", "profile", "affinity"),
         *("log_every", "stop_check_every", "nonfinite", "nonfinite_limit"),
     }
 )

@@ -168,6 +168,7 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("train.min_delta", "train.patience", (None,), "a number of validations"),
     ("train.compile_mode", "train.compile", (False,), "true"),
     ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
+    ("train.connect_timeout", "train.hang_after", (None,), "a number of seconds"),
     ("train.broadcast_buffers", "train.parallel", ("single", "fsdp"), "ddp"),
     ("train.gradient_as_bucket_view", "train.parallel", ("single", "fsdp"), "ddp"),
     ("train.bucket_mb", "train.parallel", ("single", "fsdp"), "ddp"),

@@ -141,6 +141,10 @@ class Train(Section):
         default=1800.0,
         description="Hang timeout (s) of the first step and work outside steps; Task.prepare: 48 times it.",
     )
+    connect_timeout: Positive = Field(
+        default=300.0,
+        description="Hang timeout (s) of NCCL's connection at the start, at most hang_start.",
+    )
     stop_check_every: Count = Field(
         default=1, description="Steps between collective checks for a stop request."
     )

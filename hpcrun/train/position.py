@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 TRAINING = "training"
 COMPILING = "compiling"
+CONNECTING = "connecting the GPUs"
 PREPARING = "preparing the data"
 PROFILING = "profiling"
 VALIDATING = "validating"

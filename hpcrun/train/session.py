@@ -35,7 +35,7 @@ from hpcrun.train.metrics.stopwatch import TimedSteps
 from hpcrun.train.metrics.timing import Profile
 from hpcrun.train.optimizer import JointOptimizer
 from hpcrun.train.parallel import process_group
-from hpcrun.train.position import TRAINING, VALIDATING, Position, showing_compilation
+from hpcrun.train.position import CONNECTING, TRAINING, VALIDATING, Position, showing_compilation
 from hpcrun.train.saving import Saver, build_engine, build_interval, memory_interval
 from hpcrun.train.setup import (
     Context,
@@ -172,7 +172,7 @@ def train(
     with watching(run, attempt, config, distributed, position) as at:
         context = Context(run, attempt, config, distributed, ranks, at)
         if distributed.backend == "nccl":
-            with at("connecting the GPUs"):
+            with at(CONNECTING):
                 process_group.connect(process_group.select_device(distributed))
         code = _train(context, flag, position)
         # Leave together: srun ends all tasks as soon as one exits with a code other than 0.

@@ -116,7 +116,14 @@ FREE = {
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.auto", "checkpoint.keep"),
     *("checkpoint.keep_every", "checkpoint.host_memory"),
     *("checkpoint.memory_every", "checkpoint.memory_copies"),
-    *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
+    *(
+        "train.timeout",
+        "train.hang_after",
+        "train.hang_start",
+        "train.connect_timeout",
+        "train.profile",
+        "train.affinity",
+    ),
     "fsdp.deferred_init",
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
 }

@@ -36,6 +36,7 @@ CHOSEN = [
     ("train.find_unused_parameters=true", "train.parallel=single", "train.parallel=ddp"),
     ("train.nonfinite_limit=3", "train.nonfinite=stop", "train.nonfinite=skip"),
     ("train.hang_start=60", "train.hang_after=null", "train.hang_after=30"),
+    ("train.connect_timeout=60", "train.hang_after=null", "train.hang_after=30"),
     ("fsdp.cpu_offload=true", "train.parallel=ddp", "train.parallel=auto"),
     ("optim.betas=[0.8, 0.9]", "optim.name=sgd", "optim.name=adam"),
     ("optim.final_lr_fraction=0.5", "optim.schedule=constant", "optim.schedule=linear"),

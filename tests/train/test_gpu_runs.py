@@ -5,6 +5,7 @@ The devices are the CPU, and the group with the backend ``nccl`` is one of gloo,
 
 import json
 import os
+import time
 from functools import partial
 
 import torch
@@ -12,11 +13,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.devices import accelerator
+from hpcrun.job import policy as exitcodes
+from hpcrun.job.finalize import finalize
+from hpcrun.job.policy import Budgets
+from hpcrun.run.events import Attempt, Cause
 from hpcrun.train.determinism import NCCL_ORDER
 from hpcrun.train.parallel import strategies
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Exact
-from tests.train.runs import STOPPED_ONCE, play_run
+from tests.train.runs import FAILED, STOPPED_ONCE, play_run
 
 HANG_START = 1234
 
@@ -97,3 +102,23 @@ def test_gpus_are_chosen_and_connected_before_the_model(tmp_path):
         for restart in range(2):
             file = tmp_path / f"rank-{rank}-{restart}.jsonl"
             assert [json.loads(line) for line in file.read_text().splitlines()] == START
+
+
+def never_connect(folder, rank, restart):
+    """Believe in GPUs; rank 1 never connects them."""
+    believe_in_gpus(folder, rank, restart)
+    if rank == 1:
+        accelerator.synchronize = lambda _: time.sleep(600)
+
+
+@forked
+def test_a_connection_that_hangs_ends_soon_with_a_remedy(tmp_path):
+    keys = ("job.cpu=false", "train.connect_timeout=3", f"train.hang_start={HANG_START}")
+    played = play_run(tmp_path, Built, *keys, begin=partial(never_connect, tmp_path))
+    assert played.codes == FAILED, played.said()
+    classification = finalize(played.run, Attempt("run", 0), exitcodes.FAILED, Budgets())
+    assert classification.cause is Cause.HANG
+    line = classification.line
+    assert line.startswith("no progress for 3 s before the first step: "), line
+    assert "NCCL cannot connect the GPUs: run `hpcrun netcheck` on these nodes" in line
+    assert line.endswith("raise train.connect_timeout")

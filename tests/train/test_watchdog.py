@@ -19,6 +19,7 @@ from hpcrun.train.health.watchdog import PeerFailure, Peers, Watchdog
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import (
     COMPILING,
+    CONNECTING,
     PREPARING,
     PROFILING,
     TRAINING,
@@ -237,9 +238,11 @@ def test_torch_shows_when_it_compiles() -> None:
 
 
 def test_preparing_may_take_a_day_and_collectives_wait_for_it() -> None:
-    limits = StallLimits.of(300.0, 1800.0, 600.0)
+    limits = StallLimits.of(300.0, 1800.0, 600.0, 250.0)
     with (position := Position()).at(PREPARING):
         assert limits.allowed(position) == 86400
+    with position.at(CONNECTING):
+        assert limits.allowed(position) == 250
     assert limits.end("saving") < 2000 < 86400 < limits.end(PREPARING)
 
 

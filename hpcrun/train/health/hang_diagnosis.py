@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 from hpcrun.run.endings import Hang
 from hpcrun.train.parallel.process_group import group_names, trees
-from hpcrun.train.position import PREPARING, TRAINING, VALIDATING, Position
+from hpcrun.train.position import CONNECTING, PREPARING, TRAINING, VALIDATING, Position
 
 _NAMED_AT_MOST = 4
 
@@ -84,7 +84,13 @@ def judge_hang(
             "these never meet; run the same collectives in the same order on every rank (fsdp: the same "
             "blocks, ddp: gradients of the same parameters)"
         )
-    if all(it.doing != TRAINING for it in answers.values()):
+    if any(it.doing == CONNECTING for it in answers.values()):
+        phrases.append(
+            "NCCL cannot connect the GPUs: run `hpcrun netcheck` on these nodes, or set "
+            "job.env.NCCL_DEBUG=INFO and look for the first WARN; if this start needs more time, "
+            "raise train.connect_timeout"
+        )
+    elif all(it.doing != TRAINING for it in answers.values()):
         phrases.append("if this work needs more time, raise train.hang_start")
     first_rank = next(iter([*silent, *behind]), 0 if len(hosts) == 1 else None)
     where = "before the first step" if step is None else f"in step {step}"
@@ -222,18 +228,21 @@ _TOGETHER = frozenset({TRAINING, VALIDATING})
 
 @dataclass(frozen=True)
 class StallLimits:
-    """Maximum seconds without progress: in a step, in work outside steps, and in ``Task.prepare``."""
+    """Maximum seconds without progress: in a step, other work, ``Task.prepare``, and NCCL's connection."""
 
     step: float
     other: float
     prepare: float
+    connect: float
 
     @classmethod
-    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "StallLimits":
+    def of(
+        cls, hang_after: float, hang_start: float, timeout: float, connect: float = math.inf
+    ) -> "StallLimits":
         """Make the limits; a step gets at most half of the collectives' ``timeout``."""
         step = min(hang_after, timeout / 2)
         other = max(step, hang_start)
-        return cls(step, other, max(other, _PREPARES * hang_start))
+        return cls(step, other, max(other, _PREPARES * hang_start), min(connect, other))
 
     def allowed(self, position: Position) -> float:
         """Return the limit at ``position``; the first step may compile, so it has the limit of other work."""
@@ -253,7 +262,7 @@ class StallLimits:
 
     def around(self, work: str) -> float:
         """Return the limit for ``work`` outside steps."""
-        return self.prepare if work == PREPARING else self.other
+        return {PREPARING: self.prepare, CONNECTING: self.connect}.get(work, self.other)
 
     @property
     def tick(self) -> float:

@@ -357,7 +357,9 @@ def watching(
             print(f"hpcrun: the job was suspended for {seconds:.0f} s; continuing", flush=True)
             note(run, "suspended", attempt, step=position.step, seconds=round(seconds, 3))
 
-    limits = StallLimits.of(train.hang_after, train.hang_start, train.timeout)
+    limits = StallLimits.of(
+        train.hang_after, train.hang_start, train.timeout, train.connect_timeout
+    )
     watchdog = Watchdog(
         position,
         limits,
