@@ -31,7 +31,9 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.metrics.timing import forward_flops, samples_in
 from hpcrun.train.model.checks import require_model, unshardable
+from hpcrun.train.model.prepare import blocks
 from hpcrun.train.parallel.choose import decide, need
 from hpcrun.train.step.gate import StepDecision, trained_by
 from hpcrun.train.step.precision import LossFunction
@@ -75,6 +77,8 @@ def trace(
     require_model(model, task, config, ranks=ranks, gpu=False)
     parallel = _parallel(config, model, memory)
     count = sum(parameter.numel() for parameter in model.parameters())
+    layers = max(1, len(blocks(model)))
+    flops = flops_of_sample(task, batch)
     sharded = parallel == "fsdp" and ranks > 1
     distributed = DistributedConfig(
         world_size=ranks if sharded else 1,
@@ -105,7 +109,24 @@ def trace(
                 f"task: {config.task}: no estimate: the step depends on the values of its data "
                 f"({type(error).__name__}: {' '.join(str(error).split())})"
             ) from error
-    return Traced(parallel, ranks, micro_batch, accumulation, count, live.peak, parts)
+    return Traced(
+        *(parallel, ranks, micro_batch, accumulation, count, live.peak, parts, layers, flops),
+        unit=task.unit,
+        units=task.units_per_sample,
+    )
+
+
+def flops_of_sample(task: Task, batch: Any) -> float | None:
+    """Return the FLOPs of a training step per sample of ``batch``; None if the model needs values."""
+    if task.flops_per_sample is not None:
+        return task.flops_per_sample
+    try:
+        with torch.device("meta"):
+            model = task.build_model()
+    except Exception:  # of any type: code of the model, which may read values
+        return None
+    flops, samples = forward_flops(model, task.loss, batch), samples_in(batch)
+    return None if flops is None or not samples else 3 * flops / samples
 
 
 def _step(

@@ -19,7 +19,9 @@ class Traced:
     """A fake run: its settings, as resolved, and its memory in bytes.
 
     ``peak``: of the tensors on the GPU. ``parts``: weights, optimizer, average, and the rest at the peak
-    (gradients, activations, gathered weights, buffers of collectives).
+    (gradients, activations, gathered weights, buffers of collectives). ``flops``: of a sample, forward and
+    backward, without recomputation; None if the model needs values. ``layers``: blocks of the model. A sample
+    has ``units`` of ``unit``, such as tokens.
     """
 
     parallel: str
@@ -29,6 +31,10 @@ class Traced:
     parameters: int
     peak: int
     parts: Mapping[str, int]
+    layers: int
+    flops: float | None
+    unit: str
+    units: int
 
 
 GIB = 1 << 30

@@ -1,6 +1,6 @@
-"""Estimate the memory of a training on a GPU, without a GPU: one step of one
-rank on tensors without data, in seconds to a minute. Exit code 1: it does
-not fit. It predicts no time per step, and ignores train.compile.
+"""Estimate the memory of a training on a GPU and the time of a step, without a
+GPU: one step of one rank on tensors without data, in seconds to a minute.
+Exit code 1: it does not fit.
   hpcrun estimate -c configs/gpt.yaml --gpu h100 --nodes 4 --gpus 8
   hpcrun estimate -c my.yaml --gpu-memory 40GiB train.micro_batch=2
 """
@@ -19,6 +19,7 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import MEMORY_GIB, estimate, gib, gpu_memory
 from hpcrun.estimate.spares import FAILURES, START_UP, SpareNodes, spare_nodes
+from hpcrun.estimate.step_time import StepTime, step_time
 from hpcrun.printing import say
 
 _DOES_NOT_FIT = 1
@@ -72,12 +73,17 @@ def run(arguments: argparse.Namespace) -> int:
     spares = _spares(config, arguments)
     found = estimate(config, memory)
     slow = config.amp.dtype == "bf16" and (arguments.gpu or "").lower().startswith("v100")
+    time = _time(found, config, (arguments.gpu or "").lower())
     found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
+    found |= {
+        "time": None if time is None else {**asdict(time), "seconds": time.seconds, "mfu": time.mfu}
+    }
     if arguments.json:
         known = {"spares": asdict(spares)} if spares else {}
         print_json({**found, "nodes": config.job.min_nodes, "gpus": config.job.gpus, **known})
     else:
         say(*_lines(found, config, arguments.gpu or "GPU"))
+        say(*([] if time is None else [_time_line(time, found)]))
         say(*(_spare_lines(spares, config.job.max_nodes) if spares else ()))
     return 0 if found["fits"] else _DOES_NOT_FIT
 
@@ -104,6 +110,23 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
     if not found["fits"]:
         yield "estimate again with one of:"
         yield from (f"  {line}" for line in found["advice"])
+
+
+def _time(found: dict[str, Any], config: Config, gpu: str) -> StepTime | None:
+    if found["flops"] is None:
+        return None
+    names = ("parallel", "parameters", "layers", "flops", "micro_batch", "accumulation")
+    return step_time(config, gpu, **{name: found[name] for name in names})
+
+
+def _time_line(time: StepTime, found: dict[str, Any]) -> str:
+    rate = f"{time.samples_per_second * found['units']:,.0f} {found['unit']}/s for each GPU"
+    line = f"a step takes about {time.seconds:.3g} s: {rate}, MFU {time.mfu:.0%}"
+    if time.communication:
+        line += (
+            f"; communication {time.communication:.2g} s, during the computation as far as possible"
+        )
+    return line
 
 
 def _spares(config: Config, arguments: argparse.Namespace) -> SpareNodes | None:

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Compare `hpcrun estimate` with published trainings: tokens per second and GPU, and memory.
+
+    tools/bench/estimate_published.py
+
+Sources: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md (Llama 3.1 8B, H100 with 96 GB limited to
+500 W); llm-foundry, scripts/train/benchmarking/README.md (MPT; here a gated MLP with as many parameters
+stands for its MLP). Their kernels and compilers are not those of hpcrun.
+"""
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from hpcrun.cli.main import main as hpcrun
+
+ROOT = Path(__file__).parents[2]
+MPT = (
+    "model.kv_heads=null model.mlp_width=null model.vocabulary=50368 model.tied=true model.context=2048 "
+    "model.document_end=null train.compile=false train.activation_checkpointing=none"
+)
+MPT_1B = f"{MPT} model.layers=24 model.heads=16 model.width=2048 train.micro_batch=14"
+MPT_7B = f"{MPT} model.layers=32 model.heads=32 model.width=4096 train.micro_batch=6"
+MPT_13B = f"{MPT} model.layers=40 model.heads=40 model.width=5120 train.micro_batch=2"
+# Name, GPU, nodes of eight GPUs, overrides of configs/llama-8b.yaml, tokens/s of a GPU, GiB.
+PUBLISHED = [
+    ("torchtitan 8B, eager", "h100", 1, "train.compile=false", 5762, 82.4),
+    ("torchtitan 8B, compiled", "h100", 1, "", 6667, 77.0),
+    ("torchtitan 8B, compiled", "h100", 16, "", 6514, 62.0),
+    ("llm-foundry 7B", "h100", 1, MPT_7B, 10643, None),
+    ("llm-foundry 1B", "h100", 1, MPT_1B, 45455, None),
+    ("llm-foundry 13B", "h100", 8, MPT_13B, 4800, None),
+    ("llm-foundry 7B", "a100-80", 1, MPT_7B, 4641, None),
+    ("llm-foundry 1B", "a100-80", 1, MPT_1B, 20513, None),
+]
+
+
+def main() -> None:
+    print("| training | GPUs | tokens/s | estimate | off by | GiB | estimate | off by |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tokens.bin"
+        np.zeros(10**6, "<u4").tofile(file)
+        for name, gpu, nodes, more, rate, memory in PUBLISHED:
+            words = [*more.split(), f"data.tokens=[{file}]", "data.validation_tokens=[]"]
+            micro = next((w.split("=")[1] for w in words if w.startswith("train.micro")), "2")
+            words += [f"train.batch_size={8 * nodes * int(micro)}", "train.deterministic=false"]
+            command = ["estimate", "-c", str(ROOT / "configs" / "llama-8b.yaml"), "--json"]
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+                hpcrun([*command, "--gpu", gpu, "--nodes", str(nodes), "--gpus", "8", *words])
+            found = json.loads(said.getvalue())
+            own = found["time"]["samples"] / found["time"]["seconds"] * found["units"]
+            line = f"| {name} | {8 * nodes} {gpu} | {rate:,} | {own:,.0f} | {own / rate - 1:+.0%} |"
+            if memory:
+                gib = found["needed"] / 2**30
+                line += f" {memory} | {gib:.1f} | {gib / memory - 1:+.0%} |"
+            else:
+                line += " | | |"
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
