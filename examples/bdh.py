@@ -58,6 +58,7 @@ class BDHShape(LanguageModelShape):
 class BDHTask(LanguageModel):
     """Next-byte prediction with the Dragon Hatchling."""
 
+    draws_weights = False
     options_of_model = BDHShape
     shape: BDHShape
 

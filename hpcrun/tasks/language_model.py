@@ -35,6 +35,7 @@ class LanguageModel(Task):
     """Next-token prediction on files of tokens, or on the bytes of Python's standard library."""
 
     unit = "tokens"
+    draws_weights = True
     options_of_model: type[LanguageModelShape] = LanguageModelShape
     """The model of the keys in the section ``model``; a subclass of the task may have further keys."""
 

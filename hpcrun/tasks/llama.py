@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from hpcrun.tasks.chunked_loss import linear_cross_entropy
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.tasks.packing import attend_in_documents, document_mask
+from hpcrun.train.model.counter_draws import draw_normal
 
 INIT_STD = 0.02
 
@@ -40,19 +41,23 @@ class Llama(nn.Module):
         self.lm_head = Head(shape.width, shape.rows, bias=False)
         if shape.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self._initialize(torch.Generator().manual_seed(seed))
+        self.seed = seed
+        self.draw_weights()
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the logits, or with ``targets`` [B, T] the mean cross-entropy in nats, float32 []."""
         loss: Tensor = self.lm_head(self.model(tokens), targets)
         return loss
 
-    def _initialize(self, generator: torch.Generator) -> None:
-        for name, weight in self.named_parameters():
+    @torch.no_grad()
+    def draw_weights(self) -> None:
+        """Set the weights, or this rank's shards, to values that depend on seed, name and index only."""
+        for wrapped, weight in self.named_parameters():
+            name = wrapped.replace("_checkpoint_wrapped_module.", "")
             if weight.ndim > 1:
-                nn.init.normal_(
-                    weight, std=initial_std(name, self.shape.layers), generator=generator
-                )
+                draw_normal(weight, initial_std(name, self.shape.layers), seed=self.seed, name=name)
+            else:
+                weight.fill_(1.0)
 
 
 def initial_std(name: str, layers: int) -> float:

@@ -1,6 +1,7 @@
 """Build the trainer of a config and a task, with the wrapped model."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,6 +70,10 @@ def build_trainer(
             give_memory(trainer.module, cpu if config.fsdp.cpu_offload else trainer.device)
             if loads:
                 deferred.weights.clear()
+            elif deferred.drawn:
+                drawing: Any = trainer.module
+                drawing.draw_weights()
+                advance()
             else:
                 fill(
                     deferred, device=trainer.device, ranks=trainer.control_ranks(), advance=advance

@@ -43,7 +43,7 @@ from hpcrun.train.determinism import (
 from hpcrun.train.health.out_of_memory import explaining
 from hpcrun.train.health.watchdog import At
 from hpcrun.train.model.checks import require_model
-from hpcrun.train.model.deferred import Deferred, build_deferred
+from hpcrun.train.model.deferred import Deferred, build_deferred, build_drawn
 from hpcrun.train.model.initial_weights import covers, load_initial_weights
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, resolve_parallel
@@ -159,6 +159,10 @@ def make_model(
     wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
     if distributed.world_size == 1 or not wanted:
         return ranks.together(make), None
+    if task.draws_weights and config.train.init_from is None:
+        drawn = ranks.together(lambda: build_drawn(make))
+        if drawn[1] is not None:
+            return drawn
     covered = functools.partial(covers, task) if resumes else None
     model, deferred, reason = build_deferred(make, ranks, covered)
     if reason:

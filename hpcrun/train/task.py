@@ -37,6 +37,10 @@ class Task(ABC):
     """Floating-point operations of a training step per sample, forward and backward, for MFU (model FLOPs
     utilization); None: torch counts them."""
 
+    draws_weights: bool = False
+    """True if the model has a method ``draw_weights()`` that sets each parameter, also after sharding: see
+    docs/large-models.md. FSDP then builds the model without memory on every rank, and calls the method."""
+
     # Name-mangled, so that it cannot collide with an attribute of a user's class.
     __step = 0
 

@@ -4,11 +4,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcrun.config import AMPConfig
+from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.config.training import FSDP
+from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.tasks.language_model import LanguageModel
 from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.train.build import build_trainer
+from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.on_ranks import ranks
 
@@ -73,6 +77,23 @@ def test_an_interruption_changes_no_bit_of_a_packed_model(rank, tmp_path, way):
     assert all(
         torch.equal(one, other) for one, other in zip(state(again), state(calm), strict=True)
     )
+
+
+@ranks(2)
+def test_each_rank_draws_its_shards_with_the_values_of_the_whole_model(rank):
+    place = DistributedConfig(world_size=2, rank=rank, local_rank=rank, num_gpus_per_node=2)
+    options = {"layers": 2, "heads": 2, "width": 24, "context": 8, "dropout": 0.1}
+    keys = [f"model.{key}={value}" for key, value in options.items()]
+    config = resolve([override_layer(["train.parallel=fsdp", "job.gpus=2", "seed=3", *keys])])
+    task = LanguageModel(config)
+    model, deferred = make_model(task, config, place, Ranks())
+    assert deferred.drawn
+    assert all(weight.is_meta for weight in model.parameters())
+    with torch.no_grad():
+        made = build_trainer(config, task, model, place, "fsdp", deferred, advance=lambda: None)
+    whole = dict(task.build_model().named_parameters())
+    for name, shard in made.module.named_parameters():
+        assert torch.equal(shard.full_tensor(), whole[name]), name
 
 
 @ranks(4)

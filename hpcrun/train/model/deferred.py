@@ -45,11 +45,13 @@ class Deferred:
         model: the model.
         parameters: a module and its attribute for each parameter, by the parameter's name.
         weights: the values by name on rank 0; empty on the other ranks.
+        drawn: True if each rank draws its own shards, and no rank has weights.
     """
 
     model: nn.Module
     parameters: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     weights: dict[str, nn.Parameter] = field(default_factory=dict)
+    drawn: bool = False
 
     def defer(self) -> None:
         """Move the parameters to the meta device, and keep their values in ``weights``.
@@ -82,6 +84,17 @@ class Deferred:
         found = [*self.model.named_parameters(), *_other_tensors(self.model)]
         lines = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in found)
         return hashlib.sha256(repr(lines).encode()).hexdigest()
+
+
+def build_drawn(make: Callable[[], Any]) -> tuple[Any, Deferred | None]:
+    """Return a model built on the meta device that draws its weights later; None if it has other tensors."""
+    with torch.device("meta"):
+        model = make()
+    if _other_tensors(model):
+        return model, None
+    deferred = Deferred(model, drawn=True)
+    deferred.defer()
+    return model, deferred
 
 
 def build_deferred(

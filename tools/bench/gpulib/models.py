@@ -37,7 +37,7 @@ def build(size: Size, device: torch.device, dtype: torch.dtype) -> Llama:
 
 
 class _Hollow(Llama):
-    def _initialize(self, generator: torch.Generator) -> None:
+    def draw_weights(self) -> None:
         """Initialize weights, because meta tensors have no values."""
 
 
