@@ -136,7 +136,7 @@ def announce_order(wanted: Deterministic) -> None:
         return
     print(
         "hpcrun: train.deterministic: equal bits after interruptions cost speed (attention, compiled "
-        "kernels, on several nodes NCCL's algorithms); tools/bench/gpu.py measures it, and "
+        "kernels, on several nodes NCCL's algorithms); docs/benchmarks.md says how to measure it, and "
         "train.deterministic=false switches it off",
         flush=True,
     )

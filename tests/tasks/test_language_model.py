@@ -122,6 +122,7 @@ def test_a_shipped_config_asks_for_two_nodes_of_four(name: str):
     ("name", "millions"),
     [
         ("quickstart.yaml", (0.40, 0.44)),
+        ("llama-tiny.yaml", (0.40, 0.43)),
         ("gpt.yaml", (84, 86)),
         ("tokens.yaml", (123, 124)),
         ("llama-1b.yaml", (1235, 1237)),

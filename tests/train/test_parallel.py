@@ -109,9 +109,9 @@ def test_buckets_of_ddp_grow_above_64_ranks():
     with torch.device("meta"):
         large = nn.Linear(2**14, 2**14, bias=False)  # 1,024 MiB of gradients
     assert [default_bucket(large, ranks) for ranks in (2, 64, 128, 512, 8192)] == [
-        *(25.0, 25.0, 50.0, 200.0, 256.0)
+        *(None, None, 50.0, 200.0, 256.0)
     ]
-    assert default_bucket(nn.Linear(8, 8), 8192) == 25.0
+    assert default_bucket(nn.Linear(8, 8), 8192) is None
 
 
 def test_an_unknown_class_is_refused_with_the_model_s_classes():

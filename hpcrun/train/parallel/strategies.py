@@ -134,14 +134,15 @@ class DDPStrategy(Strategy):
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
 
 
-def default_bucket(module: nn.Module, ranks: int) -> float:
-    """Return the MiB of gradients per all-reduce with DDP: torch's 25, and more above 64 ranks.
+def default_bucket(module: nn.Module, ranks: int) -> float | None:
+    """Return the MiB of gradients per all-reduce with DDP; None: torch's default of 25 after a first of 1.
 
-    The latency of an all-reduce grows with the ranks, and each bucket pays for it: docs/scale.md. At least
-    four buckets remain, so that communication overlaps with the backward pass.
+    The latency of an all-reduce grows with the ranks, and each bucket pays for it: docs/scale.md. So buckets
+    grow above 64 ranks. At least four buckets remain, so that communication overlaps with the backward pass.
     """
     gradients = sum(p.nbytes for p in module.parameters() if p.requires_grad) / 2**20
-    return max(25.0, min(25 * ranks / 64, gradients / 4))
+    wanted = min(25 * ranks / 64, gradients / 4)
+    return wanted if wanted > 25 else None
 
 
 CompressionHook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
