@@ -6,9 +6,10 @@ A task uses it as its own optimizer:
         return muon(model, self.config)
 
 Muon (K. Jordan et al. 2024) orthogonalizes the update of a matrix. Of a sharded matrix each rank has some
-rows, so the class here gathers the update of one matrix at a time, and each rank computes the whole matrix.
-Its updates have the size of AdamW's (J. Liu et al. 2025, arXiv:2502.16982), so both use ``train.lr`` and
-``optim.weight_decay``. It needs torch 2.9 or newer, and no ``fsdp.cpu_offload``. Copy the file to change it.
+rows, so the class here gathers as many matrices as there are shards. Each rank computes one of them, and
+sends the result to the others. Updates have the size of AdamW's (J. Liu et al. 2025, arXiv:2502.16982), so
+both use ``train.lr`` and ``optim.weight_decay``. It needs torch 2.9 or newer, and no ``fsdp.cpu_offload``.
+Copy the file to change it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
@@ -79,9 +81,14 @@ class ShardedMuon(Muon):
     def step(self, closure: Any = None) -> Any:
         """Take a step: of the sharded matrices here, of the others as torch does."""
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if isinstance(parameter, DTensor) and parameter.grad is not None:
-                    self._step_sharded(parameter, group)
+            sharded: list[DTensor] = [
+                p for p in group["params"] if isinstance(p, DTensor) and p.grad is not None
+            ]
+            # Matrices of one size together, so that the ranks have equal work.
+            sharded.sort(key=lambda parameter: parameter.numel(), reverse=True)
+            ranks = sharded[0].device_mesh.size(-1) if sharded else 1
+            for first in range(0, len(sharded), ranks):
+                self._step_sharded(sharded[first : first + ranks], group)
         kept = [group["params"] for group in self.param_groups]
         try:
             for group in self.param_groups:
@@ -91,21 +98,39 @@ class ShardedMuon(Muon):
             for group, parameters in zip(self.param_groups, kept, strict=True):
                 group["params"] = parameters
 
-    def _step_sharded(self, parameter: DTensor, group: dict[str, Any]) -> None:
+    def _step_sharded(self, parameters: list[DTensor], group: dict[str, Any]) -> None:
+        """Take a step of at most as many matrices as a mesh has shards: each rank computes one matrix."""
+        mesh = parameters[0].device_mesh
+        shards = mesh.ndim - 1  # With fsdp.shard=hybrid, the first dimension has copies.
+        here, own = mesh.get_local_rank(shards), None
+        for owner, parameter in enumerate(parameters):
+            whole = self._update(parameter, group).full_tensor()
+            if owner == here:
+                own = whole
+        if own is not None:
+            own = _zeropower_via_newtonschulz(
+                own, group["ns_coefficients"], group["ns_steps"], group["eps"]
+            ).contiguous()
+        for owner, parameter in enumerate(parameters):
+            whole = own if own is not None and owner == here else None
+            if whole is None:
+                whole = torch.empty(
+                    parameter.shape, dtype=torch.bfloat16, device=parameter.to_local().device
+                )
+            dist.broadcast(whole, group=mesh.get_group(shards), group_src=owner)
+            same = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            part = same.redistribute(mesh, parameter.placements).to_local()
+            rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape)
+            local = parameter.to_local()
+            local.mul_(1 - group["lr"] * group["weight_decay"])
+            local.add_(part, alpha=-rate)
+
+    def _update(self, parameter: DTensor, group: dict[str, Any]) -> Any:
+        """Update the momentum of ``parameter``; return the shards of the matrix to orthogonalize."""
         gradient: Any = parameter.grad
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer = state["momentum_buffer"]
         buffer.lerp_(gradient, 1 - group["momentum"])
-        update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-        whole = _zeropower_via_newtonschulz(
-            update.full_tensor(), group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )
-        mesh = parameter.device_mesh
-        same = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        part = same.redistribute(mesh, parameter.placements).to_local()
-        rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape)
-        local = parameter.to_local()
-        local.mul_(1 - group["lr"] * group["weight_decay"])
-        local.add_(part, alpha=-rate)
+        return gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer

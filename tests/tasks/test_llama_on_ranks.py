@@ -12,6 +12,7 @@ from hpcrun.tasks.language_model import LanguageModel
 from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.build import build_trainer
+from hpcrun.train.parallel import fsdp
 from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.on_ranks import ranks
@@ -25,10 +26,13 @@ WAYS = {
     "buckets": {"parallel": "ddp", "bucket_mb": 0.05},
     "fsdp": {"parallel": "fsdp", "precision": "bf16"},
     "hybrid": {"parallel": "fsdp", "shard": "hybrid"},
+    "resharding": {"parallel": "fsdp", "reshard": True},
 }
 
 
-def trainer(rank, parallel, precision="fp32", shard="full", bucket_mb=None, dropout=0.1):
+def trainer(
+    rank, parallel, precision="fp32", shard="full", reshard="auto", bucket_mb=None, dropout=0.1
+):
     """Return the trainer of a rank of two nodes."""
     count = dist.get_world_size()
     made = DistributedAMPTrainer(
@@ -41,7 +45,7 @@ def trainer(rank, parallel, precision="fp32", shard="full", bucket_mb=None, drop
         amp=AMPConfig(dtype=precision),
         clip_norm=1.0,
         parallel=parallel,
-        fsdp=FSDP(shard=shard),
+        fsdp=FSDP(shard=shard, reshard_after_forward=reshard),
         device="cpu",
     )  # fmt: skip
     made.wrap_model()
@@ -61,9 +65,10 @@ def state(made):
     return [value.to_local() if hasattr(value, "to_local") else value for value in values]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "resharding"])
 @ranks(4)
-def test_an_interruption_changes_no_bit_of_a_packed_model(rank, tmp_path, way):
+def test_an_interruption_changes_no_bit_of_a_packed_model(rank, tmp_path, monkeypatch, way):
+    monkeypatch.setattr(fsdp, "LARGE", 512 * 32)
     calm = trainer(rank, **WAYS[way])
     torch.manual_seed(7 + rank)
     for number in range(4):
@@ -97,10 +102,13 @@ def test_each_rank_draws_its_shards_with_the_values_of_the_whole_model(rank):
 
 
 @ranks(4)
-def test_each_kind_of_sharding_trains_like_ddp(rank):
+def test_each_kind_of_sharding_trains_like_ddp(rank, monkeypatch):
+    # The embedding and the head are units.
+    monkeypatch.setattr(fsdp, "LARGE", 512 * 32)
     losses = {}
-    for way in ("ddp", "buckets", "hybrid"):
-        made = trainer(rank, dropout=0.0, **WAYS[way])
+    for way in ("ddp", "buckets", "hybrid", "resharding", "keeping"):
+        made = trainer(rank, dropout=0.0, **WAYS.get(way, {"parallel": "fsdp"}))
         losses[way] = [step(made, rank, number).item() for number in range(3)]
     assert losses["buckets"] == pytest.approx(losses["ddp"], rel=1e-5)
+    assert losses["keeping"] == losses["resharding"]
     assert losses["hybrid"] == pytest.approx(losses["ddp"], rel=1e-4)

@@ -15,6 +15,7 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.checks import unreached
+from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.choose import Need, decide, need, resolve_parallel
 from hpcrun.train.parallel.fsdp import (
     connect_groups,
@@ -95,7 +96,8 @@ def test_fsdp_units_follow_the_config():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_large_layers_outside_of_blocks_are_units_too(tied: bool):
+def test_large_layers_outside_of_blocks_are_units_too(tied: bool, monkeypatch):
+    monkeypatch.setattr(fsdp, "LARGE", 1024 * 16)
     shape = LanguageModelShape(layers=2, heads=2, width=16, vocabulary=1024, tied=tied)
     model = Llama(shape)
     blocks = list(model.model.layers)
@@ -103,6 +105,9 @@ def test_large_layers_outside_of_blocks_are_units_too(tied: bool):
     large = [] if tied else [model.model.embed_tokens, model.lm_head]
     assert units(model, FSDP()) == ([*blocks, *large], blocks)
     assert units(model, FSDP(wrap="blocks")) == (blocks, blocks)
+    # Without an output layer the model may use the embedding's matrix; attention uses its own last layer.
+    model.lm_head = nn.MultiheadAttention(1024, 1)
+    assert units(model, FSDP()) == (blocks, blocks)
 
 
 def test_buckets_of_ddp_grow_above_64_ranks():

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from hpcrun.errors import NotTrainable
 from hpcrun.train.optimizer import build_optimizer
@@ -139,6 +140,24 @@ def test_every_optimizer_takes_the_same_steps_sharded(rank, name, momentum):
         sharded = weights(way)
         if rank == 0:
             torch.testing.assert_close(flat(sharded), flat(copies), rtol=0.0, atol=5e-6)
+
+
+@ranks(2)
+def test_muon_computes_each_matrix_on_one_rank(rank):
+    def stepped(way):
+        made = trainer(way, rank)
+        for number, parameter in enumerate(made.module.parameters()):
+            parameter.grad = torch.full_like(parameter, 1.0 + number)
+        with FlopCounterMode(display=False) as counted:
+            made.optimizer.step()
+        return counted.get_total_flops(), made.whole_module()
+
+    alone, copies = stepped(Way("ddp", 2, optimizer="muon"))
+    for shard in ("full", "hybrid"):
+        each, sharded = stepped(Way("fsdp", 2, shard=shard, optimizer="muon"))
+        assert each == (alone / 2 if shard == "full" else alone)  # A node has one rank.
+        if rank == 0:
+            torch.testing.assert_close(flat(sharded), flat(copies))
 
 
 @ranks(2)

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator, vendor
@@ -41,6 +42,15 @@ MANY_GRADIENTS = 2 * 10**9
 """Bytes of unsharded gradients from which FSDP reduces gradients in every micro-batch by default.
 
 Not a part of the device's memory: another kind of GPU after a requeue would change the order of sums.
+"""
+
+LARGE = 2**20
+"""Weights from which a layer outside of blocks is a unit; the latency of a gather outweighs fewer."""
+
+KEPT = 3 * 10**9
+"""Bytes of gathered weights up to which they stay from the forward to the backward pass by default.
+
+Not a part of the device's memory: ranks with different GPUs would gather different parts, and hang.
 """
 
 _PRECISIONS = re.compile(r"(BFloat16|Half).*\bsame\b|\bsame\b.*(BFloat16|Half)")
@@ -68,7 +78,7 @@ class FSDPStrategy(Strategy):
         self._scaled = precision == "fp16"
         self.casts = self._precision in ("bf16", "fp16")
         self._shape: nn.Module | Exception | None = None
-        self._syncs = self._was_last = True
+        self._syncs = self._was_last = self._reshards = True
         self._reduces_each = options.reduce_each_micro_batch is True
         self._use: ShardedUse | None = None
         self._compiled = False
@@ -107,9 +117,10 @@ class FSDPStrategy(Strategy):
         if dist.get_backend() == "nccl":
             connect_groups(mesh, self._device)
         options = self._sharding(mesh)
-        below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}
+        self._reshards = self._reshards_after_forward(module)
+        below: dict[str, Any] = {"reshard_after_forward": self._reshards}
         # The backward pass starts with the root's weights, so torch keeps them until then.
-        at_root = {} if self._options.reshard_after_forward else below
+        at_root = {} if self._reshards else below
         norms = self._running_norms(module)
         last = parts[-1] if compiled and parts and parts[-1] not in compiled else None
         in_full = {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
@@ -158,7 +169,7 @@ class FSDPStrategy(Strategy):
         if isinstance(model, FSDPModule):
             if self._syncs != reduces:
                 model.set_requires_gradient_sync(reduces)
-            if self._was_last != last and not self._options.reshard_after_forward:
+            if self._was_last != last and not self._reshards:
                 # reshard_after_forward=false spends memory on gathered weights: keep them between
                 # micro-batches too.
                 model.set_reshard_after_backward(last)
@@ -253,6 +264,14 @@ class FSDPStrategy(Strategy):
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
         return trained * dtype.itemsize
 
+    def _reshards_after_forward(self, module: nn.Module) -> bool:
+        """Return True if blocks free their weights after the forward pass; ``auto``: more than `KEPT`."""
+        if self._options.reshard_after_forward != "auto":
+            return self._options.reshard_after_forward
+        dtype = _DTYPES.get(self._precision, torch.float32)
+        gathered = sum(p.numel() for p in module.parameters()) * dtype.itemsize
+        return self._options.cpu_offload or gathered > KEPT
+
     def _running_norms(self, module: nn.Module) -> list[nn.Module]:
         """Return the norms with running statistics in fp32; their weights must stay in fp32 too."""
         if self._precision not in ("bf16", "fp16"):
@@ -301,24 +320,34 @@ def units(module: nn.Module, options: FSDP) -> tuple[list[nn.Module], list[nn.Mo
     return chosen, [unit for unit in chosen if unit not in inside]
 
 
-def large_layers(module: nn.Module, inside: list[nn.Module]) -> list[nn.Module]:
-    """Return the large embeddings and linear layers outside of the blocks ``inside``.
+def large_layers(root: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
+    """Return the large layers outside of the blocks ``parts``: embeddings and output layers.
 
-    The root gathers its weights before the forward pass, when nothing overlaps, and keeps them to the end
-    of the backward pass. Large: at least a quarter of the largest block.
+    The root gathers its weights before the forward pass, when nothing overlaps, and keeps them to the end of
+    the backward pass. A layer with at least `LARGE` weights, none of them tied, is gathered by itself. An
+    embedding counts only if an output layer of the same shape exists: otherwise the model may use the
+    embedding's matrix for its output (``F.linear(x, embedding.weight)``).
     """
-    sizes = [sum(p.numel() for p in block.parameters()) for block in inside]
-    within = {id(part) for block in inside for part in block.modules()}
-    found: list[nn.Module] = [
+    inside = {id(inner) for part in parts for inner in part.modules()}
+    found = unshared(
+        root,
+        [
+            part
+            for part in root.modules()
+            if isinstance(part, (nn.Embedding, nn.Linear))
+            # MultiheadAttention uses the weights of this layer without calling the layer.
+            and not isinstance(part, NonDynamicallyQuantizableLinear)
+            and id(part) not in inside
+            and part is not root
+            and part.weight.numel() >= LARGE
+        ],
+    )
+    outputs = {part.weight.shape for part in found if isinstance(part, nn.Linear)}
+    return [
         part
-        for part in module.modules()
-        if isinstance(part, (nn.Embedding, nn.Linear))
-        and id(part) not in within
-        and part is not module
-        and sizes
-        and 4 * part.weight.numel() >= max(sizes)
+        for part in found
+        if parts and (isinstance(part, nn.Linear) or part.weight.shape in outputs)
     ]
-    return unshared(module, found)
 
 
 def layout(places: list[tuple[int, int]]) -> list[list[int]]:
