@@ -2,7 +2,7 @@
 
 The constants are those with which NCCL 2.30.7 chooses its algorithm (``src/graph/tuning.cc``): latencies of a
 start and of a hop, and the share of the bandwidth that an algorithm reaches; its corrections for middle sizes
-are left out. For MI300X they stand for those of RCCL.
+are missing here. For MI300X the same constants serve, instead of those of RCCL.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Time of a training step from its arithmetic, memory traffic and communication. Imports no torch.
 
 A GPU reaches a part of its peak in a training of a large language model. The parts are those that agree best
-with the published trainings in docs/estimate.md; a small model, whose kernels are short, is slower.
+with the published trainings in docs/estimate.md. A small model has short kernels and is slower.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _OPTIMIZER_BYTES = 28
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: ``computation``, ``optimizer``, and ``communication`` of which most overlaps."""
+    """Seconds of a step: ``computation``, ``optimizer``, and ``communication``, mostly during computation."""
 
     computation: float
     optimizer: float
@@ -70,7 +70,8 @@ def step_time(
         gpu: a key of ``GPUS``.
         layers: units that FSDP gathers one after the other.
         flops: of a sample, forward and backward, without recomputation.
-        micro_batch: samples of a GPU in a micro-batch, of which a step has ``accumulation``.
+        micro_batch: samples of a GPU in a micro-batch.
+        accumulation: micro-batches of a step.
     """
     if gpu not in GPUS or config.amp.dtype not in ("bf16", "fp16"):
         return None

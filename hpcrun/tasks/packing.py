@@ -1,4 +1,4 @@
-"""Attention over packed documents: a token sees the earlier tokens of its own document only.
+"""Attention over packed documents: a token sees earlier tokens of the same document only.
 
 A sample of a file of tokens is a window, which may contain the ends and beginnings of several documents.
 """

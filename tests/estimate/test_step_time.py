@@ -37,7 +37,7 @@ def time(*overrides, gpu="h100", parallel="ddp", **found):
     return step_time(config, gpu, parallel=parallel, **known | found)
 
 
-def test_the_time_of_one_gpu_is_its_arithmetic_and_its_optimizer():
+def test_the_time_of_one_gpu_is_arithmetic_and_optimizer():
     alone = time("train.compile=true")
     assert alone.computation == pytest.approx(8 * 1.2e13 / (0.47 * 989e12))
     assert alone.optimizer == pytest.approx(28e9 / 3.35e12)

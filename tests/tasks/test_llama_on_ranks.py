@@ -85,7 +85,7 @@ def test_an_interruption_changes_no_bit_of_a_packed_model(rank, tmp_path, monkey
 
 
 @ranks(2)
-def test_each_rank_draws_its_shards_with_the_values_of_the_whole_model(rank):
+def test_each_rank_draws_its_shards_of_the_whole_model(rank):
     place = DistributedConfig(world_size=2, rank=rank, local_rank=rank, num_gpus_per_node=2)
     options = {"layers": 2, "heads": 2, "width": 24, "context": 8, "dropout": 0.1}
     keys = [f"model.{key}={value}" for key, value in options.items()]

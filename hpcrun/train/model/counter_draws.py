@@ -46,7 +46,7 @@ def draw_normal(weight: Tensor, std: float, *, seed: int, name: str) -> None:
         if tuple(shape[1:]) != tuple(weight.shape[1:]):
             raise ValueError(f"{name}: is not sharded by its first dimension")
         local, first = weight.to_local(), offset[0] * math.prod(weight.shape[1:])
-    # A fake tensor has a type of its own.
+    # Fake tensors have another type.
     if local.is_meta or type(local) not in (Tensor, nn.Parameter) or not local.numel():
         return
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16]
