@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (980, 8),
-    "tests": (57_550, 450),
+    "tests": (57_570, 450),
     "train": (10_200, 48),
 }
 """The most lines and files of each package, and of the tests."""

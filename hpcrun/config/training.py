@@ -1,6 +1,6 @@
 """The schema of training: the loop, batches, precision, optimizer, sharding and logging."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -107,7 +107,7 @@ class Train(Section):
         default=True,
         description="DDP: let gradients share the memory of the communication buckets.",
     )
-    bucket_mb: Positive | None = Field(
+    bucket_mb: Annotated[Positive, Field(ge=1)] | None = Field(
         default=None,
         description="DDP: MiB of gradients per all-reduce; null: from the parameters and the ranks.",
     )

@@ -12,7 +12,7 @@ from hpcrun.errors import NotTrainable
 from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.fsdp import mesh_over
 from tests.on_ranks import ranks
-from tests.train.parallelism import Net, Way, batches, flat, trainer
+from tests.train.parallelism import Block, Net, Way, batches, flat, trainer
 from tests.train.small_training import config, loss
 
 
@@ -158,6 +158,30 @@ def test_muon_computes_each_matrix_on_one_rank(rank):
         assert each == (alone / 2 if shard == "full" else alone)  # A node has one rank.
         if rank == 0:
             torch.testing.assert_close(flat(sharded), flat(copies))
+
+
+class Deep(Net):
+    """A model with six blocks."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__(dropout)
+        self.blocks = nn.ModuleList(Block(13, dropout) for _ in range(6))
+
+
+@ranks(2)
+def test_ddp_compiles_equal_blocks_into_one_graph(rank, monkeypatch):
+    graphs, compiled = [], nn.Module.compile
+
+    def counting(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", lambda part, **_: compiled(part, backend=counting))
+    way = Way("ddp", 2, compiled=True)
+    made = trainer(way, rank, make=Deep)
+    for step in batches(way, rank, 0, 2):
+        made.training_step(step, loss)
+    assert len(graphs) == 1
 
 
 @ranks(2)

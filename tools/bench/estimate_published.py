@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compare `hpcrun estimate` with published trainings: tokens per second and GPU, and memory.
 
-    tools/bench/estimate_published.py
+    tools/bench/estimate_published.py [--only NAME]
 
 Sources: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md (Llama 3.1 8B, H100 with 96 GB limited to
 500 W); llm-foundry, scripts/train/benchmarking/README.md (MPT; here a gated MLP with as many parameters
 stands for its MLP). Their kernels and compilers are not those of hpcrun.
 """
 
+import argparse
 import contextlib
 import io
 import json
@@ -40,12 +41,17 @@ PUBLISHED = [
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="part of the names of the trainings to compare")
+    given = parser.parse_args()
     print("| training | GPUs | tokens/s | estimate | off by | GiB | estimate | off by |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokens.bin"
         np.zeros(10**6, "<u4").tofile(file)
         for name, gpu, nodes, more, rate, memory in PUBLISHED:
+            if given.only not in name:
+                continue
             words = [*more.split(), f"data.tokens=[{file}]", "data.validation_tokens=[]"]
             micro = next((w.split("=")[1] for w in words if w.startswith("train.micro")), "2")
             words += [f"train.batch_size={8 * nodes * int(micro)}", "train.deterministic=false"]

@@ -111,6 +111,11 @@ class DDPStrategy(Strategy):
         # A graph of the whole model would be split where DDP's buckets end, into other graphs for each
         # bucket. Blocks of a class share a graph. CUDA graphs pay for the whole model only.
         parts = [] if mode is None or mode in vendor.WITHOUT_GRAPHS else blocks(module)
+        if parts:
+            from torch._dynamo import config
+
+            switches: Any = config
+            switches.optimize_ddp = False
         for part in parts:
             compile_in_place(part, mode=mode)
         if mode is not None and not parts:
