@@ -21,7 +21,7 @@ _MAY_CHANGE_IN_TRAIN = frozenset(
     }
 )
 # The weights have the same bits with each value.
-_MAY_CHANGE_IN_FSDP = frozenset({"deferred_init", "reshard_after_forward"})
+_MAY_CHANGE_IN_FSDP = "deferred_init"
 # Ways to compute the same sums: a checkpoint does not depend on them, and the order of samples stays.
 _WAYS = (
     *("train.micro_batch", "train.accumulation"),
@@ -29,7 +29,7 @@ _WAYS = (
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
     "train.bucket_mb",
     *("fsdp.shard", "fsdp.wrap", "fsdp.classes"),
-    "fsdp.cpu_offload",
+    *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),
     "fsdp.reduce_each_micro_batch",
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
     *("data.workers", "data.prefetch"),
@@ -202,8 +202,7 @@ def _essence(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude=set(_MAY_CHANGE))
     for key in _MAY_CHANGE_IN_TRAIN:
         del values["train"][key]
-    for key in _MAY_CHANGE_IN_FSDP:
-        del values["fsdp"][key]
+    del values["fsdp"][_MAY_CHANGE_IN_FSDP]
     return _flat(values) | {_BEST: config.checkpoint.keep_best}
 
 

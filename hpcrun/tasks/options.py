@@ -65,6 +65,14 @@ def divides_heads(count: int | None, others: ValidationInfo) -> int | None:
     return count
 
 
+def in_vocabulary(token: int | None, others: ValidationInfo) -> int | None:
+    """Return ``token`` if it is in the vocabulary among the ``others``; else raise ValueError."""
+    size = others.data.get("vocabulary")
+    if token is not None and size is not None and token >= size:
+        raise ValueError(f"is {token}, outside model.vocabulary = {size}; no document would end")
+    return token
+
+
 class LanguageModelShape(Section):
     """The ``model`` section of the language model: the architecture of Llama."""
 
@@ -93,7 +101,7 @@ class LanguageModelShape(Section):
     context: Count = Field(
         default=128, description="Bytes or tokens in a sample, and in the context."
     )
-    document_end: FromZero | None = Field(
+    document_end: Annotated[FromZero | None, AfterValidator(in_vocabulary)] = Field(
         default=None,
         description="Token at the end of each document; attention stays in a document. null: in a sample.",
     )

@@ -66,4 +66,5 @@ def compiled(name: str) -> Any:
     """Return a function of flex_attention, compiled: without, it computes all T x T products in memory."""
     from torch.nn.attention import flex_attention
 
-    return torch.compile(getattr(flex_attention, name))
+    # Otherwise a shape would change its kernel after another shape, and a resumed run would not.
+    return torch.compile(getattr(flex_attention, name), dynamic=False)

@@ -124,7 +124,7 @@ FREE = {
         "train.profile",
         "train.affinity",
     ),
-    *("fsdp.deferred_init", "fsdp.reshard_after_forward"),
+    "fsdp.deferred_init",
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
 }
 # Free unless validation decides when training ends or which weights are best:

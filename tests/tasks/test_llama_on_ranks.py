@@ -26,12 +26,12 @@ WAYS = {
     "buckets": {"parallel": "ddp", "bucket_mb": 0.05},
     "fsdp": {"parallel": "fsdp", "precision": "bf16"},
     "hybrid": {"parallel": "fsdp", "shard": "hybrid"},
-    "resharding": {"parallel": "fsdp", "reshard": True},
+    "keeping": {"parallel": "fsdp", "reshard": False},
 }
 
 
 def trainer(
-    rank, parallel, precision="fp32", shard="full", reshard="auto", bucket_mb=None, dropout=0.1
+    rank, parallel, precision="fp32", shard="full", reshard=True, bucket_mb=None, dropout=0.1
 ):
     """Return the trainer of a rank of two nodes."""
     count = dist.get_world_size()
@@ -65,7 +65,7 @@ def state(made):
     return [value.to_local() if hasattr(value, "to_local") else value for value in values]
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "resharding"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "keeping"])
 @ranks(4)
 def test_an_interruption_changes_no_bit_of_a_packed_model(rank, tmp_path, monkeypatch, way):
     monkeypatch.setattr(fsdp, "LARGE", 512 * 32)

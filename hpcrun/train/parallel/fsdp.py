@@ -47,12 +47,6 @@ Not a part of the device's memory: another kind of GPU after a requeue would cha
 LARGE = 2**20
 """Weights from which a layer outside of blocks is a unit; the latency of a gather outweighs fewer."""
 
-KEPT = 3 * 10**9
-"""Bytes of gathered weights up to which they stay from the forward to the backward pass by default.
-
-Not a part of the device's memory: ranks with different GPUs would gather different parts, and hang.
-"""
-
 _PRECISIONS = re.compile(r"(BFloat16|Half).*\bsame\b|\bsame\b.*(BFloat16|Half)")
 """Torch's error texts for an operation on half and full precision."""
 
@@ -78,7 +72,7 @@ class FSDPStrategy(Strategy):
         self._scaled = precision == "fp16"
         self.casts = self._precision in ("bf16", "fp16")
         self._shape: nn.Module | Exception | None = None
-        self._syncs = self._was_last = self._reshards = True
+        self._syncs = self._was_last = True
         self._reduces_each = options.reduce_each_micro_batch is True
         self._use: ShardedUse | None = None
         self._compiled = False
@@ -117,20 +111,16 @@ class FSDPStrategy(Strategy):
         if dist.get_backend() == "nccl":
             connect_groups(mesh, self._device)
         options = self._sharding(mesh)
-        self._reshards = self._reshards_after_forward(module)
-        below: dict[str, Any] = {"reshard_after_forward": self._reshards}
+        below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}
         # The backward pass starts with the root's weights, so torch keeps them until then.
-        at_root = {} if self._reshards else below
+        at_root = {} if self._options.reshard_after_forward else below
         norms = self._running_norms(module)
-        last = parts[-1] if compiled and parts and parts[-1] not in compiled else None
         in_full = {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
         for part in [*(norm for norm in norms if norm not in parts), *parts]:
             if mode is not None and part in compiled:
                 compile_in_place(part, mode=vendor.WITHOUT_GRAPHS.get(mode, mode))
             self._from_rank_zero(part)
-            # The backward pass begins with the last part.
-            kept = {"reshard_after_forward": False} if part is last else below
-            fully_shard(part, **{**options, **kept, **(in_full if part in norms else {})})
+            fully_shard(part, **{**options, **below, **(in_full if part in norms else {})})
         if mode is not None and not compiled:
             compile_in_place(module, mode=vendor.WITHOUT_GRAPHS.get(mode, mode))
         self._from_rank_zero(module)
@@ -169,7 +159,7 @@ class FSDPStrategy(Strategy):
         if isinstance(model, FSDPModule):
             if self._syncs != reduces:
                 model.set_requires_gradient_sync(reduces)
-            if self._was_last != last and not self._reshards:
+            if self._was_last != last and not self._options.reshard_after_forward:
                 # reshard_after_forward=false spends memory on gathered weights: keep them between
                 # micro-batches too.
                 model.set_reshard_after_backward(last)
@@ -263,14 +253,6 @@ class FSDPStrategy(Strategy):
         dtype = _DTYPES.get(self._options.reduce_dtype or self._precision, torch.float32)
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
         return trained * dtype.itemsize
-
-    def _reshards_after_forward(self, module: nn.Module) -> bool:
-        """Return True if blocks free their weights after the forward pass; ``auto``: more than `KEPT`."""
-        if self._options.reshard_after_forward != "auto":
-            return self._options.reshard_after_forward
-        dtype = _DTYPES.get(self._precision, torch.float32)
-        gathered = sum(p.numel() for p in module.parameters()) * dtype.itemsize
-        return self._options.cpu_offload or gathered > KEPT
 
     def _running_norms(self, module: nn.Module) -> list[nn.Module]:
         """Return the norms with running statistics in fp32; their weights must stay in fp32 too."""
