@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcrun.cli.main import main as hpcrun
+from hpcrun.estimate.result import RESERVE_GIB
 
 ROOT = Path(__file__).parents[2]
 MPT = (
@@ -63,7 +64,8 @@ def main() -> None:
             own = found["time"]["samples"] / found["time"]["seconds"] * found["units"]
             line = f"| {name} | {8 * nodes} {gpu} | {rate:,} | {own:,.0f} | {own / rate - 1:+.0%} |"
             if memory:
-                gib = found["needed"] / 2**30
+                # torchtitan reports the reserved memory, without CUDA's context.
+                gib = found["needed"] / 2**30 - RESERVE_GIB
                 line += f" {memory} | {gib:.1f} | {gib / memory - 1:+.0%} |"
             else:
                 line += " | | |"
