@@ -2,36 +2,58 @@
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 _MOST_STEPS = 50
 """Steps without a collection; garbage may hold tensors."""
 
 
-@contextlib.contextmanager
-def collecting_together(log_every: int) -> Iterator[Callable[[int], None]]:
-    """Turn the automatic collection off in the block; yield a function to call after each step.
+class Collection:
+    """Collects at chosen steps in the block of :func:`collecting_together`. ``every``: 0 for no change."""
 
-    The automatic collection runs at other steps on each rank, and all ranks wait for each rank. The function
-    collects at logged steps, and at least every 50 steps, and ignores objects from before the block, so
-    a collection is short. If the program has turned the collection off, nothing changes.
+    def __init__(self, every: int) -> None:
+        self._every, self._frozen = every, False
+
+    def after(self, step: int) -> None:
+        """Collect if it is time; call this after each step."""
+        if self._every and step % self._every == 0:
+            gc.collect()
+            if not self._frozen:
+                # The first steps import and compile; every later collection would visit these objects.
+                gc.freeze()
+                self._frozen = True
+
+    @contextlib.contextmanager
+    def automatic(self) -> Iterator[None]:
+        """Turn the automatic collection on in the block: a validation may take thousands of batches."""
+        if not self._every:
+            yield
+            return
+        gc.enable()
+        try:
+            yield
+        finally:
+            gc.disable()
+
+
+@contextlib.contextmanager
+def collecting_together(log_every: int) -> Iterator[Collection]:
+    """Turn the automatic collection off in the block; the yielded object collects instead.
+
+    The automatic collection runs at other steps on each rank, and all ranks wait for each rank. The object
+    collects at logged steps, and at least every 50 steps, and ignores objects that existed at its first
+    collection, so a collection is short. If the program has turned the collection off, nothing changes.
 
     Source: torchtitan's ``GarbageCollection``.
     """
     if not gc.isenabled():
-        yield lambda _: None
+        yield Collection(0)
         return
-    every = min(log_every, _MOST_STEPS)
-
-    def collect(step: int) -> None:
-        if step % every == 0:
-            gc.collect()
-
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        yield collect
+        yield Collection(min(log_every, _MOST_STEPS))
     finally:
         gc.enable()
         gc.unfreeze()

@@ -24,7 +24,7 @@ from hpcrun.run.events import Attempt, note
 from hpcrun.train.data.batching import Batching, accumulation_of, count_line, worker_processes
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.ending import finished, stopped
-from hpcrun.train.garbage import collecting_together
+from hpcrun.train.garbage import Collection, collecting_together
 from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
@@ -74,11 +74,11 @@ class Loop:
 
         On return the last step is committed, unless ``saver.failed`` says why not.
         """
-        with collecting_together(self.config.train.log_every) as collect:
-            return self._run(collect)
+        with collecting_together(self.config.train.log_every) as collection:
+            return self._run(collection)
 
-    def _run(self, collect: Callable[[int], None]) -> StopReason:
-        """Take the steps; ``collect``: see :func:`collecting_together`."""
+    def _run(self, collection: Collection) -> StopReason:
+        """Take the steps."""
         train, leaving = self.config.train, False
         for step in self.steps:
             stop = self.agreement.exchange(step, self.reason_to_stop())
@@ -94,10 +94,10 @@ class Loop:
             micro_batches = next(self.batches)
             result = self.take(step, micro_batches)
             done = step + 1
-            collect(done)
+            collection.after(done)
             self.metrics.step(done, result)
             self.nonfinite.check(result)
-            best = self._validate(done)
+            best = self._validate(done, collection)
             if self.early.due:
                 self.metrics.log_pending(done)
             self.saver.poll()
@@ -133,13 +133,13 @@ class Loop:
             self.metrics.flush()
             yield
 
-    def _validate(self, done: int) -> bool:
+    def _validate(self, done: int, collection: Collection) -> bool:
         """Validate if it is time; return True if the loss is the lowest so far."""
         train = self.config.train
         every = train.validate_every
         if done != train.steps and not (every and done % every == 0):
             return False
-        with self.position.at(VALIDATING), self.metrics.paused():
+        with self.position.at(VALIDATING), self.metrics.paused(), collection.automatic():
             loss = self.validate()
             if loss is not None:
                 self.metrics.write({"step": done, "validation_loss": loss})

@@ -16,12 +16,12 @@ class Cycle:
 @pytest.mark.parametrize(("log_every", "collected"), [(4, [4, 8]), (1000, [50])])
 def test_garbage_is_collected_at_chosen_steps_only(log_every, collected):
     found = []
-    with collecting_together(log_every) as collect:
+    with collecting_together(log_every) as collection:
         assert not gc.isenabled()
         last = collected[-1]
         garbage = weakref.ref(Cycle())
         for step in range(1, last + 1):
-            collect(step)
+            collection.after(step)
             if garbage() is None:
                 found.append(step)
                 garbage = weakref.ref(Cycle())
@@ -39,10 +39,22 @@ def test_an_error_turns_the_automatic_collection_on_again():
 def test_a_program_without_collection_keeps_none():
     gc.disable()
     try:
-        with collecting_together(1) as collect:
+        with collecting_together(1) as collection:
             garbage = weakref.ref(Cycle())
-            collect(1)
+            collection.after(1)
             assert garbage() is not None
+            with collection.automatic():
+                assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_survives_the_first_collection_is_not_visited_again():
+    with collecting_together(1) as collection:
+        kept = [Cycle()]
+        collection.after(1)
+        assert not any(one is kept[0] for one in gc.get_objects())
+        later = [Cycle()]
+        collection.after(2)
+        assert any(one is later[0] for one in gc.get_objects())

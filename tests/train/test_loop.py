@@ -1,5 +1,6 @@
 """The training loop with small substitutes for its parts."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -45,14 +46,12 @@ class Saving:
     finish = start
 
 
-@pytest.mark.parametrize("last", [5, 4])
-def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
-    run = RunDirectory(tmp_path)
+def run_loop(run, saver, last, loss, validate=lambda: None):
+    """Run five steps of the loop, or stop after step ``last``."""
     config = Config.model_validate({"train": {"steps": 5, "log_every": 1}})
     trainer = AMPTrainer(nn.Linear(2, 1), lambda m: torch.optim.SGD(m.parameters()), device="cpu")
-    loss = lambda model, batch: model(batch).mean()  # noqa: E731
     watch = Stopwatch(trainer.device)
-    sinks, saver, position = Sinks([JsonLines(run, pause=3600.0)]), Saving(run), Position()
+    sinks, position = Sinks([JsonLines(run, pause=3600.0)]), Position()
     task = SimpleNamespace(unit="samples", units_per_sample=1)
     measured = StepMeasurements(watch, FlopCounter(None, None), loss, None)
     batching = Batching(3, ranks=1)
@@ -63,7 +62,7 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
         take=lambda _, micro_batches: trainer.training_step(micro_batches, loss),
         agreement=StopAgreement(None),
         reason_to_stop=lambda: StopReason.WARNING if position.step == last - 1 else StopReason.NONE,
-        validate=lambda: None,
+        validate=validate,
         early=EarlyStopping(None, 0.0),
         metrics=MetricsLog(
             *(config, task, trainer, batching, measured, sinks),
@@ -78,4 +77,27 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
     )
     loop.run()
     sinks.close()
+
+
+def mean(model, batch):
+    return model(batch).mean()
+
+
+@pytest.mark.parametrize("last", [5, 4])
+def test_metrics_are_written_before_every_save(tmp_path, last):
+    run = RunDirectory(tmp_path)
+    saver = Saving(run)
+    run_loop(run, saver, last, mean)
     assert saver.found == {3: [1, 2, 3], last: list(range(1, last + 1))}
+
+
+def test_garbage_is_collected_automatically_in_validations_only(tmp_path):
+    run = RunDirectory(tmp_path)
+    training, validating = [], []
+
+    def loss(model, batch):
+        training.append(gc.isenabled())
+        return mean(model, batch)
+
+    run_loop(run, Saving(run), 5, loss, lambda: validating.append(gc.isenabled()))
+    assert (training, validating) == ([False] * 5, [True])
