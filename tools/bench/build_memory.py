@@ -67,7 +67,7 @@ def main() -> int:
         model = Llama(shape)
         whole = sum(parameter.nbytes for parameter in model.parameters())
         largest = max(parameter.nbytes for parameter in model.parameters())
-        block = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
+        block = sum(parameter.nbytes for parameter in model.model.layers[0].parameters())
     world = options.fake_world or options.ranks
     print(
         f"{whole / 4e9:.3g} G parameters on {world} ranks: whole {whole / _MIB:.0f} MiB, "

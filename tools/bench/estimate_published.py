@@ -20,7 +20,7 @@ import numpy as np
 from hpcrun.cli.main import main as hpcrun
 from hpcrun.estimate.result import RESERVE_GIB
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 MPT = (
     "model.kv_heads=null model.mlp_width=null model.vocabulary=50368 model.tied=true model.context=2048 "
     "model.document_end=null train.compile=false train.activation_checkpointing=none"
