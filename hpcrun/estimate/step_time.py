@@ -7,7 +7,7 @@ with the published trainings in docs/estimate.md. A small model has short kernel
 from dataclasses import dataclass
 
 from hpcrun.config import Config
-from hpcrun.estimate.network import ANY, DETERMINISTIC, LINKS, Group, ddp, default_bucket, fsdp
+from hpcrun.estimate.network import ANY, DETERMINISTIC, Group, ddp, default_bucket, fsdp
 
 # Peak TFLOP/s of bf16, TB/s of memory, and the part of the peak in compiled and in eager training. Data
 # sheets: NVIDIA A100 2021, H100 2023, H200 2024, B200 2025; AMD MI300X 2023.
@@ -76,7 +76,6 @@ def step_time(
     if gpu not in GPUS or config.amp.dtype not in ("bf16", "fp16"):
         return None
     tera, memory, compiled, eager = GPUS[gpu]
-    assert gpu in LINKS
     train, job = config.train, config.job
     ranks = job.min_nodes * job.tasks_on_node
     group = Group(ranks, min(ranks, job.tasks_on_node), gpu)

@@ -29,7 +29,7 @@ def linear_cross_entropy(
     Args:
         states: float [N, D].
         weight: float [V, D].
-        classes: integer [N].
+        classes: integer [N], from 0 to V - 1; nothing checks them.
         tokens: tokens of a chunk; None: as many as keep its logits at 1 GiB.
     """
     kind = states.device.type

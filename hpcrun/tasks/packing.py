@@ -66,5 +66,5 @@ def compiled(name: str) -> Any:
     """Return a function of flex_attention, compiled: without, it computes all T x T products in memory."""
     from torch.nn.attention import flex_attention
 
-    # Otherwise a shape would change its kernel after another shape, and a resumed run would not.
+    # Otherwise a shape could change its kernel after another shape, and not in a resumed run.
     return torch.compile(getattr(flex_attention, name), dynamic=False)

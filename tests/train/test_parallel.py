@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
+from hpcrun.estimate import network
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
@@ -117,6 +118,10 @@ def test_buckets_of_ddp_grow_above_64_ranks():
         *(None, None, 50.0, 200.0, 256.0)
     ]
     assert default_bucket(nn.Linear(8, 8), 8192) is None
+    # The prediction of a step's time has the same rule.
+    for ranks in (64, 128, 512, 8192):
+        predicted = network.default_bucket(large.weight.numel(), ranks)
+        assert predicted == (default_bucket(large, ranks) or 25.0)
 
 
 def test_an_unknown_class_is_refused_with_the_model_s_classes():

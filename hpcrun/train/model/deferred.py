@@ -87,10 +87,13 @@ class Deferred:
 
 
 def build_drawn(make: Callable[[], Any]) -> tuple[Any, Deferred | None]:
-    """Return a model built on the meta device that draws its weights later; None if it has other tensors."""
+    """Return a model built on the meta device that draws its weights later; None if it cannot do so.
+
+    It has no other tensors than parameters. A subclass of a task may return a model without ``draw_weights``.
+    """
     with torch.device("meta"):
         model = make()
-    if _other_tensors(model):
+    if _other_tensors(model) or not hasattr(model, "draw_weights"):
         return model, None
     deferred = Deferred(model, drawn=True)
     deferred.defer()

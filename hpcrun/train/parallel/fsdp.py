@@ -47,7 +47,7 @@ Not a part of the device's memory: another kind of GPU after a requeue would cha
 LARGE = 2**20
 """Weights from which a layer outside of blocks is a unit; the latency of a gather outweighs fewer."""
 
-_PRECISIONS = re.compile(r"(BFloat16|Half).*\bsame\b|\bsame\b.*(BFloat16|Half)")
+_PRECISIONS = re.compile(r"(BFloat16|Half).*\bsame\b|\b(same|scalar type)\b.*(BFloat16|Half)")
 """Torch's error texts for an operation on half and full precision."""
 
 _MIXED = "got mixed torch.Tensor and DTensor"
