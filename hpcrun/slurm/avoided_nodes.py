@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.slurm.commands import given_option
-from hpcrun.slurm.nodes import parse_sinfo_gres, sinfo_gres_command
+from hpcrun.slurm.nodes import parse_gres, parse_sinfo_gres, sinfo_gres_command
 from hpcrun.slurm.notation import expand
 
 _DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
@@ -28,10 +28,6 @@ _NOT_NOW = ("*", "$")
 # With one of these options, only Slurm knows how many nodes fit.
 _FIXING = {"nodelist": "w", "nodefile": "F", "reservation": None, "constraint": "C"}
 _STUCK = ("BadConstraints", "ReqNodeNotAvail")
-# A GPU type may begin with a digit (2080ti), or be a number (4090) before the count.
-_GPU = re.compile(
-    r"gpu(?:[:=](?P<count>\d+)|:(?P<kind>[^:=,(\s]+?)(?:[:=](?P<counted>\d+))?)?(?=[,(\s]|$)"
-)
 _LOOKS, _PAUSE = 10, 0.2
 
 
@@ -70,7 +66,7 @@ def request_of(facts: Mapping[str, str], nodes: int = 1) -> NodeRequest:
     """
     wanted = ("ReqNodeList", "Features", "Reservation")
     count = re.match(r"\d+", facts.get("NumNodes", ""))
-    gpus = _gpus(facts.get("TresPerNode", ""))
+    gpus = dict(parse_gres(facts.get("TresPerNode", "")))
     return NodeRequest(
         facts.get("Partition") or None,
         max(nodes, int(count[0]) if count else 1),
@@ -181,20 +177,11 @@ def _usable(listed: str, request: NodeRequest) -> dict[str, dict[str, bool]]:
 
 
 def _fits(gres: str, wanted: Mapping[str, int] | None) -> bool:
-    has = _gpus(gres)
+    has = parse_gres(gres)
     return all(
-        (has.get(kind, 0) if kind else sum(has.values())) >= count
+        sum(number for type_, number in has if kind in ("", type_)) >= count
         for kind, count in (wanted or {}).items()
     )
-
-
-def _gpus(text: str) -> dict[str, int]:
-    """Read the GPUs by kind from Slurm's text: ``gpu:a100:4(S:0-1)``, ``gres/gpu:2``, ``gres:gpu``."""
-    found: dict[str, int] = {}
-    for gpu in _GPU.finditer(text):
-        kind = gpu["kind"] or ""
-        found[kind] = found.get(kind, 0) + int(gpu["count"] or gpu["counted"] or 1)
-    return found
 
 
 _LARGEST = 1 << 20  # bytes read from the end: thousands of failures, and never a slow submission

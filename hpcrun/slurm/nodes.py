@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from hpcrun import slurm
 
-_GRES = re.compile(r"gpu(?::(?P<type>[^:(,]+))??(?::no_consume)?:(?P<count>\d+)")
+# A type may begin with a digit (2080ti). A number alone is the count.
+_GRES = re.compile(
+    r"(?:gres[:/])?gpu(?::(?P<type>[^:=]+?))??(?::no_consume)?(?:[:=](?P<count>\d+))?"
+)
 _BRACKETS = re.compile(r"\([^)]*\)")
 
 
@@ -101,10 +104,13 @@ def _node(line: str) -> NodeResources | None:
 
 
 def parse_gres(text: str) -> tuple[tuple[str, int], ...]:
-    """Return the GPUs of a node's ``Gres``: ``gpu:a100:4(S:0-1),nvme:1`` is ``(("a100", 4),)``."""
+    """Return the GPUs by type of a node's ``Gres`` or of a job's ``TresPerNode``.
+
+    ``gpu:a100:4(S:0-1),nvme:1`` is ``(("a100", 4),)``, ``gres/gpu:2`` is ``(("", 2),)``; without a count: 1.
+    """
     parts = _BRACKETS.sub("", text).split(",")
     found = filter(None, map(_GRES.fullmatch, parts))
-    return tuple((match["type"] or "", int(match["count"])) for match in found)
+    return tuple((match["type"] or "", int(match["count"] or 1)) for match in found)
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:

@@ -113,6 +113,7 @@ def test_what_a_job_asks_for_is_read_from_the_controller() -> None:
         assert request_of({"TresPerNode": text}).gpus == {"": 4}
     for kind in ("a100", "2080ti", "4090", "1g.10gb"):
         assert request_of({"TresPerNode": f"gres/gpu:{kind}:2"}).gpus == {kind: 2}
+    assert request_of({"TresPerNode": "gres/gpu:a100"}).gpus == {"a100": 1}
     assert request_of({"Features": "a100", "NumNodes": "2-2"}) == NodeRequest(None, 2, fixed=True)
 
 
