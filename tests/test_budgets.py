@@ -13,9 +13,9 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_040, 23),
+    "api": (4_070, 23),
     "checkpoint": (6_450, 36),
-    "cli": (4_920, 34),
+    "cli": (4_930, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
