@@ -30,8 +30,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_690, 450),
-    "train": (10_210, 48),
+    "tests": (57_740, 450),
+    "train": (10_230, 48),
 }
 """The most lines and files of each package, and of the tests."""
 
