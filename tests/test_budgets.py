@@ -15,11 +15,11 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_040, 23),
     "checkpoint": (6_450, 36),
-    "cli": (4_890, 34),
+    "cli": (4_900, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
-    "estimate": (1_130, 9),
+    "estimate": (1_020, 8),
     "hpcrun": (720, 9),
     "integrations": (3_360, 19),
     "job": (5_740, 24),
@@ -30,8 +30,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_740, 450),
-    "train": (10_230, 48),
+    "tests": (57_980, 450),
+    "train": (10_500, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

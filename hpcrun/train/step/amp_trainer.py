@@ -177,13 +177,10 @@ class AMPTrainer:
     def averaged(self) -> Iterator[None]:
         """Swap the averaged weights into the model for the block; without ``ema`` change nothing."""
         average = self.average
-        if average is None:
-            yield
-            return
+        # The swap changes shards, so no weights may stay gathered before and after the block.
+        self.after_evaluation()
         try:
-            # The swap changes shards, so no weights may stay gathered before and after the block.
-            self.after_evaluation()
-            with average.in_place():
+            with contextlib.nullcontext() if average is None else average.in_place():
                 yield
         finally:
             self.after_evaluation()
