@@ -168,6 +168,26 @@ def test_a_run_keeps_the_shards_that_its_checkpoint_records(rank, capsys):
     assert capsys.readouterr().out == ""
 
 
+@ranks(4)
+def test_shards_are_chosen_for_the_gpus_of_the_run(rank, capsys, monkeypatch):
+    everyone = Ranks(rank, 4, dist.new_group(backend="gloo"))
+    place = DistributedConfig(
+        world_size=4, rank=rank, num_nodes=2, num_gpus_per_node=2, device_ids=(rank % 2,)
+    )
+    monkeypatch.setattr(accelerator, "device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(accelerator, "name", lambda _: "NVIDIA A100-SXM4-80GB")
+    # The rank with the smallest GPU decides.
+    for memory, shard in ((80_000, "hybrid"), (8_000, "full")):
+        room = memory if rank == 3 else 80_000
+        monkeypatch.setattr(accelerator, "memory", lambda _, room=room: (room, room))
+        chosen = resolve_shard(config(), Net(), place, everyone, "fsdp")
+        assert agreed(chosen.fsdp.shard) == shard
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == (2 if rank == 0 else 0)
+    for line, start in zip(lines, ("hybrid: NCCL's", "full: hybrid keeps"), strict=False):
+        assert line.startswith(f"hpcrun: fsdp.shard=auto chooses {start} ")
+
+
 def test_the_name_of_a_gpu_leads_to_its_machine():
     names = ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA B200", "AMD Instinct MI300X"]
     assert [network.machine_named(name) for name in [*names, "Tesla T4"]] == [
