@@ -21,7 +21,7 @@ _MAY_CHANGE_IN_TRAIN = frozenset(
     }
 )
 # The weights have the same bits with each value.
-_MAY_CHANGE_IN_FSDP = "deferred_init"
+_MAY_CHANGE_IN_FSDP = ("deferred_init", "reshard_after_forward")
 # Ways to compute the same sums: a checkpoint does not depend on them, and the order of samples stays.
 _WAYS = (
     *("train.micro_batch", "train.accumulation"),
@@ -29,14 +29,14 @@ _WAYS = (
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
     "train.bucket_mb",
     *("fsdp.shard", "fsdp.wrap", "fsdp.classes"),
-    *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),
-    "fsdp.reduce_each_micro_batch",
+    *("fsdp.cpu_offload", "fsdp.reduce_each_micro_batch"),
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
     *("data.workers", "data.prefetch"),
 )
 _REDUCE_EACH = "fsdp.reduce_each_micro_batch"
+_SHARD = "fsdp.shard"
 # What hpcrun did before a key existed, where it is not the key's default.
-_BEFORE_THE_KEY = {_REDUCE_EACH: False}
+_BEFORE_THE_KEY = {_REDUCE_EACH: False, _SHARD: "full"}
 # Keys that may change until the decay of the learning rate begins.
 _LENGTH = ("train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction")
 # Keys of validation, which may change unless early stopping or the best weights depend on validation.
@@ -171,6 +171,8 @@ def changed_ways(
     for values in (then, now):
         if auto_reduces is None or values[_REDUCE_EACH] == "auto":
             values[_REDUCE_EACH] = auto_reduces
+    if then[_SHARD] == "auto":
+        then[_SHARD] = now[_SHARD]  # Only a training without FSDP records this value.
     compared = [key for key in now if sharded or not key.startswith("fsdp.")]
     return differing({key: then[key] for key in compared}, {key: now[key] for key in compared})
 
@@ -202,7 +204,8 @@ def _essence(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude=set(_MAY_CHANGE))
     for key in _MAY_CHANGE_IN_TRAIN:
         del values["train"][key]
-    del values["fsdp"][_MAY_CHANGE_IN_FSDP]
+    for key in _MAY_CHANGE_IN_FSDP:
+        del values["fsdp"][key]
     return _flat(values) | {_BEST: config.checkpoint.keep_best}
 
 

@@ -162,9 +162,9 @@ class FSDP(Section):
     Sources: ``torch.distributed.fsdp.fully_shard``; Zhao et al. 2023, arXiv:2304.11277.
     """
 
-    shard: Literal["full", "hybrid"] = Field(
-        default="full",
-        description="full: over all ranks; hybrid: within each node, copies over nodes.",
+    shard: Literal["auto", "full", "hybrid"] = Field(
+        default="auto",
+        description="full: over all ranks; hybrid: within each node, copies over nodes; auto: by prediction.",
     )
     wrap: Literal["auto", "blocks", "classes"] = Field(
         default="auto",

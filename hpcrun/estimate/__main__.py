@@ -25,7 +25,8 @@ def main() -> int:
     request = json.load(sys.stdin)
     code = 0
     try:
-        answer = estimate(Config.model_validate(request["config"]), request["memory"])
+        config = Config.model_validate(request["config"])
+        answer = estimate(config, request["memory"], request["gpu"])
     except UserError as error:
         answer, code = {"refused": str(error)}, REFUSED
     # A task may call sys.exit().
@@ -42,11 +43,15 @@ def main() -> int:
     return code
 
 
-def estimate(config: Config, memory: int) -> dict[str, Any]:
-    """Return the memory of a rank under ``config``, and advice if it does not fit ``memory`` bytes."""
+def estimate(config: Config, memory: int, gpu: str) -> dict[str, Any]:
+    """Return the memory of a rank under ``config``, and advice if it does not fit ``memory`` bytes.
+
+    ``other``: with FSDP the memory with the other value of ``fsdp.reshard_after_forward``.
+    """
     from hpcrun.estimate.fake_run import trace
     from hpcrun.train.determinism import seed_alike
     from hpcrun.train.health.out_of_memory import advice
+    from hpcrun.train.parallel.choose import with_fsdp
     from hpcrun.train.task import load_task
 
     begun = time.monotonic()
@@ -54,13 +59,20 @@ def estimate(config: Config, memory: int) -> dict[str, Any]:
     ranks = config.job.min_nodes * config.job.tasks_on_node
     task = load_task(config)
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
-    found = trace(task, config, memory, _tell)
+    found, other = trace(task, config, memory, _tell, gpu=gpu), {}
+    resolved = with_fsdp(config, shard=found.shard)
+    if found.parallel == "fsdp" and ranks > 1:
+        frees = not config.fsdp.reshard_after_forward
+        changed = with_fsdp(resolved, reshard_after_forward=frees)
+        size = needed(trace(task, changed, memory, _tell).peak)
+        other = {"reshard_after_forward": frees, "needed": size, "fits": size <= memory}
     fits = needed(found.peak) <= memory
     return {
         **asdict(found),
+        "other": other,
         "needed": needed(found.peak),
         "fits": fits,
-        "advice": [] if fits else list(advice(config, found.parallel, ranks)),
+        "advice": [] if fits else list(advice(resolved, found.parallel, ranks)),
         "seconds": round(time.monotonic() - begun, 1),
     }
 

@@ -34,7 +34,8 @@ from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.metrics.timing import forward_flops, samples_in
 from hpcrun.train.model.checks import require_model, unshardable
 from hpcrun.train.model.prepare import blocks
-from hpcrun.train.parallel.choose import decide, need
+from hpcrun.train.parallel.choose import decide, decide_shard, need, with_fsdp
+from hpcrun.train.parallel.network import Group, machine_named
 from hpcrun.train.step.gate import StepDecision, trained_by
 from hpcrun.train.step.precision import LossFunction
 from hpcrun.train.step.trainer import DistributedAMPTrainer
@@ -48,12 +49,19 @@ _UNTRACEABLE = (
 
 
 def trace(
-    task: Task, config: Config, memory: int, tell: Callable[[str], None], *, on_gpu: bool = True
+    task: Task,
+    config: Config,
+    memory: int,
+    tell: Callable[[str], None],
+    *,
+    gpu: str = "",
+    on_gpu: bool = True,
 ) -> Traced:
     """Return the memory of a rank under ``config`` in a step on fake tensors.
 
     Args:
-        memory: bytes of the rank's GPU, for ``train.parallel=auto``.
+        memory: bytes of the rank's GPU, for ``train.parallel=auto`` and ``fsdp.shard=auto``.
+        gpu: name of the GPU, for ``fsdp.shard=auto``.
 
     Raises:
         UserError: the task, its model or its data cannot be used, the step depends on the values of its
@@ -76,6 +84,7 @@ def trace(
     model = _build(task, mode, tell)
     require_model(model, task, config, ranks=ranks, gpu=False)
     parallel = _parallel(config, model, memory)
+    config = with_fsdp(config, shard=_shard(config, model, parallel, memory, gpu))
     count = sum(parameter.numel() for parameter in model.parameters())
     layers = max(1, len(blocks(model)))
     flops = flops_of_sample(task, batch)
@@ -111,6 +120,7 @@ def trace(
             ) from error
     return Traced(
         *(parallel, ranks, micro_batch, accumulation, count, live.peak, parts, layers, flops),
+        shard=config.fsdp.shard,
         unit=task.unit,
         units=task.units_per_sample,
     )
@@ -201,6 +211,16 @@ def _parallel(config: Config, model: nn.Module, memory: int) -> Any:
     if chosen != "auto":
         return chosen
     return decide(config, need(config, model), memory, unfit=unshardable(model)[0])[0]
+
+
+def _shard(config: Config, model: nn.Module, parallel: str, memory: int, gpu: str) -> str:
+    nodes, on_node = config.job.min_nodes, config.job.tasks_on_node
+    if config.fsdp.shard != "auto":
+        return config.fsdp.shard
+    if parallel != "fsdp" or 1 in (nodes, on_node):
+        return "full"
+    group = Group(nodes * on_node, on_node, machine_named(gpu))
+    return decide_shard(config, model, group, memory)[0]
 
 
 def first_batch(task: Task, config: Config, size: int, tell: Callable[[str], None]) -> Any:

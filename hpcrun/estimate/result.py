@@ -20,8 +20,8 @@ class Traced:
 
     ``peak``: of the tensors on the GPU. ``parts``: weights, optimizer, average, and the rest at the peak
     (gradients, activations, gathered weights, buffers of collectives). ``flops``: of a sample, forward and
-    backward, without recomputation; None if the model needs values. ``layers``: blocks of the model. A sample
-    has ``units`` of ``unit``, such as tokens.
+    backward, without recomputation; None if the model needs values. ``layers``: blocks of the model.
+    ``shard``: of FSDP, full or hybrid. A sample has ``units`` of ``unit``, such as tokens.
     """
 
     parallel: str
@@ -33,6 +33,7 @@ class Traced:
     parts: Mapping[str, int]
     layers: int
     flops: float | None
+    shard: str
     unit: str
     units: int
 
@@ -107,13 +108,14 @@ REFUSED = 2
 """Exit code of the process after it refused a config or a task."""
 
 
-def estimate(config: Config, memory: int) -> dict[str, Any]:
-    """Return the memory of a rank under ``config`` on GPUs of ``memory`` bytes.
+def estimate(config: Config, memory: int, gpu: str = "") -> dict[str, Any]:
+    """Return the memory of a rank under ``config`` on GPUs named ``gpu`` of ``memory`` bytes.
 
     Raises:
         UserError: the config or its task cannot be estimated.
     """
-    request = json.dumps({"config": config.model_dump(mode="json"), "memory": memory})
+    values = config.model_dump(mode="json")
+    request = json.dumps({"config": values, "memory": memory, "gpu": gpu})
     done = subprocess.run(
         [sys.executable, "-m", "hpcrun.estimate"],
         input=request,

@@ -7,7 +7,7 @@ with the published trainings in docs/estimate.md. A small model has short kernel
 from dataclasses import dataclass
 
 from hpcrun.config import Config
-from hpcrun.estimate.network import ANY, DETERMINISTIC, Group, ddp, default_bucket, fsdp
+from hpcrun.train.parallel.network import Group, allowed, ddp, default_bucket, fsdp_step
 
 # Peak TFLOP/s of bf16, TB/s of memory, and the part of the peak in compiled and in eager training. Data
 # sheets: NVIDIA A100 2021, H100 2023, H200 2024, B200 2025; AMD MI300X 2023.
@@ -82,16 +82,13 @@ def step_time(
     samples = micro_batch * accumulation
     model_flops = flops * samples
     part = compiled if train.compile else eager
-    sharded = parallel == "fsdp"
-    allowed = DETERMINISTIC if train.deterministic in (True, "strict") else ANY
-    communication = 0.0
-    if sharded:
-        hybrid = config.fsdp.shard == "hybrid"
-        communication = accumulation * fsdp(parameters, layers, group, allowed, hybrid=hybrid)
+    hybrid, communication, shards = config.fsdp.shard == "hybrid", 0.0, 1
+    if parallel == "fsdp":
+        communication = fsdp_step(config, parameters, layers, group, accumulation, hybrid=hybrid)
+        shards = group.on_node if hybrid else ranks
     elif ranks > 1:
-        bucket = train.bucket_mb or default_bucket(parameters, ranks)
-        communication = ddp(parameters, group, bucket, allowed)
-    shards = 1 if not sharded else group.on_node if config.fsdp.shard == "hybrid" else ranks
+        bucket = train.bucket_mb or default_bucket(4 * parameters, ranks) or 25
+        communication = ddp(parameters, group, bucket, allowed(config))
     return StepTime(
         computation=model_flops
         * _RECOMPUTED[train.activation_checkpointing]

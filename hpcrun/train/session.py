@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -194,7 +194,8 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
     device = process_group.select_device(context.distributed)
     measured = measure(config, opened.task, opened.model, device)
     resumed = build_model(context, opened, engine, device)
-    trainer, start = resumed.trainer, resumed.start
+    config, trainer, start = resumed.config, resumed.trainer, resumed.start
+    context = replace(context, config=config)
     measured.watch.exclude_waits(trainer.model, compiled=config.train.compile)
     slow = SlowNodeWatch(
         run, attempt, ranks.gather(node_name()), replace=config.restarts.replace_slow

@@ -46,7 +46,7 @@ from hpcrun.train.model.checks import require_model
 from hpcrun.train.model.deferred import Deferred, build_deferred, build_drawn
 from hpcrun.train.model.initial_weights import covers, load_initial_weights
 from hpcrun.train.parallel import process_group
-from hpcrun.train.parallel.choose import Parallel, resolve_parallel
+from hpcrun.train.parallel.choose import Parallel, resolve_parallel, resolve_shard
 from hpcrun.train.position import PREPARING
 from hpcrun.train.saving import restore
 from hpcrun.train.step.trainer import DistributedAMPTrainer
@@ -231,13 +231,15 @@ def _validation_keys(config: Config) -> list[str]:
 class Resumed:
     """A trainer, the checkpoint that it restored (None for a new training), and this environment.
 
-    ``ways``: the keys of the config that may change bits, and that differ from those of the checkpoint.
-    ``drift``: the parts of the environment that differ from those of the checkpoint.
+    ``config``: with the choice of ``fsdp.shard=auto``. ``parallelism``: its keys that may change bits, and
+    that differ from those of the checkpoint. ``drift``: the parts of the environment that differ from those
+    of the checkpoint.
     """
 
     trainer: DistributedAMPTrainer
     checkpoint: Restored | None
     environment: dict[str, str]
+    config: Config
     parallelism: list[str]
     drift: list[str]
 
@@ -275,9 +277,10 @@ def build_model(
         OutOfMemory: the model does not fit the device.
     """
     config, distributed = context.config, context.distributed
-    earlier = _earlier_parallel(context)
+    earlier, shards = _earlier_choices(context)
     parallel = resolve_parallel(config, opened.model, distributed, context.ranks, earlier)
-    with context.explain_memory(parallel):
+    config = resolve_shard(config, opened.model, distributed, context.ranks, parallel, shards)
+    with replace(context, config=config).explain_memory(parallel):
         with context.at("wrapping the model") as advance:
             deferred = opened.deferred is not None
             loads = opened.resumes and deferred and covers(opened.task, opened.model)
@@ -302,7 +305,7 @@ def build_model(
     meta = {} if restored is None else restored.meta
     other = _changed_ways(meta["ways"], config, trainer) if "ways" in meta else []
     drift = changed(meta, here)
-    resumed = Resumed(trainer, restored, here, other, drift)
+    resumed = Resumed(trainer, restored, here, config, other, drift)
     if config.train.deterministic == "strict":
         context.together(lambda: require_same([*other, *drift], resumed.start))
     opened.task._reached(resumed.start)
@@ -324,14 +327,19 @@ def _changed_ways(
     )
 
 
-def _earlier_parallel(context: Context) -> str | None:
-    """Return the parallelism of the last attempt if a step of it was saved, on rank 0; else None."""
-    if context.distributed.rank != 0:
-        return None
-    if newest_manifest(context.run.checkpoints) is None:
-        return None
+def _earlier_choices(context: Context) -> tuple[str | None, str | None]:
+    """Return the last attempt's parallelism if a step was saved, and its shards if it had as many ranks.
+
+    Only rank 0 gets an answer.
+    """
+    main = context.distributed.rank == 0
+    newest = newest_manifest(context.run.checkpoints) if main else None
+    if newest is None:
+        return None, None
     started = [event for event in read_events(context.run) if event.what == "started"]
-    return started[-1].fields.get("parallel") if started else None
+    same = newest.world_size == context.distributed.world_size
+    shard = newest.meta.get("ways", {}).get("fsdp.shard") if same else None
+    return started[-1].fields.get("parallel") if started else None, shard
 
 
 def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps: range) -> Steps:

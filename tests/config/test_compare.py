@@ -91,7 +91,9 @@ def test_the_length_may_change_until_the_learning_rate_decays(begun, change, don
 
 
 def test_a_checkpoint_without_a_newer_key_counts_with_the_default():
-    config = resolve([override_layer(["train.parallel=fsdp", "train.deterministic=strict"])])
+    config = resolve(
+        [override_layer(["train.parallel=fsdp", "train.deterministic=strict", "fsdp.shard=full"])]
+    )
     before = {key: value for key, value in parallelism(config).items() if key.startswith("train.")}
     assert changed_ways(before, config, sharded=False) == []
     each = "fsdp.reduce_each_micro_batch"
@@ -102,12 +104,24 @@ def test_a_checkpoint_without_a_newer_key_counts_with_the_default():
     assert changed_ways(before, config, sharded=True, auto_reduces=None) == []
     same = before | {each: "auto", "fsdp.deferred_init": False}
     assert changed_ways(same, config, sharded=True, auto_reduces=True) == []
-    set_now = resolve([override_layer(["train.parallel=fsdp", f"{each}=true"])])
+    set_now = resolve([override_layer(["train.parallel=fsdp", f"{each}=true", "fsdp.shard=full"])])
     assert changed_ways(same, set_now, sharded=True, auto_reduces=False) == large
     assert changed_ways(same, set_now, sharded=True, auto_reduces=True) == []
     assert changed_ways(same | {"train.compile": True}, config, sharded=False) == [
         "train.compile: True -> False"
     ]
+
+
+def test_the_recorded_shards_count_instead_of_auto():
+    config = resolve([override_layer(["train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2"])])
+    before = parallelism(config)
+    assert changed_ways(before, config, sharded=True) == []
+    full = before | {"fsdp.shard": "full"}
+    assert changed_ways(full, config, sharded=True) == ["fsdp.shard: full -> hybrid"]
+    # Before the key's default was auto, it was full. A training without FSDP records auto.
+    del full["fsdp.shard"]
+    assert changed_ways(full, config, sharded=True) == ["fsdp.shard: full -> hybrid"]
+    assert changed_ways(before | {"fsdp.shard": "auto"}, config, sharded=True) == []
 
 
 # The rule for each key of the schema after a run has begun. These keys do not affect the weights:
@@ -124,7 +138,7 @@ FREE = {
         "train.profile",
         "train.affinity",
     ),
-    "fsdp.deferred_init",
+    *("fsdp.deferred_init", "fsdp.reshard_after_forward"),
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
 }
 # Free unless validation decides when training ends or which weights are best:

@@ -3,8 +3,8 @@
 import pytest
 
 from hpcrun.config import override_layer, resolve
-from hpcrun.estimate.network import DETERMINISTIC, Group, ddp, fsdp, seconds
 from hpcrun.estimate.step_time import step_time
+from hpcrun.train.parallel.network import DETERMINISTIC, Group, ddp, fsdp, seconds
 
 
 def test_a_ring_all_reduce_pays_for_each_hop():
@@ -12,10 +12,52 @@ def test_a_ring_all_reduce_pays_for_each_hop():
     expected = 56e-6 + 1e9 * 14 / 8 / 360e9
     assert seconds("all_reduce", 1e9, Group(8, 8), DETERMINISTIC) == pytest.approx(expected)
     assert seconds("all_reduce", 1e9, Group(1, 1)) == 0
-    # The review of a ring over 512 GPUs found 8 ms for any size above 2 MB, a tree at most 1 ms.
-    ring = seconds("all_reduce", 4e6, Group(512, 8), DETERMINISTIC)
-    assert 0.005 < ring < 0.012
-    assert seconds("all_reduce", 4e6, Group(512, 8)) < 0.001
+
+
+# Microseconds of the ring over 64 nodes: 126 hops over the network, 896 inside nodes, the start.
+@pytest.mark.parametrize(("gpu", "hop"), [("h100", 3.4), ("a100-80", 6.0)])
+def test_a_hop_inside_a_node_depends_on_the_processor(gpu, hop):
+    latency = 126 * 14 + 896 * hop + 8.4
+    speed = {"h100": 360e9, "a100-80": 200e9}[gpu]
+    small = seconds("all_reduce", 32e3, Group(512, 8, gpu), DETERMINISTIC)
+    assert small == pytest.approx(latency * 1e-6 + 32e3 * 1022 / 512 / speed)
+    # From 1 kB per rank each hop takes 1.4 times as long.
+    large = seconds("all_reduce", 1e9, Group(512, 8, gpu), DETERMINISTIC)
+    assert large == pytest.approx(1.4 * latency * 1e-6 + 1e9 * 1022 / 512 / speed)
+
+
+# The bytes per microsecond of LL: half of the ring's, at most NCCL's limit.
+@pytest.mark.parametrize(
+    ("group", "speed"),
+    [
+        (Group(8, 8, "h100"), 141.0),
+        (Group(8, 8, "a100-80"), 87.7),
+        (Group(16, 8, "h100"), 39.0),
+        (Group(16, 8, "a100-80"), 22.5),
+        (Group(512, 8, "h100"), 20.4),
+        (Group(512, 8, "a100-80"), 19.0),
+    ],
+)
+def test_the_protocol_ll_has_limits_by_gpu_and_processor(group, speed):
+    first, second = (seconds("all_gather", size, group, [("ring", "LL")]) for size in (1e9, 2e9))
+    hops = group.ranks - 1
+    assert second - first == pytest.approx(1e9 * hops / group.ranks / (speed * 1e9))
+
+
+def test_trees_reach_half_of_their_bandwidth_at_middle_sizes():
+    tree, group = [("tree", "Simple")], Group(512, 8)
+    latency = (2 * (7 * 4.0 + 6 * 14.0) + 8.4) * 1e-6
+    speed = 0.92 * 360e9 / 2
+    for size, part in ((64, 0.9), (2**18, 0.5), (2**26, 0.8), (2**40, 1.0)):
+        assert seconds("all_reduce", size, group, tree) == pytest.approx(
+            latency + size / (part * speed)
+        )
+
+
+def test_one_rank_per_node_pays_the_whole_network_latency():
+    # 14 hops with the latency of a tree in LL128.
+    found = seconds("all_reduce", 64, Group(8, 1), [("ring", "LL128")])
+    assert found == pytest.approx(14 * 8.5e-6 + 14e-6, rel=1e-3)
 
 
 def test_hybrid_shards_communicate_less_on_many_nodes():
@@ -57,3 +99,25 @@ def test_communication_counts_only_beyond_the_computation():
     assert small.seconds == pytest.approx(small.communication + small.optimizer)
     free = time(*several, "train.deterministic=false", parallel="fsdp", flops=1e9)
     assert free.communication < small.communication
+
+
+def test_the_communication_of_fsdp_follows_its_options():
+    group, gathered = Group(8, 8), 16 * seconds("all_gather", 2e9 / 16, Group(8, 8), DETERMINISTIC)
+    reduced = 16 * seconds("reduce_scatter", 4e9 / 16, group, DETERMINISTIC)
+
+    def spent(*overrides, **found):
+        keys = ("train.parallel=fsdp", "job.gpus=8", "train.batch_size=64", *overrides)
+        return time(*keys, parallel="fsdp", **found).communication
+
+    keep, once = "fsdp.reshard_after_forward=false", "fsdp.reduce_each_micro_batch=false"
+    # 4 GB of gradients are reduced in each of two micro-batches.
+    assert spent() == pytest.approx(4 * gathered + 2 * reduced)
+    assert spent(keep) == pytest.approx(gathered + 2 * reduced)
+    assert spent(once) == pytest.approx(4 * gathered + reduced)
+    assert spent(keep, once) == pytest.approx(gathered + reduced)
+    few = spent(parameters=4 * 10**8)
+    assert few == pytest.approx(fsdp(4e8, 16, group, DETERMINISTIC, hybrid=False, gathers=4))
+    full = spent(once, "fsdp.param_dtype=fp32", "fsdp.reduce_dtype=bf16", accumulation=1)
+    assert full == pytest.approx(
+        fsdp(1e9, 16, group, DETERMINISTIC, hybrid=False, weight=4, gradient=2)
+    )

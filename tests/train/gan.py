@@ -11,7 +11,7 @@ def nets():
     """Return the generator and the critic, always with the same weights."""
     torch.manual_seed(0)
     critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-    return nn.Sequential(nn.Linear(3, 6)), critic
+    return nn.Linear(3, 6), critic
 
 
 def sgd(model):
@@ -50,13 +50,19 @@ def by_hand():
 
 
 def by_trainers(trainer, part=0, parts=1):
-    """Return the weights with two trainers, which ``trainer`` makes from a net and an optimizer."""
+    """Return the weights with two trainers, which ``trainer`` makes from a net and an optimizer.
+
+    Each step has two micro-batches.
+    """
     generator, critic = (trainer(net, sgd) for net in nets())
     for samples, noise in batches(part, parts):
+        halves = list(zip(samples.chunk(2), noise.chunk(2), strict=True))
         critic.training_step(
-            [samples], lambda model, x, z=noise: critics_loss(model, generator.module, x, z)
+            halves, lambda model, batch: critics_loss(model, generator.module, *batch)
         )
-        generator.training_step([noise], lambda model, z: generators_loss(model, critic.module, z))
+        generator.training_step(
+            noise.chunk(2), lambda model, z: generators_loss(model, critic.module, z)
+        )
     return weights(generator.module, critic.module)
 
 

@@ -97,6 +97,7 @@ def play_run(
     later: tuple[str, ...] = (),
     begin: Callable[[int, int], object] | None = None,
     nodes: Sequence[int] = (),
+    per_node: int = 1,
     victim: int = 0,
 ) -> Played:
     """Run a task on two ranks, again while it asks for a restart or ``victim`` was killed.
@@ -106,7 +107,7 @@ def play_run(
         task: a class, or its name in a config.
         later: overrides that a person changes after the first attempt.
         begin: called with the rank and the number of restarts, in each rank before it trains.
-        nodes: the nodes of each attempt, with one rank each; by default two ranks on one node.
+        nodes: the nodes of each attempt, with ``per_node`` ranks each; by default two ranks on one node.
     """
     task = task if isinstance(task, str) else f"{task.__module__}:{task.__qualname__}"
     layers = [*COMMON, f"task={task}", *overrides]
@@ -117,16 +118,16 @@ def play_run(
     attempts: list[list[int]] = []
     while not attempts or {*attempts[-1]} == {75} or attempts[-1][victim] == -signal.SIGKILL:
         restart = len(attempts)
-        count = nodes[restart] if nodes else 1
+        count, width = (nodes[restart], per_node) if nodes else (1, 2)
         if restart and later:
             run.config.write_text(config_text(*layers, *later))
 
-        def play(rank: int, restart: int = restart, count: int = count) -> None:
+        def play(rank: int, restart: int = restart, count: int = count, width: int = width) -> None:
             if begin is not None:
                 begin(rank, restart)
-            play_rank(rank, run.path, restart, count)
+            play_rank(rank, run.path, restart, count, width)
 
-        attempts.append(fork_ranks(count if nodes else 2, play, logs))
+        attempts.append(fork_ranks(count * width, play, logs))
     return Played(run, logs, attempts, time.monotonic() - began)
 
 
@@ -135,24 +136,20 @@ def config_text(*overrides: Any) -> str:
     return to_yaml(resolve([override_layer([*overrides])]))
 
 
-def play_rank(rank: int, run: Path, restart: int, nodes: int = 1) -> None:
-    """Run as a task of the local cluster, with its variables, entry point and exit.
-
-    One node has two ranks, several nodes have one rank each.
-    """
+def play_rank(rank: int, run: Path, restart: int, nodes: int = 1, per_node: int = 2) -> None:
+    """Run as a task of the local cluster, with its variables, entry point and exit."""
     torch.set_num_threads(1)
-    several = nodes > 1
     os.environ |= {
         "HPCRUN_LOCAL_CLUSTER": "1",
         "SLURM_JOB_ID": run.name,
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NODELIST": f"local[0-{nodes - 1}]",
         "SLURM_STEP_NUM_NODES": str(nodes),
-        "SLURM_STEP_NUM_TASKS": str(nodes if several else 2),
-        "SLURM_STEP_TASKS_PER_NODE": f"1(x{nodes})" if several else "2",
+        "SLURM_STEP_NUM_TASKS": str(nodes * per_node),
+        "SLURM_STEP_TASKS_PER_NODE": f"{per_node}(x{nodes})",
         "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(0 if several else rank),
-        "SLURM_NODEID": str(rank if several else 0),
+        "SLURM_LOCALID": str(rank % per_node),
+        "SLURM_NODEID": str(rank // per_node),
         "SLURM_RESTART_COUNT": str(restart),
         "OMP_NUM_THREADS": "1",
     }

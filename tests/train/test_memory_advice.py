@@ -22,6 +22,16 @@ def test_settings_already_in_use_are_not_advised() -> None:
     assert "bf16" not in done
     assert "checkpointing" not in done
     assert "more GPUs" in done
+    assert "fsdp.shard=full" not in done
+    keys = (
+        "train.parallel=fsdp",
+        "fsdp.reshard_after_forward=false",
+        "job.nodes=2",
+        "fsdp.shard=hybrid",
+    )
+    sharded = advised(*keys, parallel="fsdp")
+    assert "fsdp.reshard_after_forward=true frees" in sharded
+    assert "fsdp.shard=full keeps 1/4 of weights" in sharded
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ import runpy
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from hpcrun import DistributedAMPTrainer, setup_distributed
+from hpcrun import FSDP, DistributedAMPTrainer, setup_distributed
 from hpcrun.errors import UserError
 from tests.on_ranks import agreed, forked, ranks
 from tests.pages import code_blocks
@@ -143,21 +144,61 @@ def test_torchrun_with_a_killed_rank_changes_no_bit(script, tmp_path):
     assert ended == ([0, 0], "2 ranks, from step 151", weights)
 
 
-def unwrapped(net, make, parallel="ddp"):
-    trainer = DistributedAMPTrainer(net, make, parallel=parallel, device="cpu")
+def unwrapped(net, make, parallel="ddp", **options):
+    trainer = DistributedAMPTrainer(net, make, parallel=parallel, device="cpu", **options)
     trainer.setup_distributed()
     return trainer
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@ranks(2)
-def test_two_trainers_with_coupled_losses_train_as_plain_torch(rank, parallel):
-    def wrapped(net, make):
-        trainer = unwrapped(net, make, parallel)
-        trainer.wrap_model()
-        return trainer
+def wrapped(net, make, parallel="ddp", **options):
+    trainer = unwrapped(net, make, parallel, **options)
+    trainer.wrap_model()
+    return trainer
 
-    torch.testing.assert_close(gan.by_trainers(wrapped, rank, 2), gan.by_hand())
+
+SHARDED = [FSDP(), FSDP(reshard_after_forward=False)]
+
+
+@pytest.mark.parametrize("fsdp", [None, *SHARDED])
+@ranks(2)
+def test_two_trainers_with_coupled_losses_train_as_plain_torch(rank, fsdp):
+    made = partial(wrapped, parallel="fsdp" if fsdp else "ddp", fsdp=fsdp)
+    torch.testing.assert_close(gan.by_trainers(made, rank, 2), gan.by_hand())
+
+
+@ranks(2)
+def test_passes_around_averaged_weights_use_the_right_weights(rank):
+    def passes(parallel, fsdp=None):
+        generator, _ = gan.nets()
+        made = wrapped(generator, gan.sgd, parallel, ema=0.5, fsdp=fsdp)
+        noise = torch.ones(2, 3)
+        made.training_step([noise], lambda model, z: model(z).square().mean())
+        results = [made.model(noise)]
+        with made.averaged():
+            results += [made.model(noise), made.model(noise)]
+        return torch.stack([*results, made.model(noise)]).detach()
+
+    copies = passes("ddp")
+    assert len(copies.unique(dim=0)) == 2
+    for fsdp in SHARDED:
+        torch.testing.assert_close(passes("fsdp", fsdp), copies)
+
+
+@pytest.mark.parametrize("fsdp", SHARDED)
+@ranks(2)
+def test_a_checkpoint_after_a_pass_has_the_shards(rank, tmp_path, fsdp):
+    made = wrapped(gan.nets()[0], gan.sgd, "fsdp", fsdp=fsdp)
+    noise = torch.ones(2, 3)
+
+    def stepped():
+        made.training_step([noise], lambda model, z: model(z).square().mean())
+        return made.model(noise).detach()
+
+    stepped()
+    assert made.save_checkpoint(tmp_path, 1).ok
+    after = stepped()
+    made.load_checkpoint(tmp_path)
+    assert torch.equal(stepped(), after)
 
 
 @ranks(2)

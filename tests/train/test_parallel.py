@@ -10,14 +10,20 @@ from torch.utils.checkpoint import checkpoint
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
-from hpcrun.estimate import network
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.checks import unreached
-from hpcrun.train.parallel import fsdp
-from hpcrun.train.parallel.choose import Need, decide, need, resolve_parallel
+from hpcrun.train.parallel import fsdp, network
+from hpcrun.train.parallel.choose import (
+    Need,
+    decide,
+    decide_shard,
+    need,
+    resolve_parallel,
+    resolve_shard,
+)
 from hpcrun.train.parallel.fsdp import (
     connect_groups,
     layout,
@@ -26,7 +32,7 @@ from hpcrun.train.parallel.fsdp import (
     with_weights,
     without_weights,
 )
-from hpcrun.train.parallel.strategies import default_bucket
+from tests.on_ranks import agreed, ranks
 from tests.train.parallelism import Net
 from tests.train.small_training import config, loss
 
@@ -87,6 +93,108 @@ def test_a_single_rank_is_never_sharded(capsys):
     assert "the options in fsdp have no effect" in capsys.readouterr().out
 
 
+class Deep(nn.Module):
+    """A model with 16 blocks and 1.07 billion parameters, without memory."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.device("meta"):
+            self.blocks = nn.ModuleList(nn.Linear(8192, 8192, bias=False) for _ in range(16))
+
+
+# With many nodes the latency of rings through all ranks outweighs the bytes between the nodes.
+@pytest.mark.parametrize(
+    ("nodes", "gpu", "deterministic", "chosen"),
+    [
+        (8, "h100", True, "full"),
+        (64, "h100", True, "hybrid"),
+        (16, "h100", False, "full"),
+        (64, "h100", False, "hybrid"),
+        (8, "a100-80", True, "full"),
+        (32, "a100-80", True, "hybrid"),
+    ],
+)
+def test_auto_shards_as_the_cost_model_predicts(nodes, gpu, deterministic, chosen):
+    asked = config("amp.dtype=bf16", f"train.deterministic={deterministic}")
+    group, model = network.Group(8 * nodes, 8, gpu), Deep()
+    assert decide_shard(asked, model, group, 80 * 10**9)[0] == chosen
+    times = {
+        way: network.fsdp(2**30, 16, group, network.allowed(asked), hybrid=way == "hybrid")
+        for way in ("full", "hybrid")
+    }
+    assert chosen == min(times, key=times.__getitem__)
+
+
+def test_auto_shards_over_all_ranks_if_a_node_lacks_memory():
+    asked, group = config("amp.dtype=bf16"), network.Group(512, 8)
+    # 16 bytes of each parameter, over eight ranks.
+    least = 2 * 2**30 / 0.6
+    assert decide_shard(asked, Deep(), group, int(least * 1.01))[0] == "hybrid"
+    chosen, line = decide_shard(asked, Deep(), group, int(least * 0.99))
+    assert (chosen, line) == (
+        "full",
+        "fsdp.shard=auto chooses full: hybrid keeps 2.1 GB per rank, of 3.5 GB; 40% are reserved for "
+        "activations",
+    )
+
+
+@ranks(4)
+def test_a_run_keeps_the_shards_that_its_checkpoint_records(rank, capsys):
+    everyone = Ranks(rank, 4, dist.new_group(backend="gloo"))
+
+    def chosen(*overrides, nodes=2, parallel="fsdp", earlier=None, per_node=2):
+        place = DistributedConfig(
+            world_size=4, rank=rank, num_nodes=nodes, num_gpus_per_node=per_node
+        )
+        seen = resolve_shard(
+            config(*overrides), Net(), place, everyone, parallel, earlier if rank == 0 else None
+        )
+        assert seen.fsdp.wrap == config(*overrides).fsdp.wrap
+        return agreed(seen.fsdp.shard)
+
+    assert chosen() == "full"  # NCCL's model is for GPUs.
+    assert chosen("fsdp.wrap=blocks", earlier="full") == "full"
+    assert chosen(earlier="auto") == "full"
+    hybrid = ("train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2")
+    assert chosen(*hybrid, earlier="full") == "hybrid"
+    assert chosen(parallel="ddp") == "auto"
+    capsys.readouterr()
+    assert chosen(earlier="hybrid") == "hybrid"
+    line = "hpcrun: fsdp.shard=auto chooses hybrid, as in the last checkpoint\n"
+    assert capsys.readouterr().out == (line if rank == 0 else "")
+    # On one node, and with unequal nodes, there is no choice.
+    assert chosen(earlier="hybrid", nodes=1, per_node=4) == "full"
+    assert chosen(earlier="hybrid", per_node=[1, 3, 3, 3][rank]) == "full"
+    assert capsys.readouterr().out == ""
+
+
+@ranks(4)
+def test_shards_are_chosen_for_the_gpus_of_the_run(rank, capsys, monkeypatch):
+    everyone = Ranks(rank, 4, dist.new_group(backend="gloo"))
+    place = DistributedConfig(
+        world_size=4, rank=rank, num_nodes=2, num_gpus_per_node=2, device_ids=(rank % 2,)
+    )
+    monkeypatch.setattr(accelerator, "device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(accelerator, "name", lambda _: "NVIDIA A100-SXM4-80GB")
+    # The rank with the smallest GPU decides.
+    for memory, shard in ((80_000, "hybrid"), (8_000, "full")):
+        room = memory if rank == 3 else 80_000
+        monkeypatch.setattr(accelerator, "memory", lambda _, room=room: (room, room))
+        chosen = resolve_shard(config(), Net(), place, everyone, "fsdp")
+        assert agreed(chosen.fsdp.shard) == shard
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == (2 if rank == 0 else 0)
+    for line, start in zip(lines, ("hybrid: NCCL's", "full: hybrid keeps"), strict=False):
+        assert line.startswith(f"hpcrun: fsdp.shard=auto chooses {start} ")
+
+
+def test_the_name_of_a_gpu_leads_to_its_machine():
+    names = ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA B200", "AMD Instinct MI300X"]
+    assert [network.machine_named(name) for name in [*names, "Tesla T4"]] == [
+        *("h100", "a100-40", "b200", "mi300x", "h100")
+    ]
+
+
 def test_fsdp_units_follow_the_config():
     net = Net()
     assert units(net, FSDP())[0] == list(net.blocks)
@@ -112,16 +220,9 @@ def test_large_layers_outside_of_blocks_are_units_too(tied: bool, monkeypatch):
 
 
 def test_buckets_of_ddp_grow_above_64_ranks():
-    with torch.device("meta"):
-        large = nn.Linear(2**14, 2**14, bias=False)  # 1,024 MiB of gradients
-    assert [default_bucket(large, ranks) for ranks in (2, 64, 128, 512, 8192)] == [
-        *(None, None, 50.0, 200.0, 256.0)
-    ]
-    assert default_bucket(nn.Linear(8, 8), 8192) is None
-    # The prediction of a step's time has the same rule.
-    for ranks in (64, 128, 512, 8192):
-        predicted = network.default_bucket(large.weight.numel(), ranks)
-        assert predicted == (default_bucket(large, ranks) or 25.0)
+    found = [network.default_bucket(2**30, count) for count in (2, 64, 128, 512, 8192)]
+    assert found == [None, None, 50.0, 200.0, 256.0]
+    assert network.default_bucket(2**10, 8192) is None
 
 
 def test_an_unknown_class_is_refused_with_the_model_s_classes():

@@ -8,6 +8,7 @@ import torch
 
 from hpcrun import get_rank
 from hpcrun.checkpoint.export import newest_readable
+from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.run.files import read_json, read_lines
@@ -262,6 +263,25 @@ def test_a_stop_changes_no_bit_of_a_sharded_model(tmp_path):
 
     assert "train.parallel=auto" not in calm.said()
     assert {event.fields["parallel"] for event in stopped.events("started")} == {"fsdp"}
+
+
+@forked
+def test_a_resume_keeps_shards_within_nodes(tmp_path):
+    keys = ("job.nodes=2", "train.parallel=fsdp", "train.deterministic=strict")
+    asked = (*keys, "fsdp.shard=hybrid")
+    calm = play_run(tmp_path, Exact, *asked, name="calm", nodes=[2], per_node=2)
+    stopped = play_run(
+        *(tmp_path, Exact, *asked, "model.stop_at=5"),
+        later=("fsdp.shard=auto", "fsdp.reshard_after_forward=false"),
+        nodes=[2, 2],
+        per_node=2,
+    )
+    assert calm.codes == [[0] * 4], calm.said()
+    assert stopped.codes == [[75] * 4, [0] * 4], stopped.said()
+    assert jobs.final_state(stopped.run) == jobs.final_state(calm.run)
+    assert "chooses hybrid, as in the last checkpoint" in stopped.said()
+    manifests = [newest_manifest(played.run.checkpoints) for played in (calm, stopped)]
+    assert {each.meta["ways"]["fsdp.shard"] for each in manifests} == {"hybrid"}
 
 
 @forked

@@ -192,6 +192,35 @@ def test_a_rank_waiting_on_its_gpu_ends(doing: str, seconds: float) -> None:
     assert failure.outlived(doing, 55.0 + seconds)
 
 
+class Counted:
+    """A store that keeps the keys of each question, and has no notes."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked += keys
+        return False
+
+    def set(self, *_: object) -> None:
+        """Forget a note."""
+
+
+def test_each_tick_asks_the_store_for_two_notes(tmp_path: Path) -> None:
+    """docs/scale.md counts these requests."""
+    store: Any = Counted()
+    limits, position = StallLimits.of(1.0, 1800.0, 1e6), Position(step=41, doing=TRAINING, start=40)
+    with Watchdog(position, limits, tmp_path, Ranks(1, 2), store=store, on_exit=lambda: None):
+        until = time.monotonic() + 20
+        while len(store.asked) < 8 and time.monotonic() < until:
+            position.step += 1
+            time.sleep(0.01)
+    pairs = list(zip(store.asked[::2], store.asked[1::2], strict=False))
+    assert len(pairs) >= 4
+    assert {*pairs} == {("failed", "alarm")}
+    assert StallLimits.of(300.0, 1800.0, 600.0).tick == 5.0
+
+
 class LosesRequests:
     """A store whose answers fail from now on."""
 

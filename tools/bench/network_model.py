@@ -3,15 +3,15 @@
 
     tools/bench/network_model.py [--gpu h100] [--parameters 1.2] [--layers 16]
 
-No network is measured: see ``hpcrun/estimate/network.py``.
+No network is measured: see ``hpcrun/train/parallel/network.py``.
 """
 
 import argparse
 
-from hpcrun.estimate.network import (
+from hpcrun.train.parallel.network import (
     ANY,
     DETERMINISTIC,
-    LINKS,
+    MACHINES,
     Group,
     ddp,
     default_bucket,
@@ -21,7 +21,7 @@ from hpcrun.estimate.network import (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", choices=LINKS, default="h100", help="GPU of a DGX (h100)")
+    parser.add_argument("--gpu", choices=MACHINES, default="h100", help="GPU of a DGX (h100)")
     parser.add_argument(
         "--parameters", type=float, default=1.2, help="billions of parameters (1.2)"
     )
@@ -33,7 +33,7 @@ def main() -> None:
     )
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for ranks in (8, 64, 256, 512, 1024, 4096, 8192):
-        group, bucket = Group(ranks, 8, given.gpu), default_bucket(size, ranks)
+        group, bucket = Group(ranks, 8, given.gpu), default_bucket(4 * size, ranks) or 25
         times = [
             ddp(size, group, 25, DETERMINISTIC),
             ddp(size, group, bucket, DETERMINISTIC),

@@ -71,9 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     if config.command:
         raise UserError("command: estimate needs a task, since it cannot look into a command")
     spares = _spares(config, arguments)
-    found = estimate(config, memory)
-    slow = config.amp.dtype == "bf16" and (arguments.gpu or "").lower().startswith("v100")
-    time = _time(found, config, (arguments.gpu or "").lower())
+    gpu = (arguments.gpu or "").lower()
+    found = estimate(config, memory, gpu)
+    slow = config.amp.dtype == "bf16" and gpu.startswith("v100")
+    time = _time(found, config, gpu)
     found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
     found |= {
         "time": None if time is None else {**asdict(time), "seconds": time.seconds, "mfu": time.mfu}
@@ -83,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({**found, "nodes": config.job.min_nodes, "gpus": config.job.gpus, **known})
     else:
         say(*_lines(found, config, arguments.gpu or "GPU"))
+        say(*([_other_line(found, config, gpu)] if found["other"] else []))
         say(*([] if time is None else [_time_line(time, found)]))
         say(*(_spare_lines(spares, config.job.max_nodes) if spares else ()))
     return 0 if found["fits"] else _DOES_NOT_FIT
@@ -93,7 +95,8 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
     billions = found["parameters"] / 1e9
     size = f"{billions:.2f} billion" if billions >= 0.1 else f"{billions * 1000:.1f} million"
     ranks = f"{job.min_nodes} x {job.gpus} {gpu}" if found["ranks"] > 1 else f"one {gpu}"
-    yield f"{size} parameters, {found['parallel']} on {ranks}, {config.amp.dtype}"
+    parallel = found["parallel"] + " hybrid" * (found["shard"] == "hybrid")
+    yield f"{size} parameters, {parallel} on {ranks}, {config.amp.dtype}"
     yield from found["remarks"]
     yield (
         f"micro-batches of {found['micro_batch']}, {found['accumulation']} per step; "
@@ -112,11 +115,23 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
         yield from (f"  {line}" for line in found["advice"])
 
 
-def _time(found: dict[str, Any], config: Config, gpu: str) -> StepTime | None:
+def _time(found: dict[str, Any], config: Config, gpu: str, **options: Any) -> StepTime | None:
     if found["flops"] is None:
         return None
     names = ("parallel", "parameters", "layers", "flops", "micro_batch", "accumulation")
+    fsdp = config.fsdp.model_copy(update={"shard": found["shard"], **options})
+    config = config.model_copy(update={"fsdp": fsdp})
     return step_time(config, gpu, **{name: found[name] for name in names})
+
+
+def _other_line(found: dict[str, Any], config: Config, gpu: str) -> str:
+    """Return the memory and the communication with the other value of ``fsdp.reshard_after_forward``."""
+    other = found["other"]
+    value = other["reshard_after_forward"]
+    line = f"with fsdp.reshard_after_forward={str(value).lower()} {gib(other['needed'])}"
+    line += ", fits" if other["fits"] else ", does not fit"
+    time = _time(found, config, gpu, reshard_after_forward=value)
+    return line if time is None else f"{line}; communication {time.communication:.2g} s"
 
 
 def _time_line(time: StepTime, found: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ class OutOfMemory(RuntimeError):
 
 
 def advice(config: Config, parallel: str, ranks: int) -> Iterator[str]:
-    """Yield what saves memory and is not in ``config`` yet, the cheapest first. ``parallel``: as resolved."""
+    """Yield what saves memory and is not in ``config`` (both as resolved), the cheapest first."""
     yield "a smaller train.micro_batch computes fewer samples at a time; the batch stays the same"
     if config.amp.dtype in ("fp32", "tf32"):
         yield "amp.dtype=bf16 halves the activations, on GPUs since 2020; in a new run"
@@ -32,6 +32,10 @@ def advice(config: Config, parallel: str, ranks: int) -> Iterator[str]:
             "train.activation_checkpointing=full keeps only each block's input "
             "and recomputes the rest, which takes about a third longer"
         )
+    if parallel == "fsdp" and not config.fsdp.reshard_after_forward:
+        yield "fsdp.reshard_after_forward=true frees gathered weights until the backward pass"
+    if parallel == "fsdp" and config.fsdp.shard == "hybrid":
+        yield f"fsdp.shard=full keeps 1/{ranks} of weights, gradients and optimizer state on each rank"
     if ranks > 1 and parallel != "fsdp":
         yield (
             f"train.parallel=fsdp keeps 1/{ranks} of weights, gradients and optimizer state "

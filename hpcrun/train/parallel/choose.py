@@ -14,8 +14,11 @@ from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.model.checks import unshardable
+from hpcrun.train.model.prepare import blocks
 from hpcrun.train.parallel.fsdp import FSDPStrategy
+from hpcrun.train.parallel.network import Group, fsdp_step, machine_named
 from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
 
 Parallel = Literal["single", "ddp", "fsdp"]
@@ -116,6 +119,70 @@ def decide(
         f"{amount(wanted.gradients)} of gradients + {amount(wanted.optimizer)} of optimizer state{average} = "
         f"{amount(wanted.total)} per rank, of {amount(room)}; {HEADROOM:.0%} are reserved for activations"
     )
+
+
+def resolve_shard(
+    config: Config,
+    model: nn.Module,
+    distributed: DistributedConfig,
+    ranks: Ranks,
+    parallel: Parallel,
+    earlier: str | None = None,
+) -> Config:
+    """Return ``config`` with the choice of ``fsdp.shard=auto``, if FSDP shards ``model``. Collective.
+
+    ``earlier``: on rank 0 the choice that a checkpoint of as many ranks records. A change would round
+    differently.
+    """
+    world, nodes = distributed.world_size, distributed.num_nodes
+    if parallel != "fsdp" or world == 1 or config.fsdp.shard != "auto":
+        return config
+    room = least_of_ranks(_device_memory(distributed), ranks.group)
+    on_node = least_of_ranks(distributed.num_gpus_per_node, ranks.group)
+
+    def choose() -> tuple[str, str]:
+        if on_node * nodes != world or 1 in (on_node, nodes):
+            return "full", ""
+        if earlier in ("full", "hybrid"):
+            return earlier, f"fsdp.shard=auto chooses {earlier}, as in the last checkpoint"
+        if not distributed.device_ids:
+            return "full", ""
+        device = accelerator.name(accelerator.device(distributed.device_ids[0]))
+        group = Group(world, on_node, machine_named(device))
+        return decide_shard(config, model, group, room)
+
+    chosen, line = ranks.from_rank_0(choose)
+    if line and distributed.rank == 0:
+        print(f"hpcrun: {line}", flush=True)
+    return with_fsdp(config, shard=chosen)
+
+
+def decide_shard(config: Config, model: nn.Module, group: Group, room: int) -> tuple[str, str]:
+    """Choose for ``fsdp.shard=auto`` with ``room`` bytes per rank; return the choice and a line.
+
+    ``hybrid``, if a node has the memory for the model, and NCCL's cost model predicts less time with it.
+    """
+    kept = need(config, model).total // group.on_node
+    if kept > room * (1 - HEADROOM):
+        return "full", (
+            f"fsdp.shard=auto chooses full: hybrid keeps {amount(kept)} per rank, of {amount(room)}; "
+            f"{HEADROOM:.0%} are reserved for activations"
+        )
+    size, layers = sum(p.numel() for p in model.parameters()), max(1, len(blocks(model)))
+    micro_batches = accumulation_of(config, group.ranks)
+    full, hybrid = (
+        fsdp_step(config, size, layers, group, micro_batches, hybrid=way) for way in (False, True)
+    )
+    chosen = "hybrid" if hybrid < full else "full"
+    return chosen, (
+        f"fsdp.shard=auto chooses {chosen}: NCCL's cost model predicts {full:.2g} s of communication per "
+        f"step with full, {hybrid:.2g} s with hybrid"
+    )
+
+
+def with_fsdp(config: Config, **values: Any) -> Config:
+    """Return ``config`` with other ``values`` in its section ``fsdp``."""
+    return config.model_copy(update={"fsdp": config.fsdp.model_copy(update=values)})
 
 
 def only_ddp(config: Config) -> str | None:

@@ -33,16 +33,11 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.checks import kept_buffers, kept_generators, unshardable
 from hpcrun.train.model.prepare import blocks, by_class, compile_in_place, kind, unshared
 from hpcrun.train.parallel.fsdp_check import ShardedUse
+from hpcrun.train.parallel.network import BYTES, MANY_GRADIENTS
 from hpcrun.train.parallel.process_group import connect
 from hpcrun.train.parallel.strategies import Strategy, copy_from_rank_zero
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-MANY_GRADIENTS = 2 * 10**9
-"""Bytes of unsharded gradients from which FSDP reduces gradients in every micro-batch by default.
-
-Not a part of the device's memory: another kind of GPU after a requeue would change the order of sums.
-"""
 
 LARGE = 2**20
 """Weights from which a layer outside of blocks is a unit; the latency of a gather outweighs fewer."""
@@ -250,9 +245,8 @@ class FSDPStrategy(Strategy):
 
     def _unsharded_gradients(self, module: nn.Module) -> int:
         """Return the bytes of gradients on each rank if only the last micro-batch reduces them."""
-        dtype = _DTYPES.get(self._options.reduce_dtype or self._precision, torch.float32)
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        return trained * dtype.itemsize
+        return trained * BYTES[self._options.reduce_dtype or self._precision]
 
     def _running_norms(self, module: nn.Module) -> list[nn.Module]:
         """Return the norms with running statistics in fp32; their weights must stay in fp32 too."""

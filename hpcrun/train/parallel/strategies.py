@@ -23,6 +23,7 @@ from hpcrun.devices.vendor import CompileMode
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.prepare import blocks, compile_in_place, of_torch
+from hpcrun.train.parallel.network import default_bucket
 
 # torch 2.13 deprecates the old name; earlier versions have only the old name.
 _ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -98,6 +99,7 @@ class DDPStrategy(Strategy):
         self.buffers_differ = not distributed.broadcast_buffers
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
+        gradients = sum(p.nbytes for p in module.parameters() if p.requires_grad)
         buffers: dict[str, Any] = {_SYNC_BUFFERS: self._distributed.broadcast_buffers}
         wrapped = DistributedDataParallel(
             module,
@@ -106,7 +108,7 @@ class DDPStrategy(Strategy):
             **buffers,
             gradient_as_bucket_view=self._distributed.gradient_as_bucket_view,
             bucket_cap_mb=self._distributed.bucket_mb
-            or default_bucket(module, self._distributed.world_size),
+            or default_bucket(gradients, self._distributed.world_size),
         )
         # A graph of the whole model would be split where DDP's buckets end, into other graphs for each
         # bucket. Blocks of a class share a graph. CUDA graphs pay for the whole model only.
@@ -137,17 +139,6 @@ class DDPStrategy(Strategy):
     def changes_buckets(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first bucket layout.
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
-
-
-def default_bucket(module: nn.Module, ranks: int) -> float | None:
-    """Return the MiB of gradients per all-reduce with DDP; None: torch's default of 25 after a first of 1.
-
-    The latency of an all-reduce grows with the ranks, and each bucket pays for it: docs/scale.md. So buckets
-    grow above 64 ranks. At least four buckets remain, so that communication overlaps with the backward pass.
-    """
-    gradients = sum(p.nbytes for p in module.parameters() if p.requires_grad) / 2**20
-    wanted = min(25 * ranks / 64, gradients / 4)
-    return wanted if wanted > 25 else None
 
 
 CompressionHook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]

@@ -1,7 +1,7 @@
 """AMPTrainer: optimizer steps on one device, with mixed precision, accumulation and clipping."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,10 @@ class AMPTrainer:
         return self._strategy.collective_forward
 
     def after_evaluation(self) -> None:
-        """Clean up after forward passes through ``module`` that no backward pass follows."""
+        """Clean up after forward passes through ``module`` that no backward pass follows.
+
+        With FSDP this frees gathered weights, which would not follow a change of the shards.
+        """
         self._strategy.after_evaluation(self.module)
 
     def whole_module(self) -> nn.Module | None:
@@ -151,6 +154,8 @@ class AMPTrainer:
         """
         if self._optimizer is None:
             self._require_final_parameters()
+            # After a pass without a backward pass, the parameters are gathered weights instead of shards.
+            self.after_evaluation()
             made = self._make_optimizer
             optimizer = made if isinstance(made, Optimizer) else made(self.model)
             require_plain_step(optimizer)
@@ -168,10 +173,17 @@ class AMPTrainer:
         self.gate.resolve_pending()
         return self._average
 
-    def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that swaps the averaged weights into the model; without ``ema`` a null context."""
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Swap the averaged weights into the model for the block; without ``ema`` change nothing."""
         average = self.average
-        return contextlib.nullcontext() if average is None else average.in_place()
+        # The swap changes shards, so no weights may stay gathered before and after the block.
+        self.after_evaluation()
+        try:
+            with contextlib.nullcontext() if average is None else average.in_place():
+                yield
+        finally:
+            self.after_evaluation()
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -304,6 +316,7 @@ class AMPTrainer:
     def _state(self) -> TrainingState:
         # First apply the last step's result to the schedule: the optimizer holds its learning rate.
         self.gate.resolve_pending()
+        self.after_evaluation()
         return TrainingState(
             self.model,
             self.optimizer,
