@@ -31,7 +31,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "slurm": (4_520, 25),
     "tasks": (990, 8),
     "tests": (57_860, 451),
-    "train": (10_210, 48),
+    "train": (10_290, 48),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,9 @@ class Loop:
         """Take the steps."""
         train, leaving = self.config.train, False
         for step in self.steps:
+            began = time.perf_counter()
             stop = self.agreement.exchange(step, self.reason_to_stop())
+            self.metrics.stop_checked(time.perf_counter() - began)
             leaving = leaving or stop is StopReason.SLOW_NODE
             if stop > StopReason.SLOW_NODE:
                 self.nonfinite.finish()

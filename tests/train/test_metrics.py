@@ -53,8 +53,10 @@ def test_the_stopwatch_gives_means_without_pauses(monkeypatch: pytest.MonkeyPatc
         pass
     watch.waited(0.75)
     loss(nn.Identity(), None)  # From 15 to 18, in the step after the pause.
+    for seconds in (0.25, 0.5):
+        watch.stop_checked(seconds)
     lap = watch.lap(2)
-    assert (lap.step, lap.data, lap.own) == (10.0, 0.75, 3.25)
+    assert (lap.step, lap.data, lap.own, lap.stop) == (10.0, 0.75, 3.25, 0.375)
 
 
 class Event:

@@ -131,17 +131,21 @@ class MetricsLog:
         """Exclude the block's time (a save, a validation) from the next line's rates."""
         return self._watch.paused()
 
+    def stop_checked(self, seconds: float) -> None:
+        """Add the ``seconds`` of this step's stop check."""
+        self._watch.stop_checked(seconds)
+
     def _is_logged(self, done: int) -> bool:
         return done % self._every == 0 or done == self._end
 
     def _gather(self, loss: float, lap: StepTimeMeans) -> list[list[float]] | None:
         """Gather every rank's measurements on rank 0; None on other ranks.
 
-        They are the loss, seconds (step, data, own), bytes, and the GPU's utilization (percent) and bytes.
+        They are the loss, seconds (step, data, own, stop), bytes, the GPU's utilization (percent) and bytes.
         """
         memory = _memory(self._trainer.device)
         gpu = (math.nan, math.nan) if self._gpu is None else self._gpu.read()
-        measured = [loss, lap.step, lap.data, lap.own, memory, *gpu]
+        measured = [loss, lap.step, lap.data, lap.own, lap.stop, memory, *gpu]
         if self._ranks.world_size == 1:
             return [measured]
         mine = torch.tensor(measured, dtype=torch.float64)
@@ -154,7 +158,7 @@ class MetricsLog:
 
     def _log(self, done: int, result: StepResult, samples: float, ranks: list[list[float]]) -> None:
         """Write the line, on rank 0; ``samples``: per step, over all ranks."""
-        losses, steps, waits, own, memory, busy, used = map(list, zip(*ranks, strict=True))
+        losses, steps, waits, own, stops, memory, busy, used = map(list, zip(*ranks, strict=True))
         step = max(steps)
         line: dict[str, Any] = {
             "step": done,
@@ -172,6 +176,7 @@ class MetricsLog:
         if len(ranks) > 1:
             slowest = own.index(max(own))
             line |= {
+                "stop_wait": _rounded(max(stops)),
                 "slowest_rank": slowest,
                 "slowest_host": self._slow.hosts[slowest],
                 "slowest_own_time": _rounded(own[slowest]),
