@@ -29,7 +29,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "results": (3_740, 17),
     "run": (3_620, 19),
     "slurm": (4_520, 25),
-    "tasks": (990, 8),
+    "tasks": (1_000, 8),
     "tests": (57_860, 451),
     "train": (10_290, 48),
 }

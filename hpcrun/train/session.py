@@ -324,7 +324,7 @@ def build_validation(
         accumulation=accumulation_of(config, distributed.world_size),
         limit=config.train.validate_batches,
         same_count=trainer.forward_is_collective,
-        workers=worker_processes(config, os.environ),
+        workers=worker_processes(config, os.environ, opened.task.loader_processes),
         prefetch=config.data.prefetch,
         pin_memory=accelerator.is_accelerator(trainer.device),
         collate=opened.collate,

@@ -59,7 +59,7 @@ def submit(bench: Bench, name: str) -> RunDirectory:
 
 
 @pytest.mark.timeout(2400)
-def test_a_packed_model_ends_with_the_bits_of_calm(bench: Bench) -> None:
+def test_interruptions_change_no_bit_of_a_packed_model(bench: Bench) -> None:
     drawn = np.random.default_rng(0).geometric(0.05, 40_000) + 2
     # A document has 20 tokens, a sample 64.
     assert 1500 < (drawn == 3).sum() < 2500
