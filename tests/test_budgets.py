@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (1_000, 8),
-    "tests": (57_860, 451),
+    "tests": (57_920, 451),
     "train": (10_290, 48),
 }
 """The most lines and files of each package, and of the tests."""
