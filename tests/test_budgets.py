@@ -29,9 +29,9 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "results": (3_820, 17),
     "run": (3_620, 19),
     "slurm": (4_510, 25),
-    "tasks": (990, 8),
-    "tests": (58_300, 450),
-    "train": (10_500, 49),
+    "tasks": (1_000, 8),
+    "tests": (58_510, 451),
+    "train": (10_580, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -14,7 +14,7 @@ estimate     the peak of device memory in a step, and the figure of hpcrun estim
 failure      the peers of a rank that raises an exception end within seconds (two GPUs)
 resume       a run with two interruptions ends with the bits of the undisturbed run
 compile      compiled steps, with accumulation and with CUDA graphs
-bench        throughput and MFU of a GPT of 1 B parameters (tools/bench/gpu.py)
+bench        throughput and MFU of a run of configs/llama-1b.yaml, with both kinds of kernels
 
 Results: pass, warn, fail, unknown, not run. The JSON file has all figures; mail it or add it to an issue.
 Exit code 1: a check failed; 2: bad input, or no GPU.

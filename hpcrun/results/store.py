@@ -51,7 +51,7 @@ _TABLE_FIELDS: dict[str, tuple[tuple[str, str | None], ...]] = {
 }
 _LONGEST = 2000
 _UNITS = {
-    **dict.fromkeys(("time", "created", "ended", "step_time", "data_wait"), "s"),
+    **dict.fromkeys(("time", "created", "ended", "step_time", "data_wait", "stop_wait"), "s"),
     **dict.fromkeys(("slowest_own_time", "fastest_own_time"), "s"),
     **dict.fromkeys(("memory_gb", "gpu_memory_gb"), "GB"),
     **dict.fromkeys(("bytes", "size"), "B"),

@@ -36,6 +36,8 @@ class LanguageModel(Task):
 
     unit = "tokens"
     draws_weights = True
+    # The tokens are mapped into memory: a batch from another process takes longer than reading it.
+    loader_processes = 0
     options_of_model: type[LanguageModelShape] = LanguageModelShape
     """The model of the keys in the section ``model``; a subclass of the task may have further keys."""
 

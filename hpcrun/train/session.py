@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,7 +82,9 @@ class Loop:
         """Take the steps."""
         train, leaving = self.config.train, False
         for step in self.steps:
+            began = time.perf_counter()
             stop = self.agreement.exchange(step, self.reason_to_stop())
+            self.metrics.stop_checked(time.perf_counter() - began)
             leaving = leaving or stop is StopReason.SLOW_NODE
             if stop > StopReason.SLOW_NODE:
                 self.nonfinite.finish()
@@ -322,7 +325,7 @@ def build_validation(
         accumulation=accumulation_of(config, distributed.world_size),
         limit=config.train.validate_batches,
         same_count=trainer.forward_is_collective,
-        workers=worker_processes(config, os.environ),
+        workers=worker_processes(config, os.environ, opened.task.loader_processes),
         prefetch=config.data.prefetch,
         pin_memory=accelerator.is_accelerator(trainer.device),
         collate=opened.collate,

@@ -198,7 +198,8 @@ def open_on_rank(
     # The draws of the datasets do not depend on those of the model.
     seed_for_datasets(config.seed)
     dataset, validation_set = task.train_dataset(), task.validation_dataset()
-    require_trainable(dataset, ranks, worker_processes(config, os.environ))
+    workers = worker_processes(config, os.environ, task.loader_processes)
+    require_trainable(dataset, ranks, workers)
     if config.job.elastic:
         require_any_ranks(dataset, config)
     if validation_set is not None:
@@ -358,7 +359,7 @@ def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps:
             batch_size=config.train.batch_size,
             accumulation=accumulation_of(config, distributed.world_size),
             seed=config.seed,
-            workers=worker_processes(config, os.environ),
+            workers=worker_processes(config, os.environ, opened.task.loader_processes),
             pin_memory=is_accelerator(resumed.trainer.device),
             saved=resumed.stream_state(),
             uneven=config.train.uneven,

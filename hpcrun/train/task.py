@@ -37,6 +37,9 @@ class Task(ABC):
     """Floating-point operations of a training step per sample, forward and backward, for MFU (model FLOPs
     utilization); None: torch counts them."""
 
+    loader_processes: int | None = None
+    """Default of ``data.workers``, such as 0 for samples that take microseconds; None: by the cores."""
+
     draws_weights: bool = False
     """True if the model has a method ``draw_weights()`` that sets each parameter, also after sharding: see
     docs/large-models.md. FSDP then builds the model without memory on every rank, and calls the method."""

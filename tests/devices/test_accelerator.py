@@ -1,5 +1,6 @@
 """The interfaces for accelerators, with a device module of the tests in place of the vendor's."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from hpcrun.devices import accelerator, vendor
+from hpcrun.worker import grow_memory
 
 
 class Module:
@@ -113,3 +115,13 @@ def test_an_event_is_recorded_on_the_stream_of_its_device(monkeypatch: pytest.Mo
     event: Any = SimpleNamespace(record=streams.append)
     accelerator.record(event, torch.device("cuda", 3))
     assert streams == [torch.device("cuda", 3)]
+
+
+@pytest.mark.parametrize("kind", [None, "", "CUDA_", "HIP_"])
+def test_segments_grow_unless_the_allocator_is_configured(
+    kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {} if kind is None else {f"PYTORCH_{kind}ALLOC_CONF": "max_split_size_mb:64"}
+    monkeypatch.setattr(os, "environ", dict(given))
+    grow_memory()
+    assert os.environ == (given or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
@@ -20,6 +21,7 @@ for folder in (TOOLS / "bench", TOOLS):
 
 import gpu_acceptance  # noqa: E402
 from acceptancelib import (  # noqa: E402
+    bench,
     collectives,
     compiled,
     deferred,
@@ -32,6 +34,7 @@ from acceptancelib import (  # noqa: E402
 )
 from acceptancelib.outcome import CHECKS, Job, Outcome  # noqa: E402
 
+from hpcrun.run.directory import RunDirectory  # noqa: E402
 from hpcrun.train.parallel.strategies import Strategy  # noqa: E402
 from hpcrun.train.step.gate import StepGate  # noqa: E402
 
@@ -188,6 +191,46 @@ def test_precision_finds_a_gate_that_passes_an_inf(
         found, found["losses"][0], 1e-4
     )
     assert found["inf_changed"]
+
+
+def test_the_speed_is_that_of_a_users_run(tmp_path: Path) -> None:
+    job = Job("bench", 0, str(tmp_path), 300)
+    [outcome] = bench.check(job)
+    assert outcome.result == "pass", outcome
+    assert re.search(
+        r"^llama-1b.yaml, 2 ranks, micro-batches of 2: [\d,]+ tokens/s, MFU [\d.]+%, [\d.]+ GB; "
+        r"train.deterministic=true: [\d,]+ tokens/s, MFU [\d.]+%, a step [\d.]+ x as long$",
+        outcome.line,
+    )
+    for value in ("false", "true"):
+        run = RunDirectory(tmp_path / "runs" / f"deterministic-{value}-2")
+        config = yaml.safe_load(run.config.read_text())
+        assert config["train"]["deterministic"] is (value == "true")
+        assert config["train"]["parallel"] == "fsdp"
+        # The check ends a run without its last checkpoint.
+        assert not list(run.checkpoints.glob("step-*"))
+
+
+def test_a_run_out_of_memory_gets_half_the_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[tuple[str, int]] = []
+
+    def measure(job: Job, value: str, size: int, late: float) -> dict[str, Any]:
+        tried.append((value, size))
+        figures = {"tokens_per_second": 5e4, "step_time": 1.0, "mfu": 0.4, "memory_gb": 70.0}
+        return {"failed": "out of memory"} if size > 2 else figures
+
+    monkeypatch.setattr(bench, "measure", measure)
+    [outcome] = bench.check(Job("bench", 8, str(tmp_path), 60))
+    assert tried == [("false", 8), ("false", 4), ("false", 2), ("true", 2)]
+    assert outcome.result == "pass"
+
+    figures = measure(Job("bench", 8, "", 60), "true", 2, 0.0)
+    slow = bench.judge({**figures, "mfu": 0.1}, figures, 2, Job("bench", 8, "", 60))
+    assert (slow.result, slow.line.endswith("usual is an MFU above 0.2")) == ("warn", True)
+    ended = bench.judge({"failed": "rank 1: lost"}, {}, 2, Job("bench", 8, "", 60))
+    assert (ended.result, ended.line) == ("fail", "train.deterministic=false: rank 1: lost")
 
 
 def test_each_comparison_finds_a_planted_difference() -> None:

@@ -241,6 +241,9 @@ def test_loader_processes_follow_from_the_cores_of_a_rank(overrides, given, proc
     wanted = resolve([override_layer(overrides)])
     environ = {} if given is None else {"SLURM_CPUS_PER_TASK": given}
     assert worker_processes(wanted, environ) == processes
+    # The config takes precedence over the task's default.
+    by_task = processes if "data.workers" in str(overrides) else 1
+    assert worker_processes(wanted, environ, 1) == by_task
 
 
 class Pair(NamedTuple):

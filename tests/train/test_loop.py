@@ -52,7 +52,7 @@ def run_loop(run, saver, last, loss, validate=lambda: None):
     trainer = AMPTrainer(nn.Linear(2, 1), lambda m: torch.optim.SGD(m.parameters()), device="cpu")
     watch = Stopwatch(trainer.device)
     sinks, position = Sinks([JsonLines(run, pause=3600.0)]), Position()
-    task = SimpleNamespace(unit="samples", units_per_sample=1)
+    task = SimpleNamespace(unit="samples", units_per_sample=1, loader_processes=None)
     measured = StepMeasurements(watch, FlopCounter(None, None), loss, None)
     batching = Batching(3, ranks=1)
     loop = Loop(

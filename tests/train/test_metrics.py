@@ -53,8 +53,10 @@ def test_the_stopwatch_gives_means_without_pauses(monkeypatch: pytest.MonkeyPatc
         pass
     watch.waited(0.75)
     loss(nn.Identity(), None)  # From 15 to 18, in the step after the pause.
+    for seconds in (0.25, 0.5):
+        watch.stop_checked(seconds)
     lap = watch.lap(2)
-    assert (lap.step, lap.data, lap.own) == (10.0, 0.75, 3.25)
+    assert (lap.step, lap.data, lap.own, lap.stop) == (10.0, 0.75, 3.25, 0.375)
 
 
 class Event:
@@ -86,7 +88,7 @@ class Training:
     def __init__(self, device: str = "cpu", batching: Batching | None = None, **train: Any) -> None:
         self.lines: list[dict[str, Any]] = []
         config = Config.model_validate({"train": train})
-        task = SimpleNamespace(unit="tokens", units_per_sample=6)
+        task = SimpleNamespace(unit="tokens", units_per_sample=6, loader_processes=None)
         self.watch = Stopwatch(torch.device(device))
         self.loss = self.watch.timed(self.passing)
         line = nn.Linear(1, 1, bias=False)
@@ -136,6 +138,27 @@ def test_a_gpu_measures_the_forward_passes_of_each_logged_step(
         training.step(step, step)
     assert [line["step"] for line in training.lines] == logged
     assert own == pytest.approx([2.0 * step for step in logged])
+
+
+def test_slow_data_on_a_gpu_gets_one_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(accelerator, "is_accelerator", lambda _: True)
+    monkeypatch.setattr(accelerator, "peak_memory", lambda _: 1e9)
+    told = []
+    for waiting in (0.2, 0.8):
+        training = Training(steps=9, log_every=1, validate_every=0)
+        monkeypatch.setattr(
+            training.watch, "lap", lambda _, waiting=waiting: StepTimeMeans(1.0, waiting, 0.9)
+        )
+        for _ in range(4):
+            training.step(1.0)
+            told.append(capsys.readouterr().out)
+    # The first line of an attempt has the start of the loader processes.
+    assert [bool(text) for text in told] == [False] * 5 + [True] + [False] * 2
+    assert told[5].startswith(
+        "hpcrun: data.workers: 80% of a step is the wait for a batch, with 0 "
+    )
 
 
 def test_rates_count_the_actual_samples_of_an_epochs_last_batch() -> None:

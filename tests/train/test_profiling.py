@@ -1,12 +1,14 @@
 """The schedule of the profiler; ``test_run_results.py`` checks its output in a whole run."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.train.metrics.stopwatch import Stopwatch
-from hpcrun.train.metrics.timing import Profile, steps_of
+from hpcrun.train.metrics.timing import Profile, step_times, steps_of
 from hpcrun.train.position import Position
 
 
@@ -36,3 +38,44 @@ def test_a_window_that_the_end_cuts_off_is_written_too(tmp_path: Path) -> None:
     watched.close(5)
     assert "aten::cumsum" in (tmp_path / "profile" / "operations-rank-00001.txt").read_text()
     assert (tmp_path / "profile" / "trace-rank-00001.json.gz").stat().st_size
+
+
+def event(name: str, start: float, end: float, device: str = "CUDA", note: bool = False) -> object:
+    """Return an event of the profiler, from ``start`` to ``end`` in ms."""
+    return SimpleNamespace(
+        name=name,
+        device_type=SimpleNamespace(name=device),
+        is_user_annotation=note,
+        time_range=SimpleNamespace(start=1e3 * start, end=1e3 * end),
+    )
+
+
+OVERLAPPING = [
+    ("gemm", 10, 40),
+    ("ncclDevKernel_AllGather_RING_LL", 20, 50),
+    ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 45, 60),
+    ("Memcpy HtoD", 58, 70),
+]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [
+            *(event(*one) for one in OVERLAPPING),
+            # Python runs before and after the kernels, and annotations are no kernels.
+            *(event("aten::mm", 0, 5, "CPU"), event("cudaDeviceSynchronize", 70, 100, "CPU")),
+            event("nccl:all_gather", 0, 100, note=True),
+        ],
+        [
+            *(event("aten::mm", 10, 30, "CPU"), event("aten::addmm", 30, 40, "CPU")),
+            *(event("gloo:all_reduce", 20, 60, "CPU"), event("aten::add_", 58, 70, "CPU")),
+            event("AddmmBackward0", 0, 100, "CPU"),
+        ],
+    ],
+    ids=["nccl", "gloo"],
+)
+def test_communication_counts_while_nothing_else_runs(events: list[object]) -> None:
+    assert step_times(events, 2) == (
+        "a step of 50.0 ms: computation 21.0 ms, communication that it does not hide 9.0 ms, idle 20.0 ms"
+    )

@@ -108,7 +108,9 @@ def test_a_run_is_profiled_and_measured_although_it_is_stopped(tmp_path):
             names = [event.get("name") for event in json.load(stream)["traceEvents"]]
         # Two steps of two linear layers.
         assert names.count("aten::addmm") == 4
-        assert "aten::addmm" in (run.profile / f"operations-rank-{rank:05d}.txt").read_text()
+        table = (run.profile / f"operations-rank-{rank:05d}.txt").read_text()
+        assert "aten::addmm" in table
+        assert table.startswith("a step of ")
     assert played.said().count("profile of steps 2-3") == 1
 
     # TensorBoard has every logged step once.
@@ -123,6 +125,7 @@ def test_a_run_is_profiled_and_measured_although_it_is_stopped(tmp_path):
     # 8 samples x (4 x 8 + 8 weights) x 2 operations x 3 passes, on two devices of 1 GFLOP/s.
     assert line["mfu"] == pytest.approx(8 * 40 * 6 / line["step_time"] / 2e9, rel=0.01)
     assert 0 < line["data_wait"] < line["step_time"]
+    assert 0 < line["stop_wait"] < line["step_time"]
     assert line["slowest_own_time"] >= line["fastest_own_time"] > 0
     assert line["slowest_rank"] in (0, 1)
     assert line["memory_gb"] > 0.01

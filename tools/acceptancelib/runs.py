@@ -1,4 +1,4 @@
-"""Whole runs of ``acceptance_task.py``, started by the ``hpcrun`` command in a folder."""
+"""Whole runs, of ``acceptance_task.py`` or of a config, started by the ``hpcrun`` command in a folder."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,18 @@ def submit(job: Job, name: str, *options: str, **changes: Any) -> RunDirectory:
     shutil.copy(_TASK, job.folder)
     empty = job.place / "empty.yaml"
     empty.write_text("{}\n")
+    return submit_config(job, name, empty, *options, *settings(job, **changes))
+
+
+def submit_config(job: Job, name: str, config: Path, *words: str) -> RunDirectory:
+    """Submit a run of ``config`` with options and overrides.
+
+    Raises:
+        RuntimeError: the command failed; with its last line.
+    """
     _hpcrun(
-        job, "submit", "-c", str(empty), "--name", name, "--runs-dir", str(job.place / "runs"),
-        "--profile", "", *options, *settings(job, **changes),
+        job, "submit", "-c", str(config), "--name", name, "--runs-dir", str(job.place / "runs"),
+        "--profile", "", *words,
     )  # fmt: skip
     return RunDirectory(job.place / "runs" / name)
 
@@ -75,15 +85,26 @@ def wait_for_end(job: Job, run: RunDirectory, seconds: float) -> None:
     Raises:
         TimeoutError: the run was canceled.
     """
+    wait_for(job, run, lambda: False, seconds)
+
+
+def wait_for(
+    job: Job, run: RunDirectory, enough: Callable[[], bool], seconds: float, *how: str
+) -> None:
+    """Wait until ``enough()``, and then cancel the run with the options ``how``; or until its end.
+
+    Raises:
+        TimeoutError: the run was canceled, because neither happened within ``seconds``.
+    """
     late, ended = time.monotonic() + seconds, False
     try:
-        while not (ended := not jobs.state(run).live):
+        while not (ended := not jobs.state(run).live) and not enough():
             if time.monotonic() > late:
                 raise TimeoutError(f"the run {run.name} did not end in {seconds:.0f} s")
             time.sleep(0.1)
     finally:
         if not ended:
-            _hpcrun(job, "cancel", str(run.path))
+            _hpcrun(job, "cancel", *how, str(run.path))
 
 
 def _hpcrun(job: Job, *words: str) -> None:

@@ -289,15 +289,17 @@ def reseed(*numbers: int) -> None:
     torch.default_generator.manual_seed(mixed)
 
 
-def worker_processes(config: Config, environ: Mapping[str, str]) -> int:
-    """Return the number of loader processes per rank: ``data.workers``, or the rank's cores minus one, max 8.
+def worker_processes(config: Config, environ: Mapping[str, str], default: int | None = None) -> int:
+    """Return the number of loader processes per rank.
 
-    The cores are ``job.cpus_per_task`` or those that Slurm has given the task; if both are unknown there are
-    no loader processes. The config takes precedence because it is the same after a restart on another node:
-    random numbers in samples depend on whether a loader process reads them.
+    It is ``data.workers``, else the task's ``default``, else the rank's cores minus one, at most 8. The cores
+    are ``job.cpus_per_task`` or those that Slurm has given the task; if both are unknown there are no loader
+    processes. The config takes precedence because it is the same after a restart on another node: random
+    numbers in samples depend on whether a loader process reads them.
     """
-    if config.data.workers is not None:
-        return config.data.workers
+    wanted = default if config.data.workers is None else config.data.workers
+    if wanted is not None:
+        return wanted
     given = environ.get("SLURM_CPUS_PER_TASK", "").strip()
     cores = config.job.cpus_per_task or (int(given) if given.isdecimal() else 1)
     return max(0, min(_MOST_WORKERS, cores - 1))

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import operator
+import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,18 @@ from torch import nn
 
 from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
+from hpcrun.printing import say
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.data.batching import Batching
+from hpcrun.train.data.batching import Batching, worker_processes
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.sinks import Sinks
 from hpcrun.train.metrics.stopwatch import StepTimeMeans, Stopwatch
 from hpcrun.train.metrics.timing import FlopCounter, peak_here, twin
 from hpcrun.train.step.trainer import AMPTrainer, LossFunction, StepResult
 from hpcrun.train.task import Task
+
+_SLOW_DATA = 0.25
+"""Part of a step from which the wait for data gets a hint. A GPU computes the step before meanwhile."""
 
 
 def mean_over_ranks(total: float, count: float, ranks: Ranks) -> float:
@@ -78,6 +83,8 @@ class MetricsLog:
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
         self._window = LossWindow(batching)
         self._slow = slow
+        self._workers = worker_processes(config, os.environ, task.loader_processes)
+        self._lines, self._hinted = 0, False
         self._gpu = vendor.gpu_use(trainer.device)
 
     def step(self, done: int, result: StepResult) -> None:
@@ -131,17 +138,21 @@ class MetricsLog:
         """Exclude the block's time (a save, a validation) from the next line's rates."""
         return self._watch.paused()
 
+    def stop_checked(self, seconds: float) -> None:
+        """Add the ``seconds`` of this step's stop check."""
+        self._watch.stop_checked(seconds)
+
     def _is_logged(self, done: int) -> bool:
         return done % self._every == 0 or done == self._end
 
     def _gather(self, loss: float, lap: StepTimeMeans) -> list[list[float]] | None:
         """Gather every rank's measurements on rank 0; None on other ranks.
 
-        They are the loss, seconds (step, data, own), bytes, and the GPU's utilization (percent) and bytes.
+        They are the loss, seconds (step, data, own, stop), bytes, the GPU's utilization (percent) and bytes.
         """
         memory = _memory(self._trainer.device)
         gpu = (math.nan, math.nan) if self._gpu is None else self._gpu.read()
-        measured = [loss, lap.step, lap.data, lap.own, memory, *gpu]
+        measured = [loss, lap.step, lap.data, lap.own, lap.stop, memory, *gpu]
         if self._ranks.world_size == 1:
             return [measured]
         mine = torch.tensor(measured, dtype=torch.float64)
@@ -154,7 +165,7 @@ class MetricsLog:
 
     def _log(self, done: int, result: StepResult, samples: float, ranks: list[list[float]]) -> None:
         """Write the line, on rank 0; ``samples``: per step, over all ranks."""
-        losses, steps, waits, own, memory, busy, used = map(list, zip(*ranks, strict=True))
+        losses, steps, waits, own, stops, memory, busy, used = map(list, zip(*ranks, strict=True))
         step = max(steps)
         line: dict[str, Any] = {
             "step": done,
@@ -172,6 +183,7 @@ class MetricsLog:
         if len(ranks) > 1:
             slowest = own.index(max(own))
             line |= {
+                "stop_wait": _rounded(max(stops)),
                 "slowest_rank": slowest,
                 "slowest_host": self._slow.hosts[slowest],
                 "slowest_own_time": _rounded(own[slowest]),
@@ -184,6 +196,20 @@ class MetricsLog:
         if self._trainer.gate.skipped:
             line["skipped"] = self._trainer.gate.skipped
         self.write(line)
+        self._hint(max(waits) / step)
+
+    def _hint(self, waiting: float) -> None:
+        """Print once that data is slow; ``waiting``: part of a step."""
+        # The first line includes the start of the loader processes.
+        self._lines += 1
+        on_gpu = accelerator.is_accelerator(self._trainer.device)
+        if self._hinted or self._lines == 1 or waiting < _SLOW_DATA or not on_gpu:
+            return
+        self._hinted = True
+        say(
+            f"hpcrun: data.workers: {waiting:.0%} of a step is the wait for a batch, with {self._workers} "
+            "loader processes per rank; raise it, up to the cores of a rank (job.cpus_per_task)"
+        )
 
 
 def _memory(device: torch.device) -> float:

@@ -25,12 +25,14 @@ from hpcrun.train.step.trainer import LossFunction
 class StepTimeMeans:
     """Means over some steps, in seconds per step. ``own``: waiting for data plus the own forward pass.
 
-    ``own`` excludes the first step of a process, and a step right after a save or a validation.
+    ``own`` excludes the first step of a process, and a step right after a save or a validation. ``stop``:
+    waiting for the agreement of the ranks about a stop.
     """
 
     step: float
     data: float
     own: float
+    stop: float = 0.0
 
 
 class Stopwatch:
@@ -41,7 +43,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._since = time.perf_counter()
-        self._waited = 0.0
+        self._waited = self._stop_waited = 0.0
         # Own work of each step, and the places of the steps that do not count.
         self._own: list[float] = []
         self._apart = {0}
@@ -68,6 +70,10 @@ class Stopwatch:
         """Begin a step whose data needed ``seconds`` of waiting."""
         self._waited += seconds
         self._own.append(seconds)
+
+    def stop_checked(self, seconds: float) -> None:
+        """Add the ``seconds`` that a stop check took."""
+        self._stop_waited += seconds
 
     def sample(self, wanted: bool) -> None:
         """GPU: set whether to time the forward passes of the next step. The CPU times all of them."""
@@ -118,10 +124,12 @@ class Stopwatch:
                 self._sampled = (whole - sum(waits)) / 1e3 * self._passes
             # After an early end, the last measured step is used.
             own += self._sampled
-        lap = StepTimeMeans((now - self._since) / steps, self._waited / steps, own)
+        whole, data, stop = now - self._since, self._waited, self._stop_waited
+        lap = StepTimeMeans(whole / steps, data / steps, own, stop / steps)
         # A pause after the last step concerns the next step.
         self._apart = {0} if len(self._own) in self._apart else set()
-        self._since, self._waited, self._own, self._passes = now, 0.0, [], 0
+        self._since, self._waited, self._stop_waited = now, 0.0, 0.0
+        self._own, self._passes = [], 0
         return lap
 
     def _timed_here(self, loss: LossFunction) -> LossFunction:

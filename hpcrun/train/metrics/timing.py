@@ -1,9 +1,10 @@
 """Count the arithmetic of a step, know the devices' peaks, and profile steps."""
 
 import copy
+import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -175,6 +176,42 @@ def steps_of(window: str | None) -> range:
     return range(int(first) - 1, int(last or first))
 
 
+def step_times(events: Iterable[Any], steps: int) -> str:
+    """Return how the time of a step divides, from the profiler's ``events`` of some ``steps``.
+
+    Communication is the time of NCCL's kernels, or of gloo's operations without a GPU, and counts only while
+    nothing else runs. Events have the attributes of ``torch.autograd.profiler_util.FunctionEvent``.
+    """
+    everything = list(events)
+    on_gpu = [it for it in everything if it.device_type.name != "CPU" and not it.is_user_annotation]
+    # Without a GPU: other operations contain waits.
+    work = on_gpu or [it for it in everything if it.name.startswith(("aten::", "gloo:"))]
+    starts, ends = zip(*map(_span, everything), strict=True)
+    whole, busy = max(ends) - min(starts), _covered(map(_span, work))
+    computing = (it for it in work if not it.name.startswith(("nccl", "gloo:")))
+    computation = _covered(map(_span, computing))
+    parts = {
+        "computation": computation,
+        "communication that it does not hide": busy - computation,
+        "idle": whole - busy,
+    }
+    told = ", ".join(f"{name} {spent / steps / 1e3:.1f} ms" for name, spent in parts.items())
+    return f"a step of {whole / steps / 1e3:.1f} ms: {told}"
+
+
+def _span(event: Any) -> tuple[float, float]:
+    return event.time_range.start, event.time_range.end
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of ``spans``."""
+    length, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        length += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return length
+
+
 class Profile:
     """Profiles the steps of the window; in other steps it only compares two numbers."""
 
@@ -231,27 +268,31 @@ class Profile:
         accelerator.synchronize(self._device)
         profiler.stop()
         operations = profiler.key_averages()
+        times = step_times(profiler.events(), done - self._first)
         kind = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
         name = f"rank-{self._rank:05d}"
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             profiler.export_chrome_trace(str(self._folder / f"trace-{name}.json.gz"))
             table = operations.table(sort_by=kind, row_limit=_ROWS, max_name_column_width=80)
-            (self._folder / f"operations-{name}.txt").write_text(table)
+            (self._folder / f"operations-{name}.txt").write_text(f"{times}\n{table}")
         except (OSError, RuntimeError) as error:
             print(f"hpcrun: cannot write the profile: {error}", file=sys.stderr, flush=True)
         if self._rank == 0:
-            print(self._summary(operations, kind, done), flush=True)
+            print(self._summary(operations, kind, done, times), flush=True)
 
-    def _summary(self, operations: Any, kind: str, done: int) -> str:
-        times = {it.key: getattr(it, kind) for it in operations}
-        total = sum(times.values()) or 1.0
-        top = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN]
+    def _summary(self, operations: Any, kind: str, done: int, times: str) -> str:
+        spent_in = {it.key: getattr(it, kind) for it in operations}
+        total = sum(spent_in.values()) or 1.0
+        top = sorted(spent_in.items(), key=lambda item: -item[1])[:_SHOWN]
         where = "GPU" if self._on_gpu else "CPU"
         first = self._first + 1
         # The profiled steps, not the requested window: an attempt may start or end within it.
         steps = f"step {done}" if done == first else f"steps {first}-{done}"
-        lines = [f"hpcrun: profile of {steps}, by {where} time, in {self._folder}"]
+        lines = [
+            f"hpcrun: profile of {steps}, by {where} time, in {self._folder}",
+            f"hpcrun:   {times}",
+        ]
         lines += [
             f"hpcrun:   {spent / total:4.0%}  {spent / 1e3:8.1f} ms  {name}" for name, spent in top
         ]
