@@ -13,24 +13,24 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_040, 23),
+    "api": (4_640, 25),
     "checkpoint": (6_450, 36),
-    "cli": (4_890, 34),
+    "cli": (4_910, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (1_130, 9),
-    "hpcrun": (720, 9),
+    "hpcrun": (722, 9),
     "integrations": (3_360, 19),
     "job": (5_740, 24),
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
     "results": (3_740, 17),
-    "run": (3_620, 19),
+    "run": (3_625, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_690, 450),
+    "tests": (57_930, 450),
     "train": (10_210, 48),
 }
 """The most lines and files of each package, and of the tests."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcrun.results.groups import RunGroup
     from hpcrun.results.statistics import ConfidenceInterval, Paired, Spread
 
-_STATES = ("cancelled", "stopped", "failed", "unfinished")
+_STATES = ("cancelled", "pruned", "stopped", "failed", "unfinished")
 _MOST_LISTED = 20
 
 
