@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcrun.api.run import Run
+    from hpcrun.api.run import Run, wait_any
     from hpcrun.api.run import open_run as open
     from hpcrun.api.submission.submitting import map_array, submit
     from hpcrun.api.sweeps.handle import Sweep
@@ -84,6 +84,7 @@ __all__ = [
     "setup_distributed",
     "submit",
     "training_steps",
+    "wait_any",
 ]
 
 _HOMES = {
@@ -122,6 +123,7 @@ _HOMES = {
     "setup_distributed": "hpcrun.train.parallel.process_group",
     "submit": "hpcrun.api.submission.submitting",
     "training_steps": "hpcrun.train.data.batches",
+    "wait_any": "hpcrun.api.run",
 }
 
 

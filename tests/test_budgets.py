@@ -13,24 +13,24 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_070, 23),
+    "api": (4_660, 25),
     "checkpoint": (6_450, 36),
-    "cli": (5_000, 34),
+    "cli": (5_020, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (1_020, 8),
-    "hpcrun": (720, 9),
+    "hpcrun": (730, 9),
     "integrations": (3_360, 19),
     "job": (5_820, 24),
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
     "results": (3_820, 17),
-    "run": (3_620, 19),
+    "run": (3_630, 19),
     "slurm": (4_510, 25),
     "tasks": (1_000, 8),
-    "tests": (58_510, 451),
+    "tests": (58_730, 451),
     "train": (10_580, 49),
 }
 """The most lines and files of each package, and of the tests."""

@@ -48,6 +48,7 @@ NAMES = {
     "setup_distributed",
     "submit",
     "training_steps",
+    "wait_any",
 }
 
 

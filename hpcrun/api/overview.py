@@ -18,7 +18,7 @@ from hpcrun.slurm.launch.jobs import RunState
 _WORDS = {"pending": "waiting", "new": "not submitted"}
 _ORDER = (
     *("finished", "running", "suspended", "pending", "new", "failed", "lost", "cancelled"),
-    *("stopped", "unreadable"),
+    *("pruned", "stopped", "unreadable"),
 )
 # The state of a sweep is the first of these states that occurs among its runs.
 _LEADING = (

@@ -3,7 +3,8 @@
 import functools
 import html
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,6 +18,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
+from hpcrun.run.events import record_event
 from hpcrun.run.files import open_regular, read_json, read_lines
 from hpcrun.run.function_files import FOLDER
 from hpcrun.slurm.launch import jobs, stopping
@@ -43,6 +45,7 @@ def refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return guarded
 
 
+_LOOK = 0.5
 _SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
 
 
@@ -98,8 +101,8 @@ class Run:
         """Return the facts that ``hpcrun status --json`` prints.
 
         Returns:
-            Among other keys: ``state`` (new, pending, running, suspended, finished, cancelled, stopped,
-            failed or lost), ``step`` (finished steps), ``committed`` (the step that a resume begins at),
+            Among other keys: ``state`` (new, pending, running, suspended, finished, cancelled, pruned,
+            stopped, failed or lost), ``step`` (finished steps), ``committed`` (the step of a resume),
             ``loss``, ``job``, ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (age of the
             newest metrics), ``goodput`` (seconds by kind), ``detail`` and ``diagnosis`` (the cause of a
             failure). An unknown value is None.
@@ -139,19 +142,23 @@ class Run:
         return result
 
     @refusing
-    def metrics(self, *, frame: bool = False) -> Any:
+    def metrics(self, *, since: int | None = None, frame: bool = False) -> Any:
         """Return the lines of ``metrics.jsonl`` in the order of writing, a dict for each logged step.
 
         A step that was computed again after a restart has a line for each time; ``restart`` distinguishes
         the lines. A number that is not finite is None. Times are in seconds.
 
         Args:
+            since: only the lines of later steps.
             frame: return a ``pandas.DataFrame``, with a column for each key.
 
         Raises:
             UserError: the file cannot be read, or pandas is not installed.
         """
         lines = read_lines(self._directory.metrics)
+        if since is not None:
+            lines = [line for line in lines if isinstance(line.get("step"), int)]
+            lines = [line for line in lines if line["step"] > since]
         if not frame:
             return lines
         try:
@@ -206,17 +213,21 @@ class Run:
         ]
 
     @refusing
-    def cancel(self, *, now: bool = False, wait: bool = True) -> None:
+    def cancel(self, *, now: bool = False, wait: bool = True, prune: bool = False) -> None:
         """End the job: the ranks save a checkpoint and stop. :meth:`resume` continues the run.
 
         Args:
             now: kill the ranks, without a checkpoint.
             wait: return after the end of the job.
+            prune: a search ends the run, so its state becomes ``pruned``, not ``cancelled``.
 
         Raises:
             UserError: no job has the run, the scheduler refuses, or the job has not ended after its
                 grace time and a minute.
         """
+        if prune and jobs.state(self._directory).live:
+            # First: if this process is killed now, the search knows that the job has to end.
+            record_event(self._directory, "pruned")
         (stopping.kill if now else stopping.cancel)(self._directory)
         if not wait:
             return
@@ -265,6 +276,46 @@ class Run:
         )
         carry_out(plan_resume(self._directory, request))
         return self
+
+
+@refusing
+def wait_any(runs: Iterable[Run], timeout: float | None = None) -> list[Run]:
+    """Wait until a job of ``runs`` has ended, restarts included; return the runs without a job.
+
+    The scheduler is asked once for all runs. Without runs the list is empty.
+
+    Args:
+        runs: runs of any sweep, or of none.
+        timeout: the longest wait in seconds; None: no limit.
+
+    Raises:
+        TimeoutError: no job has ended after ``timeout`` seconds; all continue.
+        UserError: a run directory cannot be read.
+    """
+    found = {RunDirectory(run.path): run for run in runs}
+    return [found[run] for run in wait_until([*found], min(1, len(found)), timeout, "wait_any")]
+
+
+def wait_until(
+    runs: Sequence[RunDirectory], count: int, timeout: float | None, name: str
+) -> list[RunDirectory]:
+    """Wait until ``count`` of ``runs`` have no job, with one query of the scheduler for all; return these.
+
+    Raises:
+        TimeoutError: with ``name``, after ``timeout`` seconds.
+    """
+    deadline = float("inf") if timeout is None else time.monotonic() + float(timeout)
+    live, pause = [*runs], None
+    while True:
+        states = jobs.states(live)
+        live = [run for run, now in zip(live, states, strict=True) if now.live]
+        if len(runs) - len(live) >= count:
+            return [run for run in runs if run not in live]
+        if (left := deadline - time.monotonic()) <= 0:
+            words = f"{len(live)} runs have not ended after {timeout:g} s; they continue"
+            raise TimeoutError(f"{name}: {words}")
+        pause = pause or jobs.pauses(states[0].executor, _LOOK)
+        time.sleep(min(next(pause), left))
 
 
 @refusing

@@ -138,9 +138,11 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUES",
         help="one run per value: train.lr=1e-4,3e-4 or seed=0:5 (0 to 4); several: all combinations",
     )
-    sweep.add_argument("--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list")
     sweep.add_argument(
-        "--max-parallel", type=int, metavar="N", help="runs of the sweep at the same time, at most"
+        "--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list, search"
+    )
+    sweep.add_argument(
+        "--max-parallel", type=int, metavar="N", help="runs at the same time, at most (search: 1)"
     )
     sweep.add_argument(
         "--only-new", action="store_true", help="submit no run that has failed or was cancelled"

@@ -136,7 +136,7 @@ def _cut(text: str, width: int) -> str:
 
 STATES = (
     *("new", "pending", "running", "suspended", "finished", "cancelled", "stopped", "failed"),
-    *("lost", "unreadable"),
+    *("pruned", "lost", "unreadable"),
 )
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 

@@ -11,10 +11,12 @@ from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep, sweep_arrays
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
 from hpcrun.api.sweeps.request import SweepRequest, read_axes, read_sweep_file, text_of
+from hpcrun.api.sweeps.search import Search
+from hpcrun.api.sweeps.study import plan_study, run_study
 from hpcrun.cli.arguments import request_of
 from hpcrun.cli.output import aligned, print_json
 from hpcrun.errors import UserError
-from hpcrun.printing import say
+from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 
@@ -24,6 +26,7 @@ _WORDS = {
     "running": "running",
     "finished": "finished",
     "left": "left as before",
+    "pruned": "pruned",
 }
 
 
@@ -32,6 +35,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if arguments.follow:
         raise UserError("--follow: watches one run; submit, then `hpcrun logs -f SWEEP/000`")
     wish = read_sweep_file(arguments.sweep_file) if arguments.sweep_file else SweepRequest()
+    if wish.search is not None:
+        return _run_search(arguments, wish.search)
     wish = dataclasses.replace(wish, blocks=[*wish.blocks, *read_axes(arguments.sweep)])
     plan = plan_sweep(request_of(arguments), wish)
     if arguments.dry_run:
@@ -43,6 +48,21 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     else:
         say(*_reported(plan, done))
     return 0
+
+
+def _run_search(arguments: argparse.Namespace, search: Search) -> int:
+    """Run the search to its end, with a line for each change; or print its first run."""
+    if arguments.sweep or arguments.detach:
+        raise UserError(f"{arguments.sweep_file}: the search runs here; omit --sweep and --detach")
+    plan, first = plan_study(request_of(arguments), search)
+    if arguments.dry_run:
+        first.waits_for()
+        return _show(first, arguments.json)
+    tell = say_aside if arguments.json else say
+    end = run_study(plan, lambda line: tell(f"hpcrun: {line}"))
+    if arguments.json:
+        print_json({"sweep": str(plan.folder), **end})
+    return 0 if end["best"] is not None and not end["left"] else 1
 
 
 def _show(plan: SweepPlan, as_json: bool) -> int:

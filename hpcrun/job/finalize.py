@@ -42,7 +42,7 @@ from hpcrun.run.endings import (
     read_hang,
     read_heard_stops,
 )
-from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event
+from hpcrun.run.events import PRUNED, Attempt, Cause, Event, read_events, record_event, was_pruned
 from hpcrun.run.files import read_json, write_hashed
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import STOPPED, slow_nodes
@@ -307,8 +307,11 @@ def write_result(
         by_hand: a person started the attempt: preemption and time limit leave the run stopped, not failed.
     """
     state = "stopped" if by_hand and cause in _ORDERLY else "failed"
-    state = "cancelled" if cause is Cause.CANCELLED else state
     reason = f"{line}; {reason}" if line else reason
+    if cause is Cause.CANCELLED:
+        state = "cancelled"
+        if was_pruned(read_events(run)):
+            state, reason = "pruned", PRUNED
     when = round(time.time(), 3)
     _write_with_goodput(
         run,

@@ -55,7 +55,8 @@ class Event:
     ``slow_nodes.py``), slow-over, trained (all steps are done), bad-input, refused, finished, ended (with
     its cause), requeue-failed, excluded (nodes that failed too often), node-lost (``host``, with the
     ``reason``), replaced (``lost`` ``by`` a spare node, with the ``reason``), spare-lost and spare-unfit
-    (a node that no step used), cancelled (by a person, on Slurm), preempted (by a person), occupied
+    (a node that no step used), cancelled (by a person, on Slurm), pruned (by a search: the job is cancelled
+    next), preempted (by a person), occupied
     (another job was ``refused`` because the ``holder`` had the run), given-up (no job continues the run).
     """
 
@@ -114,6 +115,15 @@ def was_cancelled(events: Sequence[Event], job: str) -> bool:
         if event.what in ("submitted", "opened", "cancelled", "cancel-failed")
     ]
     return kinds[-1:] == ["cancelled"]
+
+
+PRUNED = "a search ended it early; `hpcrun resume` continues it"
+
+
+def was_pruned(events: Sequence[Event]) -> bool:
+    """Return True if a search pruned the run since its newest submission."""
+    kinds = [event.what for event in events if event.what in ("submitted", "pruned")]
+    return kinds[-1:] == ["pruned"]
 
 
 def job_of_process(run: RunDirectory, pid: int) -> str:

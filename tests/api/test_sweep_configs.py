@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.api.submission.choose_config import SubmitRequest, choose_config
+from hpcrun.api.submission.choose_config import SubmitRequest, choose_config, config_layers
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, expand, read_axes
 from hpcrun.config import load_resolved, override_layer, to_yaml
@@ -17,7 +17,7 @@ def elements(
 ) -> list[Element]:
     request = SweepRequest(read_axes(axes))
     given = SubmitRequest(command=command, overrides=override_layer(overrides))
-    return element_configs(given, request, expand(request))
+    return element_configs(given, request, expand(request), config_layers(given))
 
 
 @pytest.mark.parametrize(

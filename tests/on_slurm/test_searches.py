@@ -1,16 +1,19 @@
-"""A multirun of hydra and the search with Optuna of docs/sweeps.md on a real Slurm."""
+"""A multirun of hydra and a search with Optuna on a real Slurm."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-from hpcrun.run.directory import RunDirectory
-from tests.integrations import test_optuna as search
+from hpcrun.run.files import read_lines
+from tests.api.sweeps import test_study as search
+from tests.slurm.launch.test_killed_sweep import KILLED
 
 from .cluster import PATIENCE
 from .training import Bench
@@ -40,6 +43,8 @@ def main(config):
 main()
 """
 
+BAD, PREEMPTED = [5, 9, 13, 17, 21, 25], [3, 7, 15, 23]
+
 
 def test_a_preempted_job_of_a_multirun_keeps_its_folder(bench: Bench) -> None:
     (bench.folder / "app.py").write_text(APP)
@@ -60,20 +65,54 @@ def test_a_preempted_job_of_a_multirun_keeps_its_folder(bench: Bench) -> None:
     assert (bench.folder / "out" / "1" / "log").read_text() == "2 restart 0\n"
 
 
-def test_a_search_on_slurm_keeps_its_trials(bench: Bench) -> None:
-    search.prepare(bench.folder)
-    (bench.folder / "site.yaml").write_text("job: {executor: slurm, cpu: true, mem: 1G}\n")
+def test_thirty_trials_survive_preemptions_prunings_and_two_kills(bench: Bench) -> None:
+    kinds = ["bad" if number in BAD else "good" for number in range(30)]
+    for number in PREEMPTED:
+        kinds[number] = "preempted"
+    search.prepare(bench.folder, kinds)
     user = bench.slurm.shared.stat()
-    for path in bench.folder.iterdir():
+    for path in [bench.folder, *bench.folder.rglob("*")]:
         os.chown(path, user.st_uid, user.st_gid)
-    variables = bench.environ({"HPCRUN_PROFILE": "./site.yaml"})
-    running = bench.slurm.popen([sys.executable, "search.py"], cwd=bench.folder, env=variables)
-    run = RunDirectory(Path(bench.folder) / "runs" / "lr-2")
-    bench.wait_until(run.config.exists, 2 * PATIENCE, lambda: str(running.poll()))
-    bench.wait_for_step(run, 20)
-    bench.hpcrun("preempt", "lr-2")
-    shown, errors = running.communicate(timeout=2 * PATIENCE)
-    assert running.returncode == 0, errors
-    search.check_trials(bench.folder, shown)
-    assert bench.causes(run) == ["preemption", "finished"]
-    assert bench.causes(bench.run("lr-1")) == ["cancelled"]
+    words = (*search.WORDS[:5], "--executor", "slurm", "--mem", "1G", "--max-parallel", "4")
+    words += search.WORDS[7:]
+    # Between the question and the submission, and between the submission and its record.
+    for module, name, call in (("study", "submit_sweep", 8), ("handover", "append_line", 9)):
+        killed = [sys.executable, "-c", KILLED, f"hpcrun.api.sweeps.{module}", name, str(call)]
+        first = bench.slurm.popen([*killed, *words], cwd=bench.folder, env=bench.environ())
+        preempt(bench, first)
+        shown, errors = first.communicate(timeout=PATIENCE)
+        assert first.returncode == -signal.SIGKILL, shown + errors
+    last = bench.slurm.popen(bench.command(*words), cwd=bench.folder, env=bench.environ())
+    preempt(bench, last)
+    shown, errors = last.communicate(timeout=PATIENCE)
+    assert last.returncode == 0, shown + errors
+    assert "s: 30 trials: 24 complete, 6 pruned" in shown
+    found = search.trials(bench.folder)
+    pruned = [trial.number for trial in found if trial.state.name == "PRUNED"]
+    assert (len(found), pruned) == (30, BAD)
+    starts = search.began(bench.folder)
+    twice = [f"{number:03d} {restart}" for number in PREEMPTED for restart in (0, 1)]
+    once = [f"{number:03d} 0" for number in range(30) if number not in PREEMPTED]
+    assert starts == sorted([*once, *twice])
+    runs = [bench.run(f"s/{number:03d}") for number in range(30)]
+    states = [bench.result(run)["state"] for run in runs]
+    assert states == ["pruned" if number in BAD else "finished" for number in range(30)]
+    assert [bench.causes(runs[number]) for number in PREEMPTED] == [["preemption", "finished"]] * 4
+
+
+def preempt(bench: Bench, running: subprocess.Popen[str]) -> None:
+    """Preempt each run that waits for a preemption, until the search ends."""
+    asked: set[int] = set()
+    late = time.monotonic() + 10 * PATIENCE
+    while running.poll() is None:
+        assert time.monotonic() < late
+        for number in PREEMPTED:
+            run = bench.run(f"s/{number:03d}")
+            if (
+                number not in asked
+                and len(read_lines(run.metrics)) == 3
+                and not run.result.exists()
+            ):
+                bench.hpcrun("preempt", f"s/{number:03d}")
+                asked.add(number)
+        time.sleep(0.5)

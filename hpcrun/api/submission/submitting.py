@@ -15,8 +15,10 @@ from hpcrun.api.sweeps.handle import Sweep
 from hpcrun.api.sweeps.handover import submit_sweep
 from hpcrun.api.sweeps.plan import plan_sweep
 from hpcrun.api.sweeps.request import require_key, sweep_request
+from hpcrun.api.sweeps.study import plan_study, run_study
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
+from hpcrun.printing import say_aside
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -125,7 +127,8 @@ def submit(
         trust_owner: continue a run of another user.
         sweep: the values of each swept key, such as ``{"train.lr": [1e-4, 3e-4], "seed": range(3)}``.
             ``command`` contains the keys as ``{lr}`` and ``{seed}``.
-        sweep_file: a YAML or JSON file with the blocks grid, zip and list.
+        sweep_file: a YAML or JSON file with the blocks grid, zip and list; or with a search, which the call
+            runs to its end.
         max_parallel: runs of the sweep at the same time, at most.
         only_new: submit no run of the sweep that has failed or was cancelled.
         options: ``name``, and options of the job, which are keys of the config's section ``job``: ``nodes``,
@@ -172,7 +175,12 @@ def submit(
         plan = plan_submission(request)
         carry_out(plan)
         return run_at(plan.run)
-    plan_of_sweep = plan_sweep(request, sweep_request(sweep, sweep_file))
+    wish = sweep_request(sweep, sweep_file)
+    if wish.search is not None:
+        study, _ = plan_study(request, wish.search)
+        run_study(study, lambda line: say_aside(f"hpcrun: {line}"))
+        return Sweep(study.folder)
+    plan_of_sweep = plan_sweep(request, wish)
     submit_sweep(plan_of_sweep)
     return Sweep(plan_of_sweep.folder)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrun.api.submission.choose_config import SubmitRequest, config_layers, with_task
+from hpcrun.api.submission.choose_config import SubmitRequest, with_task
 from hpcrun.api.sweeps.request import Row, SweepRequest, refusal, text_of
 from hpcrun.config import Config, Layer, flag_layer, read_site, resolve
 from hpcrun.config.layers import merge
@@ -35,9 +35,9 @@ class Element:
 
 
 def element_configs(
-    request: SubmitRequest, sweep: SweepRequest, rows: Sequence[Row]
+    request: SubmitRequest, sweep: SweepRequest, rows: Sequence[Row], layers: Sequence[Layer]
 ) -> list[Element]:
-    """Return the elements of ``rows``, in their order.
+    """Return the elements of ``rows``, in their order; ``layers``: the sources of their common config.
 
     Raises:
         UserError: a key is unknown, has no effect, or may not differ between elements; a value is wrong; or
@@ -47,7 +47,6 @@ def element_configs(
     places = {key: sweep.place_of(key) for key in keys}
     if "task" in keys and request.file is None:
         raise refusal(places["task"], "task", "needs a config for all tasks; give it with -c")
-    layers = config_layers(request)
     _refuse_fixed(keys, places, layers)
     command = [*request.command]
     placeholders = placeholder_keys(command, keys)

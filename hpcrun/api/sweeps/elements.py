@@ -115,9 +115,12 @@ class Common:
 def common_state(
     plan: SweepPlan, again: Sequence[Planned], fitted: dict[str, Config]
 ) -> Iterator[Common]:
-    """Copy the code once for all elements; remove the copy if the block fails."""
+    """Copy the code once for all elements, if the plan has no copy; remove it if the block fails."""
     before = read_json(again[0].run.record) if again else None
     folder, facts = RunDirectory(plan.folder), identity(plan.executor)
+    if plan.code is not None:
+        yield Common(plan, plan.code, facts, fitted)
+        return
     with copied_code(folder, before or {}, plan.request.snapshot) as snapshot:
         yield Common(plan, snapshot, facts, fitted)
 

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.interrupts import note_end, time_to_end
 from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
-from hpcrun.api.run import Run, refusing, run_at
+from hpcrun.api.run import Run, refusing, run_at, wait_until
+from hpcrun.api.submission.choose_config import PYTHON_COMMAND, SubmitRequest
+from hpcrun.config import flag_layer
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
-from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.directory import RunDirectory, RunError, read_record
+from hpcrun.run.function_files import FOLDER
+from hpcrun.run.snapshot import recorded_snapshot
 from hpcrun.run.sweep_file import is_sweep, read_sweep
 from hpcrun.slurm.launch import jobs, stopping
-from hpcrun.slurm.launch.jobs import pauses
 
 if TYPE_CHECKING:
     from hpcrun.results.frames import Results
 
 
-_LOOK = 0.5
 _MOST_SHOWN = 50
 
 
@@ -130,22 +132,9 @@ class Sweep:
             TimeoutError: a run has not ended after ``timeout`` seconds; all continue.
             UserError: the sweep folder cannot be read.
         """
-        deadline = float("inf") if timeout is None else time.monotonic() + float(timeout)
-        runs = self._made()
-        ended: Counter[str] = Counter()
-        pause = None
-        while True:
-            states = dict(zip(runs, jobs.states(runs), strict=True))
-            ended.update(state.word for state in states.values() if not state.live)
-            runs = [run for run, state in states.items() if state.live]
-            if not runs:
-                return dict(ended)
-            if (left := deadline - time.monotonic()) <= 0:
-                raise TimeoutError(
-                    f"{self.name}: {len(runs)} runs have not ended after {timeout:g} s; they continue"
-                )
-            pause = pause or pauses(states[runs[0]].executor, _LOOK)
-            time.sleep(min(next(pause), left))
+        made = [entry.run for entry in sweep_entries(self.path) if entry.run.exists()]
+        wait_until(made, len(made), timeout, self.name)
+        return dict(Counter(state.word for state in jobs.states(made)))
 
     @refusing
     def cancel(self, *, now: bool = False, wait: bool = True) -> None:
@@ -170,6 +159,39 @@ class Sweep:
             raise UserError("\n".join(refused))
 
     @refusing
+    def add(self, values: Mapping[str, Any]) -> Run:
+        """Submit one more run, with the config and the code of the first run, and return it.
+
+        A run with these values stays as it is if it is finished, pruned or running; else it continues.
+
+        Args:
+            values: a value for each key that differs from the first run's config, or that its command uses.
+
+        Raises:
+            UserError: a key or a value is wrong, the sweep is a search or of a function, or the scheduler
+                refuses; nothing has changed.
+        """
+        from hpcrun.api.sweeps.handover import submit_sweep
+        from hpcrun.api.sweeps.plan import plan_sweep
+        from hpcrun.api.sweeps.request import sweep_request
+
+        first = next(iter(sweep_entries(self.path))).run
+        if (self.path / FOLDER).is_dir():
+            raise UserError(f"{self.name}: has calls of a function; use hpcrun.map_array again")
+        template = (read_record(first).get("sweep") or {}).get("command", ())
+        request = SubmitRequest(
+            file=first.config,
+            options=flag_layer({"name": (self.name, "add()")}),
+            command=template,
+            command_place=PYTHON_COMMAND,
+            profile="",
+            runs=self.path.parent,
+        )
+        sweep = sweep_request({key: [value] for key, value in values.items()}, None)
+        plan = plan_sweep(request, sweep, code=recorded_snapshot(first))
+        return run_at(submit_sweep(plan).planned[0].run)
+
+    @refusing
     def results(self) -> "Results":
         """Return the results of all runs, with a tidy frame for runs, metrics and events.
 
@@ -186,9 +208,6 @@ class Sweep:
         output = self.path / "results.h5"
         aggregate(RunSource(find_runs([str(self.path)], self.path.parent)), output, processes=0)
         return load_results(output)
-
-    def _made(self) -> list[RunDirectory]:
-        return [entry.run for entry in sweep_entries(self.path) if entry.run.exists()]
 
 
 _COLUMNS = ("state", "step", "loss")

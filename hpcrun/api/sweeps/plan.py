@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from hpcrun.api.submission.choose_config import (
@@ -15,10 +16,12 @@ from hpcrun.api.submission.continuing import compare
 from hpcrun.api.submission.plan import finished_result, permitted_executor, waits_for
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
-from hpcrun.config import Config
+from hpcrun.api.sweeps.search import JOURNAL
+from hpcrun.config import Config, Layer
 from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
 from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.snapshot import Snapshot
 from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep
 from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import jobs
@@ -31,8 +34,8 @@ class Planned:
     """An element with its run directory.
 
     ``action``: ``new`` has no run directory yet, ``again`` has failed or stopped; both are submitted.
-    The others are ``running``, ``finished`` and, with ``only_new``, ``left``. ``word``: the state of an
-    existing run.
+    The others are ``running``, ``finished``, ``pruned`` and, with ``only_new``, ``left``. ``word``: the
+    state of an existing run.
     """
 
     run: RunDirectory
@@ -53,12 +56,18 @@ class Planned:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A checked sweep before its submission: nothing is written yet."""
+    """A checked sweep before its submission: nothing is written yet.
+
+    ``names``: the names of the elements; empty: by their values. ``code``: the copy of the code; None: a new
+    copy.
+    """
 
     request: SubmitRequest
     folder: Path
     executor: ExecutorName
     elements: Sequence[Element]
+    names: Sequence[str] = ()
+    code: Snapshot | None = None
 
     @property
     def config(self) -> Config:
@@ -75,18 +84,22 @@ class SweepPlan:
         An element that exists in the folder keeps its name; new elements get the next numbers.
 
         Raises:
-            RunError: ``sweep.json`` is damaged, or the folder is not a sweep folder.
+            RunError: ``sweep.json`` is damaged, or an element of that name has other values.
         """
         before = read_sweep(self.folder) or SweepFile(self.folder, [])
         known = {canonical(run.values): run.name for run in before.runs}
+        values = {run.name: canonical(run.values) for run in before.runs}
         number = max((int(run.name) for run in before.runs), default=-1)
         names, runs = [], [*before.runs]
-        for element in self.elements:
-            name = known.get(canonical(element.values))
+        for element, given in zip_longest(self.elements, self.names):
+            name = given or known.get(canonical(element.values))
             if name is None:
                 number += 1
                 name = element_name(number)
+            if name not in values:
                 runs.append(SweepRun(name, element.values))
+            elif values[name] != canonical(element.values):
+                raise RunError(f"{self.folder / name}: has other values; choose another --name")
             names.append(name)
         return SweepFile(self.folder, runs), self._planned(names)
 
@@ -99,7 +112,9 @@ class SweepPlan:
             now, action = states.get(run), "new"
             if now is not None:
                 action = "running" if now.live else "again"
-                if not now.live and finished_result(run) is not None:
+                if now.word == "pruned":
+                    action = "pruned"
+                elif not now.live and finished_result(run) is not None:
                     action = "finished"
                 elif self.request.only_new and not now.live and now.word != "new":
                     action = "left"
@@ -110,8 +125,19 @@ class SweepPlan:
         return planned
 
 
-def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
+def plan_sweep(
+    request: SubmitRequest,
+    sweep: SweepRequest,
+    names: Sequence[str] = (),
+    layers: Sequence[Layer] | None = None,
+    code: Snapshot | None = None,
+) -> SweepPlan:
     """Return the plan for ``sweep`` over the config of ``request``.
+
+    Args:
+        names: the names of the elements, for a search; empty: by their values.
+        layers: the sources of the config, if they have been read.
+        code: the copy of the code for new runs; None: a new copy.
 
     Raises:
         UserError: an axis, a value or the config is wrong, or a single run has the name of the sweep.
@@ -123,7 +149,8 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
     if request.prepare:
         place = request.place("prepare")
         raise UserError(f"{place}: is for one run; give it the name of a run of the sweep")
-    elements = element_configs(request, sweep, expand(sweep))
+    layers = config_layers(request) if layers is None else layers
+    elements = element_configs(request, sweep, expand(sweep), layers)
     config = elements[0].config
     assert config.name is not None
     warn_of(config.job.env)
@@ -131,7 +158,9 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
     if RunDirectory(folder).exists():
         raise RunError(f"{folder}: is a single run; choose another --name for the sweep")
     check_command(config, Path.cwd())
-    executor = permitted_executor(config, config_layers(request))
+    if not names and (folder / JOURNAL).exists():
+        raise RunError(f"{folder}: is a search; continue it as before, or choose another --name")
+    executor = permitted_executor(config, layers)
     if executor == "debug":
         raise UserError(
             "--executor debug runs one rank in this process; run one element of the sweep with it, or use "
@@ -140,7 +169,7 @@ def plan_sweep(request: SubmitRequest, sweep: SweepRequest) -> SweepPlan:
     require_packages(config)
     check_image(config.job, RunDirectory(folder), Path.cwd(), here=executor == "local")
     say_idle(request, executor)
-    return SweepPlan(request, folder, executor, elements)
+    return SweepPlan(request, folder, executor, elements, names, code)
 
 
 def job_key(config: Config) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.sweeps.search import Search, read_search
 from hpcrun.config import ConfigError, Problem, file_layer, override_layer
 from hpcrun.config.shape import kind_at
 from hpcrun.errors import UserError
@@ -42,9 +43,10 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """The requested sweep: the product of ``blocks``."""
+    """The requested sweep: the product of ``blocks``, or the runs that ``search`` chooses."""
 
     blocks: Sequence[RowBlock] = ()
+    search: Search | None = None
 
     def place_of(self, key: str) -> str:
         """Return the option or file line with the values of ``key``."""
@@ -198,11 +200,15 @@ def sweep_request(
         if not found:
             raise UserError(f"{_PYTHON}: {key}: has no values; give at least one")
         blocks.append(RowBlock(_rows({key: found}), _PYTHON))
-    if not blocks:
+    if request.search is not None and blocks:
+        raise UserError(
+            f"{_PYTHON}: has no effect with the search in {file}; remove one of the two"
+        )
+    if not blocks and request.search is None:
         raise UserError(
             f"{_PYTHON}: has no key; give values, such as {_PYTHON}{{'seed': range(3)}}"
         )
-    return SweepRequest(blocks)
+    return SweepRequest(blocks, request.search)
 
 
 def require_key(key: object, place: str) -> None:
@@ -229,6 +235,9 @@ def _plain(key: str, value: Any) -> Any:
     )
 
 
+_SEARCH = "search"
+_RANGES = frozenset({"range", "float", "int"})
+
 Place = Callable[[str], str]
 """Returns file and line of a dotted key of the sweep file."""
 
@@ -247,8 +256,16 @@ def read_sweep_file(path: Path) -> SweepRequest:
         return layer.where.get(key, str(path))
 
     for part in layer.values:
-        if part not in _READERS:
-            raise refusal(place(part), part, f"unknown; a sweep file has {', '.join(_READERS)}")
+        if part not in (*_READERS, _SEARCH):
+            known = ", ".join((*_READERS, _SEARCH))
+            raise refusal(place(part), part, f"unknown; a sweep file has {known}")
+        if _SEARCH in layer.values and part != _SEARCH:
+            raise refusal(place(part), part, "has no effect with search; remove one of the two")
+    if _SEARCH in layer.values:
+        content = layer.values[_SEARCH]
+        if isinstance(content, dict) and isinstance(content.get("space"), dict):
+            content = {**content, "space": _flat(content["space"])}
+        return SweepRequest(search=read_search(content, place))
     blocks = [
         block
         for part, reader in _READERS.items()
@@ -261,11 +278,11 @@ def read_sweep_file(path: Path) -> SweepRequest:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested sections as dotted keys; a range, which is a mapping, stays whole."""
+    """Return nested sections as dotted keys; ranges, which are mappings, stay whole."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, dict) and "range" not in value:
+        if isinstance(value, dict) and _RANGES.isdisjoint(value):
             found |= _flat(value, f"{dotted}.")
         else:
             found[dotted] = value

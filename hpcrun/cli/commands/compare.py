@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcrun.results.groups import RunGroup
     from hpcrun.results.statistics import ConfidenceInterval, ConfigDifference, Spread
 
-_STATES = ("cancelled", "stopped", "failed", "unfinished")
+_STATES = ("cancelled", "pruned", "stopped", "failed", "unfinished")
 _MOST_LISTED, _MOST_SEEDS = 20, 10
 
 

@@ -35,7 +35,7 @@ from hpcrun.run.files import open_regular, without_comment_crc, without_hash
 Signature = tuple[str, int, int, int]
 """A file's name in the run directory, size (-1: no file), time of change in nanoseconds, and inode."""
 
-STATES = ("finished", "cancelled", "stopped", "failed")
+STATES = ("finished", "cancelled", "pruned", "stopped", "failed")
 _NO_FILE = (-1, 0, 0)
 # Names, because a Path for each of fifty thousand files costs time in a call that finds nothing changed.
 _RUN = RunDirectory(Path())

@@ -174,7 +174,7 @@ def _last_sign(
 def counts(runs: Sequence[ReportedRun]) -> Mapping[str, int]:
     """Return the number of runs in each state, in a fixed order."""
     found = Counter(run.state for run in runs)
-    order = ("finished", "cancelled", "stopped", "failed", "unfinished", "new")
+    order = ("finished", "cancelled", "pruned", "stopped", "failed", "unfinished", "new")
     return {state: found[state] for state in order if found[state]}
 
 

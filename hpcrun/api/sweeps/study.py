@@ -1,0 +1,293 @@
+"""A search with Optuna: each trial is a run of the sweep, and the number of the trial is the name of the run.
+
+All state is in the folder of the sweep: the values and the decisions in Optuna's journal, all else in the run
+directories. So the same command continues a search that was killed at any point.
+"""
+
+import math
+import shutil
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcrun.api.interrupts import note_end
+from hpcrun.api.run import Run
+from hpcrun.api.submission.choose_config import SubmitRequest, config_layers
+from hpcrun.api.sweeps.handover import submit_sweep
+from hpcrun.api.sweeps.plan import SweepPlan, plan_sweep
+from hpcrun.api.sweeps.request import RowBlock, SweepRequest, SweepValue, text_of
+from hpcrun.api.sweeps.search import JOURNAL, Search, suggested
+from hpcrun.config import Layer, load_resolved, training_differences
+from hpcrun.errors import LaunchError, UserError
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.events import read_events, was_pruned
+from hpcrun.run.lock_file import LockFile
+from hpcrun.run.snapshot import recorded_snapshot
+from hpcrun.run.sweep_file import read_sweep
+from hpcrun.slurm.launch import jobs
+from hpcrun.slurm.launch.array import element_name
+from hpcrun.slurm.launch.jobs import RunState, pauses
+from hpcrun.slurm.local.submission import local_devices
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+# Seconds to the first look after a change; Slurm's controller serves many users.
+_LOOK = {"slurm": 5.0, "local": 0.5}
+_ENDED = ("finished", "failed", "pruned")
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A checked search that has not begun; ``layers``: the sources of the config, which are read once."""
+
+    request: SubmitRequest
+    search: Search
+    layers: Sequence[Layer]
+    folder: Path
+
+    def of_trial(self, number: int, values: Mapping[str, Any]) -> SweepPlan:
+        """Return the plan for the run of a trial, with the code of trial 0: a search compares values only."""
+        blocks = [
+            RowBlock(
+                [{key: SweepValue(one, text_of(one))}], self.search.place(f"search.space.{key}")
+            )
+            for key, one in values.items()
+        ]
+        # The limit of a sweep holds within a submission, and each trial is a submission.
+        request = replace(self.request, max_parallel=None) if number else self.request
+        code, names = recorded_snapshot(self.run_of(0)), [element_name(number)]
+        return plan_sweep(request, SweepRequest(blocks), names, self.layers, code)
+
+    def run_of(self, number: int) -> RunDirectory:
+        """Return the run directory of a trial."""
+        return RunDirectory(self.folder / element_name(number))
+
+
+def plan_study(request: SubmitRequest, search: Search) -> tuple[StudyPlan, SweepPlan]:
+    """Return the plan for ``search`` over the config of ``request``, and the plan of its first run.
+
+    Raises:
+        UserError: a range, a key or the config is wrong, or the folder has another sweep or search.
+    """
+    *_, space = search.objects()
+    values = {key: (getattr(one, "choices", None) or [one.low])[0] for key, one in space.items()}
+    layers = config_layers(request)
+    first = StudyPlan(request, search, layers, request.runs).of_trial(0, values)
+    plan = StudyPlan(request, search, layers, first.folder)
+    known, run = read_sweep(plan.folder), plan.run_of(0)
+    if known is not None and not (plan.folder / JOURNAL).exists():
+        raise RunError(f"{plan.folder}: is a sweep without a search; choose another --name")
+    if known is not None and run.exists():
+        values = dict(known.runs[0].values)
+        differing = sorted(values.keys() ^ space.keys())
+        if not differing:
+            first = plan.of_trial(0, values)
+            differing = training_differences(load_resolved(run.config), first.config)
+        if differing:
+            raise RunError(
+                f"{plan.folder}: is a search with other keys or values ({differing[0]}); choose another "
+                "--name"
+            )
+    if (
+        (request.max_parallel or 1) > 1
+        and first.executor == "local"
+        and local_devices(first.config)
+    ):
+        raise UserError(
+            f"{request.place('max_parallel')}: the trials of a search share the GPUs of this machine; omit it"
+        )
+    return plan, first
+
+
+def run_study(plan: StudyPlan, report: Callable[[str], None]) -> dict[str, Any]:
+    """Submit trials, and follow them until the study has all its trials.
+
+    Args:
+        report: gets a line for each change, and at the end a line for the best run.
+
+    Returns:
+        ``counts`` of the trials by Optuna's states, ``best`` (the run; None without a complete trial), its
+        ``value`` and ``values``, and ``left``: runs that the same command continues.
+
+    Raises:
+        UserError: another process runs the study, the scheduler refuses a trial while no trial runs, or the
+            metric is missing.
+        OSError: a file cannot be written.
+        KeyboardInterrupt: Ctrl-C; the jobs continue, and the same command continues the study.
+    """
+    folder, new = plan.folder, not plan.folder.exists()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    busy = f"{folder}: {{holder}} runs this search; watch it with `hpcrun status {folder.name}`"
+    try:
+        with LockFile(folder / "study.lock", busy):
+            return _Study(plan, report).run()
+    except KeyboardInterrupt as interrupt:
+        words = f"the jobs of {folder.name} continue, and the same command continues the search"
+        raise KeyboardInterrupt("; ".join([*map(str, interrupt.args), words])) from interrupt
+    finally:
+        if new and read_sweep(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Study:
+    """``_waiting``: trials to submit. ``_running``: trials to follow. ``_ending``: pruned runs with a job."""
+
+    def __init__(self, plan: StudyPlan, report: Callable[[str], None]) -> None:
+        self._plan, self._report, self._metric = plan, report, plan.search.metric
+        *_, self._space = plan.search.objects()
+        self._study, self._trial = plan.search.open_study(plan.folder)
+        self._waiting: deque[Trial] = deque()
+        self._running: dict[int, Trial] = {}
+        self._left: list[str] = []
+        self._ending: set[RunDirectory] = set()
+        self._asks = True
+
+    def run(self) -> dict[str, Any]:
+        """Run until all trials have ended."""
+        self._waiting += map(self._trial, self._in_state("RUNNING"))
+        pause, executor = None, "local"
+        while True:
+            self._fill()
+            if not self._running:
+                return self._end()
+            states = self._look()
+            executor = next((now.executor for now in states if now.executor in _LOOK), executor)
+            if pause is None or not all(now.live for now in states):
+                pause = pauses(executor, _LOOK[executor])
+            time.sleep(next(pause) if self._running else 0)
+
+    def _in_state(self, *names: str) -> list[int]:
+        trials = self._study.get_trials(deepcopy=False)
+        return [trial.number for trial in trials if trial.state.name in names]
+
+    def _fill(self) -> None:
+        """Submit trials while there is room, and take up those of a killed search."""
+        while len(self._running) < (self._plan.request.max_parallel or 1):
+            if not self._waiting:
+                begun = len(self._study.trials) - len(self._in_state("WAITING"))
+                if not self._asks or begun >= self._plan.search.trials:
+                    break
+                self._waiting.append(self._study.ask())
+            trial = self._waiting[0]
+            run, values = self._plan.run_of(trial.number), suggested(trial, self._space)
+            now = jobs.state(run) if run.exists() else None
+            if now is None or not (now.live or now.word in _ENDED or was_pruned(read_events(run))):
+                try:
+                    submit_sweep(self._plan.of_trial(trial.number, values))
+                except LaunchError as error:
+                    if not self._running:
+                        raise
+                    self._report(f"{run.name} is not submitted yet: {error}")
+                    break
+                self._report(f"{run.name} is submitted: {_shown(values)}")
+            self._running[trial.number] = self._waiting.popleft()
+
+    def _look(self) -> list[RunState]:
+        """Report new values to Optuna, prune, and record ends; return the states."""
+        runs = {number: self._plan.run_of(number) for number in self._running}
+        states = jobs.states(runs.values())
+        for (number, run), now in zip(runs.items(), states, strict=True):
+            trial = self._running[number]
+            # Also if the search was killed after the decision and before the cancellation.
+            pruned = was_pruned(read_events(run))
+            if (not pruned and self._has_to_end(trial, run, now)) or (pruned and now.live):
+                self._prune(run)
+            if not now.live:
+                self._record(trial, run, now, pruned)
+                del self._running[number]
+        return states
+
+    def _has_to_end(self, trial: "Trial", run: RunDirectory, now: RunState) -> bool:
+        """Report the new values of ``run``; return True if the pruner ends the trial, which still runs."""
+        if self._plan.search.pruner == "NopPruner":
+            return False
+        known = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        for step, value in self._values(run, since=max(known, default=None)):
+            trial.report(value, step)
+            # At each step, because pruners decide at certain steps.
+            if now.live and trial.should_prune():
+                self._report(f"{run.name} is pruned at step {step}")
+                return True
+        return False
+
+    def _values(self, run: RunDirectory, since: int | None = None) -> list[tuple[int, float]]:
+        """Return step and metric, NaN for null; a step that was computed again is there once."""
+        lines = [line for line in Run(run).metrics(since=since) if self._metric in line]
+        found = {
+            line["step"]: line[self._metric] for line in lines if type(line.get("step")) is int
+        }
+        if not all(isinstance(value, int | float | None) for value in found.values()):
+            raise UserError(f"{run.metrics}: {self._metric} is no number; correct search.metric")
+        if found and "metric" not in self._study.user_attrs:
+            # From now on another metric is refused: Optuna would compare different quantities.
+            self._study.set_user_attr("metric", self._metric)
+        return [(step, math.nan if one is None else float(one)) for step, one in found.items()]
+
+    def _prune(self, run: RunDirectory) -> None:
+        if run in self._ending:
+            return
+        try:
+            Run(run).cancel(prune=True, wait=False)
+            self._ending.add(run)
+        except UserError as error:
+            # The job may have ended; the next look shows the end.
+            self._report(str(error))
+
+    def _record(self, trial: "Trial", run: RunDirectory, now: RunState, pruned: bool) -> None:
+        """Report the end of a run to Optuna; a run that may continue stays open."""
+        from optuna.trial import TrialState
+
+        if now.word == "cancelled" and pruned:
+            # The job was waiting, so no other process writes the result.
+            note_end(run)
+            now = jobs.state(run)
+        detail = f": {now.detail}" if now.detail else ""
+        if now.word == "finished":
+            found = self._values(run)
+            if not found:
+                raise UserError(
+                    f"{run.metrics}: has no {self._metric}; correct search.metric, and run the command again"
+                )
+            value = found[-1][1]
+            if math.isfinite(value):
+                self._study.tell(trial, value)
+            else:
+                self._study.tell(trial, state=TrialState.FAIL)
+            detail = f": {self._metric}={value:.6g}"
+        elif now.word in _ENDED:
+            ends = {"failed": TrialState.FAIL, "pruned": TrialState.PRUNED}
+            self._study.tell(trial, state=ends[now.word])
+        else:
+            self._left.append(run.name)
+            # Who cancels a run wants no other run in its place.
+            self._asks &= now.word != "cancelled"
+        self._report(f"{run.name} is {now.word}{detail}")
+
+    def _end(self) -> dict[str, Any]:
+        trials = self._study.get_trials(deepcopy=False)
+        counts = dict(Counter(trial.state.name.lower() for trial in trials))
+        end: dict[str, Any] = {
+            "counts": counts,
+            "best": None,
+            "value": None,
+            "values": {},
+            "left": self._left,
+        }
+        shown = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        self._report(f"{self._plan.folder.name}: {len(trials)} trials: {shown}")
+        if "complete" in counts:
+            best = self._study.best_trial
+            name = self._plan.run_of(best.number).name
+            end |= {"best": name, "value": best.value, "values": best.params}
+            self._report(f"best: {name}: {self._metric}={best.value:.6g} {_shown(best.params)}")
+        if self._left:
+            self._report(f"the same command continues {', '.join(self._left)}")
+        return end
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={text_of(value)}" for key, value in values.items())
