@@ -27,7 +27,7 @@ from hpcrun.train.step.trainer import AMPTrainer, LossFunction, StepResult
 from hpcrun.train.task import Task
 
 _SLOW_DATA = 0.25
-"""Part of a step from which the wait for data gets a hint. A GPU computes the step before meanwhile."""
+"""Part of a step from which the wait for data gets a hint; the GPU hides a shorter wait."""
 
 
 def mean_over_ranks(total: float, count: float, ranks: Ranks) -> float:
