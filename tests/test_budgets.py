@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_980, 450),
+    "tests": (58_010, 450),
     "train": (10_500, 49),
 }
 """The most lines and files of each package, and of the tests."""
