@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_630, 19),
     "slurm": (4_510, 25),
     "tasks": (1_000, 8),
-    "tests": (58_730, 451),
+    "tests": (58_750, 451),
     "train": (10_580, 49),
 }
 """The most lines and files of each package, and of the tests."""

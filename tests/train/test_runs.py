@@ -285,6 +285,20 @@ def test_a_resume_keeps_shards_within_nodes(tmp_path):
 
 
 @forked
+def test_another_number_of_ranks_chooses_shards_again(tmp_path):
+    played = play_run(
+        *(tmp_path, Exact, "job.nodes=2-3", "train.parallel=fsdp", "fsdp.shard=hybrid"),
+        "model.stop_at=5",
+        later=("fsdp.shard=auto",),
+        nodes=[2, 3],
+        per_node=2,
+    )
+    assert played.codes == [[75] * 4, [0] * 6], played.said()
+    assert "fsdp.shard: hybrid -> full" in played.line_with("different from when")
+    assert newest_manifest(played.run.checkpoints).meta["ways"]["fsdp.shard"] == "full"
+
+
+@forked
 def test_a_resume_may_compute_the_same_sums_in_another_way(tmp_path):
     draws = tmp_path / "draws"
     calm = play_run(tmp_path, Exact, name="calm")
