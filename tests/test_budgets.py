@@ -15,7 +15,7 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_040, 23),
     "checkpoint": (6_450, 36),
-    "cli": (4_890, 34),
+    "cli": (4_930, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
@@ -26,11 +26,11 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
-    "results": (3_740, 17),
+    "results": (3_740, 18),
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_690, 450),
+    "tests": (58_210, 450),
     "train": (10_210, 48),
 }
 """The most lines and files of each package, and of the tests."""

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 3 <= arguments.height <= 100:
         raise UserError(f"--height {arguments.height}: should be 3 to 100")
-    require("report", "matplotlib", "pandas", "scipy")
+    require("report", "matplotlib")
     from hpcrun.results.groups import known_metrics
     from hpcrun.results.report.plotting import (
         default_metrics,
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         save_plot,
         terminal_lines,
     )
-    from hpcrun.results.report.runs import open_results, read_runs
+    from hpcrun.results.report.runs import iterate_runs, open_results
 
     if arguments.output is not None:
         require_place(arguments.output)
     with open_results(arguments.runs, runs_dir(arguments)) as store:
         known = known_metrics(store)
-        runs = read_runs(store, *(arguments.metric or ()))
+        runs = list(iterate_runs(store))
     unknown = [name for name in arguments.metric or () if name not in known]
     if unknown:
         raise UserError(

@@ -1,29 +1,23 @@
-"""The plots of `hpcrun plot`: in the terminal, and as one file."""
+"""The plots of `hpcrun plot`: in the terminal, and as one file drawn by matplotlib."""
 
 from __future__ import annotations
 
+import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from hpcrun.results.report.figures import (
-    Series,
-    draw_curves,
-    label,
-    metric_label,
-    save_as,
-    style,
-    wants_log,
-)
+from hpcrun.results.report.drawing import COLORS, GRAY, label, metric_label, wants_log
 from hpcrun.results.report.runs import ReportedRun, ReportError, require_file_place
-from hpcrun.results.report.times import draw_goodput
+from hpcrun.run.files import write_atomic
 
 FORMATS = (".png", ".pdf", ".svg")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -66,34 +60,6 @@ def terminal_lines(
     return [*lines, *_goodput_lines(runs)]
 
 
-def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -> None:
-    """Write curves of ``metrics`` and the goodput as one PNG, PDF or SVG, atomically.
-
-    Raises:
-        ReportError: no run has anything to draw.
-        OSError: the disk refused.
-    """
-    timed = [run for run in runs if run.events and run.goodput.wall > 0]
-    panels = len(metrics) + bool(timed)
-    if not panels:
-        raise ReportError(f"{path}: no run has metrics or events; nothing was drawn")
-    rows = -(-panels // 2)
-    with style():
-        figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
-        axes: list[Any] = list(figure.subplots(rows, 2, squeeze=False).flat)
-        handles: list[Any] = []
-        for panel, metric in zip(axes, metrics, strict=False):
-            series = [Series(run.label, [run]) for run in runs if len(run.series(metric)[0])]
-            handles = max(handles, draw_curves(panel, metric, series, {}), key=len)
-        if timed:
-            draw_goodput(axes[len(metrics)], timed, {})
-        for spare in axes[panels:]:
-            spare.set_axis_off()
-        if len(runs) > 1:
-            figure.legend(handles=handles, loc="outside lower left", ncols=2)
-    save_as(figure, path)
-
-
 def require_place(path: Path) -> None:
     """Raise ReportError if the file cannot be written.
 
@@ -103,6 +69,59 @@ def require_place(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise ReportError(f"{path}: should end in .png, .pdf or .svg")
     require_file_place(path, "plot.png")
+
+
+def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -> None:
+    """Write curves of ``metrics`` as one PNG, PDF or SVG, atomically.
+
+    Raises:
+        ReportError: no run has anything to draw.
+        OSError: the disk refused.
+    """
+    if not metrics:
+        raise ReportError(f"{path}: no run has metrics; nothing was drawn")
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    rows = -(-len(metrics) // 2)
+    own = str(files("hpcrun.results.report").joinpath("report.mplstyle"))
+    # The ticks of a loss of 1e308 overflow, without harm.
+    with matplotlib.style.context(own), warnings.catch_warnings(), np.errstate(all="ignore"):
+        # Few machines have all fonts of the style.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
+        axes = list(figure.subplots(rows, 2, squeeze=False).flat)
+        for panel, metric in zip(axes, metrics, strict=False):
+            _draw_curves(panel, metric, runs)
+        for spare in axes[len(metrics) :]:
+            spare.set_axis_off()
+        if len(runs) > 1:
+            lines = axes[0].get_lines()[: len(COLORS) + 1]
+            names = [label(run.label, 56) for run in runs[: len(COLORS)]]
+            if len(runs) > len(COLORS):
+                names.append(f"{len(runs) - len(COLORS)} more")
+            figure.legend(lines, names, loc="outside lower left", ncols=2)
+        kind = path.suffix.removeprefix(".").lower()
+        stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+        whole = io.BytesIO()
+        figure.savefig(whole, format=kind, dpi=200, facecolor="white", metadata=stamp[kind])
+    # Figures are for others too, so the umask decides who may read them.
+    write_atomic(path, whole.getvalue(), mode=0o666)
+
+
+def _draw_curves(axes: Any, metric: str, runs: Sequence[ReportedRun]) -> None:
+    """Draw a line for each run, without points if the run lacks ``metric``; runs without a color are gray."""
+    values = []
+    for at, run in enumerate(runs):
+        color, width = (COLORS[at], 1.6) if at < len(COLORS) else (GRAY, 0.7)
+        x, y = run.series(metric)
+        dot = "o" if len(x) == 1 else None
+        axes.plot(x, y, color=color, lw=width, marker=dot, zorder=3 if at < len(COLORS) else 2)
+        values.append(y)
+    if wants_log(np.concatenate(values)):
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel(label(metric_label(metric)))
 
 
 def _lettered(items: Sequence[Any]) -> list[tuple[str, Any]]:
