@@ -28,10 +28,10 @@ packages() {
         *) return "$code" ;;
         esac
     done
-    # For the tests of --host. With RUNLEVEL=1 Debian starts no service.
-    if ! [ -x /usr/sbin/sshd ] || ! command -v rsync >/dev/null; then
-        RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
-            apt-get install --yes --quiet --no-install-recommends openssh-server rsync
+    # For the tests of --host and of the report's page. With RUNLEVEL=1 Debian starts no service.
+    if ! [ -x /usr/sbin/sshd ] || ! command -v rsync >/dev/null || ! command -v chromedriver >/dev/null; then
+        RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends \
+            openssh-server rsync chromium chromium-driver
     fi
 }
 packages &

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections import Counter
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines
 from tests import jobs
+from tests.results.report.page import Page
 
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench
@@ -124,13 +124,14 @@ def told_by_status(bench: Bench, name: str) -> tuple[dict[int, str], set[int]]:
 def told_by_report(bench: Bench, name: str) -> tuple[dict[int, str], set[int]]:
     """Return the same as `hpcrun report` shows it, from the table of all runs and the timeline."""
     bench.hpcrun("report", f"runs/{name}", "-o", f"{name}.html")
-    page = (bench.folder / f"{name}.html").read_text()
-    table = page[page.index("All runs.") : page.index("Origin of the runs.")]
-    rows = re.findall(r'<tr><td>(\d+)</td><td><span class="mark \w+">(\w+)</span>', table)
-    states = {int(number): state for number, state in rows}
+    page = Page(bench.folder / f"{name}.html")
+    states = {int(run["name"].rpartition("/")[2]): run["state"] for run in page.data["runs"]}
     for state, count in Counter(states.values()).items():
-        assert f"<dt>{state}</dt><dd>{count}</dd>" in page
-    return states, {int(number) for number in re.findall(r"<title>(\d+): preemption<", page)}
+        assert f"<dt>{state}</dt><dd>{count}</dd>" in page.source
+    marks = page.data["figures"]["timeline"]["data"]
+    preempted = [zip(mark["y"], mark["hovertext"], strict=True) for mark in marks]
+    pairs = [pair for one in preempted for pair in one if pair[1] == "preemption"]
+    return states, {int(run.rpartition("/")[2]) for run, _ in pairs}
 
 
 def test_each_element_of_a_sweep_has_its_own_end(bench: Bench) -> None:

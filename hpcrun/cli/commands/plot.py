@@ -21,7 +21,7 @@ from hpcrun.errors import UserError
 from hpcrun.printing import say
 
 if TYPE_CHECKING:
-    from hpcrun.results.report.figures import Series
+    from hpcrun.results.report.plotting import Series
     from hpcrun.results.report.runs import ReportedRun
 
 _MOST_RUNS = 26
@@ -65,13 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
         save_plot,
         terminal_lines,
     )
-    from hpcrun.results.report.runs import open_results, read_runs
+    from hpcrun.results.report.runs import iterate_runs, open_results
 
     if arguments.output is not None:
         require_place(arguments.output)
     with open_results(arguments.runs, runs_dir(arguments)) as store:
         known = known_metrics(store)
-        runs = read_runs(store, *(arguments.metric or ()))
+        runs = list(iterate_runs(store))
     unknown = [name for name in arguments.metric or () if name not in known]
     if unknown:
         raise UserError(
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _named(runs: Sequence["ReportedRun"]) -> "list[Series]":
     """Return each run, named by its label and the values in which the runs differ."""
     from hpcrun.results.report.content import swept_keys
-    from hpcrun.results.report.figures import Series
+    from hpcrun.results.report.plotting import Series
 
     swept = swept_keys(runs)
     if len({str(run.seed) for run in runs}) > 1:
@@ -104,7 +104,7 @@ def _named(runs: Sequence["ReportedRun"]) -> "list[Series]":
 
 def _by(runs: Sequence["ReportedRun"], by: Sequence[str]) -> "list[Series]":
     """Return a series for each combination of values of ``by``, in the order of the runs."""
-    from hpcrun.results.report.figures import Series
+    from hpcrun.results.report.plotting import Series
 
     if not any(key in run.config for run in runs for key in by):
         raise UserError(f"--by {','.join(by)}: no run has this key in its config")

@@ -1,4 +1,4 @@
-"""Figures and the report of many runs: terminal plots, PNG, PDF and one HTML file.
+"""The report of many runs as one interactive page, and plots in the terminal and as files.
 
 docs/report.md describes the commands `hpcrun plot` and `hpcrun report`.
 """

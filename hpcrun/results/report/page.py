@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
+from plotly.offline import get_plotlyjs
 
 from hpcrun.printing import escaped
 from hpcrun.results.groups import BEST_IS_BIASED
-from hpcrun.results.report import figures, times
-from hpcrun.results.report.content import Content, ReportRequest, collect, shown
-from hpcrun.results.report.figures import Drawing
+from hpcrun.results.report import times
+from hpcrun.results.report.content import MOST_CURVES, Content, ReportRequest, collect, shown
+from hpcrun.results.report.drawing import metric_label, several
 from hpcrun.results.report.runs import ReportError, counts, require_file_place
 from hpcrun.results.store import ResultsFile, package_version
 from hpcrun.run.files import write_atomic
@@ -27,52 +30,38 @@ from hpcrun.run.files import write_atomic
 # Mark of a report of hpcrun, so that no other file is replaced by mistake.
 _HEAD = "<!DOCTYPE html>"
 _SECTIONS = {
-    "runs": "What ran",
+    "compare": "Comparison",
     "curves": "Curves",
+    "parameters": "Parameters",
+    "runs": "All runs",
     "time": "Goodput and timeline",
     "failures": "Failures",
     "methods": "Methods and data",
 }
+_X_NAMES = {"time": "hours since the first logged row"}
 
 
-def write_report(
-    store: ResultsFile, request: ReportRequest, output: Path
-) -> tuple[list[Drawing], str]:
-    """Write the report of ``store`` to ``output``, atomically; return its figures, and words about it.
+def write_report(store: ResultsFile, request: ReportRequest, output: Path) -> str:
+    """Write the report of ``store`` to ``output``, atomically; return words about it.
 
     Raises:
         ReportError: there are no runs.
         ResultsError: no run has the metric.
         OSError: the disk refused; ``output`` is unchanged.
     """
-    # A diverged loss of 1e308 has an infinite mean, which the page shows.
-    with np.errstate(all="ignore"):
-        content = collect(store, request)
-        drawn = _draw(content)
-        page = _render(content, drawn)
+    content = collect(store, request)
+    page = whole_page(content, main_part(content))
     # A symbolic link stays: its target is replaced. The umask decides who may read.
     write_atomic(Path(os.path.realpath(output)), page, mode=0o666)
     states = ", ".join(f"{count:,} {state}" for state, count in counts(content.runs).items())
-    whole = [one for drawings in drawn.values() for one in drawings]
-    runs, words = several(len(content.runs), "run"), several(len(whole), "figure")
-    return whole, f"{runs} ({states}), {words}"
+    return f"{several(len(content.runs), 'run')} ({states})"
 
 
-def write_figures(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
-    """Write each figure as PNG and PDF below ``folder``, which is made; raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return [
-        figures.save_as(one.figure, folder / f"{one.name}.{kind}")
-        for one in drawings
-        for kind in ("png", "pdf")
-    ]
-
-
-def require_place(output: Path, folder: Path | None) -> None:
+def require_place(output: Path) -> None:
     """Raise ReportError before any work if the report cannot be written to its place.
 
     Raises:
-        ReportError: a folder is missing, or a file of another kind is in the way.
+        ReportError: the folder is missing, or a file of another kind is in the way.
     """
     require_file_place(output, "report.html")
     if output.is_file():
@@ -82,29 +71,60 @@ def require_place(output: Path, folder: Path | None) -> None:
             raise ReportError(
                 f"{output}: is not an HTML report, and would be replaced; choose another -o"
             )
-    if folder is not None and os.path.lexists(folder) and not folder.is_dir():
-        raise ReportError(f"--figures {folder}: is a file; name a folder")
 
 
-def _draw(content: Content) -> dict[str, list[Drawing]]:
-    """Draw all figures that the runs have data for; return those of each section."""
-    series = figures.series_of(content)
-    rates = sorted({run.throughput for run in content.runs if run.throughput})
-    names = [content.metric, "validation_loss", "loss", "lr", "mfu", "gpu_utilization", *rates]
-    # The figure of a swept learning rate repeats the legend.
-    swept = {key.rpartition(".")[2].strip("-") for key in content.swept}
-    metrics = [name for name in dict.fromkeys(names) if name and name not in swept]
-    curves = [figures.curve_figure(at, name, series) for at, name in enumerate(metrics, 1)]
+def main_part(content: Content) -> str:
+    """Return the part of the page that changes while runs train: tables, controls and the data of figures."""
     rows = times.chosen_rows(content.runs)
-    bars = [times.goodput_figure(rows), times.timeline_figure(rows)]
-    return {
-        "curves": [one for one in curves if one is not None],
-        "time": [one for one in bars if one is not None],
-    }
+    bars = {"goodput": times.goodput_figure(rows), "timeline": times.timeline_figure(rows)}
+    names = {name: metric_label(name) for name in content.data["metrics"]}
+    data = {**content.data, "names": names | _X_NAMES, "figures": bars}
+    # No text of a run can end the element.
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    metrics = list(names.items())
+    return _render(
+        "page.main.html",
+        caution=BEST_IS_BIASED,
+        content=content,
+        data=Markup(text.replace("<", "\\u003c")),
+        metrics=metrics,
+        most_curves=MOST_CURVES,
+        most_rows=times.MOST_ROWS,
+        scatter_axes=[(key, key) for key in content.data["keys"]] + metrics,
+        states=counts(content.runs).items(),
+        x_axes=[(name, _X_NAMES.get(name, name)) for name in content.data["x"]],
+    )
 
 
-def _render(content: Content, drawn: dict[str, list[Drawing]]) -> str:
+def whole_page(content: Content, main: str, *, live: int = 0) -> str:
+    """Return the page with its scripts.
+
+    Args:
+        live: seconds after which the page asks its server again; 0: never.
+    """
     folder = files("hpcrun.results.report")
+    style, figures, groups = (
+        folder.joinpath(f"page.{suffix}").read_text(encoding="utf-8")
+        for suffix in ("css", "figures.js", "js")
+    )
+    scripts = [get_plotlyjs(), figures, groups]
+    digests = [sha256(one.encode()).digest() for one in scripts]
+    hashes = " ".join(f"'sha256-{b64encode(one).decode()}'" for one in digests)
+    return _render(
+        "page.html",
+        content=content,
+        # Parallel coordinates compile their shaders.
+        hashes=Markup(f"{hashes} 'unsafe-eval'"),
+        live=live,
+        main=Markup(main),
+        scripts=list(map(Markup, scripts)),
+        sections=_SECTIONS.items(),
+        style=Markup(style),
+        version=package_version("hpcrun"),
+    )
+
+
+def _render(name: str, **values: Any) -> str:
     page = Environment(autoescape=True, finalize=_text, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {
         "duration": duration,
@@ -115,20 +135,9 @@ def _render(content: Content, drawn: dict[str, list[Drawing]]) -> str:
         "share": share,
         "shown": shown,
         "tally": tally,
-        "words": figures.metric_label,
     }
-    template = page.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
-    text = template.render(
-        caution=BEST_IS_BIASED,
-        content=content,
-        drawn=drawn,
-        most_rows=times.MOST_ROWS,
-        sections=_SECTIONS.items(),
-        states=counts(content.runs).items(),
-        style=folder.joinpath("page.css").read_text(encoding="utf-8"),
-        version=package_version("hpcrun"),
-    )
-    return f"{text.strip()}\n"
+    source = files("hpcrun.results.report").joinpath(name).read_text(encoding="utf-8")
+    return f"{page.from_string(source).render(values).strip()}\n"
 
 
 def _text(value: Any) -> Any:
@@ -146,11 +155,6 @@ def tally(values: Iterable[Any]) -> list[tuple[str, int]]:
     return Counter(
         "unknown" if value in (None, "") else shown(value) for value in values
     ).most_common()
-
-
-def several(count: int, noun: str) -> str:
-    """Return a count with its noun."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -1,30 +1,25 @@
-"""The plots of `hpcrun plot`: in the terminal, and as one file."""
+"""The plots of `hpcrun plot`: in the terminal, and as one file drawn by matplotlib."""
 
 from __future__ import annotations
 
+import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
+import pandas as pd
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from hpcrun.results.report.figures import (
-    Series,
-    band,
-    draw_curves,
-    label,
-    metric_label,
-    save_as,
-    style,
-    wants_log,
-)
+from hpcrun.results.report.drawing import COLORS, GRAY, label, metric_label, wants_log
 from hpcrun.results.report.runs import ReportedRun, ReportError, require_file_place
-from hpcrun.results.report.times import draw_goodput
+from hpcrun.results.statistics import half_width
+from hpcrun.run.files import write_atomic
 
 FORMATS = (".png", ".pdf", ".svg")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -34,8 +29,36 @@ _GUTTER = 10
 
 
 @dataclass(frozen=True)
+class Series:
+    """Runs that share a curve: ``counting`` for the mean and its band; ``others`` do not count."""
+
+    name: str
+    counting: Sequence[ReportedRun]
+    others: Sequence[ReportedRun] = ()
+
+    @property
+    def runs(self) -> list[ReportedRun]:
+        """All runs."""
+        return [*self.counting, *self.others]
+
+    def band(self, metric: str) -> tuple[pd.Series, NDArray[np.float64] | None]:
+        """Return the mean of ``metric`` over the steps that all runs share, and half of its t-interval (n > 1).
+
+        A curve has a value between two of its points by linear interpolation.
+        """
+        curves = [run.series(metric) for run in self.counting]
+        known = [pd.Series(y, index=x).groupby(level=0).last() for x, y in curves if len(x)] or [
+            pd.Series(dtype=float)
+        ]
+        whole = pd.concat(known, axis=1).sort_index()
+        whole = whole.interpolate("index", limit_area="inside").dropna()
+        mean = whole.mean(axis=1)
+        return mean, half_width(whole.to_numpy().T) if len(known) > 1 and len(whole) else None
+
+
+@dataclass(frozen=True)
 class Curve:
-    """The points of one run, in the order of x."""
+    """The points of a curve, in the order of x."""
 
     name: str
     x: NDArray[np.float64]
@@ -73,37 +96,8 @@ def terminal_lines(
 def _curve(one: Series, metric: str) -> Curve:
     if len(one.counting) == 1:
         return Curve(one.name, *one.counting[0].series(metric))
-    mean, _ = band([run.series(metric) for run in one.counting])
+    mean, _ = one.band(metric)
     return Curve(one.name, mean.index.to_numpy(), mean.to_numpy())
-
-
-def save_plot(every: Sequence[Series], metrics: Sequence[str], path: Path) -> None:
-    """Write curves of ``metrics`` and the goodput as one PNG, PDF or SVG, atomically.
-
-    Raises:
-        ReportError: no run has anything to draw.
-        OSError: the disk refused.
-    """
-    runs = [run for one in every for run in one.runs]
-    timed = [run for run in runs if run.events and run.goodput.wall > 0]
-    panels = len(metrics) + bool(timed)
-    if not panels:
-        raise ReportError(f"{path}: no run has metrics or events; nothing was drawn")
-    rows = -(-panels // 2)
-    with style():
-        figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
-        axes: list[Any] = list(figure.subplots(rows, 2, squeeze=False).flat)
-        handles: list[Any] = []
-        for panel, metric in zip(axes, metrics, strict=False):
-            series = [one for one in every if any(len(run.series(metric)[0]) for run in one.runs)]
-            handles = max(handles, draw_curves(panel, metric, series, {}), key=len)
-        if timed:
-            draw_goodput(axes[len(metrics)], timed, {})
-        for spare in axes[panels:]:
-            spare.set_axis_off()
-        if len(runs) > 1:
-            figure.legend(handles=handles, loc="outside lower left", ncols=2)
-    save_as(figure, path)
 
 
 def require_place(path: Path) -> None:
@@ -115,6 +109,78 @@ def require_place(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise ReportError(f"{path}: should end in .png, .pdf or .svg")
     require_file_place(path, "plot.png")
+
+
+def save_plot(every: Sequence[Series], metrics: Sequence[str], path: Path) -> None:
+    """Write curves of ``metrics`` as one PNG, PDF or SVG, atomically.
+
+    Raises:
+        ReportError: no run has anything to draw.
+        OSError: the disk refused.
+    """
+    if not metrics:
+        raise ReportError(f"{path}: no run has metrics; nothing was drawn")
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    rows = -(-len(metrics) // 2)
+    own = str(files("hpcrun.results.report").joinpath("report.mplstyle"))
+    # The ticks of a loss of 1e308 overflow, without harm.
+    with matplotlib.style.context(own), warnings.catch_warnings(), np.errstate(all="ignore"):
+        # Few machines have all fonts of the style.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
+        axes = list(figure.subplots(rows, 2, squeeze=False).flat)
+        for panel, metric in zip(axes, metrics, strict=False):
+            _draw_curves(panel, metric, every)
+        for spare in axes[len(metrics) :]:
+            spare.set_axis_off()
+        if sum(len(one.runs) for one in every) > 1:
+            # The lines of a panel are those of the first series, in their order.
+            lines = axes[0].get_lines()[: len(COLORS) + 1]
+            names = [_legend(one, metrics[0]) for one in every[: len(COLORS)]]
+            if len(every) > len(COLORS):
+                names.append(f"{len(every) - len(COLORS)} more")
+            figure.legend(lines, names, loc="outside lower left", ncols=2)
+        kind = path.suffix.removeprefix(".").lower()
+        stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+        whole = io.BytesIO()
+        figure.savefig(whole, format=kind, dpi=200, facecolor="white", metadata=stamp[kind])
+    # Figures are for others too, so the umask decides who may read them.
+    write_atomic(path, whole.getvalue(), mode=0o666)
+
+
+def _legend(one: Series, metric: str) -> str:
+    count = sum(bool(len(run.series(metric)[0])) for run in one.counting)
+    return f"{label(one.name, 56)}  (n={count})"
+
+
+def _draw_curves(axes: Any, metric: str, every: Sequence[Series]) -> None:
+    """Draw a line for each series, without points if it lacks ``metric``; series without a color are gray."""
+    values, gaps = [], []
+    for at, one in enumerate(every):
+        colored = at < len(COLORS)
+        color, width = (COLORS[at], 1.6) if colored else (GRAY, 0.7)
+        curve, half = _curve(one, metric), None
+        if len(one.counting) > 1 and colored:
+            half = one.band(metric)[1]
+        dot = "o" if len(curve.x) == 1 else None
+        axes.plot(curve.x, curve.y, color=color, lw=width, marker=dot, zorder=3 if colored else 2)
+        if half is not None:
+            ends = curve.y - half, curve.y + half
+            axes.fill_between(curve.x, *ends, color=color, alpha=0.18, lw=0)
+        gaps += [(run.series(metric), color) for run in one.others]
+        values.append(curve.y)
+    for (x, y), color in gaps:
+        axes.plot(x, y, color=color, lw=0.6, alpha=0.55, ls=(0, (3, 2)), marker="." if len(x) == 1 else None)
+        values.append(y)
+    drawn = np.concatenate(values)
+    if wants_log(drawn):
+        axes.set_yscale("log")
+        # The lower end of an interval may be below zero, which a logarithmic axis cannot show.
+        axes.set_ylim(drawn.min() / 1.3, drawn.max() * 1.3)
+    axes.set_xlabel("step")
+    axes.set_ylabel(label(metric_label(metric)))
 
 
 def _lettered(items: Sequence[Any]) -> list[tuple[str, Any]]:

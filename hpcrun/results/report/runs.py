@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,11 +25,6 @@ from hpcrun.results.groups import labels, with_options
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.events import Attempt, Event
 
-# The columns that figures and tables read, in addition to the requested metric.
-_KEPT = re.compile(
-    r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|gpu_utilization|.*_per_second)$"
-)
-
 
 @dataclass(frozen=True)
 class ReportedRun:
@@ -43,7 +37,7 @@ class ReportedRun:
         ended: Unix seconds of the end; None for a run without a result.
         seen: Unix seconds of the last sign of life.
         config: the config, with dotted keys; options of a command as ``--name``.
-        columns: the rows of metrics that count, by name.
+        columns: the numbers of the rows of metrics that count, by name.
     """
 
     key: str
@@ -74,12 +68,11 @@ class ReportedRun:
 
         If the step is missing or a text, the number of the row replaces it, as in the summary.
         """
-        column, along = self.columns.get(metric), self.columns.get("step")
-        if column is None or column.dtype.kind not in "iufb":
+        column = self.columns.get(metric)
+        if column is None:
             return np.empty(0), np.empty(0)
-        if along is None or along.dtype.kind not in "iuf":
-            along = np.arange(len(column))
-        xs, ys = along.astype(np.float64), column.astype(np.float64)
+        xs = self.columns.get("step", np.arange(len(column))).astype(np.float64)
+        ys = column.astype(np.float64)
         good = np.isfinite(xs) & np.isfinite(ys)
         order = np.argsort(xs[good], kind="stable")
         return xs[good][order], ys[good][order]
@@ -91,16 +84,15 @@ class ReportedRun:
         return names[0] if names else None
 
 
-def read_runs(store: ResultsFile, *metrics: str) -> list[ReportedRun]:
-    """Return all runs of ``store`` in the order of their names, with the columns ``metrics``."""
-    table = store.table("runs")
+def iterate_runs(store: ResultsFile) -> Iterator[ReportedRun]:
+    """Yield all runs of ``store`` in the order of their names."""
     known = labels(store)
-    return [_run(store, row, known[row["run"].decode()], metrics) for row in table]
+    return (_run(store, row, known[row["run"].decode()]) for row in store.table("runs"))
 
 
-def _run(store: ResultsFile, row: Any, label: str, metrics: Sequence[str]) -> ReportedRun:
+def _run(store: ResultsFile, row: Any, label: str) -> ReportedRun:
     key = row["run"].decode()
-    columns = _columns(store, key, metrics)
+    columns = _columns(store, key)
     events = _events(store, key)
     config = with_options(store.config(key))
     return ReportedRun(
@@ -124,7 +116,7 @@ def _run(store: ResultsFile, row: Any, label: str, metrics: Sequence[str]) -> Re
     )
 
 
-def _columns(store: ResultsFile, key: str, metrics: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _columns(store: ResultsFile, key: str) -> dict[str, NDArray[Any]]:
     records = store.metrics(key)
     if records is None:
         return {}
@@ -133,7 +125,7 @@ def _columns(store: ResultsFile, key: str, metrics: Sequence[str]) -> dict[str, 
     return {
         name: np.ascontiguousarray(column if keep is None else column[keep])
         for name, column in whole.items()
-        if name in metrics or _KEPT.match(name)
+        if column.dtype.kind in "iufb"
     }
 
 
@@ -164,7 +156,7 @@ def _last_sign(
 ) -> float | None:
     times = [event.time for event in events]
     logged = columns.get("time")
-    if logged is not None and logged.dtype.kind in "iuf" and np.isfinite(logged).any():
+    if logged is not None and np.isfinite(logged).any():
         times.append(float(np.nanmax(logged)))
     if ended is not None:
         times.append(ended)
@@ -179,10 +171,15 @@ def counts(runs: Sequence[ReportedRun]) -> Mapping[str, int]:
 
 
 @contextmanager
-def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[ResultsFile]:
+def open_results(
+    named: Sequence[str], runs_dir: Path, kept: Path | None = None
+) -> Iterator[ResultsFile]:
     """Yield the results of ``named``: one results file, or run directories and folders of them.
 
     Directories are first collected into a temporary results file, so that both sources give the same figures.
+
+    Args:
+        kept: a folder for the temporary file, which stays: the next call reads only changed runs.
 
     Raises:
         ReportError: a results file is named together with another source.
@@ -199,11 +196,16 @@ def open_results(named: Sequence[str], runs_dir: Path) -> Iterator[ResultsFile]:
             yield store
         return
     found = RunSource(find_runs(named or [str(runs_dir)], runs_dir))
-    with tempfile.TemporaryDirectory(prefix="hpcrun-report-") as folder:
-        path = Path(folder) / "results.h5"
+    with ExitStack() as stack:
+        folder = kept or Path(stack.enter_context(temporary_folder()))
+        path = folder / "results.h5"
         aggregate(found, path, processes=0)
-        with ResultsFile(path) as store:
-            yield store
+        yield stack.enter_context(ResultsFile(path))
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for collected runs, which is removed at the end of its ``with``."""
+    return tempfile.TemporaryDirectory(prefix="hpcrun-report-")
 
 
 class ReportError(UserError):

@@ -1,14 +1,17 @@
 """Parsing a report in tests."""
 
+import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 LOADING = ("src", "srcset", "href", "xlink:href", "data", "poster", "action", "background")
-VOID = ("meta", "br", "hr")
+VOID = ("meta", "br", "hr", "input")
 
 
 class Page(HTMLParser):
-    """The structure of a page: headings, figures, ids, loading attributes, and the visible text."""
+    """The structure of a page: headings, ids, loading attributes, the visible text, and the data."""
 
     def __init__(self, path: Path) -> None:
         """Parse ``path``; an element that is not closed is an error."""
@@ -49,5 +52,23 @@ class Page(HTMLParser):
         """Collect text."""
         if self.open and self.open[-1] == "h2":
             self.headings.append(data)
-        if "style" not in self.open:
+        if not {"style", "script"} & set(self.open):
             self.words += data
+
+    @property
+    def markup(self) -> str:
+        """The source without scripts."""
+        return re.sub(r"<script.*?</script>", "", self.source, flags=re.DOTALL)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The data of the figures."""
+        text = re.search(r'<script type="application/json" id="data">(.*?)</script>', self.source)
+        assert text is not None
+        found: dict[str, Any] = json.loads(text[1])
+        return found
+
+    def run(self, name: str) -> dict[str, Any]:
+        """The data of a run."""
+        (found,) = [run for run in self.data["runs"] if run["name"] == name]
+        return found

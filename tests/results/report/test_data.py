@@ -1,14 +1,18 @@
 """Numbers of plots and reports, against hand-made numbers."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hpcrun.results.frames import load_results
+from hpcrun.results.groups import Question, grouped
 from hpcrun.results.report.content import swept_keys
-from hpcrun.results.report.figures import Series, band, curve_figure, thinned
+from hpcrun.results.report.drawing import thinned
 from hpcrun.results.report.plotting import Curve, bar, plot
+from hpcrun.results.report.runs import iterate_runs, open_results
 from hpcrun.results.report.times import (
     FINISHED,
     LOST,
@@ -21,28 +25,22 @@ from hpcrun.results.report.times import (
     chosen_rows,
     timeline,
 )
+from hpcrun.run.sweep_file import read_sweep
+from hpcrun.slurm.launch import jobs as run_jobs
+from tests import jobs
 
 from .conftest import START, MakeRun, add_event, read
 
-
-def test_a_band_is_the_t_interval_over_the_shared_steps() -> None:
-    steps = np.array([1.0, 2.0, 3.0])
-    found = band([(steps, np.array([1.0, 2.0, 3.0])), (steps[:2], np.array([3.0, 4.0]))])
-    mean, half = found
-    assert mean.index.tolist() == [1.0, 2.0]
-    assert mean.tolist() == [2.0, 3.0]
-    # t(0.975, 1) = 12.7062, standard deviation sqrt(2), n = 2.
-    assert half is not None
-    assert half[0] == pytest.approx(12.7062, abs=1e-3)
+LINE = ("--sweep", "lr=0.1,0.2", "--sweep", "seed=3:5", "--name", "s", "--executor", "local")
+SHAPE = ("--nodes", "1", "--gpus", "1", "--cpu", "--no-snapshot")
 
 
 def test_a_thinned_curve_keeps_its_extremes() -> None:
-    x = np.arange(10_000.0)
-    y = np.sin(x)
+    y = np.sin(np.arange(10_000.0))
     y[7777] = 9.0
-    fewer_x, fewer_y = thinned(x, y)
-    assert len(fewer_x) <= 402
-    assert fewer_y.max() == 9.0
+    kept = thinned(y, 400)
+    assert len(kept) <= 400
+    assert {0, 7777, 9999} <= set(kept.tolist())
 
 
 def test_swept_keys_leave_out_seed_and_place(make_run: MakeRun, tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_a_terminal_plot_fits_its_width() -> None:
     assert bar(0.5, 4) == "██  "
 
 
-def test_figures_of_many_runs_show_a_sample_and_say_so(make_run: MakeRun, tmp_path: Path) -> None:
+def test_figures_of_time_show_a_sample_of_many_runs(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("a")
     (run,) = read(tmp_path / "runs")
     runs = [
@@ -146,10 +144,37 @@ def test_figures_of_many_runs_show_a_sample_and_say_so(make_run: MakeRun, tmp_pa
     rows = chosen_rows(runs)
     assert len(rows) == MOST_ROWS
     assert sum(row.state == "failed" for row in rows) == 20
-    drawn = curve_figure(1, "loss", [Series(one.key, [one]) for one in runs])
-    assert drawn is not None
-    assert "an even sample of 60 of 194 more configs" in drawn.caption
-    assert len(drawn.titles) == 66
-    dashed = curve_figure(1, "loss", [Series("a", [run], runs)])
-    assert dashed is not None
-    assert len(dashed.figure.axes[0].lines) == 61
+
+
+def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os, sys, hpcrun; assert os.environ['HF_TOKEN'] == 's3cret'\n"
+        "hpcrun.report(step=1, loss=float(sys.argv[1]))\n"
+    )
+    command = ("--", sys.executable, "script.py", "{lr}", "--seed={seed}")
+    done = jobs.hpcrun("submit", *LINE, *SHAPE, "job.env.HF_TOKEN=s3cret", *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sweep = read_sweep(tmp_path / "runs" / "s")
+    assert sweep is not None
+    runs = list(sweep.directories.values())
+    jobs.wait_for(lambda: all(run_jobs.state(run).word == "finished" for run in runs))
+    done = jobs.hpcrun("aggregate", "s", "-o", "all.h5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with open_results([str(tmp_path / "all.h5")], tmp_path) as store:
+        groups = grouped(store, Question("loss"))
+        swept = swept_keys(list(iterate_runs(store)))
+        kept = store.document("001", "config")["command"]
+    assert [group.label for group in groups] == ["lr=0.1", "lr=0.2"]
+    assert [group.numbers() for group in groups] == [[0.1, 0.1], [0.2, 0.2]]
+    assert [sorted(one.seed for one in group.values) for group in groups] == [[3, 4]] * 2
+    assert swept == ["lr"]
+    # The command as it ran is in the file as well.
+    assert kept[-2:] == ["0.1", "--seed=4"]
+    frame = load_results(tmp_path / "all.h5").runs()
+    assert frame["lr"].tolist() == [0.1, 0.1, 0.2, 0.2]
+    # The values of job.env are in no file for others.
+    shown = [tmp_path / "all.h5", *tmp_path.rglob("run.json"), *tmp_path.rglob("sweep.json")]
+    assert not [path for path in shown if b"s3cret" in path.read_bytes()]
+    kept = [path for path in (tmp_path / "runs").rglob("*.*") if path.is_file()]
+    holders = [path for path in kept if b"s3cret" in path.read_bytes()]
+    assert {path.stat().st_mode & 0o777 for path in holders} == {0o600}

@@ -1,23 +1,37 @@
-"""`hpcrun report` and `hpcrun plot`: the page, its files, and what they refuse."""
+"""`hpcrun report` and `hpcrun plot`: the page, its server, the files, and what the commands refuse."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from hpcrun.cli.main import guarded
+from hpcrun.results.report.content import Content, ReportRequest, collect
+from hpcrun.results.report.runs import open_results
+from hpcrun.results.report.server import ReportServer
 
-from .conftest import MakeRun, add_event
+from .conftest import START, MakeRun, add_event
 from .page import Page
 
 SECTIONS = [
-    "What ran",
+    "Comparison",
     "Curves",
+    "Parameters",
+    "All runs",
     "Goodput and timeline",
     "Failures",
     "Methods and data",
@@ -44,37 +58,70 @@ def report(*arguments: object) -> int:
     return guarded(["report", *map(str, arguments)])
 
 
-def test_the_page_has_each_section_and_figure(sweep: Path, tmp_path: Path) -> None:
-    assert report(sweep, "-o", tmp_path / "r.html", "--figures", tmp_path / "figures") == 0
+def test_the_page_has_each_section_and_run(sweep: Path, tmp_path: Path) -> None:
+    assert report(sweep, "-o", tmp_path / "r.html") == 0
     page = Page(tmp_path / "r.html")
     assert page.headings == SECTIONS
-    # Loss, throughput, goodput, timeline.
-    assert page.tags.count("svg") == 4
     assert len(page.ids) == len(set(page.ids))
-    files = sorted(path.suffix for path in (tmp_path / "figures").iterdir())
-    assert files == [".pdf"] * 4 + [".png"] * 4
+    data = page.data
+    assert data["metric"] == "loss"
+    assert {"tokens_per_second", "lr", "memory_gb"} < set(data["metrics"])
+    assert (data["x"], data["by"]) == (["step", "samples", "time"], ["train.lr", "model.width"])
+    assert [run["name"] for run in data["runs"]] == sorted(run.name for run in sweep.iterdir())
     for run in sweep.iterdir():
         assert run.name in page.words
-    assert "n=2" in page.words
+    assert len(page.data["runs"][0]["tracks"][0]["y"]["loss"]) == 8
+    assert page.source.count('<th scope="col">') > 20
 
 
-def test_the_page_loads_nothing_and_runs_nothing(sweep: Path, tmp_path: Path) -> None:
+def test_the_page_loads_nothing_and_runs_only_its_scripts(sweep: Path, tmp_path: Path) -> None:
     assert report(sweep, "-o", tmp_path / "r.html", "--title", EVIL) == 0
     page = Page(tmp_path / "r.html")
     assert all(value.startswith("#") for value in page.loads)
     assert {value[1:] for value in page.loads} <= set(page.ids)
-    assert not re.search(r"https?://|@import|url\((?!#)", page.source)
-    assert "script" not in page.tags
-    assert "default-src 'none'" in page.source
+    assert not re.search(r"https?://|@import|url\((?!#)", page.markup)
+    scripts = re.findall(r"<script>(.*?)</script>", page.source, re.DOTALL)
+    policy = re.search(r'content="default-src \'none\'.*?script-src ([^;]*);', page.source)
+    assert policy is not None
+    digests = {b64encode(sha256(one.encode()).digest()).decode() for one in scripts}
+    assert set(re.findall(r"'sha256-([^']*)'", unescape(policy[1]))) == digests
+    assert "'unsafe-inline'" not in policy[1]
+    assert page.tags.count("script") == len(scripts) + 1
     assert page.words.count('<script>alert("x")</script>') >= 2
     assert "\x1b" not in page.source
 
 
 def test_runs_that_do_not_count_are_listed(sweep: Path, tmp_path: Path) -> None:
     assert report(sweep, "-o", tmp_path / "r.html") == 0
-    words = Page(tmp_path / "r.html").words
-    assert "2 runs not counted" in words
-    assert "runs10finished8failed1unfinished1" in re.sub(r"\s", "", words)
+    page = Page(tmp_path / "r.html")
+    assert [run["name"] for run in page.data["runs"] if not run["counts"]] == ["broken", "running"]
+    assert "runs10finished8failed1unfinished1" in re.sub(r"\s", "", page.words)
+
+
+def test_equal_failures_share_a_row(make_run: MakeRun, tmp_path: Path) -> None:
+    for number in range(3):
+        make_run(f"a{number}", state="failed", reason="out of memory")
+    assert report(tmp_path / "runs", "-o", tmp_path / "r.html") == 0
+    page = Page(tmp_path / "r.html")
+    assert page.words.count("out of memory") == 1
+    assert "a0, a1, a2" in page.words
+
+
+def test_a_page_of_24_runs_is_small(make_run: MakeRun, tmp_path: Path) -> None:
+    for number in range(24):
+        run = make_run(f"r{number:02d}", seed=number)
+        names = [f"metric{at}" for at in range(16)]
+        with run.metrics.open("w") as stream:
+            for step in range(1, 2001):
+                line = {"step": step, "time": START + step} | dict.fromkeys(names, step / 7)
+                stream.write(json.dumps(line) + "\n")
+    assert report(tmp_path / "runs", "-o", tmp_path / "r.html", "--metric", "metric3") == 0
+    page = Page(tmp_path / "r.html")
+    library = max(re.findall(r"<script>(.*?)</script>", page.source, re.DOTALL), key=len)
+    assert len(page.source.encode()) - len(library.encode()) < 2_000_000
+    (track,) = page.data["runs"][0]["tracks"]
+    assert len(track["x"]["step"]) <= 400
+    assert (track["x"]["step"][0], track["x"]["step"][-1]) == (1, 2000)
 
 
 def test_slow_nodes_are_in_the_report(make_run: MakeRun, tmp_path: Path) -> None:
@@ -88,15 +135,11 @@ def test_slow_nodes_are_in_the_report(make_run: MakeRun, tmp_path: Path) -> None
     assert "step 30 to step 38" in page
 
 
-def test_a_results_file_gives_the_same_figures(sweep: Path, tmp_path: Path) -> None:
+def test_a_results_file_gives_the_same_data(sweep: Path, tmp_path: Path) -> None:
     assert guarded(["aggregate", str(sweep), "-o", str(tmp_path / "results.h5")]) == 0
     assert report(sweep, "-o", tmp_path / "a.html") == 0
     assert report(tmp_path / "results.h5", "-o", tmp_path / "b.html") == 0
-    first, second = (
-        re.findall(r"<svg.*?</svg>", (tmp_path / name).read_text(), re.DOTALL)
-        for name in ("a.html", "b.html")
-    )
-    assert first == second
+    assert Page(tmp_path / "a.html").data == Page(tmp_path / "b.html").data
 
 
 def test_runs_without_metrics_have_a_report(tmp_path: Path, make_run: MakeRun) -> None:
@@ -124,7 +167,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         ([sweep, "--metric", "accuracy"], "no run has the metric"),
         ([sweep, "--by", "train.x"], "no run has this key"),
         ([sweep, "--at", "end"], "last, best or a step"),
-        ([sweep, "--figures", tmp_path / "notes.txt"], "is a file"),
+        ([sweep, "--port", "8000"], "is an option of --serve"),
+        ([sweep, "--serve"], "writes no file"),
     )
     before = sorted(tmp_path.rglob("*"))
     for arguments, words in cases:
@@ -163,6 +207,7 @@ def test_plots_show_each_run_and_go_to_a_file(
     assert "learning rate over steps" in shown
     assert "tokens per second" in shown
     assert "goodput" in shown
+    assert b"</svg>" in (tmp_path / "p.svg").read_bytes()
     assert all(run.name in shown for run in sweep.iterdir())
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "p.pdf").read_bytes()[:4] == b"%PDF"
@@ -191,3 +236,71 @@ def test_curves_have_the_swept_values_and_group_by_a_key(
     # The failed run does not count.
     legend = set(re.findall(r"lr=0\.\d  \(n=\d\)", file.read_text()))
     assert legend == {"lr=0.1  (n=2)", "lr=0.2  (n=1)"}
+
+
+@contextmanager
+def serve(sweep: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """Yield a `hpcrun report --serve` in a login by ssh, its address, and the lines after the address."""
+    command = [sys.executable, "-m", "hpcrun", "report", str(sweep), "--serve"]
+    environ = os.environ | {"SSH_CONNECTION": "192.0.2.1 50000 192.0.2.2 22"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(4)]
+            yield process, lines[0].strip(), "".join(lines[1:])
+        finally:
+            process.kill()
+
+
+def ask(address: str, host: str | None = None) -> tuple[int, str]:
+    """Return the status and the text of an answer."""
+    request = urllib.request.Request(address, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_answers_its_user_only_and_ends(sweep: Path, number: int) -> None:
+    with serve(sweep) as (process, address, lines):
+        port, _, token = address.split(":")[2].strip("/").partition("/")
+        assert f"ssh -N -L {port}:127.0.0.1:{port} " in lines
+        code, page = ask(address)
+        assert (code, page.startswith("<!DOCTYPE html>")) == (200, True)
+        assert "connect-src 'self'" in unescape(page)
+        assert ask(f"{address}main")[1].startswith("<dl")
+        # Another port of the user's computer is forwarded.
+        assert ask(address, f"localhost:{int(port) + 1}")[0] == 200
+        assert ask(address, "evil.example")[0] == 403
+        assert ask(f"http://127.0.0.1:{port}/{token[::-1]}/")[0] == 403
+        assert ask(f"http://127.0.0.1:{port}/")[0] == 403
+        assert ask(f"{address}../../etc/passwd")[0] == 404
+        process.send_signal(number)
+        assert process.stdout is not None
+        assert process.stdout.read() == "ended\n"
+        assert process.wait() == 0
+
+
+def test_a_port_in_use_is_refused(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert report(sweep, "--serve", "--port", other.getsockname()[1]) == 2
+    assert "in use; omit it for a free port" in capsys.readouterr().err
+
+
+def test_the_served_page_follows_the_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a")
+    runs, kept = tmp_path / "runs", tmp_path / "kept"
+    kept.mkdir()
+
+    def read() -> Content:
+        with open_results([str(runs)], runs, kept) as store:
+            return collect(store, ReportRequest())
+
+    with ReportServer(read, pause=0.0) as server:
+        assert '"name":"b"' not in server.page(whole=False)[0]
+        make_run("b", seed=1)
+        assert '"name":"b"' in server.page(whole=False)[0]
+        first = server.page(whole=False)[0]
+        assert server.page(whole=False)[0] == first
