@@ -42,7 +42,7 @@ class Series:
         return [*self.counting, *self.others]
 
     def band(self, metric: str) -> tuple[pd.Series, NDArray[np.float64] | None]:
-        """Return the mean of ``metric`` over the steps that all runs share, and half of its t-interval (n > 1).
+        """Return the mean of ``metric`` over the steps that all runs share, and half of its t-interval.
 
         A curve has a value between two of its points by linear interpolation.
         """
@@ -136,11 +136,11 @@ def save_plot(every: Sequence[Series], metrics: Sequence[str], path: Path) -> No
         for spare in axes[len(metrics) :]:
             spare.set_axis_off()
         if sum(len(one.runs) for one in every) > 1:
-            # The lines of a panel are those of the first series, in their order.
-            lines = axes[0].get_lines()[: len(COLORS) + 1]
             names = [_legend(one, metrics[0]) for one in every[: len(COLORS)]]
             if len(every) > len(COLORS):
                 names.append(f"{len(every) - len(COLORS)} more")
+            # The first lines of a panel are those of the series, in their order.
+            lines = axes[0].get_lines()[: len(names)]
             figure.legend(lines, names, loc="outside lower left", ncols=2)
         kind = path.suffix.removeprefix(".").lower()
         stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -172,7 +172,15 @@ def _draw_curves(axes: Any, metric: str, every: Sequence[Series]) -> None:
         gaps += [(run.series(metric), color) for run in one.others]
         values.append(curve.y)
     for (x, y), color in gaps:
-        axes.plot(x, y, color=color, lw=0.6, alpha=0.55, ls=(0, (3, 2)), marker="." if len(x) == 1 else None)
+        axes.plot(
+            x,
+            y,
+            color=color,
+            lw=0.6,
+            alpha=0.55,
+            ls=(0, (3, 2)),
+            marker="." if len(x) == 1 else None,
+        )
         values.append(y)
     drawn = np.concatenate(values)
     if wants_log(drawn):
