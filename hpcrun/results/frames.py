@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # The partition of the runs outside of sweeps: pandas cannot read a partition without a name.
 _NO_SWEEP = "none"
+_NULLABLE = {"i": "Int64", "u": "UInt64", "b": "boolean"}
 
 
 def load_results(path: str | Path) -> Results:
@@ -171,7 +172,8 @@ def _rows(
         frame = frame.rename(columns={column: f"metrics.{column}" for column in ("run", "sweep")})
         frame.insert(0, "run", np.repeat(np.array(keys, object), list(map(len, arrays))))
         frame.index = np.concatenate(places)
-        frames.append(frame.convert_dtypes(convert_floating=False) if nullable else frame)
+        kinds = {name: _NULLABLE.get(kind.kind, kind) for name, kind in frame.dtypes.items()}
+        frames.append(frame.astype(kinds) if nullable else frame)
     return pd.concat(frames).sort_index() if frames else pd.DataFrame({"run": []}, dtype=object)
 
 
@@ -200,9 +202,7 @@ def write_tables(path: Path, kind: Literal["csv", "parquet"]) -> Path:
     """
     folder = path.with_name(f"{path.stem}-{kind}")
     if os.path.lexists(folder):
-        found = (
-            {entry.name.split(".")[0] for entry in folder.iterdir()} if folder.is_dir() else {""}
-        )
+        found = {path.stem for path in folder.iterdir()} if folder.is_dir() else {""}
         if not found <= {"runs", "metrics", "events", "columns"}:
             raise ResultsError(f"{folder}: is not a folder of tables by hpcrun; move it away")
     results = load_results(path)
@@ -237,7 +237,7 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     for name, column in frame.items():
         if column.dtype == object and len(set(map(type, column))) > 1:
             frame[name] = [
-                value if value is None or isinstance(value, str) else json.dumps(value)
+                value if value is None or isinstance(value, str) else json.dumps(value, default=str)
                 for value in column.astype(object).where(column.notna(), None)
             ]
     return frame

@@ -56,50 +56,33 @@ class ResultsFile:
             ResultsError: the file is missing, damaged, or not a results file of this version.
         """
         self.path = path
+        again = "move it away, and make it again with `hpcrun aggregate`"
+        damaged = f"is damaged, or another program has changed it (its checksum is wrong); {again}"
+        self._types: dict[bytes, Any] = {}
         try:
             with path.open("rb") as stream:
                 head = stream.read(_BLOCK)
                 intact = head == _user_block(stream)
             if head.startswith(FORMAT.encode()) and not intact:
-                raise self._damaged()
+                raise ResultsError(f"{path}: {damaged}")
             self.file: Any = h5py.File(path, "r", locking=False)
-            self._types: dict[bytes, Any] = {}
         except FileNotFoundError:
-            raise ResultsError(
-                f"{path}: no such file; `hpcrun aggregate RUNS -o {path}` makes it"
-            ) from None
+            what = f"no such file; `hpcrun aggregate RUNS -o {path}` makes it"
+            raise ResultsError(f"{path}: {what}") from None
         except OSError as error:
-            reason = " ".join(str(error).split())
-            raise ResultsError(
-                f"{path}: is not an HDF5 file, or is damaged ({reason}); move it away, or choose "
-                "another name"
-            ) from None
-        try:
-            self._require_results_file(intact)
-        except BaseException:
-            self.file.close()
-            raise
-
-    def _damaged(self) -> ResultsError:
-        return ResultsError(
-            f"{self.path}: is damaged, or another program has changed it (its checksum is wrong); move it "
-            "away, and make it again with `hpcrun aggregate`"
-        )
-
-    def _require_results_file(self, intact: bool) -> None:
-        found = self.file.attrs.get("format")
-        if found != FORMAT:
-            raise ResultsError(
-                f"{self.path}: is an HDF5 file, but not one of hpcrun's results; choose another name"
-            )
-        layout = int(self.file.attrs.get("layout_version", 0))
+            what = f"is not an HDF5 file, or is damaged ({' '.join(str(error).split())})"
+            raise ResultsError(f"{path}: {what}; move it away, or choose another name") from None
+        wrong = None if intact else damaged
+        layout = self.file.attrs.get("layout_version", 0)
         if layout != VERSION:
-            raise ResultsError(
-                f"{self.path}: has layout {layout}, and this version of hpcrun reads layout {VERSION}; "
-                "move the file away, and make it again with `hpcrun aggregate`"
+            wrong = (
+                f"has layout {layout}, and this version of hpcrun reads layout {VERSION}; {again}"
             )
-        if not intact:
-            raise self._damaged()
+        if self.file.attrs.get("format") != FORMAT:
+            wrong = "is an HDF5 file, but not one of hpcrun's results; choose another name"
+        if wrong is not None:
+            self.file.close()
+            raise ResultsError(f"{path}: {wrong}")
 
     def __enter__(self) -> ResultsFile:
         return self

@@ -151,7 +151,7 @@ def test_another_layout_is_refused(tmp_path: Path, make_run: MakeRun) -> None:
     make_run("r", [1.0])
     with h5py.File(tmp_path / "results.h5", "w") as file:
         file.attrs.update({"format": "hpcrun results", "layout_version": 1})
-    with pytest.raises(ResultsError, match=r"layout 1, .* move the file away"):
+    with pytest.raises(ResultsError, match=r"layout 1, .* move it away"):
         collect(tmp_path)
 
 

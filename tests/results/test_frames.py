@@ -85,7 +85,7 @@ def test_parquet_has_a_folder_for_each_sweep(
     from pyarrow import parquet
 
     run = make_run("000", [4.0], folder="runs/größe 1")
-    append_line(run.metrics, {"step": 20, "loss": 0.1, "sweep": 7})
+    append_line(run.metrics, {"step": 20, "loss": 0.1, "sweep": 7, "note": 3, "more": True})
     (run.path / "run.json").write_text(
         json.dumps({"sweep": {"values": {"seed": 0}, "command": []}})
     )
@@ -97,6 +97,8 @@ def test_parquet_has_a_folder_for_each_sweep(
     metrics = pd.read_parquet(folder / "metrics")
     assert metrics["loss"].tolist()[-4:] == [3.0, 2.0, 1.5, 1.9]
     assert metrics["sweep"].tolist() == ["größe 1"] * 2 + ["none"] * 6
+    assert metrics["loss"].dtype == float
+    assert metrics["note"].dropna().tolist() == ["3.0", "", "", "", "x,y"]
     own = pd.read_parquet(folder / "metrics", filters=[("sweep", "==", "größe 1")])
     assert (own["loss"].tolist(), own["metrics.sweep"].tolist()[1]) == ([4.0, 0.1], 7)
     (file,) = (folder / "metrics" / "sweep=none").iterdir()

@@ -43,7 +43,7 @@ _FILES = tuple(
     file.name for file in (_RUN.config, _RUN.record, _RUN.events, _RUN.metrics, _RUN.result)
 )
 # A table has one width for all its rows.
-_LONGEST_FIELDS = 480
+_LONGEST_FIELDS, _LONGEST_TEXT = 480, 60
 _SECTION = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)
 # Aliases, tags and documents join sections.
 _JOINING = ("&", "*", "%", "---", "...")
@@ -248,8 +248,12 @@ def _event_table(events: Sequence[Event]) -> NDArray[Any]:
 
 
 def _fields(event: Event) -> str | None:
-    """Return the other fields of an event as JSON. A long event loses lists and long texts."""
-    plain = {key: value for key, value in event.fields.items() if len(str(value)) <= 60}
+    """Return the other fields of an event as JSON. In a long event, texts are cut and lists omitted."""
+    plain = {
+        key: value[:_LONGEST_TEXT] if isinstance(value, str) else value
+        for key, value in event.fields.items()
+        if not isinstance(value, list | dict)
+    }
     for fields in (event.fields, plain | {"cut": True}, {"cut": True}):
         whole = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         if len(whole) <= _LONGEST_FIELDS:
