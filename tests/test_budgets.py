@@ -26,7 +26,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
-    "results": (4_020, 18),
+    "results": (4_025, 18),
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),

@@ -23,10 +23,12 @@ def simulated(folder: Path, rank: int, **datasets: Any) -> Path:
         values = {
             "out/sample": np.arange(rank, 6, 2),
             "out/energy": np.arange(3, dtype=">f4") + rank,
+            "out/restart": [7, 8, 9],
             "out/velocity": np.arange(9.0).reshape(3, 3) + 10 * rank,
         }
         for name, value in (values | datasets).items():
             file[name] = value
+        file["link"] = h5py.SoftLink("/out/restart")
         file["out/energy"].attrs.update({"units": b"J", "long_name": "kinetic energy"})
     return path
 
@@ -34,7 +36,7 @@ def simulated(folder: Path, rank: int, **datasets: Any) -> Path:
 NAMED = (
     MERGED
     + """
-datasets: {sample: out/sample, energy: /out/energy, velocity: out/velocity, rank: "@rank"}
+datasets: {sample: out/sample, energy: /out/energy, velocity: out/velocity, restart: link, rank: "@rank"}
 config: rank0.h5
 samples: total
 """
@@ -59,6 +61,7 @@ def test_ranks_of_a_simulation_are_one_table(tmp_path: Path) -> None:
     assert found["step"].tolist() == list(range(6))
     assert found["energy"].tolist() == [0, 1, 1, 2, 2, 3]
     assert found["rank"].tolist() == [0, 1] * 3
+    assert found["restart"].tolist() == [7, 7, 8, 8, 9, 9]
     assert found["velocity.2"].tolist() == [2, 12, 5, 15, 8, 18]
     with ResultsFile(tmp_path / "results.h5") as store:
         assert store.units()["energy"] == "J"
@@ -142,7 +145,7 @@ def test_each_loss_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
     assert mapped(tmp_path, NAMED + "\nunits: {energy: eV}") == 0
     missing = NAMED.replace("/out/energy", "/out/enrgy")
-    assert "has no /out/enrgy, which `datasets` names; it has out/energy, out/sample" in refused(
+    assert "has no /out/enrgy, which `datasets` names; it has out/energy, out/restart" in refused(
         tmp_path, missing, capsys
     )
 
@@ -167,6 +170,7 @@ def test_samples_of_csv_files_are_all_rows(
     assert mapped(tmp_path, MERGED) == 0
     found = metrics(tmp_path)
     assert found["step"].tolist() == found["x"].tolist() == list(range(6))
+    assert "two columns for one name" in refused(tmp_path, MERGED + "rename: {x: step}", capsys)
     (run / "rank2.csv").write_text("sample,x\n7,")
     assert "rank2.csv: torn last line (2 bytes); repair" in refused(tmp_path, MERGED, capsys)
     (run / "rank2.csv").write_text("sample,x\n7,1\n")

@@ -144,7 +144,7 @@ def _arrays(
         path, _, attribute = place.partition("@")
         path = path.strip("/")
         try:
-            item = file[path or "/"] if attribute else found[path]
+            item = file[path or "/"]
             value = item.attrs[attribute] if attribute else None if item.ndim else item[()]
         except (KeyError, AttributeError):
             has = ", ".join(sorted(found)) or "nothing"

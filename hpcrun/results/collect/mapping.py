@@ -244,7 +244,8 @@ class _MappedRun:
                 wholes[at] = whole if keep is None else selected(whole, np.flatnonzero(keep))
         every = joined_lines(wholes)
         order = np.argsort(_steps(every), kind="stable")
-        return selected(every, order, without=("restart", "in_place"))
+        without = () if self._mapping.rows == "samples" else ("restart", "in_place")
+        return selected(every, order, without=without)
 
     def _content(self, name: str) -> ParsedLines:
         """Return the columns of a file under their new names, and note their units and meanings."""
@@ -253,7 +254,10 @@ class _MappedRun:
         content = self._guarded(name, read) or FileContent()
         new = mapping.names
         lines = content.lines
+        count = len(lines.columns)
         lines.columns = {new.get(key, key): column for key, column in lines.columns.items()}
+        if len(lines.columns) < count:
+            self._error(name, "has two columns for one name; correct `rename`, `step` or `time`")
         lines.present = {new.get(key, key): rows for key, rows in lines.present.items()}
         self._data.problems += [(name, what) for what in content.problems + lines.cut]
         found = {new.get(key, key): value for key, value in content.described.items()}
