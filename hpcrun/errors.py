@@ -46,7 +46,12 @@ class NetworkError(UserError):
 
 
 class ResultsError(UserError):
-    """A file, an option or a table that the results cannot use; the text has the reason."""
+    """Files, an option or a table that the results cannot use; each argument is a line with a reason."""
+
+    @property
+    def lines(self) -> list[str]:
+        """One line for each problem."""
+        return [*self.args]
 
 
 class ErrorOnAllRanks(UserError):

@@ -15,7 +15,7 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_660, 25),
     "checkpoint": (6_450, 36),
-    "cli": (5_060, 34),
+    "cli": (5_050, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
@@ -26,11 +26,11 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
-    "results": (3_870, 18),
+    "results": (4_160, 19),
     "run": (3_630, 19),
     "slurm": (4_510, 25),
     "tasks": (1_000, 8),
-    "tests": (59_260, 451),
+    "tests": (59_640, 454),
     "train": (10_580, 49),
 }
 """The most lines and files of each package, and of the tests."""

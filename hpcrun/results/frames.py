@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.drafts import draft_folder, sync
+from hpcrun.errors import ResultsError
 from hpcrun.results import require
 from hpcrun.results.collect.columns import counted, fields
 from hpcrun.results.store import ResultsFile
-from hpcrun.run.files import sync_directory
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Rows of a row group of Parquet.
-_ROWS = 200_000
+# The partition of the runs outside of sweeps: pandas cannot read a partition without a name.
+_NO_SWEEP = "none"
+_NULLABLE = {"i": "Int64", "u": "UInt64", "b": "boolean"}
 
 
 def load_results(path: str | Path) -> Results:
@@ -59,9 +60,6 @@ class Results:
 
         Args:
             config: False: without the columns of the config.
-
-        Raises:
-            ResultsError: the file cannot be read.
         """
         import pandas as pd
 
@@ -95,11 +93,10 @@ class Results:
 
         Raises:
             KeyError: the file has no such run.
-            ResultsError: the file cannot be read.
         """
         with ResultsFile(self._path) as store:
             wanted = None if columns is None else {"step", *columns}
-            return _joined(_parts(store, "metrics", runs, wanted, overwritten=overwritten))
+            return _rows(store, "metrics", runs, wanted, overwritten=overwritten)
 
     def events(self, runs: Iterable[str] | None = None) -> pd.DataFrame:
         """Return a row for each event, such as a start, a commit or an end.
@@ -109,66 +106,75 @@ class Results:
 
         Raises:
             KeyError: the file has no such run.
-            ResultsError: the file cannot be read.
         """
         with ResultsFile(self._path) as store:
-            return _joined(_parts(store, "events", runs))
+            return _rows(store, "events", runs)
 
     def summary(self) -> pd.DataFrame:
-        """Return last, lowest and highest value of each metric of each run, with their steps.
-
-        Raises:
-            ResultsError: the file cannot be read.
-        """
+        """Return last, lowest and highest value of each metric of each run, with their steps."""
         with ResultsFile(self._path) as store:
             return _frame(store.table("summary"))
 
     def problems(self) -> pd.DataFrame:
-        """Return a row for each unfinished or damaged file of a run: run, file and problem.
-
-        Raises:
-            ResultsError: the file cannot be read.
-        """
+        """Return a row for each unfinished or damaged file of a run: run, file and problem."""
         with ResultsFile(self._path) as store:
             return _frame(store.table("problems"))
+
+    def columns(self) -> pd.DataFrame:
+        """Return the data dictionary: unit, meaning and source of each column of each table."""
+        with ResultsFile(self._path) as store:
+            return _frame(store.table("columns"))
 
     def result(self, run: str) -> dict[str, Any]:
         """Return the result.json of the run with the key ``run``; empty without a result.
 
         Raises:
             KeyError: the file has no such run.
-            ResultsError: the file cannot be read.
         """
         with ResultsFile(self._path) as store:
             return store.document(run, "result")
 
 
-def _parts(
+def _rows(
     store: ResultsFile,
     name: Literal["metrics", "events"],
     runs: Iterable[str] | None = None,
     wanted: set[str] | None = None,
     *,
     overwritten: bool = True,
-) -> Iterator[pd.DataFrame]:
-    """Yield the frame of each run that has ``name``."""
-    for key in store.keys() if runs is None else runs:
-        if key not in store.file["run"]:
-            raise KeyError(key)
-        records = store.metrics(key) if name == "metrics" else store.events(key)
-        if records is None:
-            continue
-        keep = None if overwritten else counted(fields(records), len(records))
-        frame = _frame(records if keep is None else records[keep], wanted)
-        frame = frame.rename(columns={"run": "metrics.run"})
-        frame.insert(0, "run", key)
-        yield frame
+    nullable: bool = False,
+) -> pd.DataFrame:
+    """Return the rows of all runs.
 
-
-def _joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    Args:
+        nullable: whole numbers stay whole where another run lacks the column.
+    """
     import pandas as pd
 
-    return pd.concat([pd.DataFrame({"run": []}, dtype=object), *parts], ignore_index=True)
+    # A frame takes a millisecond: runs of equal columns are converted together.
+    groups: dict[Any, list[tuple[str, NDArray[np.int64], NDArray[Any]]]] = {}
+    total = 0
+    for key in store.keys() if runs is None else runs:
+        records = store.part(key, name)
+        if records is None:
+            if key not in store.file["run"]:
+                raise KeyError(key)
+            continue
+        keep = None if overwritten else counted(fields(records), len(records))
+        records = records if keep is None else records[keep]
+        at = np.arange(total, total + len(records))
+        groups.setdefault(records.dtype, []).append((key, at, records))
+        total += len(records)
+    frames = []
+    for parts in groups.values():
+        keys, places, arrays = zip(*parts, strict=True)
+        frame = _frame(np.concatenate(arrays), wanted)
+        frame = frame.rename(columns={column: f"metrics.{column}" for column in ("run", "sweep")})
+        frame.insert(0, "run", np.repeat(np.array(keys, object), list(map(len, arrays))))
+        frame.index = np.concatenate(places)
+        kinds = {name: _NULLABLE.get(kind.kind, kind) for name, kind in frame.dtypes.items()}
+        frames.append(frame.astype(kinds) if nullable else frame)
+    return pd.concat(frames).sort_index() if frames else pd.DataFrame({"run": []}, dtype=object)
 
 
 def _frame(records: NDArray[Any], wanted: set[str] | None = None) -> pd.DataFrame:
@@ -184,37 +190,46 @@ def _frame(records: NDArray[Any], wanted: set[str] | None = None) -> pd.DataFram
     return pd.DataFrame(columns)
 
 
-def write_tables(path: Path, folder: Path, suffix: Literal["csv", "parquet"]) -> list[Path]:
-    """Write the runs, metrics and events of ``path``, each as one file below ``folder``.
+def write_tables(path: Path, kind: Literal["csv", "parquet"]) -> Path:
+    """Write the tables of ``path`` into a folder next to it, and return the folder.
+
+    Parquet has a folder for the metrics and events of each sweep, such as ``metrics/sweep=gpt``. The
+    tables are in memory before the folder is replaced.
 
     Raises:
-        ResultsError: pandas or pyarrow is not installed.
+        ResultsError: pandas or pyarrow is not installed, or the folder has files of another program.
         OSError: the disk refused.
     """
+    folder = path.with_name(f"{path.stem}-{kind}")
+    if os.path.lexists(folder):
+        found = {path.stem for path in folder.iterdir()} if folder.is_dir() else {""}
+        if not found <= {"runs", "metrics", "events", "columns"}:
+            raise ResultsError(f"{folder}: is not a folder of tables by hpcrun; move it away")
     results = load_results(path)
-    write = _write_csv if suffix == "csv" else _write_parquet
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    with ResultsFile(path) as store:
-        tables: dict[str, Callable[[], Iterator[pd.DataFrame]]] = {
-            "runs": lambda: iter([_plain(results.runs())]),
-            "metrics": lambda: _parts(store, "metrics"),
-            "events": lambda: _parts(store, "events"),
-        }
-        for name, parts in tables.items():
-            target = folder / f"{name}.{suffix}"
-            temporary = folder / f".{target.name}.{os.urandom(6).hex()}.tmp"
-            try:
-                write(temporary, parts, results.units)
-                with temporary.open("rb") as stream:
-                    os.fsync(stream.fileno())
-                temporary.replace(target)
-            finally:
-                with suppress(FileNotFoundError):
-                    temporary.unlink()
-            written.append(target)
-    sync_directory(folder)
-    return written
+    runs = results.runs()
+    with ResultsFile(path) as store, draft_folder(folder) as draft:
+        new = draft / "new"
+        new.mkdir()
+        sweeps = dict(zip(runs["run"], runs["sweep"], strict=True))
+        frames = {"runs": runs, "columns": results.columns()}
+        for name in ("metrics", "events"):
+            frames[name] = _rows(store, name, nullable=True)
+            frames[name]["sweep"] = frames[name]["run"].map(sweeps).replace("", _NO_SWEEP)
+        for name, frame in frames.items():
+            whole = _plain(frame)
+            if kind == "csv":
+                whole.to_csv(new / f"{name}.csv", index=False)
+            elif name in ("runs", "columns"):
+                whole.to_parquet(new / f"{name}.parquet", index=False)
+            else:
+                whole.to_parquet(new / name, index=False, partition_cols=["sweep"])
+        for entry in (*new.rglob("*"), new):
+            sync(entry)
+        if folder.exists():
+            folder.rename(draft / "old")
+        new.rename(folder)
+    sync(folder.parent)
+    return folder
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
@@ -222,55 +237,7 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     for name, column in frame.items():
         if column.dtype == object and len(set(map(type, column))) > 1:
             frame[name] = [
-                value if value is None or isinstance(value, str) else json.dumps(value)
-                for value in column.where(column.notna(), None)
+                value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+                for value in column.astype(object).where(column.notna(), None)
             ]
     return frame
-
-
-def _types(parts: Iterator[pd.DataFrame]) -> dict[str, Any]:
-    """Return the columns of all parts, each with a type that holds the values of all."""
-    found: dict[str, Any] = {}
-    for part in parts:
-        for name, kind in part.dtypes.items():
-            before = found.setdefault(name, kind)
-            if before != kind:
-                found[name] = np.dtype(object if object in (before, kind) else float)
-    return found
-
-
-def _write_csv(path: Path, parts: Callable[[], Iterator[pd.DataFrame]], _: dict[str, str]) -> None:
-    names = list(_types(parts()))
-    with path.open("x", encoding="utf-8", newline="") as stream:
-        for number, part in enumerate(parts()):
-            # Of a run alone: whole numbers stay whole where another run lacks the column.
-            part.reindex(columns=names).to_csv(stream, index=False, header=not number)
-
-
-def _write_parquet(
-    path: Path, parts: Callable[[], Iterator[pd.DataFrame]], units: dict[str, str]
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    kinds = _types(parts())
-    columns = [
-        pa.field(
-            name,
-            pa.string() if kind.kind == "O" else pa.from_numpy_dtype(kind),
-            metadata={"unit": units[name]} if name in units else None,
-        )
-        for name, kind in kinds.items()
-    ]
-    schema = pa.schema(columns)
-    with pq.ParquetWriter(path, schema) as writer:
-        held: list[Any] = []
-        for part in parts():
-            texts = [name for name in part if kinds[name].kind == "O" != part[name].dtype.kind]
-            part = part.astype(dict.fromkeys(texts, str)).reindex(columns=list(kinds))
-            held.append(pa.Table.from_pandas(part, schema, preserve_index=False))
-            if sum(map(len, held)) >= _ROWS:
-                writer.write_table(pa.concat_tables(held))
-                held = []
-        if held:
-            writer.write_table(pa.concat_tables(held))

@@ -111,5 +111,5 @@ def test_a_name_that_hdf5_refuses_costs_one_run_s_metrics(
     assert what.startswith("metrics cannot be written: ")
     with ResultsFile(tmp_path / "results.h5") as store:
         assert store.metrics("bad") is None
-        assert store.events("bad") is not None
+        assert store.part("bad", "events") is not None
         assert store.metrics("good") is not None

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,7 @@ def test_killed_at_any_time(tmp_path: Path, make_run: MakeRun, processes: int) -
     assert left == {"runs", "results.h5"}
 
 
-class Killed(BaseException):
-    """The end of the process."""
-
-
-@pytest.mark.parametrize("where", ["copy", "put", "publish"])
+@pytest.mark.parametrize("where", ["copy", "put", "finish"])
 def test_killed_at_each_step(
     tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -80,20 +77,16 @@ def test_killed_at_each_step(
     aggregate(sources, output, processes=0)
     before = output.read_bytes()
     append_line(run.metrics, {"step": 30, "loss": 1.0})
-
-    def die(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Draft, where, die)
-        # A killed process removes nothing.
-        patched.setattr(Draft, "discard", lambda self: self._file.close())
-        with pytest.raises(Killed):
-            aggregate(sources, output, processes=0)
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(Draft, where, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        aggregate(sources, output, processes=0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert output.read_bytes() == before
     assert any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
     assert aggregate(sources, output, processes=0).rows == 4
-    assert not any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "results.h5"}
 
 
 def test_a_full_disk_leaves_the_old_file(
@@ -136,4 +129,23 @@ def test_ctrl_c_is_one_line(tmp_path: Path, make_run: MakeRun) -> None:
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate()[1] == "hpcrun: interrupted\n"
     assert process.returncode == 130
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+def test_ctrl_c_in_a_callback_of_h5py_is_not_lost(tmp_path: Path, make_run: MakeRun) -> None:
+    """Python drops an exception in a callback of a weak reference, which h5py has for each object."""
+    for number in range(3):
+        make_run(f"r{number}", [1.0])
+    sources = RunSource(find_runs([str(tmp_path / "runs")], tmp_path))
+
+    def press(done: int, total: int) -> None:
+        key = RunSource([])
+        reference = weakref.ref(key, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del key
+        assert (reference(), done) == (None, 1)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        aggregate(sources, tmp_path / "results.h5", processes=0, progress=press)
+    assert signal.getsignal(signal.SIGINT) is before
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}

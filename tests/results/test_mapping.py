@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 
 from hpcrun.cli.main import guarded
@@ -103,60 +101,36 @@ def test_logs_of_training_and_validation_do_not_overwrite_each_other(tmp_path: P
         assert counts == {b"loss": (3, 4.0), b"accuracy": (2, 0.3)}
 
 
-def test_files_with_the_same_columns_are_parts_of_one_log(tmp_path: Path) -> None:
-    write(tmp_path, "a", p1_dot_csv="step,loss\n1,4\n2,9\n", p2_dot_csv="step,loss\n2,3\n3,2\n")
-    write(tmp_path, "b", p1_dot_csv="step,loss\n1,4\n2,8\n3,9\n", p2_dot_csv="step,loss\n2,3\n")
-    assert mapped(tmp_path, "metrics: 'p*.csv'") == 0
+def test_files_with_the_same_columns_are_parts_of_one_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "a", p9_dot_csv="step,loss\n1,4\n2,9\n", p10_dot_csv="step,loss\n2,3\n3,2\n")
+    b = write(tmp_path, "b", p1_dot_csv="step,loss\n1,4\n2,8\n3,9\n", p2_dot_csv="step,loss\n2,3\n")
+    assert mapped(tmp_path, "metrics: 'p*.csv'") == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"hpcrun: {b}/p2.csv: goes back to a step of an earlier file")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "results.h5").exists()
+    assert mapped(tmp_path, "metrics: 'p*.csv'\nrows: log") == 0
+    assert metrics(tmp_path, "a")["step"].tolist() == [1, 2, 2, 3]
     assert metrics(tmp_path, "b")["step"].tolist() == [1, 2, 3, 2]
     with ResultsFile(tmp_path / "results.h5") as store:
         summary = {row["run"]: row for row in store.table("summary")}
         assert (summary[b"b"]["rows"], summary[b"b"]["max"], summary[b"b"]["last"]) == (2, 4, 3)
 
 
-RANKS = {"rank0_dot_csv": "sample,x\n4,4\n0,0\n2,2\n", "rank1_dot_csv": "sample,x\n1,1\n3,3\n5,5\n"}
-MERGED = "metrics: 'rank*'\nstep: sample\nrows: samples"
-
-
-def test_samples_of_several_ranks_are_all_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path, "a", **RANKS)
-    assert mapped(tmp_path, MERGED) == 0
-    assert "problem" not in capsys.readouterr().out
-    found = metrics(tmp_path)
-    assert found["step"].tolist() == found["x"].tolist() == list(range(6))
-    write(tmp_path, "b", **RANKS, rank2_dot_csv="sample,x\n5,7\n")
-    assert mapped(tmp_path, MERGED) == 0
-    told = capsys.readouterr().out
-    assert "13 rows" in told
-    assert "b/: 1 samples are in several rows, such as 5" in told
-    assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample", "--fresh") == 0
-    assert "rank1.csv: goes back to a step of an earlier file" in capsys.readouterr().out
-    assert mapped(tmp_path, "metrics: 'rank*'\nstep: sample\nrows: log", "--fresh") == 0
-    assert "problem" not in capsys.readouterr().out
-
-
-def test_hdf5_files_with_equal_columns_are_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_without_validation_so_far_is_a_part(tmp_path: Path) -> None:
+    """Lightning begins a folder with each start, and its CSV has the columns of the values so far."""
+    first = "epoch,loss,step,accuracy\n0,4.0,9,\n0,,9,0.5\n1,3.0,19,\n"
     run = write(tmp_path, "a")
-    for rank in range(2):
-        with h5py.File(run / f"rank{rank}.h5", "w") as file:
-            file["sample"] = np.arange(rank, 6, 2)
-            file["x"] = np.arange(3) / 2
-            file["label"] = ["a", "b", "é"]
-    assert mapped(tmp_path, MERGED) == 0
-    found = metrics(tmp_path)
-    assert found["step"].tolist() == list(range(6))
-    assert found["x"].tolist() == [0, 0, 0.5, 0.5, 1, 1]
-    assert found["label"][5].decode() == "é"
-    with h5py.File(run / "rank1.h5", "w") as file:
-        file["group/x"] = np.arange(3)
-    (run / "rank0.h5").write_text("no HDF5")
-    assert mapped(tmp_path, MERGED) == 0
-    told = capsys.readouterr().out
-    assert "a/rank0.h5: cannot be read: Unable to" in told
-    assert "a/rank1.h5: cannot be parsed" in told
+    for version, text in ((2, first), (10, "epoch,loss,step\n1,2.0,19\n1,1.0,29\n")):
+        (run / "logs" / f"version_{version}").mkdir(parents=True)
+        (run / "logs" / f"version_{version}" / "metrics.csv").write_text(text)
+    assert mapped(tmp_path, "metrics: logs/version_*/metrics.csv\nrows: log") == 0
+    assert metrics(tmp_path)["step"].tolist() == [9, 9, 19, 19, 29]
+    with ResultsFile(tmp_path / "results.h5") as store:
+        counts = {row["metric"]: (row["rows"], row["last"]) for row in store.table("summary")}
+    assert counts[b"accuracy"] == (1, 0.5)
 
 
 def test_torn_and_damaged_files_are_named(
@@ -173,26 +147,11 @@ def test_torn_and_damaged_files_are_named(
     assert "c/x.jsonl: torn last line (4 bytes)" in told
 
 
-def test_tensorboard_files(tmp_path: Path) -> None:
-    tensorboard = pytest.importorskip("torch.utils.tensorboard")
-    for seed in (1, 2):
-        writer = tensorboard.SummaryWriter(str(tmp_path / "runs" / f"s{seed}"))
-        for step in range(3):
-            writer.add_scalar("train/loss", 3.0 - step, step)
-        writer.add_scalar("accuracy", 0.5, 2)
-        writer.close()
-    assert mapped(tmp_path, "metrics: events.out.tfevents.*\nrename: {train/loss: loss}") == 0
-    found = metrics(tmp_path, "s1")
-    assert found["loss"].tolist() == [3.0, 2.0, 1.0]
-    assert found["step"].tolist() == [0, 1, 2]
-    assert found["accuracy"][2] == 0.5
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("metric: x.csv", "metrics: field required; the keys are runs, metrics"),
-        ("metrics: array.npz", "array.npz: has a format that hpcrun does not read"),
+        ("metrics: thesis.pdf", "thesis.pdf: has a format that hpcrun does not read"),
         ("metrics: none.csv", "has a file none.csv"),
         ("metrics: /etc/passwd", "should be a path below"),
         ("metrics: [", "mapping.yaml:1"),
@@ -202,7 +161,7 @@ def test_tensorboard_files(tmp_path: Path) -> None:
 def test_a_bad_mapping_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
 ) -> None:
-    np.savez(write(tmp_path, "a", progress_dot_csv="step,loss\n1,2\n") / "array.npz", x=[1])
+    write(tmp_path, "a", progress_dot_csv="step,loss\n1,2\n", thesis_dot_pdf="%PDF-1.7")
     assert mapped(tmp_path, text) == 2
     said = capsys.readouterr().err
     assert told in said

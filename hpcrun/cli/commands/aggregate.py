@@ -6,7 +6,7 @@ meantime: an unfinished last line waits for the next call. Damaged lines and
 files are named, and everything else is kept.
 
   hpcrun aggregate runs/sweep-* -o results.h5
-  hpcrun aggregate runs -o results.h5 --csv tables
+  hpcrun aggregate runs --format parquet
   hpcrun aggregate other-runs --map mapping.yaml -o results.h5
 """
 
@@ -49,13 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read another program's runs; FILE maps their files",
     )
     parser.add_argument(
-        "--csv",
-        type=Path,
-        metavar="FOLDER",
-        help="also write runs.csv, metrics.csv and events.csv (needs pandas)",
-    )
-    parser.add_argument(
-        "--parquet", type=Path, metavar="FOLDER", help="the same as Parquet (needs pandas, pyarrow)"
+        "--format",
+        choices=("csv", "parquet"),
+        help="also write tables, in a folder such as results-parquet (needs pandas and pyarrow)",
     )
     parser.add_argument(
         "--fresh", action="store_true", help="read everything, and write a new file"
@@ -78,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.processes is not None and not 0 <= arguments.processes <= 64:
         raise UserError(f"--processes {arguments.processes}: should be 0 to 64")
-    if arguments.csv is not None or arguments.parquet is not None:
-        require("tables", "pandas", *(["pyarrow"] if arguments.parquet else []))
+    if arguments.format is not None:
+        require("tables", "pandas", *(["pyarrow"] if arguments.format == "parquet" else []))
     source = _source(arguments)
     with _bar() as progress:
         summary = aggregate(
@@ -90,7 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
             processes=arguments.processes,
             progress=progress,
         )
-    tables = _export(arguments)
+    tables = None
+    if arguments.format is not None:
+        from hpcrun.results.frames import write_tables
+
+        tables = str(write_tables(arguments.output, arguments.format))
     if arguments.json:
         print_json(
             {
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _print(summary, arguments.output)
     if tables:
-        say(f"  tables: {', '.join(tables)}")
+        say(f"  tables: {tables}")
     return 0
 
 
@@ -145,20 +145,6 @@ def _source(arguments: argparse.Namespace) -> "RunSource":
 
         return mapped_source(read_mapping(arguments.map), named)
     return RunSource(find_runs(named, folder))
-
-
-def _export(arguments: argparse.Namespace) -> list[str]:
-    """Write the requested tables; return their paths."""
-    if arguments.csv is None and arguments.parquet is None:
-        return []
-    from hpcrun.results.frames import write_tables
-
-    written = []
-    if arguments.csv is not None:
-        written += write_tables(arguments.output, arguments.csv, "csv")
-    if arguments.parquet is not None:
-        written += write_tables(arguments.output, arguments.parquet, "parquet")
-    return [str(path) for path in written]
 
 
 def _print(summary: "Summary", output: Path) -> None:

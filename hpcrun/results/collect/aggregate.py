@@ -7,11 +7,12 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -20,9 +21,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.drafts import replacing
 from hpcrun.errors import ResultsError
 from hpcrun.results.collect.run_reader import RunData, Signature, files_of, read_run, signature
-from hpcrun.results.store import TABLES, Draft, ResultsFile, remove_drafts, table
+from hpcrun.results.store import TABLES, Draft, ResultsFile, dictionary, table
 from hpcrun.run.lock_file import LockFile
 from hpcrun.slurm.node_setup import die_with_parent
 
@@ -30,6 +32,7 @@ from hpcrun.slurm.node_setup import die_with_parent
 _FEW = 300
 _BATCH = 4
 _MOST_PROCESSES = 4
+_MOST_ERRORS = 20
 
 Progress = Callable[[int, int], None]
 Job = TypeVar("Job")
@@ -43,7 +46,6 @@ class RunSource:
     paths: Sequence[str]
     files: Callable[[str], list[tuple[str, str]]] = files_of
     read: Callable[[str], RunData] = read_run
-    units: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,21 +94,11 @@ def aggregate(
         raise ResultsError(f"{output.parent}: no such directory; make it, or choose another -o")
     lock = output.with_name(f".{output.name}.lock")
     busy = f"{output}: another `hpcrun aggregate` is writing it; wait, or remove {lock} if its host is gone"
-    with LockFile(lock, busy):
-        remove_drafts(output)
-        with _opened(output, fresh=fresh) as old:
-            return _Update(source, output, old).run(processes, progress, prune=prune)
-
-
-def _opened(output: Path, *, fresh: bool) -> AbstractContextManager[ResultsFile | None]:
-    """Return the existing file, or None if its content is not needed."""
-    if not os.path.lexists(output):
-        return nullcontext()
-    store = ResultsFile(output)
-    if not fresh:
-        return store
-    store.file.close()
-    return nullcontext()
+    with LockFile(lock, busy), ExitStack() as opened:
+        # Also with `fresh`, a file of another program stays.
+        old = opened.enter_context(ResultsFile(output)) if os.path.lexists(output) else None
+        update = _Update(source, output, None if fresh else old)
+        return update.run(processes, progress, prune=prune)
 
 
 class _Update:
@@ -139,12 +131,14 @@ class _Update:
         summary.unchanged = len(here) - len(changed)
         summary.kept = [path for path in away if path not in gone]
         if changed or gone or self._old is None:
-            count = processes_for(len(changed)) if processes is None else processes
+            cores = len(os.sched_getaffinity(0))
+            if processes is None:
+                processes = min(cores, _MOST_PROCESSES) if len(changed) >= _FEW and cores > 1 else 0
             dropped = {self._keys.pop(path) for path in gone}
             again = map(escaped_path, changed)
             dropped |= {self._keys[path] for path in again if path in self._keys}
-            found = each(self._source.read, changed, count)
-            self._write(_counting(found, progress, len(changed)), dropped)
+            found = each(self._source.read, changed, processes)
+            self._write(found, dropped, lambda done: progress and progress(done, len(changed)))
         else:
             summary.written = False
         _fill(summary, self._tables)
@@ -162,22 +156,32 @@ class _Update:
             != {signature(*file) for file in self._source.files(path)}
         ]
 
-    def _write(self, found: Iterator[RunData], dropped: set[str]) -> None:
-        draft = Draft(self._output, self._source.units)
+    def _write(
+        self, found: Iterator[RunData], dropped: set[str], progress: Callable[[int], None]
+    ) -> None:
+        errors: list[str] = []
         try:
-            if self._old is not None:
-                draft.copy(self._old, [key for key in self._old.keys() if key not in dropped])  # noqa: SIM118
-            for data in found:
-                self._put(draft, data)
-            self._tables = {name: self._table(name, dropped) for name in TABLES}
-            draft.publish(self._tables)
+            with (
+                _interrupts() as interrupts,
+                replacing(self._output, 0o666) as path,
+                closing(Draft(path)) as draft,
+            ):
+                if self._old and (kept := [key for key in self._old.keys() if key not in dropped]):  # noqa: SIM118
+                    draft.copy(self._old, kept)
+                for done, data in enumerate(found, 1):
+                    errors += data.errors
+                    self._put(draft, data)
+                    progress(done)
+                    if interrupts:
+                        raise KeyboardInterrupt
+                if errors:
+                    more = len(errors) - _MOST_ERRORS
+                    raise ResultsError(*errors[:_MOST_ERRORS], *[f"{more:,} more"] * (more > 0))
+                self._tables = {name: self._table(name, dropped) for name in TABLES}
+                draft.finish(self._tables)
         except RuntimeError as error:
-            draft.discard()
             # HDF5 reports a full disk in its own words.
             raise OSError(errno.EIO, " ".join(str(error).split()), str(self._output)) from error
-        except BaseException:
-            draft.discard()
-            raise
 
     def _put(self, draft: Draft, data: RunData) -> None:
         key = self._key(data)
@@ -190,14 +194,9 @@ class _Update:
             data.problems.append(("", what))
             data.metrics, data.facts["rows"] = None, 0
             size = draft.put(key, data)
-        facts = data.facts
-        self._rows["runs"].append(
-            (
-                *(key, data.name, data.path, facts["state"], facts["cause"], facts["reason"]),
-                *(facts["executor"], facts["created"], facts["ended"], facts["attempts"]),
-                *(facts["step"], facts["rows"], facts["seed"], len(data.problems), size),
-            )
-        )
+        own = {"run": key, "name": data.name, "path": data.path}
+        facts = data.facts | own | {"problems": len(data.problems), "bytes": size}
+        self._rows["runs"].append(tuple(facts[column] for column in dictionary()["runs"]))
         self._rows["summary"] += [(key, *row) for row in data.summary]
         self._rows["files"] += [(key, *row) for row in data.signatures]
         self._rows["problems"] += [(key, *row) for row in data.problems]
@@ -225,16 +224,24 @@ class _Update:
         return records[np.argsort(records["run"], kind="stable")]
 
 
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yield a list that gets SIGINT: in a callback of h5py, Python drops a KeyboardInterrupt."""
+    found: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    caught = callable(before) and threading.current_thread() is threading.main_thread()
+    if caught:
+        signal.signal(signal.SIGINT, lambda number, _: found.append(number))
+    try:
+        yield found
+    finally:
+        if caught:
+            signal.signal(signal.SIGINT, before)
+
+
 def escaped_path(path: str) -> str:
     """Return a path as valid UTF-8, with escapes for other bytes."""
     return path.encode(errors="backslashreplace").decode()
-
-
-def _counting(found: Iterator[RunData], progress: Progress | None, total: int) -> Iterator[RunData]:
-    for done, data in enumerate(found, 1):
-        yield data
-        if progress is not None:
-            progress(done, total)
 
 
 def _fill(summary: Summary, tables: Mapping[str, NDArray[Any]]) -> None:
@@ -245,12 +252,6 @@ def _fill(summary: Summary, tables: Mapping[str, NDArray[Any]]) -> None:
     summary.problems = [
         (paths[key].decode(), name.decode(), what.decode()) for key, name, what in problems.tolist()
     ]
-
-
-def processes_for(jobs: int) -> int:
-    """Return the number of processes that saves time; 0: only this process."""
-    cores = len(os.sched_getaffinity(0))
-    return 0 if jobs < _FEW or cores < 2 else min(cores, _MOST_PROCESSES)
 
 
 def each(read: Callable[[Job], Done], jobs: Sequence[Job], processes: int) -> Iterator[Done]:

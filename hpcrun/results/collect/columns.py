@@ -20,7 +20,7 @@ NO_STEP = -1
 # Bytes to read at a time: the parsed objects of a block take five times its size.
 _BLOCK = 8 << 20
 # HDF5 describes all columns in one message of 64 KiB.
-_MOST_COLUMNS = 600
+MOST_COLUMNS = 600
 _LONGEST_TEXT = 1000
 _NO_METRICS = ("step", "time", "restart", "in_place")
 
@@ -35,7 +35,7 @@ class ParsedLines:
         cut: what the columns do not hold.
     """
 
-    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
     present: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     rows: int = 0
     damaged: int = 0
@@ -91,6 +91,25 @@ def columns_of(rows: Sequence[dict[str, Any]]) -> ParsedLines:
     return columns.joined()
 
 
+def joined_lines(parts: Iterable[ParsedLines]) -> ParsedLines:
+    """Return the rows of all parts, one part after the other; their columns may be arrays or lists."""
+    columns = _Columns()
+    for part in parts:
+        columns.append(part)
+    return columns.joined()
+
+
+def selected(lines: ParsedLines, rows: NDArray[Any], *, without: Iterable[str] = ()) -> ParsedLines:
+    """Return the rows with these numbers, in their order, without some columns."""
+    names = [name for name in lines.columns if name not in without]
+    return ParsedLines(
+        {name: lines.columns[name][rows] for name in names},
+        {name: lines.present[name][rows] for name in names if name in lines.present},
+        rows=len(rows),
+        cut=lines.cut,
+    )
+
+
 class _Columns:
     """Collects the columns of a file from blocks of rows."""
 
@@ -103,6 +122,15 @@ class _Columns:
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         self._add(rows, np.arange(self._rows, self._rows + len(rows)))
         self._rows += len(rows)
+
+    def append(self, lines: ParsedLines) -> None:
+        """Add whole columns."""
+        every = np.arange(self._rows, self._rows + lines.rows)
+        for name, values in lines.columns.items():
+            here = lines.present.get(name, slice(None))
+            kinds = set(map(type, values if isinstance(values, list) else ()))
+            self._note(name, every[here], values[here], kinds)
+        self._rows += lines.rows
 
     def _add(
         self, rows: Sequence[dict[str, Any]], at: NDArray[np.int64], *, nested: bool = True
@@ -135,8 +163,8 @@ class _Columns:
                 self._note(key, at[numbers], values if one is None else one, found)
 
     def _note(self, key: str, at: NDArray[np.int64], values: Any, kinds: set[type]) -> None:
-        if key not in self._parts and len(self._parts) == _MOST_COLUMNS:
-            self._cut.add(f"columns beyond {_MOST_COLUMNS} are dropped")
+        if key not in self._parts and len(self._parts) == MOST_COLUMNS:
+            self._cut.add(f"columns beyond {MOST_COLUMNS} are dropped")
             return
         typed = _numbers(values, kinds)
         if typed is None:
@@ -219,7 +247,7 @@ def _joined(parts: Sequence[NDArray[Any]], at: NDArray[np.int64], rows: int) -> 
         parts = [part if part.dtype.kind == "S" else _texts(part.tolist())[0] for part in parts]
         found = np.zeros(rows, max(part.dtype for part in parts))
     elif len(kinds) == 1 and len(at) == rows:
-        found = np.empty(rows, parts[0].dtype)
+        found = np.empty(rows, np.result_type(*parts))
     else:
         found = np.full(rows, np.nan)
     found[at] = np.concatenate(parts)
@@ -287,7 +315,7 @@ def _summary(values: NDArray[np.float64], at: NDArray[Any]) -> tuple[Any, ...]:
 
 def _steps(lines: ParsedLines) -> NDArray[Any]:
     """Return the step of each row, or the number of the row if it has none."""
-    steps = lines.columns.get("step")
+    steps: NDArray[Any] | None = lines.columns.get("step")
     if steps is None or steps.dtype.kind not in "iuf":
         return np.arange(lines.rows)
     if steps.dtype.kind == "f":

@@ -2,74 +2,79 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import math
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import chain, compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpcrun.config import ConfigError
 from hpcrun.config.reader import read_yaml
 from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource
 from hpcrun.results.collect.columns import (
-    columns_of,
+    ParsedLines,
     counted,
     flat,
-    parse_lines,
+    joined_lines,
+    selected,
     structured,
     summary_of,
 )
+from hpcrun.results.collect.foreign import TENSORBOARD, FileContent, read_metrics, read_parameters
 from hpcrun.results.collect.run_reader import (
     STATES,
     RunData,
     facts_of,
-    line_problems,
+    files_of,
+    is_run,
+    last_step,
+    read_run,
     signature,
 )
 
-_TENSORBOARD = "tfevents"
 _RANKS = (
-    "goes back to a step of an earlier file, which hides rows as after a restart; add `rows: samples` to the "
-    "mapping for files of several ranks, or `rows: log` for restarts"
+    "goes back to a step of an earlier file, and a restart hides rows; add `rows: samples` to the mapping "
+    "for files of several ranks, or `rows: log` for restarts"
 )
-
-Row = dict[str, Any]
+_REPAIR = "repair the files, or leave the run out with `runs`"
+Found = TypeVar("Found")
 
 
 class RunMapping(BaseModel):
-    """The places of a run's files below its directory, and the meaning of their columns."""
+    """The places of a run's files below its directory, and the meaning of their columns.
+
+    Attributes:
+        rows: ``log``: a step that goes back is a restart. ``samples``: rows in any order and file.
+        datasets: dataset or attribute of each column, in HDF5 and NPZ files. Default: all datasets.
+        axis: axis of the rows in these datasets.
+        samples: number of samples of a run, or the config's key of this number.
+        state: of all runs. Default: finished if there is a result file or none is named.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    runs: str = Field(default="*", description="Glob of the run directories.")
-    metrics: list[str] = Field(description="Globs: CSV, JSON, JSONL, HDF5 or TensorBoard files.")
-    rows: Literal["log", "samples"] | None = Field(
-        default=None,
-        description="`log`: a step that goes back is a restart. `samples`: rows in any order and file.",
-    )
-    config: str | None = Field(default=None, description="YAML or JSON file.")
-    result: str | None = Field(default=None, description="JSON file.")
-    step: str | None = Field(default=None, description="The column of the step.")
-    time: str | None = Field(default=None, description="The column of the Unix time.")
-    rename: dict[str, str] = Field(default={}, description="New names of columns.")
-    units: dict[str, str] = Field(default={}, description="Units of columns.")
-    seed: str = Field(default="seed", description="The config's key of the seed.")
-    state: Literal["finished", "unfinished"] | None = Field(
-        default=None,
-        description="State of all runs. Default: finished if there is a result file or none is named.",
-    )
+    runs: str = "*"
+    metrics: list[str]
+    rows: Literal["log", "samples"] | None = None
+    datasets: dict[str, str] = {}
+    axis: int = 0
+    samples: int | str | None = None
+    config: str | None = None
+    result: str | None = None
+    step: str | None = None
+    time: str | None = None
+    rename: dict[str, str] = {}
+    units: dict[str, str] = {}
+    seed: str = "seed"
+    state: Literal["finished", "unfinished"] | None = None
 
     @property
     def names(self) -> dict[str, str]:
@@ -88,9 +93,7 @@ def read_mapping(path: Path) -> RunMapping:
         text = path.read_text()
         value, _ = read_yaml(text, lambda line: f"{path}:{line}")
         if not isinstance(value, dict):
-            raise ResultsError(
-                f"{path}: should be keys and values, such as `metrics: progress.csv`"
-            )
+            raise ResultsError(f"{path}: should be keys and values, such as `metrics: x.csv`")
         if isinstance(value.get("metrics"), str):
             value["metrics"] = [value["metrics"]]
         mapping = RunMapping.model_validate(value)
@@ -101,10 +104,8 @@ def read_mapping(path: Path) -> RunMapping:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        known = ", ".join(RunMapping.model_fields)
-        raise ResultsError(
-            f"{path}: {where}: {first['msg'].lower()}; the keys are {known}"
-        ) from None
+        what = f"{first['msg'].lower()}; the keys are {', '.join(RunMapping.model_fields)}"
+        raise ResultsError(f"{path}: {where}: {what}") from None
     for pattern in (mapping.runs, *mapping.metrics, mapping.config or "", mapping.result or ""):
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             raise ResultsError(f"{path}: {pattern}: should be a path below the run's directory")
@@ -123,7 +124,7 @@ def mapped_source(mapping: RunMapping, folders: Iterable[str]) -> RunSource:
             raise ResultsError(f"{folder}: no such directory; name a folder of runs")
         here = [
             os.path.realpath(path)
-            for path in Path(folder).glob(mapping.runs)
+            for path in ([Path(folder)] if mapping.runs == "." else Path(folder).glob(mapping.runs))
             if path.is_dir() and _matches(path, mapping.metrics)
         ]
         if not here:
@@ -132,230 +133,198 @@ def mapped_source(mapping: RunMapping, folders: Iterable[str]) -> RunSource:
                 "change `runs` or `metrics` in the mapping"
             )
         found |= dict.fromkeys(here)
-    return RunSource(
-        sorted(found), partial(_files, mapping), partial(_read, mapping), mapping.units
-    )
+    return RunSource(sorted(found), partial(_files, mapping), partial(_read, mapping))
 
 
 def _matches(folder: Path, patterns: Iterable[str]) -> list[str]:
-    found = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
-    return sorted({str(path.relative_to(folder)) for path in found})
+    """Return the files of a run, without links to other files of the run: rank2 comes before rank10."""
+    found = {
+        os.path.realpath(path): str(path.relative_to(folder))
+        for pattern in filter(None, patterns)
+        for path in sorted(folder.glob(pattern), reverse=True)
+        if path.is_file()
+    }
+    return sorted(
+        found.values(), key=lambda name: re.sub(r"\d+", lambda digits: digits[0].zfill(20), name)
+    )
 
 
 def _files(mapping: RunMapping, path: str) -> list[tuple[str, str]]:
-    names = _matches(Path(path), mapping.metrics)
-    names += [name for name in (mapping.config, mapping.result) if name is not None]
-    return [(name, os.path.join(path, name)) for name in names]  # noqa: PTH118
+    names = _matches(Path(path), [*mapping.metrics, mapping.config or ""])
+    names += [mapping.result] if mapping.result else []
+    here = files_of(path) if _own(mapping, path) else []
+    # Another mapping reads the runs again.
+    here.append((f"mapping {zlib.crc32(mapping.model_dump_json().encode()):08x}", ""))
+    return here + [(name, f"{path}/{name}") for name in names]
+
+
+def _own(mapping: RunMapping, path: str) -> bool:
+    """Return True if config and state of a run are those of hpcrun."""
+    return not (mapping.config or mapping.result or mapping.state) and is_run(path)
+
+
+class _MappedRun:
+    """Reader of one run."""
+
+    def __init__(self, mapping: RunMapping, path: str) -> None:
+        self._own = _own(mapping, path)
+        self._mapping, self._path = mapping, Path(path)
+        self._data = read_run(path) if self._own else RunData(path, self._path.name)
+        self._data.signatures = [signature(*file) for file in _files(mapping, path)]
+
+    def read(self) -> RunData:
+        data, mapping = self._data, self._mapping
+        if self._own:
+            lines = self._lines(flat(json.loads(data.documents.get("config", b"{}"))))
+            data.facts |= {"rows": lines.rows, "step": last_step(lines, {})}
+        else:
+            names = _matches(self._path, [mapping.config or ""])
+            config = flat(self._document("config", names[0] if names else mapping.config))
+            # A run that has not ended has no result yet.
+            ended = (self._path / (mapping.result or "")).is_file()
+            result = self._document("result", mapping.result if ended else None)
+            done = mapping.result is None or bool(result)
+            state = mapping.state or ("finished" if done else "unfinished")
+            state = result["state"] if result.get("state") in STATES else state
+            data.facts["state"] = state
+            lines = self._lines(config)
+            seed = config.get(mapping.seed)
+            seed = int(seed) if isinstance(seed, str) and seed.isdigit() else seed
+            data.facts = facts_of({"seed": seed}, {}, (), lines, result) | {"state": state}
+        data.metrics = structured(lines.columns, lines.rows) if lines.columns else None
+        data.summary = summary_of(lines)
+        return data
+
+    def _document(self, name: str, file: str | None) -> dict[str, Any]:
+        value = (file and self._guarded(file, read_parameters)) or {}
+        if value:
+            raw = json.dumps(value, default=str).encode(errors="backslashreplace")
+            self._data.documents[name] = raw
+        return value
+
+    def _lines(self, config: Mapping[str, Any]) -> ParsedLines:
+        """Return the rows of all files.
+
+        Files with the same columns are parts of one log: their rows are joined in order, and a smaller step
+        is a restart. Files with other columns are separate logs (training and validation): in each, rows
+        that a restart computed again are removed; then all rows are sorted by step.
+
+        Rows of ``samples`` have no order, and all are kept. A sample that is lost, or twice in a log, is an
+        error.
+        """
+        logs: list[dict[str, ParsedLines]] = []
+        for name in _matches(self._path, self._mapping.metrics):
+            lines = self._content(name)
+            if not lines.rows:
+                continue
+            here = lines.columns.keys()
+            # A file without a validation so far has a part of the columns.
+            log = next((log for log in logs if here <= _names(log) or _names(log) <= here), None)
+            if log is None:
+                logs.append({name: lines})
+                continue
+            before, steps = max(_steps(one).max() for one in log.values()), _steps(lines)
+            back = (steps[steps > -np.inf] < before).any()
+            # TensorBoard begins a file at each start.
+            if back and not self._mapping.rows and TENSORBOARD not in name:
+                self._error(name, _RANKS)
+            log[name] = lines
+        wholes = [joined_lines(log.values()) for log in logs]
+        if self._mapping.rows == "samples":
+            if self._data.facts["state"] == "finished":
+                for name, what in self._data.problems:
+                    self._error(name, f"{what}; {_REPAIR}")
+            for log, whole in zip(logs, wholes, strict=True):
+                self._check_samples(log, _steps(whole), config)
+        elif len(wholes) < 2:
+            return wholes[0] if wholes else ParsedLines()
+        else:
+            for at, whole in enumerate(wholes):
+                keep = counted(whole.columns, whole.rows)
+                wholes[at] = whole if keep is None else selected(whole, np.flatnonzero(keep))
+        every = joined_lines(wholes)
+        order = np.argsort(_steps(every), kind="stable")
+        without = () if self._mapping.rows == "samples" else ("restart", "in_place")
+        return selected(every, order, without=without)
+
+    def _content(self, name: str) -> ParsedLines:
+        """Return the columns of a file under their new names, and note their units and meanings."""
+        mapping, described = self._mapping, self._data.described
+        read = partial(read_metrics, datasets=mapping.datasets, axis=mapping.axis)
+        content = self._guarded(name, read) or FileContent()
+        new = mapping.names
+        lines = content.lines
+        count = len(lines.columns)
+        lines.columns = {new.get(key, key): column for key, column in lines.columns.items()}
+        if len(lines.columns) < count:
+            self._error(name, "has two columns for one name; correct `rename`, `step` or `time`")
+        lines.present = {new.get(key, key): rows for key, rows in lines.present.items()}
+        self._data.problems += [(name, what) for what in content.problems + lines.cut]
+        found = {new.get(key, key): value for key, value in content.described.items()}
+        for key in lines.columns:
+            unit, meaning, place = found.get(key, ("", "", ""))
+            new_facts = (mapping.units.get(key, unit), meaning, f"{name} {place}".rstrip())
+            unit, _, source = described.setdefault(key, new_facts)
+            if unit and new_facts[0] not in ("", unit):
+                units = f"the unit {new_facts[0]}, and {unit} in {source}"
+                self._error(name, f"{key} has {units}; convert one, or declare the unit in `units`")
+        return lines
+
+    def _check_samples(
+        self, log: Mapping[str, ParsedLines], steps: NDArray[Any], config: Mapping[str, Any]
+    ) -> None:
+        wanted: Any = self._mapping.samples
+        values, counts = np.unique(steps, return_counts=True)
+        twice, whole = values[counts > 1], (values % 1 == 0).all()
+        if values[0] == -np.inf:
+            what = f"has a row without a number in {self._mapping.step or 'step'}; see `step`"
+            self._error(min(log), what)
+        elif len(twice):
+            owners = np.repeat(list(log), [lines.rows for lines in log.values()])
+            names = " and ".join(dict.fromkeys(owners[steps == twice[0]].tolist()))
+            what = f"{len(twice):,} samples are there twice, such as {twice[0]}; {_REPAIR}"
+            self._error(names, what)
+        elif self._data.facts["state"] == "finished" and (wanted is not None or whole):
+            default = int(values[-1] - values[0]) + 1 if whole else 0
+            wanted = config.get(wanted) if isinstance(wanted, str) else wanted or default
+            gaps = values[:-1][np.diff(values) > 1]
+            lost = f", without {gaps[0] + 1}" if len(gaps) else ""
+            if len(values) != wanted:
+                found = f"{len(values):,} samples from {values[0]} to {values[-1]}{lost}"
+                what = f"has {found}, and should have {wanted}; {_REPAIR}, or correct `samples`"
+                self._error("", what)
+
+    def _error(self, name: str, what: str) -> None:
+        self._data.errors.append(f"{self._path / name}: {what}")
+
+    def _guarded(self, name: str, read: Callable[[Path], Found]) -> Found | None:
+        """Return the result of ``read`` for a file; record an error as a problem."""
+        try:
+            return read(self._path / name)
+        except FileNotFoundError:
+            what = "is missing"
+        except OSError as error:
+            what = f"cannot be read: {error.strerror or error}"
+        except ResultsError:
+            raise
+        # h5py raises RuntimeError for a damaged file; protobuf and zipfile raise errors of their own.
+        except Exception as error:
+            what = f"cannot be parsed: {' '.join(str(error).split())[:400]}"
+        self._data.problems.append((name, what))
+        return None
+
+
+def _names(log: Mapping[str, ParsedLines]) -> set[str]:
+    return {column for lines in log.values() for column in lines.columns}
+
+
+def _steps(lines: ParsedLines) -> NDArray[Any]:
+    """Return the steps; a row without a step is first, so that it does not count as a restart."""
+    steps = lines.columns.get("step", np.full(lines.rows, np.nan))
+    if steps.dtype.kind not in "if":
+        return np.full(lines.rows, -np.inf)
+    return np.where(np.isnan(steps), -np.inf, steps) if steps.dtype.kind == "f" else steps
 
 
 def _read(mapping: RunMapping, path: str) -> RunData:
-    data = RunData(path, os.path.basename(path))  # noqa: PTH119
-    data.signatures = [signature(*file) for file in _files(mapping, path)]
-    names = mapping.names
-    files = {
-        name: [
-            {names.get(key, key): value for key, value in row.items()}
-            for row in _guarded(data, path, name, _rows_of) or []
-        ]
-        for name in _matches(Path(path), mapping.metrics)
-    }
-    rows, problems = joined_rows(files, mapping.rows)
-    data.problems += problems
-    lines = columns_of(rows)
-    config = (mapping.config and _guarded(data, path, mapping.config, _object_of)) or {}
-    # A run that has not ended has no result yet.
-    ended = mapping.result is not None and os.path.lexists(f"{path}/{mapping.result}")
-    result = (ended and _guarded(data, path, mapping.result or "", _object_of)) or {}
-    for name, value in (("config", config), ("result", result)):
-        if value:
-            data.documents[name] = json.dumps(value, default=str).encode(errors="backslashreplace")
-    data.summary = summary_of(lines)
-    if lines.columns:
-        data.metrics = structured(lines.columns, lines.rows)
-    data.facts = facts_of({"seed": _integer(flat(config).get(mapping.seed))}, {}, (), lines, result)
-    if result.get("state") not in STATES:
-        done = mapping.result is None or bool(result)
-        data.facts["state"] = mapping.state or ("finished" if done else "unfinished")
-    return data
-
-
-def joined_rows(
-    files: Mapping[str, Sequence[Row]], kind: Literal["log", "samples"] | None = None
-) -> tuple[Sequence[Row], list[tuple[str, str]]]:
-    """Return the rows of all files of a run, and problems, each with the name of a file.
-
-    Files with the same columns are parts of one log: their rows are joined in order, and a smaller step is a
-    restart. Files with other columns are separate logs (training and validation): in each, rows that a
-    restart computed again are removed; then all rows are sorted by step, without the column ``restart``.
-
-    Rows of ``samples`` have no order: all are kept, and a sample that a log has twice is a problem.
-    """
-    logs: dict[frozenset[str], list[Row]] = {}
-    problems = []
-    for name, rows in files.items():
-        if not rows:
-            continue
-        log = logs.setdefault(frozenset(chain.from_iterable(rows)), [])
-        # TensorBoard begins a file at each start.
-        if kind is None and _TENSORBOARD not in name and _overlap(log, rows):
-            problems.append((name, _RANKS))
-        log.extend(rows)
-    if kind == "samples":
-        for log in logs.values():
-            counts = Counter(map(_step_of, log))
-            twice = [step for step, count in counts.items() if count > 1 and step > -math.inf]
-            if twice:
-                what = f"{len(twice)} samples are in several rows, such as {min(twice):g}"
-                problems.append(("", what))
-    elif len(logs) < 2:
-        return [row for log in logs.values() for row in log], problems
-    keep = list if kind == "samples" else _kept
-    kept = sorted((row for log in logs.values() for row in keep(log)), key=_step_of)
-    return [
-        {key: value for key, value in row.items() if key not in ("restart", "in_place")}
-        for row in kept
-    ], problems
-
-
-def _overlap(before: Sequence[Row], after: Sequence[Row]) -> bool:
-    steps = [step for step in map(_step_of, after) if step > -math.inf]
-    return min(steps, default=math.inf) < max(map(_step_of, before), default=-math.inf)
-
-
-def _kept(rows: Sequence[Row]) -> Iterable[Row]:
-    lines = columns_of(
-        [{key: row[key] for key in ("step", "restart", "in_place") if key in row} for row in rows]
-    )
-    keep = counted(lines.columns, lines.rows)
-    return rows if keep is None else compress(rows, keep)
-
-
-def _step_of(row: Row) -> float:
-    """Return the step; a row without a step is first, so that it does not count as a restart."""
-    step = row.get("step")
-    return step if isinstance(step, int | float) and not math.isnan(step) else -math.inf
-
-
-def _integer(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isdigit() else value
-
-
-def _guarded(data: RunData, path: str, name: str, read: Any) -> Any:
-    """Return the result of ``read`` for a file; record an error as a problem."""
-    try:
-        found, problems = read(Path(path, name))
-    except FileNotFoundError:
-        data.problems.append((name, "is missing"))
-        return None
-    except OSError as error:
-        data.problems.append((name, f"cannot be read: {error.strerror or error}"))
-        return None
-    # h5py raises RuntimeError for a damaged file.
-    except (ValueError, TypeError, LookupError, RuntimeError, csv.Error, ConfigError) as error:
-        data.problems.append((name, f"cannot be parsed: {' '.join(str(error).split())[:200]}"))
-        return None
-    data.problems += [(name, what) for what in problems]
-    return found
-
-
-def _rows_of(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    if _TENSORBOARD in path.name:
-        return _tensorboard_rows(path), []
-    if path.suffix in (".csv", ".tsv"):
-        return _csv_rows(path)
-    if path.suffix in (".h5", ".hdf5"):
-        with h5py.File(path, locking=False) as file:
-            return _json_rows({name: _values(part[:]) for name, part in file.items()}), []
-    raw = path.read_bytes()
-    if path.suffix == ".json":
-        return _json_rows(json.loads(raw)), []
-    if path.suffix != ".jsonl" and raw.strip() and not raw.lstrip().startswith(b"{"):
-        raise ResultsError(
-            f"{path}: has a format that hpcrun does not read; `metrics` takes .csv, .tsv, .json, .jsonl, .h5 "
-            "and TensorBoard files"
-        )
-    rows, damaged, torn = parse_lines(raw)
-    return rows, line_problems(damaged, torn)
-
-
-def _values(column: NDArray[Any]) -> list[Any]:
-    return [cell.decode() if isinstance(cell, bytes) else cell for cell in column.tolist()]
-
-
-def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    raw = path.read_bytes()
-    # The writer may be in the middle of a number.
-    end = raw.rfind(b"\n") + 1
-    text = raw[:end].decode("utf-8-sig")
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ","
-    )
-    head = next(reader, [])
-    rows, damaged = [], 0
-    for cells in reader:
-        if len(cells) == len(head):
-            rows.append(
-                {name: _cell(cell) for name, cell in zip(head, cells, strict=True) if cell != ""}
-            )
-        elif cells:
-            damaged += 1
-    return rows, line_problems(damaged, len(raw) - end if raw[end:].strip() else 0)
-
-
-def _cell(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _json_rows(value: Any) -> list[dict[str, Any]]:
-    """Return the rows of a list of objects, or of an object of equal lists."""
-    if isinstance(value, list) and all(isinstance(row, dict) for row in value):
-        return value
-    if isinstance(value, dict):
-        columns = {key: cells for key, cells in value.items() if isinstance(cells, list)}
-        if columns and len(set(map(len, columns.values()))) == 1:
-            return [
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            ]
-        if not columns:
-            return [value]
-    raise ValueError("should be a list of objects, or an object of equally long lists")
-
-
-def _tensorboard_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        from tensorboard.util import tensor_util
-    except ImportError as error:
-        raise ResultsError(
-            f"{path}: TensorBoard files need tensorboard: `pip install tensorboard`"
-        ) from error
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
-    rows: dict[int, dict[str, Any]] = {}
-    for tag in events.Tags()["scalars"]:
-        for event in events.Scalars(tag):
-            row = rows.setdefault(event.step, {"step": event.step, "time": event.wall_time})
-            row[tag] = event.value
-    for tag in events.Tags()["tensors"]:
-        for event in events.Tensors(tag):
-            value = tensor_util.make_ndarray(event.tensor_proto)
-            if value.size == 1 and np.issubdtype(value.dtype, np.number):
-                row = rows.setdefault(event.step, {"step": event.step, "time": event.wall_time})
-                row[tag] = value.item()
-    return [rows[step] for step in sorted(rows)]
-
-
-def _object_of(path: Path) -> tuple[dict[str, Any], list[str]]:
-    text = path.read_text()
-    if path.suffix == ".json":
-        value = json.loads(text)
-    else:
-        value, _ = read_yaml(text, lambda line: f"line {line}")
-    if not isinstance(value, dict):
-        raise ValueError("should be keys and values")
-    return value, []
+    return _MappedRun(mapping, path).read()

@@ -43,7 +43,7 @@ _FILES = tuple(
     file.name for file in (_RUN.config, _RUN.record, _RUN.events, _RUN.metrics, _RUN.result)
 )
 # A table has one width for all its rows.
-_LONGEST_FIELDS, _LONGEST_FIELD = 480, 60
+_LONGEST_FIELDS, _LONGEST_TEXT = 480, 60
 _SECTION = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)
 # Aliases, tags and documents join sections.
 _JOINING = ("&", "*", "%", "---", "...")
@@ -51,7 +51,13 @@ _JOINING = ("&", "*", "%", "---", "...")
 
 @dataclass
 class RunData:
-    """The content of a run. ``problems``: a file and its problem."""
+    """The content of a run.
+
+    Args:
+        problems: a file and its problem.
+        errors: why no results may be written, a line each.
+        described: unit, meaning and source of each column of metrics that hpcrun has not written.
+    """
 
     path: str
     name: str
@@ -62,6 +68,8 @@ class RunData:
     documents: dict[str, bytes] = field(default_factory=dict)
     summary: list[tuple[Any, ...]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    described: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
 
 def files_of(path: str) -> list[tuple[str, str]]:
@@ -89,6 +97,8 @@ def read_run(path: str) -> RunData:
         lines = reader.metrics(run.metrics)
         result = reader.document("result", run.result, needed=False)
         reader.data.facts = facts_of(config, identity, events, lines, result)
+        if "sweep" in identity:
+            reader.data.facts["sweep"] = run.path.parent.name
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
         # One strange file must not prevent the results of all other runs.
         what = f"cannot be understood: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -239,20 +249,16 @@ def _event_table(events: Sequence[Event]) -> NDArray[Any]:
 
 def _fields(event: Event) -> str | None:
     """Return the other fields of an event as JSON. In a long event, texts are cut and lists omitted."""
-    if not event.fields:
-        return None
-    short = {
-        key: value[:_LONGEST_FIELD] if isinstance(value, str) else value
+    plain = {
+        key: value[:_LONGEST_TEXT] if isinstance(value, str) else value
         for key, value in event.fields.items()
         if not isinstance(value, list | dict)
     }
-    # Numbers and decisions matter more than texts.
-    plain = {key: value for key, value in short.items() if not isinstance(value, str)}
-    for fields in (event.fields, short | {"cut": True}, plain | {"cut": True}):
+    for fields in (event.fields, plain | {"cut": True}, {"cut": True}):
         whole = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         if len(whole) <= _LONGEST_FIELDS:
-            return whole
-    return '{"cut":true}'
+            break
+    return whole if event.fields else None
 
 
 def _padded(values: Iterable[str | None]) -> NDArray[Any]:
@@ -276,6 +282,7 @@ def facts_of(
     ended = [event.time for event in events if event.what in ("ended", "finished")]
     last = result.get("time", ended[-1] if ended and state in STATES else None)
     return {
+        "sweep": "",
         "state": state,
         "cause": _text_of(result.get("cause")),
         "reason": _text_of(result.get("reason")),
@@ -283,13 +290,14 @@ def facts_of(
         "created": _number(identity.get("created")),
         "ended": _number(last),
         "attempts": len(started),
-        "step": _last_step(lines, result),
+        "step": last_step(lines, result),
         "rows": lines.rows,
         "seed": _whole(config.get("seed")),
     }
 
 
-def _last_step(lines: ParsedLines, result: dict[str, Any]) -> int:
+def last_step(lines: ParsedLines, result: dict[str, Any]) -> int:
+    """Return the last logged step, or that of the result; -1 if neither has one."""
     steps = lines.columns.get("step")
     if steps is not None and steps.dtype.kind in "iuf" and np.isfinite(steps[-1]):
         return int(steps[-1])
@@ -341,7 +349,7 @@ def find_runs(named: Iterable[str], runs_dir: Path) -> list[str]:
 
 def _below(folder: str, depth: int) -> list[str]:
     """Return the real paths of the runs in ``folder``, a real path."""
-    if _is_run(folder):
+    if is_run(folder):
         return [folder]
     try:
         with os.scandir(folder) as entries:
@@ -360,7 +368,8 @@ def _below(folder: str, depth: int) -> list[str]:
     return [run for path in inner for run in _below(path, depth + 1)]
 
 
-def _is_run(folder: str) -> bool:
+def is_run(folder: str) -> bool:
+    """Return True if ``folder`` is a run directory of hpcrun."""
     # If a run lost a file, the other files are still read.
     config, record, events, metrics, _ = (
         os.path.isfile(f"{folder}/{name}")  # noqa: PTH113

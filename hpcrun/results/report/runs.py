@@ -130,7 +130,7 @@ def _columns(store: ResultsFile, key: str) -> dict[str, NDArray[Any]]:
 
 
 def _events(store: ResultsFile, key: str) -> list[Event]:
-    records = store.events(key)
+    records = store.part(key, "events")
     return [] if records is None else [_event(row) for row in records]
 
 
