@@ -13,7 +13,7 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_640, 25),
+    "api": (4_630, 25),
     "checkpoint": (6_450, 36),
     "cli": (4_910, 34),
     "config": (2_990, 14),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_625, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_930, 450),
+    "tests": (57_940, 450),
     "train": (10_210, 48),
 }
 """The most lines and files of each package, and of the tests."""
