@@ -116,6 +116,9 @@ def finalize(
     chain = jobs_of(events, attempt.job)
     own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
     decision = _by_hand(cause) if budgets is None else decide(own, budgets)
+    if cause is Cause.CANCELLED and was_pruned(events):
+        # A search would send a message for most of its trials.
+        notify_on = ()
     asked = notification_of(cause, restart=decision.restart, attempts=len(own))
     named = cause in (Cause.CRASH, Cause.HANG) or (diagnosis is not None and diagnosis.unfit)
     record_event(
@@ -308,10 +311,9 @@ def write_result(
     """
     state = "stopped" if by_hand and cause in _ORDERLY else "failed"
     reason = f"{line}; {reason}" if line else reason
-    if cause is Cause.CANCELLED:
-        state = "cancelled"
-        if was_pruned(read_events(run)):
-            state, reason = "pruned", PRUNED
+    state = "cancelled" if cause is Cause.CANCELLED else state
+    if state == "cancelled" and was_pruned(read_events(run)):
+        state, reason = "pruned", PRUNED
     when = round(time.time(), 3)
     _write_with_goodput(
         run,

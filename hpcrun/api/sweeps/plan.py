@@ -142,10 +142,7 @@ def plan_sweep(
     Raises:
         UserError: an axis, a value or the config is wrong, or a single run has the name of the sweep.
     """
-    number = request.max_parallel
-    if number is not None and (type(number) is not int or number < 1):
-        place = request.place("max_parallel")
-        raise UserError(f"{place}: should be a whole number, 1 or more, not {number!r}")
+    check_limit(request)
     if request.prepare:
         place = request.place("prepare")
         raise UserError(f"{place}: is for one run; give it the name of a run of the sweep")
@@ -170,6 +167,14 @@ def plan_sweep(
     check_image(config.job, RunDirectory(folder), Path.cwd(), here=executor == "local")
     say_idle(request, executor)
     return SweepPlan(request, folder, executor, elements, names, code)
+
+
+def check_limit(request: SubmitRequest) -> None:
+    """Raise UserError if ``max_parallel`` is no number of runs."""
+    number = request.max_parallel
+    if number is not None and (type(number) is not int or number < 1):
+        place = request.place("max_parallel")
+        raise UserError(f"{place}: should be a whole number, 1 or more, not {number!r}")
 
 
 def job_key(config: Config) -> str:

@@ -46,22 +46,20 @@ class Search(BaseModel):
         Raises:
             UserError: Optuna is not installed, or a name or an argument is wrong.
         """
-        optuna = _optuna()
-        kinds = optuna.distributions
-        ranges = {
-            "float": kinds.FloatDistribution,
-            "int": kinds.IntDistribution,
-            "choices": kinds.CategoricalDistribution,
-        }
+        try:
+            from optuna import distributions, pruners, samplers
+        except ImportError as error:
+            text = "search: Optuna is not installed; `pip install 'hpcrun[search]'`, or write grid:"
+            raise UserError(text) from error
+        names = ("FloatDistribution", "IntDistribution", "CategoricalDistribution")
+        kinds = zip(("float", "int", "choices"), names, strict=True)
+        ranges = {kind: getattr(distributions, name) for kind, name in kinds}
         space = {}
         for key, given in self.space.items():
             full = {"choices": {"choices": given}} if isinstance(given, list) else given
             space[key] = self._made(f"search.space.{key}", ranges, full)
-        return (
-            self._made("search.sampler", _classes(optuna.samplers, "Sampler"), self.sampler),
-            self._made("search.pruner", _classes(optuna.pruners, "Pruner"), self.pruner),
-            space,
-        )
+        sampler = self._made("search.sampler", _classes(samplers, "Sampler"), self.sampler)
+        return sampler, self._made("search.pruner", _classes(pruners, "Pruner"), self.pruner), space
 
     def open_study(self, folder: Path) -> "tuple[Study, Callable[[int], Trial]]":
         """Return the study in ``folder``, made if it is missing, and the function for a trial by its number.
@@ -72,7 +70,8 @@ class Search(BaseModel):
 
         Source: https://optuna.readthedocs.io/en/stable/reference/storages.html (a journal works on NFS).
         """
-        optuna, (sampler, pruner, _) = _optuna(), self.objects()
+        sampler, pruner, _ = self.objects()
+        import optuna
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -98,8 +97,7 @@ class Search(BaseModel):
 
         def trial(number: int) -> "Trial":
             found = storage.get_trial_id_from_study_id_trial_number(number_of_study, number)
-            made: Trial = optuna.trial.Trial(study, found)
-            return made
+            return optuna.trial.Trial(study, found)
 
         return study, trial
 
@@ -148,17 +146,9 @@ def suggested(trial: "Trial", space: Mapping[str, Any]) -> dict[str, Any]:
             suggest: Any = trial.suggest_int if type(given.low) is int else trial.suggest_float
             values[key] = suggest(key, given.low, given.high, step=given.step, log=given.log)
         except (ValueError, ImportError) as error:
-            raise UserError(f"search.space: {key}: {error}; choose another --name") from error
+            words = "choose another sampler, or another --name"
+            raise UserError(f"search.space: {key}: {error}; {words}") from error
     return values
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        text = "search: Optuna is not installed; `pip install 'hpcrun[search]'`, or write grid:"
-        raise UserError(text) from error
-    return optuna
 
 
 def _classes(module: Any, end: str) -> dict[str, Callable[..., Any]]:

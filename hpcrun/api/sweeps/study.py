@@ -17,16 +17,16 @@ from hpcrun.api.interrupts import note_end
 from hpcrun.api.run import Run
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers
 from hpcrun.api.sweeps.handover import submit_sweep
-from hpcrun.api.sweeps.plan import SweepPlan, plan_sweep
+from hpcrun.api.sweeps.plan import SweepPlan, check_limit, plan_sweep
 from hpcrun.api.sweeps.request import RowBlock, SweepRequest, SweepValue, text_of
 from hpcrun.api.sweeps.search import JOURNAL, Search, suggested
-from hpcrun.config import Layer, load_resolved, training_differences
+from hpcrun.config import ConfigError, Layer, load_resolved, training_differences
 from hpcrun.errors import LaunchError, UserError
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events, was_pruned
 from hpcrun.run.lock_file import LockFile
 from hpcrun.run.snapshot import recorded_snapshot
-from hpcrun.run.sweep_file import read_sweep
+from hpcrun.run.sweep_file import SweepRun, read_sweep
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.array import element_name
 from hpcrun.slurm.launch.jobs import RunState, pauses
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # Seconds to the first look after a change; Slurm's controller serves many users.
 _LOOK = {"slurm": 5.0, "local": 0.5}
+_START = 20.0
 _ENDED = ("finished", "failed", "pruned")
 
 
@@ -50,17 +51,19 @@ class StudyPlan:
     folder: Path
 
     def of_trial(self, number: int, values: Mapping[str, Any]) -> SweepPlan:
-        """Return the plan for the run of a trial, with the code of trial 0: a search compares values only."""
-        blocks = [
-            RowBlock(
-                [{key: SweepValue(one, text_of(one))}], self.search.place(f"search.space.{key}")
-            )
-            for key, one in values.items()
-        ]
+        """Return the plan for a trial, with the code of the first run: a search compares values only."""
+        row = {key: SweepValue(one, text_of(one)) for key, one in values.items()}
+        sweep = SweepRequest([RowBlock([row], self.search.place("search.space"))])
         # The limit of a sweep holds within a submission, and each trial is a submission.
-        request = replace(self.request, max_parallel=None) if number else self.request
-        code, names = recorded_snapshot(self.run_of(0)), [element_name(number)]
-        return plan_sweep(request, SweepRequest(blocks), names, self.layers, code)
+        request = replace(self.request, max_parallel=None)
+        first = self.first_run()
+        code = recorded_snapshot(self.run_of(int(first.name))) if first else None
+        return plan_sweep(request, sweep, [element_name(number)], self.layers, code)
+
+    def first_run(self) -> SweepRun | None:
+        """Return the first run of the search; None if there is none yet."""
+        known = read_sweep(self.folder)
+        return known.runs[0] if known else None
 
     def run_of(self, number: int) -> RunDirectory:
         """Return the run directory of a trial."""
@@ -76,30 +79,23 @@ def plan_study(request: SubmitRequest, search: Search) -> tuple[StudyPlan, Sweep
     *_, space = search.objects()
     values = {key: (getattr(one, "choices", None) or [one.low])[0] for key, one in space.items()}
     layers = config_layers(request)
+    check_limit(request)
     first = StudyPlan(request, search, layers, request.runs).of_trial(0, values)
     plan = StudyPlan(request, search, layers, first.folder)
-    known, run = read_sweep(plan.folder), plan.run_of(0)
-    if known is not None and not (plan.folder / JOURNAL).exists():
+    kept = plan.first_run()
+    if kept is not None and not (plan.folder / JOURNAL).exists():
         raise RunError(f"{plan.folder}: is a sweep without a search; choose another --name")
-    if known is not None and run.exists():
-        values = dict(known.runs[0].values)
-        differing = sorted(values.keys() ^ space.keys())
+    if kept is not None and (run := plan.run_of(int(kept.name))).exists():
+        differing = sorted(kept.values.keys() ^ space.keys())
         if not differing:
-            first = plan.of_trial(0, values)
+            first = plan.of_trial(int(kept.name), kept.values)
             differing = training_differences(load_resolved(run.config), first.config)
         if differing:
-            raise RunError(
-                f"{plan.folder}: is a search with other keys or values ({differing[0]}); choose another "
-                "--name"
-            )
-    if (
-        (request.max_parallel or 1) > 1
-        and first.executor == "local"
-        and local_devices(first.config)
-    ):
-        raise UserError(
-            f"{request.place('max_parallel')}: the trials of a search share the GPUs of this machine; omit it"
-        )
+            words = f"is a search with other keys or values ({differing[0]})"
+            raise RunError(f"{plan.folder}: {words}; choose another --name")
+    at_once, place = request.max_parallel or 1, request.place("max_parallel")
+    if at_once > 1 and first.executor == "local" and local_devices(first.config):
+        raise UserError(f"{place}: the trials of a search share this machine's GPUs; omit it")
     return plan, first
 
 
@@ -110,8 +106,8 @@ def run_study(plan: StudyPlan, report: Callable[[str], None]) -> dict[str, Any]:
         report: gets a line for each change, and at the end a line for the best run.
 
     Returns:
-        ``counts`` of the trials by Optuna's states, ``best`` (the run; None without a complete trial), its
-        ``value`` and ``values``, and ``left``: runs that the same command continues.
+        ``counts`` of the trials by Optuna's states, ``best`` (the run; None without a complete trial) with
+        its ``value`` and ``values``, and ``left``: runs that the same command continues.
 
     Raises:
         UserError: another process runs the study, the scheduler refuses a trial while no trial runs, or the
@@ -166,6 +162,8 @@ class _Study:
 
     def _fill(self) -> None:
         """Submit trials while there is room, and take up those of a killed search."""
+        from optuna.trial import TrialState
+
         while len(self._running) < (self._plan.request.max_parallel or 1):
             if not self._waiting:
                 begun = len(self._study.trials) - len(self._in_state("WAITING"))
@@ -174,7 +172,7 @@ class _Study:
                 self._waiting.append(self._study.ask())
             trial = self._waiting[0]
             run, values = self._plan.run_of(trial.number), suggested(trial, self._space)
-            now = jobs.state(run) if run.exists() else None
+            now = _settled_state(run) if run.exists() else None
             if now is None or not (now.live or now.word in _ENDED or was_pruned(read_events(run))):
                 try:
                     submit_sweep(self._plan.of_trial(trial.number, values))
@@ -183,6 +181,11 @@ class _Study:
                         raise
                     self._report(f"{run.name} is not submitted yet: {error}")
                     break
+                except ConfigError as error:
+                    # Other values may be valid, so the search continues.
+                    self._study.tell(self._waiting.popleft(), state=TrialState.FAIL)
+                    self._report(f"trial {trial.number} is refused: {error}")
+                    continue
                 self._report(f"{run.name} is submitted: {_shown(values)}")
             self._running[trial.number] = self._waiting.popleft()
 
@@ -249,14 +252,11 @@ class _Study:
         if now.word == "finished":
             found = self._values(run)
             if not found:
-                raise UserError(
-                    f"{run.metrics}: has no {self._metric}; correct search.metric, and run the command again"
-                )
+                words = "correct search.metric, and run the command again"
+                raise UserError(f"{run.metrics}: has no {self._metric}; {words}")
             value = found[-1][1]
-            if math.isfinite(value):
-                self._study.tell(trial, value)
-            else:
-                self._study.tell(trial, state=TrialState.FAIL)
+            state = TrialState.COMPLETE if math.isfinite(value) else TrialState.FAIL
+            self._study.tell(trial, value if math.isfinite(value) else None, state)
             detail = f": {self._metric}={value:.6g}"
         elif now.word in _ENDED:
             ends = {"failed": TrialState.FAIL, "pruned": TrialState.PRUNED}
@@ -270,13 +270,7 @@ class _Study:
     def _end(self) -> dict[str, Any]:
         trials = self._study.get_trials(deepcopy=False)
         counts = dict(Counter(trial.state.name.lower() for trial in trials))
-        end: dict[str, Any] = {
-            "counts": counts,
-            "best": None,
-            "value": None,
-            "values": {},
-            "left": self._left,
-        }
+        end: dict[str, Any] = {"counts": counts, "best": None, "left": self._left}
         shown = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         self._report(f"{self._plan.folder.name}: {len(trials)} trials: {shown}")
         if "complete" in counts:
@@ -287,6 +281,14 @@ class _Study:
         if self._left:
             self._report(f"the same command continues {', '.join(self._left)}")
         return end
+
+
+def _settled_state(run: RunDirectory) -> RunState:
+    """Return the state of ``run``, on this machine after the time within which a new job gets a process."""
+    sent = max((one.time for one in read_events(run) if one.what == "submitted"), default=0.0)
+    while (now := jobs.state(run)).word == "lost" and time.time() < sent + _START:
+        time.sleep(_LOOK["local"])
+    return now
 
 
 def _shown(values: Mapping[str, Any]) -> str:

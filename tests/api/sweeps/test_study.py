@@ -61,16 +61,16 @@ WORDS = (
 )
 
 
-def prepare(folder: Path, kinds: list[str], more: str = "") -> None:
+def prepare(folder: Path, kinds: list[str], factor: float = 0.9) -> None:
     """Write the script and the search, and choose the values of its trials."""
     import optuna
 
     (folder / "script.py").write_text(SCRIPT)
-    (folder / "search.yaml").write_text(SEARCH.format(trials=len(kinds)) + more)
+    (folder / "search.yaml").write_text(SEARCH.format(trials=len(kinds)))
     (folder / "runs" / "s").mkdir(parents=True)
     study = optuna.create_study(study_name="s", storage=storage(folder))
     for number, kind in enumerate(kinds):
-        study.enqueue_trial({"kind": kind, "lr": 0.1 * 0.9**number})
+        study.enqueue_trial({"kind": kind, "lr": 0.1 * factor**number})
 
 
 def storage(folder: Path) -> Any:
@@ -140,7 +140,8 @@ def test_a_killed_search_has_each_trial_once(
 
 
 def test_the_same_command_continues_a_cancelled_trial(tmp_path: Path) -> None:
-    prepare(tmp_path, ["good", "good", "good"])
+    # Optuna may choose the same values twice.
+    prepare(tmp_path, ["good", "good", "good"], factor=1.0)
     (tmp_path / "hold").touch()
     words = [sys.executable, "-m", "hpcrun", *WORDS[:3], "--max-parallel", "2", *WORDS[3:]]
     search = subprocess.Popen(words, cwd=tmp_path, text=True, stdout=-1)
@@ -162,8 +163,28 @@ def test_the_same_command_continues_a_cancelled_trial(tmp_path: Path) -> None:
         journal.write(b'{"op_code": 5, "worker')
     done = jobs.hpcrun(*WORDS[:1], "--json", *WORDS[1:], cwd=tmp_path)
     found = json.loads(done.stdout)
-    assert (found["counts"], found["best"], found["left"]) == ({"complete": 3}, "s/002", [])
+    assert (found["counts"], found["best"], found["left"]) == ({"complete": 3}, "s/000", [])
+    assert len(sweep) == 3
     assert began(tmp_path) == ["000 0", "000 0", "001 0", "002 0"]
+
+
+def test_values_that_the_config_refuses_fail_their_trial_only(tmp_path: Path) -> None:
+    import optuna
+
+    prepare(tmp_path, [])
+    text = SEARCH.format(trials=2) + "    job.time: [1:00:00, 0:00:01]\n"
+    (tmp_path / "search.yaml").write_text(text)
+    study = optuna.load_study(study_name="s", storage=storage(tmp_path))
+    for limit in ("0:00:01", "1:00:00"):
+        study.enqueue_trial({"kind": "good", "lr": 0.1, "job.time": limit})
+    done = jobs.hpcrun(*WORDS, cwd=tmp_path)
+    assert "trial 0 is refused: search.yaml:7: job.time: the limit" in done.stdout, done.stderr
+    assert (done.returncode, began(tmp_path)) == (0, ["001 0"])
+    again = jobs.hpcrun(*WORDS[:1], "--max-parallel", "0", *WORDS[1:], cwd=tmp_path)
+    assert "--max-parallel: should be a whole number" in again.stderr
+    again = jobs.hpcrun(*WORDS[:1], "--dry-run", *WORDS[1:], cwd=tmp_path)
+    assert "001  good  0.1  1:00:00   finished" in again.stdout
+    assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL", "COMPLETE"]
 
 
 def test_a_wrong_metric_is_corrected_without_a_second_run(tmp_path: Path) -> None:
@@ -178,7 +199,7 @@ def test_a_wrong_metric_is_corrected_without_a_second_run(tmp_path: Path) -> Non
     assert (done.returncode, began(tmp_path)) == (0, ["000 0"])
     for old, new, words in (
         ("minimize", "maximize", "has minimize loss; choose another"),
-        ("kind: [good", "kind: [other, good", "choose another --name"),
+        ("kind: [good", "kind: [other, good", "or another --name"),
         ("lr: {", "wd: {", "is a search with other keys or values (lr)"),
     ):
         text = plain.replace("  trials", "  direction: minimize\n  trials").replace(old, new)

@@ -243,6 +243,21 @@ def test_a_failed_setup_ends_only_a_new_run(
     assert told.line == "setup failed at `module load x`: module: command not found"
 
 
+@pytest.mark.parametrize(
+    ("after", "state", "sends"),
+    [("pruned", "pruned", False), ("submitted", "cancelled", True)],
+)
+def test_a_pruned_run_has_its_own_state(
+    run: RunDirectory, after: str, state: str, sends: bool
+) -> None:
+    record_event(run, "pruned")
+    record_event(run, after)
+    ending = Ending("cancelled", "")
+    finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), ending, notify_on=["cancelled"])
+    assert (read_json(run.result) or {})["state"] == state
+    assert ("notification" in read_events(run)[-1].fields) == sends
+
+
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
 def test_the_next_job_records_the_end_of_a_cancellation(run: RunDirectory, by: str) -> None:
     if by == "hpcrun":
