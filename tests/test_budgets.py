@@ -14,7 +14,7 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_040, 23),
-    "checkpoint": (6_450, 36),
+    "checkpoint": (6_630, 36),
     "cli": (4_890, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_690, 450),
+    "tests": (57_870, 451),
     "train": (10_210, 48),
 }
 """The most lines and files of each package, and of the tests."""
