@@ -14,7 +14,7 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_650, 25),
-    "checkpoint": (6_450, 36),
+    "checkpoint": (6_630, 36),
     "cli": (5_050, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_630, 19),
     "slurm": (4_510, 25),
     "tasks": (1_000, 8),
-    "tests": (59_680, 454),
+    "tests": (59_850, 455),
     "train": (10_580, 49),
 }
 """The most lines and files of each package, and of the tests."""

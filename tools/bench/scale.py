@@ -2,7 +2,14 @@
 """Growth of checkpoint metadata with the ranks, measured with virtual ranks in one process.
 
 Each virtual rank writes a tiny file through the real code: its shard of each of --tensors tensors.
-Rank 0 does the work of a real run. Times are "wall clock / CPU", in seconds:
+Rank 0 does the work of a real run. Times are "wall clock / CPU", in seconds. --plan measures only the plan of
+the first save, in seconds of CPU:
+
+- rank: every rank's description of its tensors, and its part of the plan
+- rank 0: rank 0's choice of the writers, in addition
+- up, down: bytes of the objects that rank 0 receives and sends
+
+Without --plan:
 
 - files: number of files of a checkpoint; manifest and index: their bytes
 - ranks: seconds until each virtual rank has written its file, in turns; real ranks write in parallel
@@ -14,19 +21,26 @@ Rank 0 does the work of a real run. Times are "wall clock / CPU", in seconds:
 """
 
 import argparse
+import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
 from hpcrun.checkpoint.sharded.commit import CommitProtocol, SaveJob
-from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
+from hpcrun.checkpoint.sharded.plan import WritePlan, describe, make_plan
 from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, own_name, write
 from hpcrun.checkpoint.storage.index import INDEX, covered, decode
 from hpcrun.checkpoint.storage.manifest import MANIFEST
@@ -35,8 +49,9 @@ from hpcrun.cli.commands.verify import verify
 from hpcrun.ranks.collective import Ranks
 
 T = TypeVar("T")
-_COLUMNS = 4
-"""Elements of a tensor that a rank holds: as few as can be, because the metadata is what is measured."""
+_SHAPES = 30
+"""Shapes of the tensors, about as many as in a model with its optimizer. A rank has a row of each tensor: few
+elements, because the metadata is what is measured."""
 _OWN = bytes(200)
 """Bytes in the place of the random states of a rank."""
 
@@ -76,24 +91,56 @@ class Clock:
         return f"{wall:.2f} / {used:.2f}"
 
 
-def parts_of(rank: int, world_size: int, tensors: int) -> tuple[TensorChunk, ...]:
-    """Return the shard of one rank: a row of each tensor."""
-    length = 4 * _COLUMNS
-    shape = (world_size, _COLUMNS)
-    return tuple(
-        TensorChunk(
-            f"layer.{i}.weight", "float32", shape, (rank, 0), (1, _COLUMNS), i * length, length
+@dataclass(frozen=True)
+class Planning(Ranks):
+    """Rank 0 while it plans: the virtual ranks have the same description. Counts seconds and bytes."""
+
+    clock: Clock = field(default_factory=Clock)
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def to_rank_0(self, value: Any) -> list[Any]:
+        """Return the value of every rank, as received."""
+        raw = pickle.dumps(value)
+        self.sent["up"] = self.world_size * len(raw)
+        with self.clock("received"):
+            return [pickle.loads(raw) for _ in range(self.world_size)]
+
+    def scatter_from_rank_0(self, compute: Callable[[], Sequence[T]]) -> T:
+        """Return the value of rank 0."""
+        with self.clock("chosen"):
+            values = compute()
+            self.sent["down"] = sum(len(pickle.dumps(value)) for value in values)
+        return values[0]
+
+
+def plan_of(world_size: int, tensors: int) -> tuple[WritePlan, str]:
+    """Return rank 0's plan of tensors with a row on each rank, and the row of the table of plans."""
+    ranks = Planning(0, world_size)
+    clock = ranks.clock
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    mesh = init_device_mesh("cpu", (world_size,))
+    state: dict[str, torch.Tensor] = {}
+    for i in range(tensors):
+        width = 1 + i % _SHAPES
+        shape = torch.Size((world_size, width))
+        state[f"layer.{i}.weight"] = DTensor.from_local(
+            torch.zeros(1, width), mesh, [Shard(0)], run_check=False, shape=shape, stride=(width, 1)
         )
-        for i in range(tensors)
-    )
+    with clock("all"):
+        plan = make_plan(describe(state, bool), state, ranks)
+    dist.destroy_process_group()
+    spent = {name: used for name, (_, used) in clock.spent.items()}
+    on_rank_0 = spent["received"] + spent["chosen"]
+    times = f"{spent['all'] - on_rank_0:.2f} | {on_rank_0:.2f}"
+    sizes = " | ".join(f"{ranks.sent[way] / 1000:,.0f} kB" for way in ("up", "down"))
+    return plan, f"| {world_size:,} | {times} | {sizes} |"
 
 
-def share_of(rank: int, parts: tuple[TensorChunk, ...]) -> RankShard:
-    """Return the bytes of one rank's file."""
-    spans = tuple((part.position, part.length) for part in parts)
-    size = sum(part.length for part in parts)
-    image = memoryview(bytes(size) + _OWN)
-    spans += ((size, len(_OWN)),)
+def share_of(rank: int, plan: WritePlan) -> RankShard:
+    """Return the bytes of one rank's file; all ranks have shards of the same sizes."""
+    spans = tuple((part.position, part.length) for part in plan.parts)
+    image = memoryview(bytes(plan.size) + _OWN)
+    spans += ((plan.size, len(_OWN)),)
 
     def views() -> Iterator[memoryview]:
         return (image[position : position + length] for position, length in spans)
@@ -101,20 +148,17 @@ def share_of(rank: int, parts: tuple[TensorChunk, ...]) -> RankShard:
     return RankShard(spans, (own_name(rank),), views, image)
 
 
-def save(store: CheckpointStore, step: int, everyone: tuple[tuple[TensorChunk, ...], ...]) -> Clock:
+def save(store: CheckpointStore, step: int, plan: WritePlan, world_size: int) -> Clock:
     """Save one checkpoint of all virtual ranks; record the seconds of its parts."""
-    clock, world_size = Clock(), len(everyone)
+    clock = Clock()
     draft = store.root / f"step-{step:09d}.tmp-{store.owner}"
 
     def others() -> list[Written]:
         with clock("ranks"):
             return [
-                write(share_of(rank, everyone[rank]), store, draft, rank)
-                for rank in range(1, world_size)
+                write(share_of(rank, plan), store, draft, rank) for rank in range(1, world_size)
             ]
 
-    size = sum(part.length for part in everyone[0])
-    plan = WritePlan((), everyone[0], size, size * world_size, everyone)
     protocol = CommitProtocol(
         store,
         Virtual(0, world_size, others=others),
@@ -122,7 +166,7 @@ def save(store: CheckpointStore, step: int, everyone: tuple[tuple[TensorChunk, .
         after_commit=lambda _: [],
     )
     with clock("all"):
-        outcome = protocol.run(SaveJob(step, plan, share_of(0, everyone[0]), {"step": step}))
+        outcome = protocol.run(SaveJob(step, plan, share_of(0, plan), {"step": step}))
     if not outcome.ok:
         raise SystemExit(f"scale.py: {outcome.error}")
     return clock
@@ -130,9 +174,9 @@ def save(store: CheckpointStore, step: int, everyone: tuple[tuple[TensorChunk, .
 
 def measure(folder: Path, world_size: int, tensors: int) -> str:
     """Return the table's row for ``world_size`` ranks."""
-    everyone = tuple(parts_of(rank, world_size, tensors) for rank in range(world_size))
+    plan, _ = plan_of(world_size, tensors)
     store = CheckpointStore(folder, "bench-0")
-    clock = [save(store, step, everyone) for step in (1, 2, 3, 4)][-1]
+    clock = [save(store, step, plan, world_size) for step in (1, 2, 3, 4)][-1]
     newest = store.path(4)
     files = sum(1 for _ in newest.iterdir())
     sizes = [(newest / name).stat().st_size for name in (MANIFEST, INDEX)]
@@ -166,9 +210,15 @@ def main() -> int:
     parser.add_argument(
         "--dir", type=Path, help="folder for the checkpoints (default: the temporary folder)"
     )
+    parser.add_argument("--plan", action="store_true", help="only the plan of the first save")
     parser.add_argument("--quick", action="store_true", help="8 and 64 ranks, few tensors")
     options = parser.parse_args()
     ranks, tensors = ([8, 64], 5) if options.quick else (options.ranks, options.tensors)
+    if options.plan:
+        print("| ranks | rank | rank 0 | up | down |\n|---:|---:|---:|---:|---:|")
+        for world_size in ranks:
+            print(plan_of(world_size, tensors)[1], flush=True)
+        return 0
     print(
         "| ranks | files | manifest | index | ranks' files | commit | prune | choose | decode | verify |"
     )

@@ -1,6 +1,7 @@
 """The steps of a save on all ranks: write, agree, commit, and keep a copy in memory."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import xxhash
 
 from hpcrun.checkpoint.memory.copies import MemoryCopies, MemorySnapshot
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan
+from hpcrun.checkpoint.sharded.plan import PlacedTensor, WritePlan, file_order, width
 from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, hashed, write
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
@@ -175,7 +176,7 @@ class CommitProtocol:
             raise CheckpointError(first_of(troubles or ["a rank has no snapshot"]))
         whole = [part for part in written if isinstance(part, Written)]
         if not job.disk:
-            self._index = encode(make_index(job.plan.everyone, whole))
+            self._index = encode(make_index(job.plan.placed, whole))
         digest = xxhash.xxh3_128_hexdigest(self._index)
         return [*(part.record for part in whole), FileRecord(INDEX, len(self._index), digest)]
 
@@ -206,7 +207,7 @@ class CommitProtocol:
             raise ValueError("a shard without a plan")
         try:
             records = [part.record for part in written]
-            self._index = encode(make_index(plan.everyone, written))
+            self._index = encode(make_index(plan.placed, written))
             records.append(self._write_index(draft, self._index))
             path = self._store.commit(
                 draft, step, records, len(written), job.meta, self._still_mine
@@ -225,25 +226,28 @@ class CommitProtocol:
         return stream.record
 
 
-def make_index(everyone: tuple[tuple[TensorChunk, ...], ...], written: list[Written]) -> Index:
-    """Return the index, from the planned parts of each rank and its report."""
-    # Lists: growing a tuple per rank would take quadratic time in the number of ranks.
-    pieces: dict[str, list[Piece]] = {}
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+def make_index(placed: Sequence[PlacedTensor], written: Sequence[Written]) -> Index:
+    """Return the index, from the writers of each tensor and the reports of all ranks.
+
+    Raises:
+        CheckpointError: a rank has not written what the plan says.
+    """
+    tensors = {tensor.name: TensorEntry(tensor.dtype, tensor.shape, ()) for tensor in placed}
+    next_span = [0] * len(written)
+    for tensor in sorted(placed, key=lambda each: file_order(each.dtype, each.name)):
+        pieces, element = [], width(tensor.dtype)
+        for (offsets, sizes), writer in zip(tensor.boxes, tensor.writers, strict=True):
+            file, number = written[writer], next_span[writer]
+            next_span[writer] += 1
+            position, length = file.spans[number]
+            if length != math.prod(sizes) * element:
+                raise CheckpointError(f"{file.record.name}: {tensor.name}: has {length} bytes")
+            place = Place(file.record.name, position, length, file.hashes[number])
+            pieces.append(Piece(offsets, sizes, place))
+        tensors[tensor.name] = TensorEntry(tensor.dtype, tensor.shape, tuple(pieces))
     blobs: dict[str, Place] = {}
-    for parts, file in zip(everyone, written, strict=True):
-        places = [
-            Place(file.record.name, position, length, digest)
-            for (position, length), digest in zip(file.spans, file.hashes, strict=True)
-        ]
-        for part, place in zip(parts, places[: len(parts)], strict=True):
-            kinds.setdefault(part.name, (part.dtype, part.shape))
-            found = pieces.setdefault(part.name, [])
-            if place.length or part.sizes == part.shape:
-                found.append(Piece(part.offsets, part.sizes, place))
-        blobs |= zip(file.blobs, places[len(parts) :], strict=True)
-    tensors = {
-        name: TensorEntry(dtype, shape, tuple(pieces[name]))
-        for name, (dtype, shape) in kinds.items()
-    }
+    for file, first in zip(written, next_span, strict=True):
+        spans = zip(file.spans[first:], file.hashes[first:], strict=True)
+        places = [Place(file.record.name, *span, digest) for span, digest in spans]
+        blobs |= zip(file.blobs, places, strict=True)
     return Index(tensors, blobs)

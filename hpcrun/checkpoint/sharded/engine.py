@@ -25,7 +25,7 @@ from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded import restore
 from hpcrun.checkpoint.sharded.commit import CommitProtocol, SaveJob
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.sharded.plan import WritePlan, make_plan, signature
+from hpcrun.checkpoint.sharded.plan import WritePlan, describe, make_plan
 from hpcrun.checkpoint.sharded.rank_file import (
     RankShard,
     own_name,
@@ -268,6 +268,7 @@ class CheckpointEngine:
         skeleton: Any = None
         tensors: dict[str, torch.Tensor] = {}
         blobs: dict[str, bytes] = {}
+        key = b""
         try:
             if trouble is not None:
                 raise trouble
@@ -275,16 +276,16 @@ class CheckpointEngine:
             if ranks.rank == 0:
                 blobs[SHARED] = pack(plain(skeleton))
             blobs[own_name(ranks.rank)] = pack(plain(own))
-            key = signature(tensors)
+            key = describe(tensors, alike)
             state = _SAME if key == self._key else _CHANGED
         except Exception as error:  # of any type: the other ranks wait for this rank's report
-            trouble, key, state = error, None, _FAILED
+            trouble, state = error, _FAILED
         state = self._agree(state)
         share: RankShard | str | None = None
         if state == _CHANGED:
             self._key, self._plan = None, None
             # An error here, on all ranks, ends the training: no later save could succeed.
-            self._plan = make_plan(tensors, alike, ranks)
+            self._plan = make_plan(key, tensors, ranks)
             self._key = key
         try:
             if trouble is not None:
