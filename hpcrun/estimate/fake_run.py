@@ -103,6 +103,8 @@ def trace(
                 del model
                 batch = tree_map_only(Tensor, mode.from_tensor, batch)
                 step = [batch] * min(accumulation, 2)
+                reduces = config.fsdp.reduce_each_micro_batch
+                reduces_each = trainer._strategy.auto_reduces if reduces == "auto" else reduces
                 parts = _step(trainer, step, task.loss, live, on_gpu=on_gpu)
         except _UNTRACEABLE as error:
             raise UserError(
@@ -111,6 +113,7 @@ def trace(
             ) from error
     return Traced(
         *(parallel, ranks, micro_batch, accumulation, count, live.peak, parts, layers, flops),
+        reduces_each=reduces_each,
         unit=task.unit,
         units=task.units_per_sample,
     )

@@ -20,8 +20,9 @@ class Traced:
 
     ``peak``: of the tensors on the GPU. ``parts``: weights, optimizer, average, and the rest at the peak
     (gradients, activations, gathered weights, buffers of collectives). ``flops``: of a sample, forward and
-    backward, without recomputation; None if the model needs values. ``layers``: blocks of the model. A sample
-    has ``units`` of ``unit``, such as tokens.
+    backward, without recomputation; None if the model needs values. ``layers``: blocks of the model.
+    ``reduces_each``: FSDP reduces gradients in each micro-batch. A sample has ``units`` of ``unit``, such as
+    tokens.
     """
 
     parallel: str
@@ -33,6 +34,7 @@ class Traced:
     parts: Mapping[str, int]
     layers: int
     flops: float | None
+    reduces_each: bool
     unit: str
     units: int
 
