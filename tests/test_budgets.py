@@ -13,9 +13,9 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_040, 23),
-    "checkpoint": (6_450, 36),
-    "cli": (4_890, 34),
+    "api": (4_050, 23),
+    "checkpoint": (6_460, 36),
+    "cli": (4_920, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
@@ -29,7 +29,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "results": (3_740, 17),
     "run": (3_620, 19),
     "slurm": (4_520, 25),
-    "tasks": (990, 8),
+    "tasks": (1_120, 9),
     "tests": (57_980, 452),
     "train": (10_210, 48),
 }

@@ -91,7 +91,9 @@ def test_each_rank_draws_its_shards_of_the_whole_model(rank):
     keys = [f"model.{key}={value}" for key, value in options.items()]
     config = resolve([override_layer(["train.parallel=fsdp", "job.gpus=2", "seed=3", *keys])])
     task = LanguageModel(config)
-    model, deferred = make_model(task, config, place, Ranks(rank, 2, dist.new_group(backend="gloo")))
+    model, deferred = make_model(
+        task, config, place, Ranks(rank, 2, dist.new_group(backend="gloo"))
+    )
     assert deferred.drawn
     assert all(weight.is_meta for weight in model.parameters())
     with torch.no_grad():
@@ -112,7 +114,9 @@ class Wrapped(LanguageModel):
 def test_a_subclass_with_another_model_is_built_on_rank_0(rank):
     place = DistributedConfig(world_size=2, rank=rank, local_rank=rank, num_gpus_per_node=2)
     config = resolve([override_layer(["train.parallel=fsdp", "job.gpus=2"])])
-    _, deferred = make_model(Wrapped(config), config, place, Ranks(rank, 2, dist.new_group(backend="gloo")))
+    _, deferred = make_model(
+        Wrapped(config), config, place, Ranks(rank, 2, dist.new_group(backend="gloo"))
+    )
     assert not deferred.drawn
     assert bool(deferred.weights) is (rank == 0)
 
