@@ -19,7 +19,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
-    "estimate": (1_180, 9),
+    "estimate": (1_360, 10),
     "hpcrun": (720, 9),
     "integrations": (3_360, 19),
     "job": (5_740, 24),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (1_120, 9),
-    "tests": (57_980, 452),
+    "tests": (58_060, 453),
     "train": (10_210, 48),
 }
 """The most lines and files of each package, and of the tests."""

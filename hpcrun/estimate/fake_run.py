@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.estimate.compiled_blocks import compile_blocks
 from hpcrun.estimate.live_storages import LiveStorages, storages
 from hpcrun.estimate.result import Traced
 from hpcrun.estimate.strategies import GpuRules, fake_strategies
@@ -85,7 +86,8 @@ def trace(
         num_nodes=job.min_nodes if sharded else 1,
         num_gpus_per_node=job.gpus if sharded else 1,
     )
-    # Compilation and unused parameters change the memory little, and read values.
+    compiled = config.train.compile
+    # Compilation and unused parameters read values.
     without = {"compile": False, "find_unused_parameters": False}
     changed = config.train.model_copy(update=without | {"compression": "none"})
     config = config.model_copy(update={"train": changed})
@@ -101,6 +103,10 @@ def trace(
             with contextlib.redirect_stdout(io.StringIO()):
                 trainer = build_trainer(config, task, model, distributed, parallel)
                 del model
+                if compiled:
+                    compile_blocks(
+                        trainer.module, config.train.activation_checkpointing, live, tell
+                    )
                 batch = tree_map_only(Tensor, mode.from_tensor, batch)
                 step = [batch] * min(accumulation, 2)
                 reduces = config.fsdp.reduce_each_micro_batch
