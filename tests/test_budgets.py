@@ -13,13 +13,13 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_650, 25),
-    "checkpoint": (6_630, 36),
-    "cli": (5_050, 34),
+    "api": (4_660, 25),
+    "checkpoint": (6_640, 36),
+    "cli": (5_080, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
-    "estimate": (1_020, 8),
+    "estimate": (1_230, 9),
     "hpcrun": (730, 9),
     "integrations": (3_360, 19),
     "job": (5_820, 24),
@@ -29,9 +29,9 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "results": (4_160, 19),
     "run": (3_630, 19),
     "slurm": (4_510, 25),
-    "tasks": (1_000, 8),
-    "tests": (59_850, 455),
-    "train": (10_580, 49),
+    "tasks": (1_130, 9),
+    "tests": (60_120, 457),
+    "train": (10_600, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -1,6 +1,7 @@
 """Export of the model to a file or folder, which PyTorch or safetensors reads without hpcrun."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def export_model(
     *,
     kind: str | None = None,
     averaged: bool = False,
+    beside: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Write the verified model of ``step`` under its canonical names to ``target``.
 
@@ -56,6 +58,7 @@ def export_model(
         kind: ``dcp`` (makes a new folder), ``safetensors`` (a file if ``target`` has the suffix, else a new
             folder of shards) or ``pt``; None: that of the suffix.
         averaged: replace the weights by their averages (``train.ema``).
+        beside: text files to add to a folder of safetensors, by name.
 
     Returns:
         ``tensors``, their number, and ``bytes``, the size of the file or of the files.
@@ -82,6 +85,10 @@ def export_model(
             draft = folder / target.name
             try:
                 _write(model, draft, kind, step, as_folder=as_folder)
+                if as_folder and kind == "safetensors":
+                    for name, text in (beside or {}).items():
+                        (draft / name).write_text(text, encoding="utf-8")
+                        sync(draft / name)
             except (OSError, CheckpointError):
                 raise
             except Exception as error:  # the formats raise their own types, also for a full disk

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.estimate.compiled_blocks import compile_blocks
 from hpcrun.estimate.live_storages import LiveStorages, storages
 from hpcrun.estimate.result import Traced
 from hpcrun.estimate.strategies import GpuRules, fake_strategies
@@ -94,7 +95,8 @@ def trace(
         num_nodes=job.min_nodes if sharded else 1,
         num_gpus_per_node=job.gpus if sharded else 1,
     )
-    # Compilation and unused parameters change the memory little, and read values.
+    compiled = config.train.compile
+    # Compilation and unused parameters read values.
     without = {"compile": False, "find_unused_parameters": False}
     changed = config.train.model_copy(update=without | {"compression": "none"})
     config = config.model_copy(update={"train": changed})
@@ -110,8 +112,14 @@ def trace(
             with contextlib.redirect_stdout(io.StringIO()):
                 trainer = build_trainer(config, task, model, distributed, parallel)
                 del model
+                if compiled:
+                    compile_blocks(
+                        trainer.module, config.train.activation_checkpointing, live, tell
+                    )
                 batch = tree_map_only(Tensor, mode.from_tensor, batch)
                 step = [batch] * min(accumulation, 2)
+                reduces = config.fsdp.reduce_each_micro_batch
+                reduces_each = trainer._strategy.auto_reduces if reduces == "auto" else reduces
                 parts = _step(trainer, step, task.loss, live, on_gpu=on_gpu)
         except _UNTRACEABLE as error:
             raise UserError(
@@ -121,6 +129,7 @@ def trace(
     return Traced(
         *(parallel, ranks, micro_batch, accumulation, count, live.peak, parts, layers, flops),
         shard=config.fsdp.shard,
+        reduces_each=reduces_each,
         unit=task.unit,
         units=task.units_per_sample,
     )

@@ -1,7 +1,8 @@
 """LiveStorages: follow the memory of all tensors that exist, and its peak."""
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,11 +54,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         # Sharded tensors learn the shapes of results from fake tensors of the whole size.
         def propagated(*args: Any, **kwargs: Any) -> Any:
-            counted, self._counts = self._counts, False
-            try:
+            with self.counting(False):
                 return propagate(*args, **kwargs)
-            finally:
-                self._counts = counted
 
         changed: Any = torch.UntypedStorage
         changed.resize_ = resized
@@ -82,6 +80,15 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         self.add(tree_iter(result))
         return result
+
+    @contextlib.contextmanager
+    def counting(self, counts: bool) -> Iterator[None]:
+        """Count the results of operations in the block, or not."""
+        before, self._counts = self._counts, counts
+        try:
+            yield
+        finally:
+            self._counts = before
 
     def add(self, values: Iterable[Any]) -> None:
         """Count the tensors among ``values``."""

@@ -7,7 +7,7 @@ with the published trainings in docs/estimate.md. A small model has short kernel
 from dataclasses import dataclass
 
 from hpcrun.config import Config
-from hpcrun.train.parallel.network import Group, allowed, ddp, default_bucket, fsdp_step
+from hpcrun.train.parallel.network import Group, allowed, ddp, default_bucket, fsdp_passes
 
 # Peak TFLOP/s of bf16, TB/s of memory, and the part of the peak in compiled and in eager training. Data
 # sheets: NVIDIA A100 2021, H100 2023, H200 2024, B200 2025; AMD MI300X 2023.
@@ -19,28 +19,31 @@ GPUS = {
     "b200": (2250, 8.0, 0.47, 0.43),
     "mi300x": (1307, 5.3, 0.47, 0.43),
 }
-_RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
-"""Arithmetic with activation checkpointing; selective keeps the results of products."""
-
 _OPTIMIZER_BYTES = 28
 """Bytes of AdamW per parameter: weight, gradient and two moments read, three of these written, in fp32."""
+
+_HALF = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: ``computation``, ``optimizer``, and ``communication``, mostly during computation."""
+    """Seconds of a step: ``computation``, ``optimizer``, ``communication``, and ``exposed``.
+
+    ``exposed``: the communication that takes longer than the computation at the same time. ``peak``: FLOP/s.
+    """
 
     computation: float
     optimizer: float
     communication: float
+    exposed: float
     samples: float
     model_flops: float
     peak: float
 
     @property
     def seconds(self) -> float:
-        """Return the step's seconds: communication overlaps with computation as long as it lasts."""
-        return max(self.computation, self.communication) + self.optimizer
+        """Return the step's seconds."""
+        return self.computation + self.exposed + self.optimizer
 
     @property
     def samples_per_second(self) -> float:
@@ -60,42 +63,57 @@ def step_time(
     parallel: str,
     parameters: int,
     layers: int,
-    flops: float,
+    flops: float | None,
     micro_batch: int,
     accumulation: int,
-) -> StepTime | None:
-    """Return the time of a step; None for an unknown GPU, or a precision other than bf16 and fp16.
+    reduces_each: bool,
+) -> StepTime | str:
+    """Return the time of a step, or the reason why it is unknown.
 
     Args:
-        gpu: a key of ``GPUS``.
+        gpu: a key of ``GPUS``; with other texts the time is unknown.
         layers: units that FSDP gathers one after the other.
-        flops: of a sample, forward and backward, without recomputation.
+        flops: of a sample, forward and backward, without recomputation; None: unknown.
         micro_batch: samples of a GPU in a micro-batch.
         accumulation: micro-batches of a step.
+        reduces_each: FSDP reduces gradients in each micro-batch, not only in the last.
     """
-    if gpu not in GPUS or config.amp.dtype not in ("bf16", "fp16"):
-        return None
+    if gpu not in GPUS:
+        return f"it is known for --gpu {', '.join(GPUS)}"
+    if config.amp.dtype not in _HALF:
+        return f"it is known for bf16 and fp16, not for amp.dtype={config.amp.dtype}"
+    if flops is None:
+        return "the model reads values, so its FLOPs cannot be counted; set the task's flops_per_sample"
     tera, memory, compiled, eager = GPUS[gpu]
     train, job = config.train, config.job
     ranks = job.min_nodes * job.tasks_on_node
     group = Group(ranks, min(ranks, job.tasks_on_node), gpu)
-    samples = micro_batch * accumulation
-    model_flops = flops * samples
-    part = compiled if train.compile else eager
-    hybrid, communication, shards = config.fsdp.shard == "hybrid", 0.0, 1
+    speed = (compiled if train.compile else eager) * tera * 1e12
+    forward = flops * micro_batch / 3 / speed
+    # Full checkpointing computes the forward pass again; selective checkpointing keeps the products.
+    backward = forward * (3 if train.activation_checkpointing == "full" else 2)
+    gather, reduce, shards = 0.0, 0.0, 1
     if parallel == "fsdp":
-        communication = fsdp_step(config, parameters, layers, group, accumulation, hybrid=hybrid)
+        hybrid = config.fsdp.shard == "hybrid"
+        gather, reduce = fsdp_passes(config, parameters, layers, group, hybrid=hybrid)
         shards = group.on_node if hybrid else ranks
     elif ranks > 1:
         bucket = train.bucket_mb or default_bucket(4 * parameters, ranks) or 25
-        communication = ddp(parameters, group, bucket, allowed(config))
+        of_fp32 = 1.0 if train.compression == "none" else 0.5
+        reduce = ddp(of_fp32 * parameters, group, bucket, allowed(config))
+    # Computation of a pass, and communication at the same time.
+    passes: list[tuple[float, float]] = []
+    for number in range(accumulation):
+        reshards = config.fsdp.reshard_after_forward
+        reduces = number == accumulation - 1 or (parallel == "fsdp" and reduces_each)
+        passes.append((forward, gather if reshards or number == 0 else 0.0))
+        passes.append((backward, gather * bool(reshards) + reduce * reduces))
     return StepTime(
-        computation=model_flops
-        * _RECOMPUTED[train.activation_checkpointing]
-        / (part * tera * 1e12),
+        computation=sum(computation for computation, _ in passes),
         optimizer=_OPTIMIZER_BYTES * parameters / shards / (memory * 1e12),
-        communication=communication,
-        samples=samples,
-        model_flops=model_flops,
+        communication=sum(communication for _, communication in passes),
+        exposed=sum(max(0.0, communication - computation) for computation, communication in passes),
+        samples=micro_batch * accumulation,
+        model_flops=flops * micro_batch * accumulation,
         peak=tera * 1e12,
     )

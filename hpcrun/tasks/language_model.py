@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.tasks import corpus
+from hpcrun.tasks.hugging_face import require_same
 from hpcrun.tasks.llama import Llama, generate
 from hpcrun.tasks.options import BYTES, LanguageModelData, LanguageModelShape
 from hpcrun.tasks.windows import Windows
@@ -63,6 +64,8 @@ class LanguageModel(Task):
         corpus.verify(self.corpus)
 
     def build_model(self) -> nn.Module:
+        if self.config.train.init_from is not None:
+            require_same(self.shape, Path(self.config.train.init_from))
         return Llama(self.shape, seed=self.config.seed)
 
     def train_dataset(self) -> Dataset[Tensor]:

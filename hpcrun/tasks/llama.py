@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcrun.tasks.chunked_loss import linear_cross_entropy
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options import LanguageModelShape, RopeScaling
 from hpcrun.tasks.packing import attend_in_documents, document_mask
 from hpcrun.train.model.counter_draws import draw_normal
 
@@ -84,7 +84,9 @@ class Decoder(nn.Module):
         if shape.document_end is not None:
             mask = document_mask(tokens, shape.document_end)
         x = F.dropout(self.embed_tokens(tokens), shape.dropout, self.training)
-        angles = rotation(tokens.shape[1], shape.head_width, x.device, shape.rope_base)
+        angles = rotation(
+            tokens.shape[1], shape.head_width, x.device, shape.rope_base, shape.rope_scaling
+        )
         # Here, because FSDP would convert them for each block.
         angles = angles[0].to(x.dtype), angles[1].to(x.dtype)
         for layer in self.layers:
@@ -172,16 +174,27 @@ class GatedMLP(nn.Module):
 
 
 def rotation(
-    length: int, head_width: int, device: torch.device, base: float = 10000.0
+    length: int,
+    head_width: int,
+    device: torch.device,
+    base: float = 10000.0,
+    scaling: RopeScaling | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of every position's angles, each float32 [length, head_width / 2].
 
     Pair j turns by position / base^(2j / head_width), as in RoFormer. Computing them in each forward pass is
     cheap, and needs neither a buffer nor a limit on the length. Attention depends on differences of positions
-    only, so positions need not restart at the beginning of a document.
+    only, so positions need not restart at the beginning of a document. ``scaling``: Llama 3.1, as in
+    ``transformers.modeling_rope_utils``.
     """
     pairs = torch.arange(0, head_width, 2, device=device, dtype=torch.float32)
     frequency = torch.exp(pairs * (-math.log(base) / head_width))
+    if scaling is not None:
+        # From 0 for pairs with few turns in the original context, to 1 for pairs that stay as they are.
+        turns = frequency * (scaling.original_max_position_embeddings / (2 * math.pi))
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        frequency = frequency * (kept + (1 - kept) / scaling.factor)
     angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequency)
     return angle.cos(), angle.sin()
 

@@ -73,6 +73,24 @@ def in_vocabulary(token: int | None, others: ValidationInfo) -> int | None:
     return token
 
 
+class RopeScaling(Section):
+    """Rotary positions for a longer context than in the first training, as in Llama 3.1 and 3.2.
+
+    Names and meaning of ``rope_scaling`` in ``transformers.LlamaConfig``, type ``llama3``.
+    """
+
+    factor: Positive = Field(description="Divides the frequencies of slow pairs.")
+    low_freq_factor: Positive = Field(
+        default=1.0, description="Pairs are slow if fewer turns fit the original context."
+    )
+    high_freq_factor: Positive = Field(
+        default=4.0, description="Pairs with at least so many turns stay as they are."
+    )
+    original_max_position_embeddings: Count = Field(
+        default=8192, description="Context of the first training."
+    )
+
+
 class LanguageModelShape(Section):
     """The ``model`` section of the language model: the architecture of Llama."""
 
@@ -96,6 +114,9 @@ class LanguageModelShape(Section):
     tied: bool = Field(default=True, description="Use one matrix for the embedding and the head.")
     rope_base: Positive = Field(
         default=10000.0, description="Base of the rotary positions. Llama 3: 500000."
+    )
+    rope_scaling: RopeScaling | None = Field(
+        default=None, description="Rotary positions of Llama 3.1 and 3.2; null: not scaled."
     )
     norm_eps: Positive = Field(default=1e-5, description="Term added in RMSNorm.")
     context: Count = Field(

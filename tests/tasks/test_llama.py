@@ -1,22 +1,16 @@
 """The model is the Llama that it claims to be: equal to transformers', packed, with a fused loss."""
 
 import math
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hpcrun import Checkpointer
-from hpcrun.checkpoint.export import export_model
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.tasks.chunked_loss import linear_cross_entropy
 from hpcrun.tasks.llama import Llama, generate, rotate, rotation
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.tasks.packing import attend_in_documents, compiled, document_mask, documents
-from hpcrun.train.model.initial_weights import load_initial_weights
 
 SHAPE = LanguageModelShape(layers=2, heads=2, width=32, context=24)
 END = 7
@@ -72,32 +66,6 @@ def test_logits_equal_those_of_transformers(tied: bool, kv_heads: int):
             weight.zero_()
         theirs.load_state_dict(ours.state_dict())
         torch.testing.assert_close(theirs(seen).logits, expected)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_weights_of_transformers_come_in_and_go_back(tied: bool, tmp_path: Path):
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=384, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
-        )
-    )  # fmt: skip
-    theirs.save_pretrained(tmp_path / "theirs")
-    shape = LanguageModelShape(
-        layers=2, heads=4, kv_heads=2, width=48, mlp_width=80, vocabulary=384, tied=tied
-    )
-    ours = Llama(shape, seed=9)
-    load_initial_weights(ours, str(tmp_path / "theirs"))
-    optimizer = torch.optim.SGD(ours.parameters())
-    with Checkpointer(tmp_path / "saved", model=ours, optimizer=optimizer, every=1) as saving:
-        saving.save(1)
-    store = CheckpointStore(tmp_path / "saved", "7-1", patience=0)
-    export_model(store, 1, tmp_path / "ours", kind="safetensors")
-    shutil.copy(tmp_path / "theirs/config.json", tmp_path / "ours")
-    back = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours").state_dict()
-    assert back.keys() == theirs.state_dict().keys()
-    assert all(torch.equal(back[name], value) for name, value in theirs.state_dict().items())
 
 
 @pytest.mark.parametrize("tied", [True, False])

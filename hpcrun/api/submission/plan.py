@@ -26,6 +26,9 @@ from hpcrun.run.files import read_json, without_comment_crc
 from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
+from hpcrun.tasks import options_for
+from hpcrun.tasks.hugging_face import require_same
+from hpcrun.tasks.options import LanguageModelShape
 
 if TYPE_CHECKING:
     from hpcrun.api.submission.continuing import Standing
@@ -132,8 +135,10 @@ def permitted_executor(config: Config, layers: Sequence[Layer]) -> ExecutorName:
 
 
 def _require_weights(config: Config, request: SubmitRequest) -> None:
-    """Raise UserError if ``train.init_from`` is missing, unless an earlier run or the set-up makes it."""
+    """Raise UserError if ``train.init_from`` is of another model, or is missing and not made later."""
     source, job = config.train.init_from, config.job
+    if source is not None and not config.command and options_for(config.task) is not None:
+        require_same(LanguageModelShape.model_validate(config.model.own), Path(source))
     made_later = request.after or job.setup or job.node_setup or job.container or job.image
     if source is None or config.command or made_later or Path(source).exists():
         return

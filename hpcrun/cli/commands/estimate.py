@@ -24,6 +24,10 @@ from hpcrun.printing import say
 
 _DOES_NOT_FIT = 1
 _BF16 = "a V100 has no tensor cores for bf16, and torch emulates it: use amp.dtype=fp16"
+_OF_TIME = (
+    *("parallel", "parameters", "layers", "flops"),
+    *("micro_batch", "accumulation", "reduces_each"),
+)
 _ROWS = {
     "weights": "weights",
     "optimizer": "optimizer state",
@@ -75,17 +79,20 @@ def run(arguments: argparse.Namespace) -> int:
     found = estimate(config, memory, gpu)
     slow = config.amp.dtype == "bf16" and gpu.startswith("v100")
     time = _time(found, config, gpu)
-    found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": [_BF16] * slow}
-    found |= {
-        "time": None if time is None else {**asdict(time), "seconds": time.seconds, "mfu": time.mfu}
-    }
+    remarks = [_BF16] * slow
+    if isinstance(time, str):
+        remarks.append(f"no time of a step: {time}")
+    found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": remarks}
+    found["time"] = None
+    if isinstance(time, StepTime):
+        found["time"] = {**asdict(time), "seconds": time.seconds, "mfu": time.mfu}
     if arguments.json:
         known = {"spares": asdict(spares)} if spares else {}
         print_json({**found, "nodes": config.job.min_nodes, "gpus": config.job.gpus, **known})
     else:
         say(*_lines(found, config, arguments.gpu or "GPU"))
         say(*([_other_line(found, config, gpu)] if found["other"] else []))
-        say(*([] if time is None else [_time_line(time, found)]))
+        say(*([_time_line(time, found)] if isinstance(time, StepTime) else ()))
         say(*(_spare_lines(spares, config.job.max_nodes) if spares else ()))
     return 0 if found["fits"] else _DOES_NOT_FIT
 
@@ -115,13 +122,10 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
         yield from (f"  {line}" for line in found["advice"])
 
 
-def _time(found: dict[str, Any], config: Config, gpu: str, **options: Any) -> StepTime | None:
-    if found["flops"] is None:
-        return None
-    names = ("parallel", "parameters", "layers", "flops", "micro_batch", "accumulation")
+def _time(found: dict[str, Any], config: Config, gpu: str, **options: Any) -> StepTime | str:
     fsdp = config.fsdp.model_copy(update={"shard": found["shard"], **options})
     config = config.model_copy(update={"fsdp": fsdp})
-    return step_time(config, gpu, **{name: found[name] for name in names})
+    return step_time(config, gpu, **{name: found[name] for name in _OF_TIME})
 
 
 def _other_line(found: dict[str, Any], config: Config, gpu: str) -> str:
@@ -131,16 +135,14 @@ def _other_line(found: dict[str, Any], config: Config, gpu: str) -> str:
     line = f"with fsdp.reshard_after_forward={str(value).lower()} {gib(other['needed'])}"
     line += ", fits" if other["fits"] else ", does not fit"
     time = _time(found, config, gpu, reshard_after_forward=value)
-    return line if time is None else f"{line}; communication {time.communication:.2g} s"
+    return line if isinstance(time, str) else f"{line}; communication {time.communication:.2g} s"
 
 
 def _time_line(time: StepTime, found: dict[str, Any]) -> str:
     rate = f"{time.samples_per_second * found['units']:,.0f} {found['unit']}/s for each GPU"
     line = f"a step takes about {time.seconds:.3g} s: {rate}, MFU {time.mfu:.0%}"
     if time.communication:
-        line += (
-            f"; communication {time.communication:.2g} s, during the computation as far as possible"
-        )
+        line += f"; communication {time.communication:.2g} s, of these {time.exposed:.2g} s alone"
     return line
 
 

@@ -8,10 +8,17 @@ reader a .safetensors file, and Hugging Face's from_pretrained a folder of
 import argparse
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from hpcrun.checkpoint.storage.errors import amount
 from hpcrun.cli.arguments import add_saved, find_saved
+from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.printing import say
+from hpcrun.run.directory import RunDirectory
+from hpcrun.tasks import options_for
+from hpcrun.tasks.hugging_face import FILE, config_json
+from hpcrun.tasks.options import LanguageModelShape
 
 _SHOWN_STEPS = 10
 
@@ -54,8 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
         more = f" and {len(steps) - _SHOWN_STEPS} older" if len(steps) > _SHOWN_STEPS else ""
         raise UserError(f"--step {step}: {name} has no such checkpoint; there are {there}{more}")
     store.require_private([step])
+    run = RunDirectory(store.root.parent)
     exported = export_model(
-        store, step, arguments.file, kind=arguments.format, averaged=arguments.ema
+        store,
+        step,
+        arguments.file,
+        kind=arguments.format,
+        averaged=arguments.ema,
+        beside=_beside(run) if arguments.format == "safetensors" else None,
     )
     weights = "averaged weights" if arguments.ema else "model"
     say(
@@ -63,3 +76,16 @@ def run(arguments: argparse.Namespace) -> int:
         f"{exported['tensors']} tensors, {amount(exported['bytes'])}"
     )
     return 0
+
+
+def _beside(run: RunDirectory) -> dict[str, str]:
+    """Return the description that transformers needs beside the weights of the language model."""
+    if not run.exists():
+        return {}
+    config = load_resolved(run.config)
+    if config.command or options_for(config.task) is None:
+        return {}
+    try:
+        return {FILE: config_json(LanguageModelShape.model_validate(config.model.own))}
+    except ValidationError:  # a run of another version
+        return {}

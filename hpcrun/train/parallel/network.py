@@ -169,26 +169,41 @@ def fsdp(
     return layers * (gathers * gathered + reductions * reduced)
 
 
+def fsdp_passes(
+    config: Config, parameters: int, layers: int, group: Group, *, hybrid: bool
+) -> tuple[float, float]:
+    """Return the seconds in which FSDP gathers all weights once, and reduces all gradients once."""
+    weights = config.fsdp.param_dtype or config.amp.dtype
+    gradient = BYTES[config.fsdp.reduce_dtype or weights]
+    gathered, reduced = (
+        fsdp(
+            parameters,
+            layers,
+            group,
+            allowed(config),
+            hybrid=hybrid,
+            gathers=gathers,
+            reductions=1 - gathers,
+            weight=BYTES[weights],
+            gradient=gradient,
+        )
+        for gathers in (1, 0)
+    )
+    return gathered, reduced
+
+
 def fsdp_step(
     config: Config, parameters: int, layers: int, group: Group, accumulation: int, *, hybrid: bool
 ) -> float:
     """Return the seconds of FSDP's collectives in a step of ``accumulation`` micro-batches."""
     options = config.fsdp
-    weights = options.param_dtype or config.amp.dtype
-    gradient = BYTES[options.reduce_dtype or weights]
+    gathered, reduced = fsdp_passes(config, parameters, layers, group, hybrid=hybrid)
     each = options.reduce_each_micro_batch
-    each = gradient * parameters >= MANY_GRADIENTS if each == "auto" else each
-    return fsdp(
-        parameters,
-        layers,
-        group,
-        allowed(config),
-        hybrid=hybrid,
-        gathers=2 * accumulation if options.reshard_after_forward else 1,
-        reductions=accumulation if each else 1,
-        weight=BYTES[weights],
-        gradient=gradient,
-    )
+    if each == "auto":
+        dtype = options.reduce_dtype or options.param_dtype or config.amp.dtype
+        each = BYTES[dtype] * parameters >= MANY_GRADIENTS
+    gathers = 2 * accumulation if options.reshard_after_forward else 1
+    return gathers * gathered + (accumulation if each else 1) * reduced
 
 
 def machine_named(device: str) -> str:
