@@ -302,6 +302,10 @@ def test_log_axes_survive_zero_and_huge_values(browser: webdriver.Chrome, tmp_pa
             labels = browser.find_elements(By.CSS_SELECTOR, "#figure-curve .ytick text")
             assert len(labels) >= 2, (lines, axis)
     Select(field(browser, "y")).select_by_value("log")
+    Select(field(browser, "lines")).select_by_value("")
+    band = "document.querySelector('#figure-curve .plot').data.find(t => t.fill).y"
+    # The interval of the mean of 1e30 and 5 reaches below zero.
+    assert 0 < browser.execute_script(f"return Math.min(...{band})") < 1e-3
     caption = browser.find_element(By.ID, "caption-curve").text
     assert "2 values at or below 0 are not on this axis." in caption
 
