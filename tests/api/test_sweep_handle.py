@@ -64,7 +64,7 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
         hpcrun.open("sa")
     # Names of folders only, such as 000, would be the same in every sweep.
     plot = jobs.hpcrun("plot", "runs/s", cwd=tmp_path)
-    assert "s/000 (finished)" in plot.stdout
+    assert "s/000 lr=0.1 seed=0 (finished)" in plot.stdout
     compared = jobs.hpcrun("compare", "runs/s/results.h5", cwd=tmp_path)
     assert "s/003 (seed 1): failed" in compared.stdout
     page = again._repr_html_()

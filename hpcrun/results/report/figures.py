@@ -97,6 +97,11 @@ class Series:
     counting: Sequence[ReportedRun]
     others: Sequence[ReportedRun] = ()
 
+    @property
+    def runs(self) -> list[ReportedRun]:
+        """All runs."""
+        return [*self.counting, *self.others]
+
 
 @contextmanager
 def style() -> Iterator[None]:
@@ -164,7 +169,7 @@ def curve_figure(number: int, metric: str, series: Sequence[Series]) -> Drawing 
 
     With more series than colors, the first ones have colors, and the others are thin gray lines.
     """
-    series = [one for one in series if any(len(run.series(metric)[0]) for run in _all_runs(one))]
+    series = [one for one in series if any(len(run.series(metric)[0]) for run in one.runs)]
     if not series:
         return None
     rows = min(len(series), len(SERIES) + 1)
@@ -211,7 +216,7 @@ def draw_curves(
             axes.fill_between(x, y - half, y + half, color=color, alpha=0.18, lw=0)
         n = sum(bool(len(run.series(metric)[0])) for run in one.counting)
         titles[f"series{at}"] = f"{one.name}: n = {n}"
-        drawn += [run.series(metric)[1] for run in _all_runs(one)]
+        drawn += [run.series(metric)[1] for run in one.runs]
         if one in colored:
             handles.append(Line2D([], [], color=color, label=f"{label(one.name, 56)}  (n={n})"))
     if len(series) > len(colored):
@@ -281,10 +286,6 @@ def wants_log(values: Line) -> bool:
     """Return True if all values are positive and span more than a factor of 30."""
     # A product of Python's floats becomes infinite without a warning.
     return bool(len(values) and values.min() > 0 and float(values.max()) > 30 * float(values.min()))
-
-
-def _all_runs(one: Series) -> list[ReportedRun]:
-    return [*one.counting, *one.others]
 
 
 def _dot(x: Line) -> str | None:

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 
 from hpcrun.results.report.figures import (
     Series,
+    band,
     draw_curves,
     label,
     metric_label,
@@ -49,30 +50,41 @@ def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def terminal_lines(
-    runs: Sequence[ReportedRun], metrics: Sequence[str], width: int, height: int
+    series: Sequence[Series], metrics: Sequence[str], width: int, height: int
 ) -> list[str]:
     """Return the plots of ``metrics`` and the goodput of each run as lines of text."""
     lines: list[str] = []
-    if len(runs) > 1:
-        names = [f"  {letter}  {run.label} ({run.state})" for letter, run in _lettered(runs)]
-        lines += ["runs", *names, ""]
+    if len(series) > 1:
+        lines.append("curves")
+        for letter, one in _lettered(series):
+            state = f"{len(one.runs)} runs" if one.runs[1:] else one.runs[0].state
+            lines.append(f"  {letter}  {one.name} ({state})")
+        lines.append("")
     for metric in metrics:
-        curves = [Curve(run.label, *run.series(metric)) for run in runs]
+        curves = [_curve(one, metric) for one in series]
         lines += plot(f"{metric_label(metric)} over steps", curves, width, height)
         without = [curve.name for curve in curves if not len(curve.x)]
         if without and len(without) < len(curves):
             lines.append(f"  without {metric}: {', '.join(without)}")
         lines.append("")
-    return [*lines, *_goodput_lines(runs)]
+    return [*lines, *_goodput_lines([run for one in series for run in one.runs])]
 
 
-def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -> None:
+def _curve(one: Series, metric: str) -> Curve:
+    if len(one.counting) == 1:
+        return Curve(one.name, *one.counting[0].series(metric))
+    mean, _ = band([run.series(metric) for run in one.counting])
+    return Curve(one.name, mean.index.to_numpy(), mean.to_numpy())
+
+
+def save_plot(every: Sequence[Series], metrics: Sequence[str], path: Path) -> None:
     """Write curves of ``metrics`` and the goodput as one PNG, PDF or SVG, atomically.
 
     Raises:
         ReportError: no run has anything to draw.
         OSError: the disk refused.
     """
+    runs = [run for one in every for run in one.runs]
     timed = [run for run in runs if run.events and run.goodput.wall > 0]
     panels = len(metrics) + bool(timed)
     if not panels:
@@ -83,7 +95,7 @@ def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -
         axes: list[Any] = list(figure.subplots(rows, 2, squeeze=False).flat)
         handles: list[Any] = []
         for panel, metric in zip(axes, metrics, strict=False):
-            series = [Series(run.label, [run]) for run in runs if len(run.series(metric)[0])]
+            series = [one for one in every if any(len(run.series(metric)[0]) for run in one.runs)]
             handles = max(handles, draw_curves(panel, metric, series, {}), key=len)
         if timed:
             draw_goodput(axes[len(metrics)], timed, {})
@@ -173,7 +185,9 @@ def bar(share: float, width: int) -> str:
 def _range(values: NDArray[np.float64]) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     half = abs(low) / 2 or 0.5
-    return (low, high) if high > low else (low - half, high + half)
+    # The mean of equal values has a rounding error.
+    equal = math.isclose(low, high, rel_tol=1e-12)
+    return (low - half, high + half) if equal else (low, high)
 
 
 def _cells(across: NDArray[np.float64], down: NDArray[np.float64]) -> list[tuple[int, int]]:
