@@ -22,7 +22,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "estimate": (1_130, 9),
     "hpcrun": (720, 9),
     "integrations": (3_360, 19),
-    "job": (5_740, 24),
+    "job": (5_815, 24),
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_950, 450),
+    "tests": (57_970, 450),
     "train": (10_210, 48),
 }
 """The most lines and files of each package, and of the tests."""

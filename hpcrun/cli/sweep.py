@@ -23,7 +23,7 @@ _WORDS = {
     "again": "to submit again",
     "running": "running",
     "finished": "finished",
-    "left": "left as it is",
+    "left": "left as before",
 }
 
 
