@@ -15,7 +15,7 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_070, 23),
     "checkpoint": (6_450, 36),
-    "cli": (5_000, 34),
+    "cli": (4_985, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (57_970, 450),
+    "tests": (57_990, 450),
     "train": (10_210, 48),
 }
 """The most lines and files of each package, and of the tests."""

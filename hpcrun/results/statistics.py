@@ -126,10 +126,11 @@ def compare_all(
 
     Args:
         groups: the values of each config by seed.
-        against: the base. None: the first config, chosen by these values; the correction is then for the
-            tests of all pairs, as in ``pairwise.t.test`` of R.
+        against: the base, which has values. None: the first config that has values, chosen by them; the
+            correction is then for the tests of all pairs, as in ``pairwise.t.test`` of R.
     """
-    base, full = against or 0, [at for at, group in enumerate(groups) if group]
+    full = [at for at, group in enumerate(groups) if group]
+    base = next(iter(full), 0) if against is None else against
     others = [(base, at) for at in full if at != base]
     found = {
         (a, b): compare(groups[a], groups[b], lower=lower, confidence=confidence)

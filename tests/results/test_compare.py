@@ -198,10 +198,9 @@ def test_tables_and_json(
     assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
     assert " ".join(lines[4].split()) == "3 1 4 - - 4 4 10 one train.lr=0.5"
     assert lines[5].startswith("caution: the best of many noisy values")
-    assert lines[7] == "best: train.lr=0.0003 (seeds 0, 1, 2)"
-    assert lines[8] == (
-        "  0.0388 better than train.lr=0.01, interval -0.086407 … 0.16401, p 0.31401 (paired t, 3 seeds)"
-    )
+    assert lines[7] == "best:   train.lr=0.0003 (seeds 0, 1, 2)"
+    facts = "interval -0.086407 … 0.16401, p 0.31401, paired t, 3 seeds"
+    assert lines[8] == f"second: train.lr=0.01, +0.0388 ({facts})"
     assert " ".join(lines[12].split()).endswith("0.31401 0/3 paired t, 3 seeds train.lr=0.01")
     assert " ".join(lines[13].split()) == "3 2.3321 - - - - - train.lr=0.5"
     assert "  row 3: bad (seed 8): failed" in lines
@@ -224,7 +223,7 @@ def test_the_best_config_is_first_and_an_empty_config_last(
     out = capsys.readouterr().out
     labels = [line.split()[-1] for line in out.splitlines()[2:6]]
     assert labels == [f"train.lr={lr}" for lr in (0.2, 0.3, 0.1, 0.01)]
-    assert "best: train.lr=0.2 (seeds 5, 6, 7)\n  0.96667 better than train.lr=0.3, interval" in out
+    assert "best:   train.lr=0.2 (seeds 5, 6, 7)\nsecond: train.lr=0.3, +0.96667 (interval" in out
     rows = [line for line in out.splitlines() if "paired t," in line or "Welch," in line]
     rows = rows[1:]
     assert [" ".join(row.split()[-6:-1]) for row in rows] == [
@@ -234,10 +233,13 @@ def test_the_best_config_is_first_and_an_empty_config_last(
     assert "p is corrected for 3 tests of all rows (Holm)" in out
     assert guarded(["compare", file, "--goal", "max", "--against", "3"]) == 0
     out = capsys.readouterr().out
-    assert "best: train.lr=0.1 (seeds 0, 1)\n\n" in out
+    assert "best:   train.lr=0.1 (seeds 0, 1)\n\n" in out
     assert "p is corrected for 2 tests with row 3 (Holm)" in out
     assert guarded(["compare", file, "--against", "4"]) == 2
-    assert "--against 4: no run of it counts; choose a row from 1 to 3" in capsys.readouterr().err
+    assert (
+        "--against 4: no run of such a row counts; choose a row from 1 to 3"
+        in capsys.readouterr().err
+    )
 
 
 def test_runs_of_equal_seed_but_other_config_all_count(tmp_path: Path, make_run: MakeRun) -> None:

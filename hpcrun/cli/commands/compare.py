@@ -85,7 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
         groups = grouped(store, question)
         known = labels(store)
-    base = None if arguments.against is None else _row(arguments.against, groups) - 1
+    full = sum(bool(group.values) for group in groups)
+    if arguments.against is not None and not 1 <= arguments.against <= full:
+        raise UserError(
+            f"--against {arguments.against}: no run of such a row counts; choose a row from 1 to {full}"
+        )
+    base = None if arguments.against is None else arguments.against - 1
     level = arguments.confidence
     # A diverged loss of 1e308 has an infinite variance.
     with np.errstate(all="ignore"):
@@ -106,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not any(group.known for group in groups):
         say("no run has a config, so the runs form one group")
     if any(found):
-        say("", *_best(groups, found if base is None else [], question.lower))
+        say("", *_best(groups, found if base is None else []))
         say("", f"difference to row {(base or 0) + 1}")
         say(*aligned(_pair_rows(groups, found), range(6)))
         if tests > 1:
@@ -122,41 +127,25 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         raise UserError(f"--confidence {arguments.confidence}: should be 0.5 to less than 1")
 
 
-def _row(number: int, groups: Sequence["RunGroup"]) -> int:
-    """Return ``number`` if it is a row with values."""
-    full = sum(bool(group.values) for group in groups)
-    if 1 <= number <= full:
-        return number
-    what = "no run of it counts" if full < number <= len(groups) else "no such row"
-    raise UserError(f"--against {number}: {what}; choose a row from 1 to {full}")
-
-
-def _best(
-    groups: Sequence["RunGroup"], found: Sequence["ConfigDifference | None"], lower: bool
-) -> list[str]:
-    """Return the best config with its seeds, and its distance to the second if ``found`` has it."""
-    seeds = sorted((one.seed for one in groups[0].values if one.seed is not None), key=_order)
-    listed = ", ".join(map(str, seeds[:_MOST_SEEDS]))
-    listed += f" and {len(seeds) - _MOST_SEEDS} more" if len(seeds) > _MOST_SEEDS else ""
-    count = f"{len(groups[0].values)} run{'s' * (len(groups[0].values) > 1)}"
-    lines = [f"best: {groups[0].label} ({f'seeds {listed}' if seeds else count})"]
+def _best(groups: Sequence["RunGroup"], found: Sequence["ConfigDifference | None"]) -> list[str]:
+    """Return the best config with its seeds, and how the second of ``found`` differs."""
+    runs = groups[0].values
+    seeds = sorted(
+        (str(one.seed) for one in runs if one.seed is not None), key=lambda s: (len(s), s)
+    )
+    more = f" and {len(seeds) - _MOST_SEEDS} more" if len(seeds) > _MOST_SEEDS else ""
+    listed = f"seeds {', '.join(seeds[:_MOST_SEEDS])}{more}" if seeds else f"n = {len(runs)}"
+    lines = [f"best:   {groups[0].label} ({listed})"]
     second = found[1] if found else None
     if second is not None:
-        sign = 1 if lower else -1
-        low, high = second.difference.low, second.difference.high
-        ends = ""
-        if low is not None and high is not None:
-            low, high = sorted((sign * low, sign * high))
-            ends = f", interval {_number(low)} … {_number(high)}"
-        by = f"{_number(sign * second.difference.value)} better than {groups[1].label}"
-        p = "" if second.corrected is None else f", p {_number(second.corrected)} ({_test(second)})"
-        lines.append(f"  {by}{ends}{p or '; too few runs for a test'}")
+        p = (
+            f", p {_number(second.corrected)}, {_test(second)}"
+            if second.corrected is not None
+            else ""
+        )
+        facts = f"interval {_ends(second.difference)}{p}"
+        lines.append(f"second: {groups[1].label}, {second.difference.value:+.5g} ({facts})")
     return lines
-
-
-def _order(seed: Any) -> tuple[bool, Any]:
-    """Return a key that sorts numbers before texts."""
-    return (False, seed) if isinstance(seed, int | float) else (True, str(seed))
 
 
 def _group_rows(
