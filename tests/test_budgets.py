@@ -13,24 +13,24 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_040, 23),
+    "api": (4_070, 23),
     "checkpoint": (6_450, 36),
-    "cli": (4_930, 34),
+    "cli": (5_030, 34),
     "config": (2_990, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (1_130, 9),
     "hpcrun": (720, 9),
     "integrations": (3_360, 19),
-    "job": (5_740, 24),
+    "job": (5_815, 24),
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
-    "results": (3_740, 18),
+    "results": (3_805, 18),
     "run": (3_620, 19),
     "slurm": (4_520, 25),
     "tasks": (990, 8),
-    "tests": (58_210, 450),
+    "tests": (58_520, 450),
     "train": (10_210, 48),
 }
 """The most lines and files of each package, and of the tests."""

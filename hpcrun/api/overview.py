@@ -75,6 +75,7 @@ def folded(name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[s
         "eta_seconds": max(left, default=None),
         "restarts": dict(restarts.most_common()),
         "ettr": _share(rows),
+        "executor": max((row["executor"] or "" for row in rows), default="") or None,
         "directory": str(folder),
     }
 

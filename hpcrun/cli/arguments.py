@@ -142,6 +142,9 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     sweep.add_argument(
         "--max-parallel", type=int, metavar="N", help="runs of the sweep at the same time, at most"
     )
+    sweep.add_argument(
+        "--only-new", action="store_true", help="submit no run that has failed or was cancelled"
+    )
 
 
 def request_of(arguments: argparse.Namespace) -> SubmitRequest:
@@ -172,6 +175,7 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
         snapshot=None if no_snapshot is None else not no_snapshot,
         trust_owner=given.get("trust_owner", False),
         max_parallel=given.get("max_parallel"),
+        only_new=given.get("only_new", False),
     )
 
 

@@ -22,14 +22,15 @@ Row = Mapping[str, Any]
 _GAP = 2
 _LEAST_STATE = 24
 _MAX = {"name": 32, "values": 40}
+_KEPT, _LEAST_VALUES = ("name", "values", "state", "loss"), 10
 _DASH = "-"
 
 
 def table_lines(rows: Sequence[Row], width: int) -> list[str]:
     """Return a heading and a line for each of ``rows``.
 
-    Columns without a value are left out. If the table is wider than ``width``, the last columns are removed,
-    then the state is cut. The most important columns come first.
+    Columns without a value are left out. If the table is wider than ``width``, the last columns are removed
+    (except the loss), then values and state are cut.
     """
     columns = {
         heading: [heading, *(escaped(cell(row)) for row in rows)]
@@ -47,8 +48,12 @@ def table_lines(rows: Sequence[Row], width: int) -> list[str]:
         return width - sum(widths.values()) - _GAP * (len(widths) - 1) + widths["state"]
 
     least = min(widths["state"], _LEAST_STATE)
-    while room() < least and [*widths].index("state") < len(widths) - 2:
-        widths.popitem()
+    for heading in [name for name in reversed(widths) if name not in _KEPT]:
+        if room() < least:
+            del widths[heading]
+    if room() < least and "values" in widths:
+        widths["values"] = max(widths["values"] + room() - least, _LEAST_VALUES)
+        columns["values"] = [_cut(cell, widths["values"]) for cell in columns["values"]]
     columns["state"] = [_cut(cell, max(room(), _LEAST_STATE)) for cell in columns["state"]]
     cells = zip(*(columns[heading] for heading in widths), strict=True)
     right = [index for index, heading in enumerate(widths) if heading not in _LEFT]
@@ -64,6 +69,13 @@ def _step(row: Row) -> str:
     if row.get("step") is None:
         return _DASH
     return f"{row['step']}/{row['steps']}" if row.get("steps") else str(row["step"])
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    """Return the swept values with the last components of their keys, if these differ."""
+    last = [key.rpartition(".")[2] for key in values]
+    keys = last if len(set(last)) == len(last) else [*values]
+    return " ".join(f"{key}={value}" for key, value in zip(keys, values.values(), strict=True))
 
 
 def _speed(row: Row) -> str:
@@ -95,7 +107,7 @@ def short_duration(seconds: float) -> str:
 # The most important first.
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "name": lambda row: str(row["name"]) + "/" * (row["kind"] == "sweep"),
-    "values": lambda row: " ".join(f"{k}={v}" for k, v in (row.get("values") or {}).items()),
+    "values": lambda row: _values(row.get("values") or {}),
     "state": lambda row: str(row["says"]),
     "step": _step,
     "done": _dashed("percent", "{:.0f}%".format),

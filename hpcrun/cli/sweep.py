@@ -23,6 +23,7 @@ _WORDS = {
     "again": "to submit again",
     "running": "running",
     "finished": "finished",
+    "left": "left as before",
 }
 
 
@@ -79,7 +80,7 @@ def _table(planned: Sequence[Planned]) -> list[str]:
 
 def _state(one: Planned) -> str:
     word = _WORDS[one.action]
-    return f"{word} ({one.word})" if one.action == "again" else word
+    return f"{word} ({one.word})" if one.action in ("again", "left") else word
 
 
 def _counted(planned: Sequence[Planned]) -> str:

@@ -77,7 +77,9 @@ def attempt_to_diagnose(events: Sequence[Event]) -> Attempt | None:
         for event in events
         if event.what == "refused" or (event.what == "ended" and event.cause == "exhausted")
     }
-    begun = [event.attempt for event in events if event.attempt and event.what != "submitted"]
+    # A job may be cancelled while it waits: the attempt before has the cause.
+    before = ("submitted", "cancelled")
+    begun = [event.attempt for event in events if event.attempt and event.what not in before]
     allowed = [attempt for attempt in begun if attempt not in refused]
     newest = allowed or begun
     return newest[-1] if newest else None

@@ -284,7 +284,14 @@ TABLE: tuple[Row, ...] = (
         "Slurm ended the job before it could save",
         lambda e: e.word in _BY_SCHEDULER,
         _by_scheduler,
-        lambda e: f"{e.word}, before a checkpoint could be written",
+        lambda e: (
+            f"{e.word}, "
+            + (
+                f"after the checkpoint of step {e.events['saved'].step}"
+                if "saved" in e.events
+                else "before this attempt wrote a checkpoint"
+            )
+        ),
     ),
     Row(
         "the batch step has lost a node and ended the ranks on the others",

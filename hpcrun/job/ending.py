@@ -120,7 +120,7 @@ def finalize_attempt(
         of_script(budgets) if config.command else budgets,
         ending,
         setup=setup,
-        notify_on=config.watch.notify_on if config.watch.notify else (),
+        notify_on=notifying.wanted(run, config.watch),
     )
     sender = notifying.start(run, config.watch)
     _say(f"{classification.cause.value}: {classification.line}")
@@ -400,7 +400,7 @@ def _notify_given_up(
     if ended is None:
         return
     cause, watch = ended.classification.cause.value, ended.config.watch
-    asked = {notifying.KEY: name} if watch.notify and name in watch.notify_on else {}
+    asked = {notifying.KEY: name} if name in notifying.wanted(run, watch) else {}
     note(run, "given-up", attempt, cause=cause, reason=reason, **asked)
     notifying.wait(notifying.start(run, watch))
 

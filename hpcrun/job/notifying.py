@@ -1,17 +1,20 @@
 """Notifications of a run: the message, and the process that hands it to the user's command.
 
 The event of an end names its notification. The process (``python -m hpcrun.job.notifying RUN``) is separate,
-because a slow command must not delay a restart.
+because a slow command must not delay a restart. A sweep has one message, from the run that ends last.
 """
 
 import contextlib
+import hashlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,9 @@ from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, read_failures
 from hpcrun.run.events import Attempt, Cause, Event, read_events
-from hpcrun.run.files import end_of, finite, parse_line
+from hpcrun.run.files import end_of, finite, parse_line, read_json
+from hpcrun.run.sweep_file import is_element, read_sweep
+from hpcrun.slurm.launch import jobs
 
 KEY = "notification"
 """The field of an event that names the notification."""
@@ -47,11 +52,22 @@ def notification_of(cause: Cause, *, restart: bool, attempts: int) -> str:
         attempts: attempts since the last submission by a person, this one included.
     """
     if restart:
-        return "requeued"
+        return _REQUEUED
     if cause in (Cause.FINISHED, Cause.CANCELLED):
         return str(cause.value)
     first = attempts < 2 and cause is not Cause.EXHAUSTED
     return "failed" if first or cause in (Cause.BAD_INPUT, Cause.SAVE_FAILED) else "budget-used-up"
+
+
+_REQUEUED = "requeued"
+_STATES = ("failed", "stopped", "cancelled", "finished")
+
+
+def wanted(run: RunDirectory, watch: Watch) -> Collection[str]:
+    """Return the notifications that an end of ``run`` may ask for; each last end of a sweep's run does."""
+    if not watch.notify:
+        return ()
+    return {*watch.notify_on, *_STATES, "budget-used-up"} if is_element(run) else watch.notify_on
 
 
 def due(events: Sequence[Event]) -> Due | None:
@@ -100,6 +116,55 @@ def message(run: RunDirectory, due: Due) -> dict[str, Any]:
         "time": round(event.time, 3),
         "lines": _last_lines(run, due.attempt),
         "text": f"{run.name}: {due.name}{step}{': ' if reason else ''}{reason}",
+    }
+
+
+def sweep_message(run: RunDirectory, due: Due) -> dict[str, Any] | None:
+    """Return the message about the sweep of ``run``; None if another run of it has a job, or has sent it.
+
+    Raises:
+        RunError: sweep.json is damaged.
+        OSError: the sweep folder cannot be read or written.
+    """
+    folder = run.path.parent
+    sweep = read_sweep(folder)
+    runs = [one for one in (sweep.directories.values() if sweep else ()) if one.exists()]
+    others = (one for one in reversed(runs) if one.path != run.path)
+    # A listing is new also on NFS, which keeps the answer that a file is missing.
+    missing = (one for one in others if one.result.name not in os.listdir(one.path))  # noqa: PTH208
+    states = {run: due.name if due.name in _STATES else "failed"}
+    # If the last run of a sweep waits, the other runs are not read.
+    for some in ([*itertools.islice(missing, 1)], [*missing]):
+        found = jobs.states(some)
+        if any(state.live for state in found):
+            return None
+        states |= {one: state.word for one, state in zip(some, found, strict=True)}
+    results = {one: read_json(one.result) or {} for one in runs}
+    words = {one: str(kept.get("state", states.get(one, "lost"))) for one, kept in results.items()}
+    counts = Counter(words.values())
+    event = next((word for word in _STATES if counts[word]), "failed")
+    # Two runs may end at the same time.
+    digest = hashlib.sha256(repr([*results.values()]).encode()).hexdigest()[:12]
+    try:
+        (folder / f".notified-{digest}").touch(0o600, exist_ok=False)
+    except FileExistsError:
+        return None
+    tally = ", ".join(f"{number} {word}" for word, number in counts.most_common())
+    lines = [
+        escaped(f"{one.name}: {word}: {results[one].get('reason') or ''}")[:LINE_CHARACTERS]
+        for one, word in words.items()
+        if word != "finished"
+    ]
+    return {
+        **message(run, due),
+        **dict.fromkeys(("cause", "reason", "decision"), ""),
+        **dict.fromkeys(("step", "loss")),
+        "id": f"{folder.name}/{digest}/{event}",
+        "event": event,
+        "name": folder.name,
+        "run": str(folder),
+        "lines": lines[:LINES],
+        "text": f"{folder.name}: {event}: {len(words)} runs: {tally}",
     }
 
 
@@ -220,8 +285,15 @@ def send(run: RunDirectory, one: Due) -> None:
     """Send ``one``, if the config of the run asks for it; an error prints one line."""
     try:
         watch = load_resolved(run.config).watch
-        if watch.notify is not None and one.name in watch.notify_on:
-            deliver(watch.notify, message(run, one), os.environ)
+        if watch.notify is None:
+            return
+        whole = is_element(run) and one.name != _REQUEUED
+        content = sweep_message(run, one) if whole else message(run, one)
+        if content is None:
+            return
+        same = {"failed", "budget-used-up"} if whole and content["event"] == "failed" else set()
+        if not {content["event"], *same}.isdisjoint(watch.notify_on):
+            deliver(watch.notify, content, os.environ)
     except (OSError, UserError, DeliveryError) as error:
         say(f"hpcrun: no notification: {masked(str(error))}")
 

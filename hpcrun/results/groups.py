@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,13 @@ class Question:
 
 @dataclass(frozen=True)
 class RunValue:
-    """The metric of one run: ``value`` at ``step``, and the best one with its step."""
+    """The metric of one run: ``value`` at ``step``, and the best one with its step.
+
+    ``pair``: equal for two runs with the same seed and the same values of the keys that make no groups.
+    """
 
     run: str
+    pair: str
     seed: Any
     value: float
     step: int
@@ -117,7 +121,7 @@ def known_metrics(store: ResultsFile) -> list[str]:
 
 
 def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
-    """Return the groups, in the order of their labels.
+    """Return the groups, the best mean first; groups without a value come last.
 
     Raises:
         ResultsError: no run has the metric, or no config has a key.
@@ -136,7 +140,10 @@ def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
         has_keys = question.by is not None or bool(config)
         identity = json.dumps([has_keys, group_keys], sort_keys=True, default=str)
         group = groups.setdefault(identity, RunGroup("", group_keys, has_keys))
-        _add_run(group, key, seed, row["state"].decode(), found, question)
+        rest = _group_keys(values, replace(question, by=None))
+        rest = {name: value for name, value in rest.items() if name not in group_keys}
+        pair = json.dumps([seed, rest], sort_keys=True, default=str) if seed is not None else key
+        _add_run(group, (key, pair, seed), row["state"].decode(), found, question)
     if not found.seen:
         known = ", ".join(known_metrics(store)) or "none"
         raise ResultsError(
@@ -145,24 +152,29 @@ def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
     ordered = list(groups.values())
     _label(ordered, question)
     _note_missing(ordered)
-    return sorted(ordered, key=lambda group: _natural(group.label))
+    sign = 1 if question.lower else -1
+
+    def rank(group: RunGroup) -> tuple[float, Any]:
+        mean = sum(group.numbers()) / len(group.values) if group.values else sign * math.inf
+        return sign * mean, _natural(group.label)
+
+    return sorted(ordered, key=rank)
 
 
 def _add_run(
-    group: RunGroup, key: str, seed: Any, state: str, found: _Values, question: Question
+    group: RunGroup, run: tuple[str, str, Any], state: str, found: _Values, question: Question
 ) -> None:
+    key, pair, seed = run
     value = found.of(key)
     if state != _FINISHED and state not in question.include:
         group.left_out.append((key, seed, state))
     elif isinstance(value, str):
         group.left_out.append((key, seed, value))
+    elif twin := next((one.run for one in group.values if one.pair == pair), None):
+        # Two runs of one seed are not independent. The newest run comes first.
+        group.left_out.append((key, seed, f"has the seed of {twin}, which is newer"))
     else:
-        twin = next((one for one in group.values if seed is not None and one.seed == seed), None)
-        if twin is not None:
-            # Two runs of one seed are not independent. The newest run comes first.
-            group.left_out.append((key, seed, f"has the seed of {twin.run}, which is newer"))
-        else:
-            group.values.append(RunValue(key, seed, *value))
+        group.values.append(RunValue(key, pair, seed, *value))
 
 
 class _Values:

@@ -1,14 +1,16 @@
-"""Statistics over seeds: intervals and paired comparisons, computed by scipy."""
+"""Statistics over seeds: intervals, t-tests of differences, and the correction for many tests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 CONFIDENCE = 0.95
 
@@ -30,48 +32,38 @@ class Spread:
     mean: ConfidenceInterval
     std: float | None
     median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
-class Paired:
-    """The differences b - a over shared seeds.
+class ConfigDifference:
+    """The difference of two configs: the mean of the second minus the mean of the first.
 
-    ``effect`` is Cohen's d of the differences (their mean over their standard deviation), ``p`` the
-    two-sided p-value of the paired t-test. Both are None for n = 1 and for equal differences.
+    Args:
+        sizes: the runs of the first and of the second in the test.
+        wins: the pairs in which the second is better; None for Welch's t-test, which has no pairs.
+        effect: Cohen's d: the difference over the standard deviation of the paired differences, or over the
+            root mean square of both standard deviations.
+        p: two-sided; None, as ``effect``, for too few values and for equal differences.
+        corrected: ``p`` after Holm's correction for all tests.
     """
 
-    n: int
+    sizes: tuple[int, int]
+    wins: int | None
     difference: ConfidenceInterval
-    effect: float | None
-    p: float | None
-    wins: int
-    ties: int
+    effect: float | None = None
+    p: float | None = None
+    corrected: float | None = None
 
 
 def describe(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Spread:
-    """Return the statistics of ``values``, which must be finite and at least one."""
-    found = np.asarray(values, np.float64)
-    return Spread(
-        n=len(found),
-        mean=mean_interval(found, confidence),
-        std=float(found.std(ddof=1)) if len(found) > 1 else None,
-        median=float(np.median(found)),
-        low=float(found.min()),
-        high=float(found.max()),
-    )
-
-
-def mean_interval(
-    values: NDArray[np.float64], confidence: float = CONFIDENCE
-) -> ConfidenceInterval:
-    """Return the mean and its t-interval."""
-    mean = float(values.mean())
-    if len(values) < 2:
-        return ConfidenceInterval(mean, None, None)
-    half = float(half_width(values, confidence))
-    return ConfidenceInterval(mean, mean - half, mean + half)
+    """Return the statistics of ``values``, which must be finite and at least one, with the t-interval."""
+    found, low, high, std = np.asarray(values, np.float64), None, None, None
+    mean = float(found.mean())
+    if len(found) > 1:
+        half, std = float(half_width(found, confidence)), float(found.std(ddof=1))
+        low, high = mean - half, mean + half
+    interval = ConfidenceInterval(mean, low, high)
+    return Spread(len(found), interval, std, float(np.median(found)))
 
 
 def half_width(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> Any:
@@ -79,21 +71,80 @@ def half_width(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> A
     return stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * stats.sem(values)
 
 
-def compare_paired(
-    first: Sequence[float],
-    second: Sequence[float],
+def compare(
+    first: Mapping[str, float],
+    second: Mapping[str, float],
     *,
-    lower_is_better: bool = True,
+    lower: bool = True,
     confidence: float = CONFIDENCE,
-) -> Paired:
-    """Return how ``second`` differs from ``first``, seed by seed; both are in the order of the seeds."""
-    change = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-    n = len(change)
-    wins = int(((change < 0) if lower_is_better else (change > 0)).sum())
-    std = float(change.std(ddof=1)) if n > 1 else 0.0
-    effect = p = None
-    # Equal differences leave the rounding of their mean as a standard deviation.
-    if std > 1e-12 * float(np.abs(change).max()):
-        effect = float(change.mean()) / std
-        p = float(stats.ttest_1samp(change, 0.0).pvalue)
-    return Paired(n, mean_interval(change, confidence), effect, p, wins, int((change == 0).sum()))
+) -> ConfigDifference:
+    """Return how ``second`` differs from ``first``. Equal keys, such as the seed, make a pair.
+
+    With at least two pairs, and pairs for half of the smaller side, the test is the paired t-test, else the
+    t-test of Welch (1947) of all values. ``lower``: lower values are better.
+    """
+    shared = sorted(first.keys() & second.keys())
+    paired = len(shared) >= 2 and 2 * len(shared) >= min(len(first), len(second))
+    a, b = (
+        np.array([side[key] for key in (shared if paired else side)], np.float64)
+        for side in (first, second)
+    )
+    sizes, changes = (len(a), len(b)), b - a if paired else np.empty(0)
+    if min(sizes) < 2:
+        return ConfigDifference(
+            sizes, None, ConfidenceInterval(float(b.mean() - a.mean()), None, None)
+        )
+    if paired:
+        wins = int(((changes < 0) if lower else (changes > 0)).sum())
+        change, std, freedom = float(changes.mean()), float(changes.std(ddof=1)), len(shared) - 1.0
+        error = std / math.sqrt(len(shared))
+    else:
+        wins, change = None, float(b.mean() - a.mean())
+        parts = np.array([side.var(ddof=1) / len(side) for side in (a, b)])
+        error, std = math.sqrt(parts.sum()), math.sqrt((parts * sizes).mean())
+        shares = parts / (parts.sum() or 1.0)
+        freedom = 1 / float((shares**2 / (np.array(sizes) - 1)).sum() or 1.0)
+    half = float(special.stdtrit(freedom, 0.5 + confidence / 2)) * error
+    difference = ConfidenceInterval(change, change - half, change + half)
+    # Equal values leave the rounding of their mean as a standard deviation.
+    if not 1e-12 * max(np.abs(a).max(), np.abs(b).max()) < std < math.inf:
+        return ConfigDifference(sizes, wins, difference)
+    p = 2 * float(special.stdtr(freedom, -abs(change) / error))
+    return ConfigDifference(sizes, wins, difference, change / std, p)
+
+
+def compare_all(
+    groups: Sequence[Mapping[str, float]],
+    against: int | None = None,
+    *,
+    lower: bool = True,
+    confidence: float = CONFIDENCE,
+) -> tuple[list[ConfigDifference | None], int]:
+    """Return how each config differs from a base, and the number of tests in Holm's correction.
+
+    The base itself and a config without values have None.
+
+    Args:
+        groups: the values of each config by seed.
+        against: the base, which has values. None: the first config that has values, chosen by them; the
+            correction is then for the tests of all pairs, as in ``pairwise.t.test`` of R.
+    """
+    full = [at for at, group in enumerate(groups) if group]
+    base = next(iter(full), 0) if against is None else against
+    others = [(base, at) for at in full if at != base]
+    found = {
+        (a, b): compare(groups[a], groups[b], lower=lower, confidence=confidence)
+        for a, b in (itertools.combinations(full, 2) if against is None else others)
+    }
+    tested = [pair for pair, one in found.items() if one.p is not None]
+    corrected = dict(zip(tested, holm([found[pair].p for pair in tested]), strict=True))
+    rows = {b: replace(found[a, b], corrected=corrected.get((a, b))) for a, b in others}
+    return [rows.get(at) for at in range(len(groups))], len(tested)
+
+
+def holm(values: Sequence[float | None]) -> list[float]:
+    """Return p-values corrected for the number of all (Holm 1979, Scandinavian Journal of Statistics 6)."""
+    p = np.array(values, np.float64)
+    order = np.argsort(p)
+    p[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
+    return list(p.tolist())

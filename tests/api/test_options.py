@@ -50,7 +50,7 @@ def test_a_new_field_is_option_argument_and_sbatch_line(tmp_path: Path) -> None:
 
 def test_editors_see_options_that_exist() -> None:
     of_the_call = {"task", "command", "overrides", "runs_dir", "after", "profile"}
-    of_the_call |= {"snapshot", "trust_owner", "max_parallel"}
+    of_the_call |= {"snapshot", "trust_owner", "max_parallel", "only_new"}
     assert SubmitOptions.__annotations__.keys() - of_the_call <= OPTIONS.keys()
 
 

@@ -45,29 +45,32 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
         sweep.wait(timeout=0.1)
     sweep.cancel()
     assert sweep.wait() == {"finished": 1, "failed": 1, "cancelled": 2}
+    more = hpcrun.submit(sweep={"lr": [2.0, 0.2], "seed": [0]}, only_new=True, **given)
+    ends = {"finished": 2, "failed": 1, "cancelled": 2}
+    assert (more["002"].status()["attempts"], more.wait(timeout=jobs.PATIENCE)) == (1, ends)
     (tmp_path / "go").touch()
     again = hpcrun.submit(sweep=axes, **given)
-    assert again.wait(timeout=jobs.PATIENCE) == {"finished": 2, "failed": 2}
-    assert [run.name for run in again] == ["s/000", "s/001", "s/002", "s/003"]
+    assert again.wait(timeout=jobs.PATIENCE) == {"finished": 3, "failed": 2}
+    assert [run.name for run in again] == [f"s/00{number}" for number in range(5)]
     assert again["002"].result()["state"] == "failed"
     for number, run in enumerate(again):
         line = {"step": 1, "time": 1.0, "loss": number + 0.5}
         (run.path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     frame = again.results().runs()
-    assert sorted(frame["state"]) == ["failed", "failed", "finished", "finished"]
+    assert sorted(frame["state"]) == ["failed"] * 2 + ["finished"] * 3
     with pytest.raises(hpcrun.UserError, match=r"is a sweep; .* \(in Python: hpcrun\.Sweep\)"):
         hpcrun.open("s")
     with pytest.raises(hpcrun.UserError, match=r"no such run in .*; did you mean s\?"):
         hpcrun.open("sa")
     # Names of folders only, such as 000, would be the same in every sweep.
     plot = jobs.hpcrun("plot", "runs/s", cwd=tmp_path)
-    assert "s/000 (finished)" in plot.stdout
+    assert "s/000 lr=0.1 seed=0 (finished)" in plot.stdout
     compared = jobs.hpcrun("compare", "runs/s/results.h5", cwd=tmp_path)
     assert "s/003 (seed 1): failed" in compared.stdout
     page = again._repr_html_()
-    assert "4 runs: 2 finished, 2 failed" in page
+    assert "5 runs: 3 finished, 2 failed" in page
     assert "<td>s/003</td><td>2</td><td>1</td><td>failed</td><td>1</td><td>3.5</td>" in page
-    assert list(hpcrun.Sweep("runs/s").values) == ["000", "001", "002", "003"]
+    assert hpcrun.Sweep("runs/s").values["004"] == {"lr": 0.2, "seed": 0}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,7 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
         ({"sweep": {"seed": [1]}, "max_parallel": 0}, "max_parallel="),
         ({"sweep_file": "none.yaml"}, "no such file"),
         ({"max_parallel": 2}, "max_parallel=: is for sweeps only"),
+        ({"only_new": True}, "only_new=: is for sweeps only"),
     ],
 )
 def test_what_is_refused_is_one_line_and_leaves_nothing(

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -185,6 +186,23 @@ def test_a_waiting_run_tells_what_for_and_until_when(
     assert row["directory"] == str(run.path)
 
 
+def test_a_cancelled_run_keeps_its_earlier_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed = {"event": "ended", "cause": "crash", "reason": "ValueError: bad data"}
+    again = {"event": "submitted", "executor": "slurm", "job": "8", "name": "again"}
+    cancelled = {"event": "cancelled", "job": "8"}
+    on_slurm(tmp_path, "again", {"event": "opened"}, failed, again, cancelled)
+    on_slurm(tmp_path, "new", {"event": "cancelled"})
+    squeue_says(tmp_path, monkeypatch)
+    found = {row["name"]: row["says"] for row in rows(capsys)}
+    assert found["again"] == "cancelled while it waited, after a failure: ValueError: bad data"
+    assert found["new"] == "cancelled; `hpcrun resume` continues it"
+    assert guarded(["doctor", "again"]) == 1
+    assert "ValueError: bad data" in capsys.readouterr().out
+
+
 def test_a_hundred_runs_on_slurm_take_one_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,11 +302,27 @@ def test_a_sweep_is_one_line_until_it_is_named(
     assert guarded(["status", "lrs"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["name", "values", "state"]
-    assert re.match(r"lrs/000 +optim\.lr=1\.0 +finished: why", lines[0])
-    assert re.match(r"lrs/003 +optim\.lr=0\.001 +not submitted yet", lines[3])
+    assert re.match(r"lrs/000 +lr=1\.0 +finished: why", lines[0])
+    assert re.match(r"lrs/003 +lr=0\.001 +not submitted yet", lines[3])
     assert f"lrs: {told}" in lines
     assert [row["name"] for row in rows(capsys, "lrs/001")] == ["lrs/001"]
     assert [row["name"] for row in rows(capsys, "--name", "lrs/*")] == ["lrs"]
+
+
+def test_the_loss_of_a_sweep_stays_at_80_columns(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("train.a_long_key", "optim.betas", "model.a_long_key")
+    values: dict[str, Any] = dict.fromkeys(names, "a long value")
+    listed = [SweepRun(f"00{n}", {"optim.lr": 10.0**-n, **values}) for n in range(3)]
+    (sweep / "runs" / "lrs").rename(sweep / "runs" / "a-name-that-is-rather-long")
+    write_sweep(SweepFile(sweep / "runs" / "a-name-that-is-rather-long", listed))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert guarded(["status", "a-name-that-is-rather-long"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split()[:4] == ["name", "values", "state", "loss"]
+    assert all(line.split()[-1] == "1.0000" or "1.0000 " in line for line in lines[:3])
+    assert max(map(len, [heading, *lines[:3]])) <= 80
 
 
 @pytest.mark.parametrize(
@@ -303,6 +337,28 @@ def test_a_damaged_sweep_is_told_in_one_line(
     assert guarded(["status", "lrs"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"sweep.json: {problem}" in line
+
+
+def test_watch_shows_the_running_runs_of_a_sweep_first(tmp_path: Path) -> None:
+    names = [f"{number:03}" for number in range(40)]
+    for name in names:
+        run = run_of(tmp_path, f"lrs/{name}", "finished", time.time())
+    write_sweep(SweepFile(tmp_path / "runs" / "lrs", [SweepRun(n, {"lr": n}) for n in names]))
+    run.result.unlink()
+    training = subprocess.Popen(["hpcrun", "60"], executable=shutil.which("sleep"))
+    job = Attempt(f"pid{training.pid}", 0)
+    record_event(run, "submitted", attempt=job, executor="debug")
+    screen = Terminal(tmp_path, "status", "--watch", "lrs")
+    try:
+        screen.read_until(r"(?s)lrs/039 +lr=039 +running.*lrs/000 +lr=000 +finished")
+        # Nothing is on Slurm.
+        screen.read_until("every 2 s")
+        screen.press_ctrl_c()
+        assert screen.end() == 0
+    finally:
+        screen.kill()
+        training.kill()
+        training.wait()
 
 
 _ALT, _MAIN = "\x1b[?1049h", "\x1b[?1049l"

@@ -85,5 +85,5 @@ def test_the_keys_are_the_arguments_of_submit() -> None:
     from hpcrun.api.submission.submitting import SubmitOptions
     from hpcrun.integrations.hydra import OPTIONS
 
-    of_a_sweep, given = {"max_parallel", "pack"}, {"task", "command", "overrides", "name"}
+    of_a_sweep, given = {"max_parallel", "only_new"}, {"task", "command", "overrides", "name"}
     assert {*OPTIONS} == SubmitOptions.__annotations__.keys() - of_a_sweep - given

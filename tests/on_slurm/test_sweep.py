@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_lines
 from tests import jobs
 from tests.results.report.page import Page
 
@@ -29,6 +30,7 @@ echo waits
 while :; do sleep 0.1; done
 """
 SHAPE = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--no-snapshot")
+NOTIFY = 'watch.notify=cat >> "$HPCRUN_RUN/messages.jsonl"'
 
 
 @pytest.fixture
@@ -42,7 +44,8 @@ def line(name: str, axes: dict[str, list[str]], *more: str) -> list[str]:
     """The command line of a sweep of the script."""
     options = [f"--sweep={key}={','.join(values)}" for key, values in axes.items()]
     words = ["sh", "element.sh", "{lr}", "{wd}", "{seed}"]
-    return ["submit", "--name", name, *SHAPE, "restarts.crash=1", *options, *more, "--", *words]
+    settings = ("restarts.crash=1", NOTIFY)
+    return ["submit", "--name", name, *SHAPE, *settings, *options, *more, "--", *words]
 
 
 def run_of(bench: Bench, name: str, number: int) -> RunDirectory:
@@ -135,6 +138,10 @@ def test_each_element_of_a_sweep_has_its_own_end(bench: Bench) -> None:
     sweep_with_four_ends(
         bench, "small", {"lr": ["1e-4", "3e-4"], "wd": ["0"], "seed": ["0", "1", "2"]}
     )
+    messages = bench.folder / "runs" / "small" / "messages.jsonl"
+    jobs.wait_for(messages.exists)
+    (message,) = read_lines(messages)
+    assert message["text"] == "small: failed: 6 runs: 4 finished, 1 failed, 1 cancelled"
     told = bench.hpcrun("logs", "small/005")
     assert "element 3e-4 0 2" in told
     # The same line again submits the two that did not finish, and a further value gets a new number.
@@ -145,6 +152,8 @@ def test_each_element_of_a_sweep_has_its_own_end(bench: Bench) -> None:
     shown = json.loads(told[told.index("{") :])
     actions = [one["action"] for one in shown["runs"]]
     assert actions == ["again", "again", *["finished"] * 4, *["new"] * 3]
+    told = bench.hpcrun(*line("small", grown, "--dry-run", "--only-new"))
+    assert "9 runs: 3 to submit, 4 finished, 2 left as before" in told
     bench.hpcrun(*line("small", grown, "--max-parallel", "2"))
     runs = [run_of(bench, "small", number) for number in range(9)]
     bench.slurm.wait_until(
@@ -153,6 +162,8 @@ def test_each_element_of_a_sweep_has_its_own_end(bench: Bench) -> None:
         lambda: "\n".join(map(bench.told, runs)),
     )
     assert [len(jobs.events(run, "submitted")) for run in runs] == [2, 2, *[1] * 7]
+    jobs.wait_for(lambda: len(read_lines(messages)) == 2)
+    assert read_lines(messages)[1]["text"] == "small: finished: 9 runs: 9 finished"
     # A job ends after its run.
     bench.slurm.wait_until(
         lambda: "nothing to submit; 9 runs: 9 finished" in bench.hpcrun(*line("small", grown)),

@@ -77,7 +77,7 @@ def test_every_run_that_does_not_count_has_a_reason(tmp_path: Path, make_run: Ma
     for at in ("best", "10"):
         _, high = groups_of(tmp_path, at=at)
         assert ("diverged", 6, "loss is not finite at step 20") in high.left_out
-    _, high = groups_of(tmp_path, include=["failed", "unfinished"])
+    high, _ = groups_of(tmp_path, include=["failed", "unfinished"])
     assert len(high.values) == 5
 
 
@@ -188,7 +188,7 @@ def test_the_name_of_a_metric_tells_its_direction(lower: bool, metrics: str) -> 
 def test_tables_and_json(
     tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_run("one", [1.0], seed=9, config={"train": {"lr": 0.5}})
+    make_run("one", [4.0], seed=9, config={"train": {"lr": 0.5}})
     make_run("bad", [1.0], seed=8, state="failed", config={"train": {"lr": 0.5}})
     file = str(collected(tmp_path))
     assert guarded(["compare", file, "--at", "best"]) == 0
@@ -196,12 +196,58 @@ def test_tables_and_json(
     assert lines[0] == "loss (best, min is best), 95% intervals"
     row = "1 3 1.6679 0.23752 … 3.0982 0.57579 2.0003 1.003 20 lr0.0003-s0"
     assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
-    assert " ".join(lines[4].split()) == "3 1 1 - - 1 1 10 one train.lr=0.5"
+    assert " ".join(lines[4].split()) == "3 1 4 - - 4 4 10 one train.lr=0.5"
     assert lines[5].startswith("caution: the best of many noisy values")
-    assert lines[9].split()[:3] == ["2", "3", "0.0388"]
+    assert lines[7] == "best:   train.lr=0.0003 (seeds 0, 1, 2)"
+    facts = "interval -0.086407 … 0.16401, p 0.31401, paired t, 3 seeds"
+    assert lines[8] == f"second: train.lr=0.01, +0.0388 ({facts})"
+    assert " ".join(lines[12].split()).endswith("0.31401 0/3 paired t, 3 seeds train.lr=0.01")
+    assert " ".join(lines[13].split()) == "3 2.3321 - - - - - train.lr=0.5"
     assert "  row 3: bad (seed 8): failed" in lines
     assert "  row 3: 0, 1, 2" in lines
     assert guarded(["compare", file, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [len(group["runs"]) for group in found["groups"]] == [3, 3, 1]
-    assert found["groups"][1]["paired"]["n"] == 3
+    assert found["groups"][1]["comparison"]["sizes"] == [3, 3]
+
+
+def test_the_best_config_is_first_and_an_empty_config_last(
+    tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for lr, first, values in ((0.1, 0, [3, 3.1]), (0.2, 5, [1, 1.1, 1.3]), (0.3, 5, [2, 2.2, 2.1])):
+        for seed, value in enumerate(values, first):
+            make_run(f"{lr}-{seed}", [value], seed=seed, config={"train": {"lr": lr}})
+    make_run("empty", [0.1], state="failed", config={"train": {"lr": 0.01}})
+    file = str(collected(tmp_path))
+    assert guarded(["compare", file]) == 0
+    out = capsys.readouterr().out
+    labels = [line.split()[-1] for line in out.splitlines()[2:6]]
+    assert labels == [f"train.lr={lr}" for lr in (0.2, 0.3, 0.1, 0.01)]
+    assert "best:   train.lr=0.2 (seeds 5, 6, 7)\nsecond: train.lr=0.3, +0.96667 (interval" in out
+    rows = [line for line in out.splitlines() if "paired t," in line or "Welch," in line]
+    rows = rows[1:]
+    assert [" ".join(row.split()[-6:-1]) for row in rows] == [
+        "0/3 paired t, 3 seeds",
+        "Welch, 2 and 3 runs",
+    ]
+    assert "p is corrected for 3 tests of all rows (Holm)" in out
+    assert guarded(["compare", file, "--goal", "max", "--against", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "best:   train.lr=0.1 (seeds 0, 1)\n\n" in out
+    assert "p is corrected for 2 tests with row 3 (Holm)" in out
+    assert guarded(["compare", file, "--against", "4"]) == 2
+    assert (
+        "--against 4: no run of such a row counts; choose a row from 1 to 3"
+        in capsys.readouterr().err
+    )
+
+
+def test_runs_of_equal_seed_but_other_config_all_count(tmp_path: Path, make_run: MakeRun) -> None:
+    for lr in (0.1, 0.2):
+        for size in (16, 32):
+            config = {"train": {"lr": lr, "batch_size": size}}
+            make_run(f"{lr}-{size}", [lr * size], seed=1, config=config)
+    low, high = groups_of(tmp_path, by=["train.lr"])
+    assert (sorted(low.numbers()), sorted(high.numbers())) == ([1.6, 3.2], [3.2, 6.4])
+    assert {one.pair for one in low.values} == {one.pair for one in high.values}
+    assert not low.left_out

@@ -60,7 +60,8 @@ class SubmitRequest:
     ``runs``: the folder of the runs. ``after``: runs that must finish first; None: as before.
     ``prepare``: make the run directory, and start nothing. ``snapshot``: keep a
     copy of the code; None: as before. ``trust_owner``: continue a run of another user. ``max_parallel``:
-    runs of a sweep at the same time. ``files``: new files of the run directory or the sweep folder.
+    runs of a sweep at the same time. ``only_new``: leave the runs of a sweep that have failed or were
+    cancelled. ``files``: new files of the run directory or the sweep folder.
     ``default_name``: the name without a given name; None: from file, command or task.
     """
 
@@ -76,6 +77,7 @@ class SubmitRequest:
     snapshot: bool | None = True
     trust_owner: bool = False
     max_parallel: int | None = None
+    only_new: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)
     default_name: str | None = None
 

@@ -88,9 +88,10 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     Raises:
         UserError: the config is wrong, or the run of the given name trains something else.
     """
-    if request.max_parallel is not None:
+    if request.max_parallel is not None or request.only_new:
+        option = "only_new" if request.max_parallel is None else "max_parallel"
         raise UserError(
-            f"{request.place('max_parallel')}: is for sweeps only; give the swept keys with "
+            f"{request.place(option)}: is for sweeps only; give the swept keys with "
             f"{request.place('sweep')}"
         )
     layers = config_layers(request)

@@ -53,6 +53,7 @@ class SubmitOptions(TypedDict, total=False):
     snapshot: bool
     trust_owner: bool
     max_parallel: int | None
+    only_new: bool
 
 
 @overload
@@ -96,6 +97,7 @@ def submit(
     sweep: Mapping[str, Iterable[Any]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     max_parallel: int | None = None,
+    only_new: bool = False,
     **options: Any,
 ) -> Run | Sweep:
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
@@ -125,6 +127,7 @@ def submit(
             ``command`` contains the keys as ``{lr}`` and ``{seed}``.
         sweep_file: a YAML or JSON file with the blocks grid, zip and list.
         max_parallel: runs of the sweep at the same time, at most.
+        only_new: submit no run of the sweep that has failed or was cancelled.
         options: ``name``, and options of the job, which are keys of the config's section ``job``: ``nodes``,
             ``gpus``, ``tasks_per_node``, ``launcher``, ``cpu``, ``executor``, ``time``, ``cpus_per_task``,
             ``mem``, ``partition``, ``account``, ``qos``, ``constraint``, ``reservation``,
@@ -161,6 +164,7 @@ def submit(
         snapshot=snapshot,
         trust_owner=trust_owner,
         max_parallel=max_parallel,
+        only_new=only_new,
         files=call.files if call else {},
         default_name=call.name if call else None,
     )
@@ -185,7 +189,7 @@ def map_array(
     Args:
         function: a function that cloudpickle can pickle.
         iterables: the values of each positional argument, all with the same length.
-        options: as for :func:`submit`, with ``max_parallel``.
+        options: as for :func:`submit`, with ``max_parallel`` and ``only_new``.
 
     Raises:
         UserError: the iterables are empty or differ in length; or as :func:`submit`.

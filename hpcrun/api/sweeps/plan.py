@@ -31,7 +31,8 @@ class Planned:
     """An element with its run directory.
 
     ``action``: ``new`` has no run directory yet, ``again`` has failed or stopped; both are submitted.
-    The others are ``running`` and ``finished``. ``word``: the state of an existing run.
+    The others are ``running``, ``finished`` and, with ``only_new``, ``left``. ``word``: the state of an
+    existing run.
     """
 
     run: RunDirectory
@@ -100,6 +101,8 @@ class SweepPlan:
                 action = "running" if now.live else "again"
                 if not now.live and finished_result(run) is not None:
                     action = "finished"
+                elif self.request.only_new and not now.live and now.word != "new":
+                    action = "left"
                 if action != "again":
                     # An element of another config must not count as an element of this sweep.
                     compare(run, element.config)

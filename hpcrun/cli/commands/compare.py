@@ -2,7 +2,8 @@
 
 Runs with the same config form a group. Differences in seed, job, restarts,
 checkpoint and watch are ignored. Only finished runs count; other
-runs are listed. The second table compares the groups with one group per seed.
+runs are listed. The best group is first. The second table compares the others
+with it: over common seeds, or all runs if the groups have other seeds.
 
   hpcrun compare results.h5
   hpcrun compare results.h5 --metric validation_loss --by train.lr --at best
@@ -22,10 +23,10 @@ from hpcrun.printing import say
 
 if TYPE_CHECKING:
     from hpcrun.results.groups import RunGroup
-    from hpcrun.results.statistics import ConfidenceInterval, Paired, Spread
+    from hpcrun.results.statistics import ConfidenceInterval, ConfigDifference, Spread
 
 _STATES = ("cancelled", "stopped", "failed", "unfinished")
-_MOST_LISTED = 20
+_MOST_LISTED, _MOST_SEEDS = 20, 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs in this state count as well (may be repeated)",
     )
     parser.add_argument(
-        "--against", type=int, default=1, metavar="ROW", help="the row to compare with (default: 1)"
+        "--against", type=int, metavar="ROW", help="the row to compare with (default: the best)"
     )
     parser.add_argument(
         "--confidence",
@@ -66,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     _require_sense(arguments)
     require("report", "scipy")
-    from hpcrun.results.statistics import describe
+    import numpy as np
+
+    from hpcrun.results.statistics import compare_all, describe
     from hpcrun.results.store import ResultsFile
 
     with ResultsFile(arguments.file) as store:
@@ -82,34 +85,38 @@ def run(arguments: argparse.Namespace) -> int:
         )
         groups = grouped(store, question)
         known = labels(store)
-    if not 1 <= arguments.against <= len(groups):
+    full = sum(bool(group.values) for group in groups)
+    if arguments.against is not None and not 1 <= arguments.against <= full:
         raise UserError(
-            f"--against {arguments.against}: no such row; choose a row from 1 to {len(groups)}"
+            f"--against {arguments.against}: no run of such a row counts; choose a row from 1 to {full}"
         )
-    spreads = [
-        describe(group.numbers(), confidence=arguments.confidence) if group.values else None
-        for group in groups
-    ]
-    base = groups[arguments.against - 1]
-    pairs = [
-        None if group is base else _paired(base, group, question.lower, arguments.confidence)
-        for group in groups
-    ]
+    base = None if arguments.against is None else arguments.against - 1
+    level = arguments.confidence
+    # A diverged loss of 1e308 has an infinite variance.
+    with np.errstate(all="ignore"):
+        spreads = [
+            describe(group.numbers(), confidence=level) if group.values else None
+            for group in groups
+        ]
+        values = [{one.pair: one.value for one in group.values} for group in groups]
+        found, tests = compare_all(values, base, lower=question.lower, confidence=level)
     if arguments.json:
-        print_json(_as_data(question, groups, spreads, pairs, arguments.against))
+        print_json(_as_data(question, groups, spreads, found, (base or 0) + 1, tests))
         return 0
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
-    say(f"{metric} ({at}, {goal} is best), {arguments.confidence:.0%} intervals")
+    say(f"{metric} ({at}, {goal} is best), {level:.0%} intervals")
     say(*aligned(_group_rows(groups, spreads, question.lower, known), range(9)))
     if question.at == "best":
         say(f"caution: {BEST_IS_BIASED}")
     if not any(group.known for group in groups):
         say("no run has a config, so the runs form one group")
-    if len(groups) > 1:
-        say("", f"difference to row {arguments.against}, over the common seeds")
-        say(*aligned(_pair_rows(groups, pairs), range(7)))
-        if len(groups) > 2:
-            say(f"p is not corrected for {len(groups) - 1} comparisons")
+    if any(found):
+        say("", *_best(groups, found if base is None else []))
+        say("", f"difference to row {(base or 0) + 1}")
+        say(*aligned(_pair_rows(groups, found), range(6)))
+        if tests > 1:
+            pairs = "of all rows" if base is None else f"with row {base + 1}"
+            say(f"p is corrected for {tests} tests {pairs} (Holm); the intervals are not")
     say(*_left_out(groups, known))
     return 0
 
@@ -120,20 +127,25 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         raise UserError(f"--confidence {arguments.confidence}: should be 0.5 to less than 1")
 
 
-def _paired(base: "RunGroup", group: "RunGroup", lower: bool, confidence: float) -> "Paired | None":
-    from hpcrun.results.statistics import compare_paired
-
-    first = {one.seed: one.value for one in base.values if one.seed is not None}
-    second = {one.seed: one.value for one in group.values if one.seed is not None}
-    shared = sorted(first.keys() & second.keys(), key=str)
-    if not shared:
-        return None
-    return compare_paired(
-        [first[seed] for seed in shared],
-        [second[seed] for seed in shared],
-        lower_is_better=lower,
-        confidence=confidence,
+def _best(groups: Sequence["RunGroup"], found: Sequence["ConfigDifference | None"]) -> list[str]:
+    """Return the best config with its seeds, and how the second of ``found`` differs."""
+    runs = groups[0].values
+    seeds = sorted(
+        (str(one.seed) for one in runs if one.seed is not None), key=lambda s: (len(s), s)
     )
+    more = f" and {len(seeds) - _MOST_SEEDS} more" if len(seeds) > _MOST_SEEDS else ""
+    listed = f"seeds {', '.join(seeds[:_MOST_SEEDS])}{more}" if seeds else f"n = {len(runs)}"
+    lines = [f"best:   {groups[0].label} ({listed})"]
+    second = found[1] if found else None
+    if second is not None:
+        p = (
+            f", p {_number(second.corrected)}, {_test(second)}"
+            if second.corrected is not None
+            else ""
+        )
+        facts = f"interval {_ends(second.difference)}{p}"
+        lines.append(f"second: {groups[1].label}, {second.difference.value:+.5g} ({facts})")
+    return lines
 
 
 def _group_rows(
@@ -159,18 +171,27 @@ def _group_rows(
     return rows
 
 
-def _pair_rows(groups: Sequence["RunGroup"], pairs: Sequence["Paired | None"]) -> list[list[str]]:
-    rows = [["row", "n", "difference", "interval", "effect", "p", "better", "group"]]
-    for number, (group, pair) in enumerate(zip(groups, pairs, strict=True), 1):
-        if pair is not None:
+def _pair_rows(
+    groups: Sequence["RunGroup"], found: Sequence["ConfigDifference | None"]
+) -> list[list[str]]:
+    rows = [["row", "difference", "interval", "effect", "p", "better", "test", "group"]]
+    for number, (group, one) in enumerate(zip(groups, found, strict=True), 1):
+        if one is not None:
             rows.append(
                 [
-                    *(str(number), str(pair.n), _number(pair.difference.value)),
-                    *(_ends(pair.difference), _number(pair.effect), _number(pair.p)),
-                    *(f"{pair.wins}/{pair.n}", group.label),
+                    *(str(number), _number(one.difference.value), _ends(one.difference)),
+                    *(_number(one.effect), _number(one.corrected)),
+                    "-" if one.wins is None else f"{one.wins}/{one.sizes[0]}",
+                    *(_test(one), group.label),
                 ]
             )
-    return rows if len(rows) > 1 else [["no seed is in both"]]
+    return rows
+
+
+def _test(one: "ConfigDifference") -> str:
+    if one.wins is not None:
+        return f"paired t, {one.sizes[0]} seeds"
+    return f"Welch, {one.sizes[1]} and {one.sizes[0]} runs" if min(one.sizes) > 1 else "-"
 
 
 def _left_out(groups: Sequence["RunGroup"], known: Mapping[str, str]) -> list[str]:
@@ -198,25 +219,27 @@ def _as_data(
     question: Any,
     groups: Sequence["RunGroup"],
     spreads: Sequence["Spread | None"],
-    pairs: Sequence["Paired | None"],
+    found: Sequence["ConfigDifference | None"],
     against: int,
+    tests: int,
 ) -> dict[str, Any]:
     return {
         "question": asdict(question),
         "against": against,
+        "tests": tests,
         "groups": [
             {
                 "label": group.label,
                 "config": group.keys,
                 "statistics": None if spread is None else asdict(spread),
-                "paired": None if pair is None else asdict(pair),
+                "comparison": None if one is None else asdict(one),
                 "runs": [asdict(value) for value in group.values],
                 "left_out": [
                     {"run": run, "seed": seed, "reason": why} for run, seed, why in group.left_out
                 ],
                 "missing_seeds": group.missing,
             }
-            for group, spread, pair in zip(groups, spreads, pairs, strict=True)
+            for group, spread, one in zip(groups, spreads, found, strict=True)
         ],
     }
 

@@ -101,6 +101,7 @@ class _Table:
             )
         self._overview = Overview((), whole=len(arguments.runs) == 1)
         self.notes: list[str] = []
+        self.live_first = arguments.sort is None
 
     def look(self) -> list[dict[str, Any]]:
         """Return the rows, filtered, folded and sorted."""
@@ -175,6 +176,7 @@ _STYLES = {
     "pending": "yellow",
     "suspended": "yellow",
 }
+_LIVE = ("running", "suspended", "pending")
 # 128 + SIGTERM.
 _TERMINATED = 143
 
@@ -190,8 +192,8 @@ def _watch(table: _Table) -> int:
     with full_screen() as screen, contextlib.suppress(KeyboardInterrupt):
         while True:
             begun = time.monotonic()
-            rows = table.look()
-            slow = any(row.get("executor") == "slurm" or row["kind"] == "sweep" for row in rows)
+            rows = sorted(table.look(), key=_place) if table.live_first else table.look()
+            slow = any(row["executor"] == "slurm" for row in rows)
             every = _EVERY_SLURM if slow else _EVERY_LOCAL
             every = max(every, _SHARE * (time.monotonic() - begun))
             now = time.strftime("%H:%M:%S")
@@ -204,6 +206,11 @@ def _watch(table: _Table) -> int:
                     screen.show(_page(rows, table.notes, footer, *drawn))
                 time.sleep(0.2)
     return 0
+
+
+def _place(row: Row) -> int:
+    """Return a key that sorts live runs first: a screen may show a tenth of a sweep."""
+    return _LIVE.index(row["state"]) if row["state"] in _LIVE else len(_LIVE)
 
 
 def _page(

@@ -204,12 +204,12 @@ function keepBrush(plot) {
 }
 
 function timeFigure(name) {
-  const { data: traces, layout, rows } = data.figures[name];
+  const { data: traces, x, rows } = data.figures[name];
   const hovertemplate = "<b>%{y}</b><br>%{hovertext}<extra></extra>", legend = { orientation: "h", traceorder: "normal", y: 1, yanchor: "bottom", x: 0 };
   const yaxis = { type: "category", autorange: "reversed", dtick: 1, tickfont: { size: 10 } };
   return {
     traces: traces.map(trace => ({ ...trace, y: trace.y.map(plain), textposition: "none", hovertemplate })),
-    layout: { ...layout, height: 110 + 20 * rows, showlegend: true, legend, yaxis, margin: { ...LAYOUT.margin, t: 40 } },
+    layout: { barmode: name === "goodput" ? "stack" : "overlay", height: 110 + 20 * rows, showlegend: true, legend, xaxis: { title: { text: x } }, yaxis, margin: { ...LAYOUT.margin, t: 40 } },
   };
 }
 

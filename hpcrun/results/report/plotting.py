@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
+from hpcrun.errors import UserError
 from hpcrun.results.report.drawing import COLORS, GRAY, label, metric_label, wants_log
-from hpcrun.results.report.runs import ReportedRun, ReportError, require_file_place
+from hpcrun.results.report.runs import ReportedRun, require_file_place
+from hpcrun.results.statistics import half_width
 from hpcrun.run.files import write_atomic
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -27,12 +29,43 @@ _GUTTER = 10
 
 
 @dataclass(frozen=True)
+class Series:
+    """Runs that share a curve: those of the mean, and those that do not count."""
+
+    name: str
+    counting: Sequence[ReportedRun]
+    others: Sequence[ReportedRun] = ()
+
+    @property
+    def runs(self) -> list[ReportedRun]:
+        """All runs."""
+        return [*self.counting, *self.others]
+
+    def curve(self, metric: str) -> Curve:
+        """Return the curve of a run, or the mean of several runs over the range that all share.
+
+        A curve has a value between two of its points by linear interpolation. Outside the shared range
+        the mean would be of other runs than inside.
+        """
+        known = [run.series(metric) for run in self.counting]
+        known = [(x, y) for x, y in known if len(x)]
+        if len(known) < 2:
+            return Curve(self.name, *(known[0] if known else (np.empty(0), np.empty(0))))
+        grid = np.unique(np.concatenate([x for x, _ in known]))
+        low, high = max(x[0] for x, _ in known), min(x[-1] for x, _ in known)
+        grid = grid[(grid >= low) & (grid <= high)]
+        values = np.array([np.interp(grid, x, y) for x, y in known])
+        return Curve(self.name, grid, values.mean(axis=0), half_width(values))
+
+
+@dataclass(frozen=True)
 class Curve:
-    """The points of one run, in the order of x."""
+    """Points in the order of x. ``half``: half of the t-interval of a mean."""
 
     name: str
     x: NDArray[np.float64]
     y: NDArray[np.float64]
+    half: NDArray[np.float64] | None = None
 
 
 def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
@@ -43,43 +76,46 @@ def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def terminal_lines(
-    runs: Sequence[ReportedRun], metrics: Sequence[str], width: int, height: int
+    series: Sequence[Series], metrics: Sequence[str], width: int, height: int
 ) -> list[str]:
     """Return the plots of ``metrics`` and the goodput of each run as lines of text."""
     lines: list[str] = []
-    if len(runs) > 1:
-        names = [f"  {letter}  {run.label} ({run.state})" for letter, run in _lettered(runs)]
-        lines += ["runs", *names, ""]
+    if len(series) > 1:
+        lines.append("curves")
+        for letter, one in _lettered(series):
+            state = f"{len(one.runs)} runs" if one.runs[1:] else one.runs[0].state
+            lines.append(f"  {letter}  {one.name} ({state})")
+        lines.append("")
     for metric in metrics:
-        curves = [Curve(run.label, *run.series(metric)) for run in runs]
+        curves = [one.curve(metric) for one in series]
         lines += plot(f"{metric_label(metric)} over steps", curves, width, height)
         without = [curve.name for curve in curves if not len(curve.x)]
         if without and len(without) < len(curves):
             lines.append(f"  without {metric}: {', '.join(without)}")
         lines.append("")
-    return [*lines, *_goodput_lines(runs)]
+    return [*lines, *_goodput_lines([run for one in series for run in one.runs])]
 
 
 def require_place(path: Path) -> None:
-    """Raise ReportError if the file cannot be written.
+    """Raise UserError if the file cannot be written.
 
     Raises:
-        ReportError: the suffix is unknown, or the folder is missing.
+        UserError: the suffix is unknown, or the folder is missing.
     """
     if path.suffix.lower() not in FORMATS:
-        raise ReportError(f"{path}: should end in .png, .pdf or .svg")
+        raise UserError(f"{path}: should end in .png, .pdf or .svg")
     require_file_place(path, "plot.png")
 
 
-def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -> None:
-    """Write curves of ``metrics`` as one PNG, PDF or SVG, atomically.
+def save_plot(series: Sequence[Series], metrics: Sequence[str], path: Path) -> None:
+    """Write curves of ``metrics`` as one PNG, PDF or SVG, atomically; a mean has a band, its 95% t-interval.
 
     Raises:
-        ReportError: no run has anything to draw.
+        UserError: no run has anything to draw.
         OSError: the disk refused.
     """
     if not metrics:
-        raise ReportError(f"{path}: no run has metrics; nothing was drawn")
+        raise UserError(f"{path}: no run has metrics; nothing was drawn")
     import matplotlib.style
     from matplotlib.figure import Figure
 
@@ -92,14 +128,16 @@ def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -
         figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
         axes = list(figure.subplots(rows, 2, squeeze=False).flat)
         for panel, metric in zip(axes, metrics, strict=False):
-            _draw_curves(panel, metric, runs)
+            _draw_curves(panel, metric, series)
         for spare in axes[len(metrics) :]:
             spare.set_axis_off()
-        if len(runs) > 1:
-            lines = axes[0].get_lines()[: len(COLORS) + 1]
-            names = [label(run.label, 56) for run in runs[: len(COLORS)]]
-            if len(runs) > len(COLORS):
-                names.append(f"{len(runs) - len(COLORS)} more")
+        if len(series) > 1:
+            names = [
+                f"{label(one.name, 56)}  (n={len(one.counting)})" for one in series[: len(COLORS)]
+            ]
+            if len(series) > len(COLORS):
+                names.append(f"{len(series) - len(COLORS)} more")
+            lines = axes[0].get_lines()[: len(names)]
             figure.legend(lines, names, loc="outside lower left", ncols=2)
         kind = path.suffix.removeprefix(".").lower()
         stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -109,17 +147,22 @@ def save_plot(runs: Sequence[ReportedRun], metrics: Sequence[str], path: Path) -
     write_atomic(path, whole.getvalue(), mode=0o666)
 
 
-def _draw_curves(axes: Any, metric: str, runs: Sequence[ReportedRun]) -> None:
-    """Draw a line for each run, without points if the run lacks ``metric``; runs without a color are gray."""
+def _draw_curves(axes: Any, metric: str, series: Sequence[Series]) -> None:
+    """Draw a line for each series, without points if it lacks ``metric``; gray after the last color."""
     values = []
-    for at, run in enumerate(runs):
+    for at, one in enumerate(series):
         color, width = (COLORS[at], 1.6) if at < len(COLORS) else (GRAY, 0.7)
-        x, y = run.series(metric)
-        dot = "o" if len(x) == 1 else None
+        curve = one.curve(metric)
+        x, y, dot = curve.x, curve.y, "o" if len(curve.x) == 1 else None
         axes.plot(x, y, color=color, lw=width, marker=dot, zorder=3 if at < len(COLORS) else 2)
+        if curve.half is not None:
+            axes.fill_between(x, y - curve.half, y + curve.half, color=color, alpha=0.18, lw=0)
         values.append(y)
-    if wants_log(np.concatenate(values)):
+    whole = np.concatenate(values)
+    if wants_log(whole):
         axes.set_yscale("log")
+        # The lower end of an interval may be below zero, which a logarithmic axis cannot show.
+        axes.set_ylim(whole.min() / 1.3, whole.max() * 1.3)
     axes.set_xlabel("step")
     axes.set_ylabel(label(metric_label(metric)))
 
@@ -192,7 +235,9 @@ def bar(share: float, width: int) -> str:
 def _range(values: NDArray[np.float64]) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     half = abs(low) / 2 or 0.5
-    return (low, high) if high > low else (low - half, high + half)
+    # The mean of equal values has a rounding error.
+    equal = math.isclose(low, high, rel_tol=1e-12)
+    return (low - half, high + half) if equal else (low, high)
 
 
 def _cells(across: NDArray[np.float64], down: NDArray[np.float64]) -> list[tuple[int, int]]:

@@ -99,7 +99,7 @@ CASES = {
     ),
     "Slurm ended the job before it could save": (
         evidence(code=143, word="cancelled", diagnosis=CRASH),
-        (Cause.CANCELLED, "cancelled, before a checkpoint could be written"),
+        (Cause.CANCELLED, "cancelled, before this attempt wrote a checkpoint"),
     ),
     "the batch step has lost a node and ended the ranks on the others": (
         evidence(event("node-lost", host="n2", reason="no heartbeat for 5 s"), code=143),
@@ -253,6 +253,11 @@ def test_a_script_that_a_person_preempts_by_sigterm_is_preempted() -> None:
     # The crash was before the signal.
     crashed = evidence_of([SCRIPT, event("preempted")], FIRST, 1, NO_ENDING, CRASH)
     assert classify(crashed)[0] is Cause.CRASH
+
+
+def test_a_killed_attempt_names_its_newest_checkpoint() -> None:
+    found = evidence(event("saved", step=200), code=143, word="cancelled", diagnosis=CRASH)
+    assert classify(found) == (Cause.CANCELLED, "cancelled, after the checkpoint of step 200")
 
 
 def test_a_person_who_cancels_is_believed_before_slurm() -> None:

@@ -123,6 +123,8 @@ def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> N
 
 def test_a_terminal_plot_fits_its_width() -> None:
     x = np.arange(100.0)
+    equal = plot("lr", [Curve("a", x, 0 * x + 0.1), Curve("b", x, 0 * x + (0.1 + 0.2) / 3)], 60, 8)
+    assert [line.count("b") for line in equal].count(0) == len(equal) - 1
     one = plot("loss", [Curve("a", x, 1 + x)], 60, 8)
     two = plot("loss", [Curve("a", x, 1 + x), Curve("b", x, 5 + x)], 60, 8)
     assert max(map(len, one + two)) <= 60

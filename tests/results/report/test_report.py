@@ -214,9 +214,28 @@ def test_plots_show_each_run_and_go_to_a_file(
     for options, words in (
         (["-o", str(tmp_path / "p.gif")], "should end in .png"),
         (["--metric", "accuracy"], "no run has it; there is: loss"),
+        (["--by", "train.rl"], "--by train.rl: no run has this key in its config"),
     ):
         assert guarded(["plot", str(sweep), *options]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_curves_have_the_swept_values_and_group_by_a_key(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (rate, seed) in enumerate([(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)]):
+        state = "failed" if number == 3 else "finished"
+        make_run(f"00{number}", seed=seed, state=state, config={"train": {"lr": rate}}, level=rate)
+    folder, file = str(tmp_path / "runs"), tmp_path / "p.svg"
+    assert guarded(["plot", folder, "--metric", "loss", "-o", str(file)]) == 0
+    assert "  d  003 lr=0.2 seed=1 (failed)" in capsys.readouterr().out
+    assert "003 lr=0.2 seed=1  (n=1)" in file.read_text()
+    assert guarded(["plot", folder, "--by", "train.lr", "--metric", "loss", "-o", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "  a  lr=0.1 (2 runs)\n  b  lr=0.2 (2 runs)\n\n" in shown
+    # The failed run does not count.
+    legend = set(re.findall(r"lr=0\.\d  \(n=\d\)", file.read_text()))
+    assert legend == {"lr=0.1  (n=2)", "lr=0.2  (n=1)"}
 
 
 @contextmanager
