@@ -167,7 +167,7 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
         if key in swept or len({str(one.get(key)) for one in facts}) > 1
     ]
     for entry, own in zip(entries, facts, strict=True):
-        entry["keys"] = {key: own.get(key, None if key == "seed" else "absent") for key in keys}
+        entry["keys"] = {key: own.get(key, "absent") for key in keys} | {"seed": own["seed"]}
     return Content(
         title=request.title or f"Report of {several(count, 'run')}",
         runs=runs,

@@ -146,9 +146,7 @@ def scroll_to(browser: webdriver.Chrome, selector: str) -> Any:
     return found
 
 
-def test_one_click_names_the_best_rate_by_how_much_and_seeds(
-    browser: webdriver.Chrome, page: str
-) -> None:
+def test_one_click_names_the_best_rate_and_its_seeds(browser: webdriver.Chrome, page: str) -> None:
     visit(browser, page)
     field(browser, "by", "model.width").click()
     best = {
