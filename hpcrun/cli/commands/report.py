@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace, request: "ReportRequest") -> int:
-    """Serve the page until Ctrl-C or SIGTERM."""
+    """Serve the page until Ctrl-C, SIGTERM or the end of the ssh session."""
     from hpcrun.results.report.content import Content, collect
     from hpcrun.results.report.runs import open_results, temporary_folder
     from hpcrun.results.report.server import ReportServer
@@ -89,7 +89,8 @@ def _serve(arguments: argparse.Namespace, request: "ReportRequest") -> int:
     port = arguments.port or 0
     if not 0 <= port < 65536:
         raise UserError(f"--port {port}: should be 1 to 65535")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     with temporary_folder() as folder:
 
         def read() -> Content:

@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.errors import ResultsError
+from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.results.groups import (
     SAME_TRAINING,
     Question,
     RunGroup,
-    default_metric,
     grouped,
     known_metrics,
     lower_is_better,
     seed_keys,
 )
 from hpcrun.results.report.drawing import several, thinned
-from hpcrun.results.report.runs import ReportedRun, ReportError, iterate_runs
+from hpcrun.results.report.runs import ReportedRun, iterate_runs
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.slow_nodes import SlowNode, slow_nodes
 
@@ -117,14 +116,14 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
     """Return the content of a report.
 
     Raises:
-        ReportError: there are no runs.
+        UserError: there are no runs.
         ResultsError: no run has the requested metric.
     """
-    metric = request.metric or _metric(store)
     count = len(store.table("runs"))
     if not count:
-        raise ReportError(f"{store.path}: contains no runs; collect some with `hpcrun aggregate`")
-    metrics = _metrics(store, metric)
+        raise UserError(f"{store.path}: contains no runs; collect some with `hpcrun aggregate`")
+    metrics = _metrics(store, request.metric)
+    metric = next(iter(metrics), None)
     lower = {name: lower_is_better(name) for name in metrics}
     groups: list[RunGroup] = []
     if metric is not None:
@@ -168,7 +167,7 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
         if key in swept or len({str(one.get(key)) for one in facts}) > 1
     ]
     for entry, own in zip(entries, facts, strict=True):
-        entry["keys"] = {key: own.get(key, None if key == "seed" else "absent") for key in keys}
+        entry["keys"] = {key: own.get(key, "absent") for key in keys} | {"seed": own["seed"]}
     return Content(
         title=request.title or f"Report of {several(count, 'run')}",
         runs=runs,
@@ -196,23 +195,13 @@ def collect(store: ResultsFile, request: ReportRequest) -> Content:
     )
 
 
-def _metric(store: ResultsFile) -> str | None:
-    """Return the metric to compare by; None if no run has logged a number."""
-    try:
-        return default_metric(store)
-    except ResultsError:
-        known = known_metrics(store)
-        results = [name for name in known if not _OF_THE_MACHINE.fullmatch(name)]
-        return next(iter(results or known), None)
-
-
 def _metrics(store: ResultsFile, first: str | None) -> list[str]:
     """Return the metrics of the page: results, the learning rate, rates, other facts about the machine."""
 
-    def place(name: str) -> tuple[bool, bool, bool, bool]:
-        machine = bool(_OF_THE_MACHINE.fullmatch(name))
-        main = name not in ("validation_loss", "loss")
-        return machine, main, name != "lr", not name.endswith("_per_second")
+    def place(name: str) -> tuple[Any, ...]:
+        main = {"validation_loss": 0, "loss": 1}.get(name, 2)
+        rate = name.endswith("_per_second")
+        return bool(_OF_THE_MACHINE.fullmatch(name)), main, name != "lr", not rate
 
     known = sorted((name for name in known_metrics(store) if name not in _X), key=place)
     return list(dict.fromkeys([first, *known] if first else known))[:_MOST_METRICS]

@@ -14,7 +14,7 @@ from hpcrun.printing import escaped
 # yellow, which is too light on white.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = COLORS
-GRAY, PALE = "#8b939c", "#c9cfd6"
+INK, GRAY, PALE = "#1b1f24", "#8b939c", "#c9cfd6"
 _NAMES = {
     "loss": "training loss",
     "validation_loss": "validation loss",

@@ -40,7 +40,7 @@ function draw(made) {
   const zoom = state.get(`zoom-${id}`)?.split(",").map(Number) ?? [];
   if (zoom.length === 4 && zoom.every(Number.isFinite)) [xaxis.range, yaxis.range] = [zoom.slice(0, 2), zoom.slice(2)];
   plot.style.height = `${layout.height ?? 300}px`;
-  Plotly.react(plot, traces, { ...LAYOUT, ...layout, xaxis, yaxis }, { ...CONFIG, toImageButtonOptions: { format: "svg", filename: id } });
+  Plotly.react(plot, traces, { ...LAYOUT, ...layout, xaxis, yaxis }, { ...CONFIG, displayModeBar: id === "parallel" ? false : "hover", toImageButtonOptions: { format: "svg", filename: id } });
   if (!made.listens) listen(made, plot, id);
   showData(made);
 }
@@ -120,7 +120,7 @@ function curveFigure(name, large) {
     const trace = (rows, width, dash, more = {}) => traces.push({
       x: rows.map(row => row[0]), y: rows.map(row => log && !(row[1] > 0) ? null : row[1]), text: rows.map(row => row[2]),
       type: "scatter", mode: rows.length === 1 ? "markers" : "lines", name: plain(group.label), meta: group.label,
-      line: { color: group.color, width, dash }, marker: { color: group.color },
+      line: { color: group.color, width, dash }, marker: { color: group.color }, showlegend: group.color !== GRAY,
       hovertemplate: "<b>%{text}</b><br>%{x}: %{y:.5~g}<extra></extra>", ...more,
     });
     // A gap separates two runs.
@@ -154,7 +154,7 @@ function curveFigure(name, large) {
 function axisOf(name, runs) {
   const values = runs.map(run => data.keys.includes(name) ? run.keys[name] : run.values[name]);
   const known = values.filter(value => value !== null), numeric = known.every(value => typeof value === "number");
-  const log = numeric && least(known) > 0 && most(known) > 30 * least(known);
+  const log = numeric && least(known) > 0 && most(known) >= (data.keys.includes(name) ? 10 : 30) * least(known);
   const axis = { title: { text: plain(words(name)) }, type: log ? "log" : numeric ? "linear" : "category", exponentformat: "power" };
   return { values: numeric ? values : values.map(value => plain(shown(value))), numeric, log, axis };
 }
@@ -189,10 +189,12 @@ function parallelFigure() {
   const ranges = one => Array.isArray(one.constraintrange[0]) ? one.constraintrange : [one.constraintrange];
   const chosen = runs.filter((_, at) => limited.every(one => ranges(one).some(range => within(range, one.values[at])))).map(run => run.name);
   const note = limited.length ? ` Selected: ${chosen.length} of ${runs.length}: ${some(chosen, 12)}.` : "";
-  const line = { color: dimensions.at(-1).values, colorscale: "Viridis", reversescale: data.lower[metric()] };
+  // Orange is best, in both themes.
+  const ends = data.lower[metric()] ? [COLORS[1], COLORS[5]] : [COLORS[5], COLORS[1]];
+  const line = { color: dimensions.at(-1).values, colorscale: [[0, ends[0]], [1, ends[1]]] };
   const trace = { type: "parcoords", dimensions, line, unselected: { line: { opacity: 0.1 } } };
   const layout = { margin: { l: 60, r: 60, t: 44, b: 20 } };
-  return { traces: runs.length ? [trace] : [], note: `Each line is a run that counts. Drag along an axis to select runs.${note}`, layout };
+  return { traces: runs.length ? [trace] : [], note: `Each line is a run that counts, the best orange. Drag along an axis to select runs.${note}`, layout };
 }
 
 function keepBrush(plot) {
@@ -202,12 +204,12 @@ function keepBrush(plot) {
 }
 
 function timeFigure(name) {
-  const { data: traces, layout, rows } = data.figures[name];
+  const { data: traces, x, rows } = data.figures[name];
   const hovertemplate = "<b>%{y}</b><br>%{hovertext}<extra></extra>", legend = { orientation: "h", traceorder: "normal", y: 1, yanchor: "bottom", x: 0 };
   const yaxis = { type: "category", autorange: "reversed", dtick: 1, tickfont: { size: 10 } };
   return {
     traces: traces.map(trace => ({ ...trace, y: trace.y.map(plain), textposition: "none", hovertemplate })),
-    layout: { ...layout, height: 110 + 20 * rows, showlegend: true, legend, yaxis, margin: { ...LAYOUT.margin, t: 40 } },
+    layout: { barmode: name === "goodput" ? "stack" : "overlay", height: 110 + 20 * rows, showlegend: true, legend, xaxis: { title: { text: x } }, yaxis, margin: { ...LAYOUT.margin, t: 40 } },
   };
 }
 

@@ -83,11 +83,11 @@ function difference(a, b) {
   if (changes.length > 1 && 2 * changes.length >= Math.min(a.n, b.n)) {
     return { ...summary(changes), over: `${changes.length} pairs` };
   }
-  const found = { mean: b.mean - a.mean, half: null, over: "all runs" };
+  const found = { mean: b.mean - a.mean, half: null, over: "–" };
   if (Math.min(a.n, b.n) < 2) return found;
   const [v, w] = [a.variance / a.n, b.variance / b.n];
   const df = v + w ? (v + w) ** 2 / (v ** 2 / (a.n - 1) + w ** 2 / (b.n - 1)) : 1;
-  return { ...found, half: quantile(df) * Math.sqrt(v + w) };
+  return { ...found, half: quantile(df) * Math.sqrt(v + w), over: "all runs" };
 }
 
 // --- Groups of runs ---

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from base64 import b64encode
@@ -18,12 +17,13 @@ from jinja2 import Environment
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.results.groups import BEST_IS_BIASED
 from hpcrun.results.report import times
 from hpcrun.results.report.content import MOST_CURVES, Content, ReportRequest, collect, shown
 from hpcrun.results.report.drawing import metric_label, several
-from hpcrun.results.report.runs import ReportError, counts, require_file_place
+from hpcrun.results.report.runs import counts, require_file_place
 from hpcrun.results.store import ResultsFile, package_version
 from hpcrun.run.files import write_atomic
 
@@ -45,7 +45,7 @@ def write_report(store: ResultsFile, request: ReportRequest, output: Path) -> st
     """Write the report of ``store`` to ``output``, atomically; return words about it.
 
     Raises:
-        ReportError: there are no runs.
+        UserError: there are no runs.
         ResultsError: no run has the metric.
         OSError: the disk refused; ``output`` is unchanged.
     """
@@ -58,17 +58,17 @@ def write_report(store: ResultsFile, request: ReportRequest, output: Path) -> st
 
 
 def require_place(output: Path) -> None:
-    """Raise ReportError before any work if the report cannot be written to its place.
+    """Raise UserError before any work if the report cannot be written to its place.
 
     Raises:
-        ReportError: the folder is missing, or a file of another kind is in the way.
+        UserError: the folder is missing, or a file of another kind is in the way.
     """
     require_file_place(output, "report.html")
     if output.is_file():
         with output.open("rb") as stream:
             head = stream.read(len(_HEAD)).decode(errors="replace")
         if head and head.lower() != _HEAD.lower():
-            raise ReportError(
+            raise UserError(
                 f"{output}: is not an HTML report, and would be replaced; choose another -o"
             )
 
@@ -127,12 +127,10 @@ def whole_page(content: Content, main: str, *, live: int = 0) -> str:
 def _render(name: str, **values: Any) -> str:
     page = Environment(autoescape=True, finalize=_text, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {
-        "duration": duration,
+        "duration": times.duration,
         "folder": os.path.dirname,
         "moment": moment,
-        "number": number,
         "several": several,
-        "share": share,
         "shown": shown,
         "tally": tally,
     }
@@ -155,28 +153,6 @@ def tally(values: Iterable[Any]) -> list[tuple[str, int]]:
     return Counter(
         "unknown" if value in (None, "") else shown(value) for value in values
     ).most_common()
-
-
-def number(value: float, digits: int = 4) -> str:
-    """Return a number with ``digits`` significant digits."""
-    if not math.isfinite(value):
-        return "not finite"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
-
-
-def duration(seconds: float | None) -> str | None:
-    """Return seconds as 2 d 03:04, 3:04:05 or 41 s."""
-    if seconds is None or seconds < 90:
-        return None if seconds is None else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours:02d}:{minutes:02d}" if days else f"{hours}:{minutes:02d}:{rest:02d}"
-
-
-def share(value: float | None) -> str | None:
-    """Return a share as percent."""
-    return None if value is None else f"{value:.0%}"
 
 
 def moment(seconds: float | None) -> str | None:

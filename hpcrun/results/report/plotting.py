@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
+from hpcrun.errors import UserError
 from hpcrun.results.report.drawing import COLORS, GRAY, label, metric_label, wants_log
-from hpcrun.results.report.runs import ReportedRun, ReportError, require_file_place
+from hpcrun.results.report.runs import ReportedRun, require_file_place
 from hpcrun.results.statistics import half_width
 from hpcrun.run.files import write_atomic
 
@@ -30,7 +30,7 @@ _GUTTER = 10
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that share a curve: ``counting`` for the mean and its band; ``others`` do not count."""
+    """Runs that share a curve: those of the mean, and those that do not count."""
 
     name: str
     counting: Sequence[ReportedRun]
@@ -41,28 +41,31 @@ class Series:
         """All runs."""
         return [*self.counting, *self.others]
 
-    def band(self, metric: str) -> tuple[pd.Series, NDArray[np.float64] | None]:
-        """Return the mean of ``metric`` over the steps that all runs share, and half of its t-interval.
+    def curve(self, metric: str) -> Curve:
+        """Return the curve of a run, or the mean of several runs over the range that all share.
 
-        A curve has a value between two of its points by linear interpolation.
+        A curve has a value between two of its points by linear interpolation. Outside the shared range
+        the mean would be of other runs than inside.
         """
-        curves = [run.series(metric) for run in self.counting]
-        known = [pd.Series(y, index=x).groupby(level=0).last() for x, y in curves if len(x)] or [
-            pd.Series(dtype=float)
-        ]
-        whole = pd.concat(known, axis=1).sort_index()
-        whole = whole.interpolate("index", limit_area="inside").dropna()
-        mean = whole.mean(axis=1)
-        return mean, half_width(whole.to_numpy().T) if len(known) > 1 and len(whole) else None
+        known = [run.series(metric) for run in self.counting]
+        known = [(x, y) for x, y in known if len(x)]
+        if len(known) < 2:
+            return Curve(self.name, *(known[0] if known else (np.empty(0), np.empty(0))))
+        grid = np.unique(np.concatenate([x for x, _ in known]))
+        low, high = max(x[0] for x, _ in known), min(x[-1] for x, _ in known)
+        grid = grid[(grid >= low) & (grid <= high)]
+        values = np.array([np.interp(grid, x, y) for x, y in known])
+        return Curve(self.name, grid, values.mean(axis=0), half_width(values))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of a curve, in the order of x."""
+    """Points in the order of x. ``half``: half of the t-interval of a mean."""
 
     name: str
     x: NDArray[np.float64]
     y: NDArray[np.float64]
+    half: NDArray[np.float64] | None = None
 
 
 def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
@@ -84,7 +87,7 @@ def terminal_lines(
             lines.append(f"  {letter}  {one.name} ({state})")
         lines.append("")
     for metric in metrics:
-        curves = [_curve(one, metric) for one in series]
+        curves = [one.curve(metric) for one in series]
         lines += plot(f"{metric_label(metric)} over steps", curves, width, height)
         without = [curve.name for curve in curves if not len(curve.x)]
         if without and len(without) < len(curves):
@@ -93,33 +96,26 @@ def terminal_lines(
     return [*lines, *_goodput_lines([run for one in series for run in one.runs])]
 
 
-def _curve(one: Series, metric: str) -> Curve:
-    if len(one.counting) == 1:
-        return Curve(one.name, *one.counting[0].series(metric))
-    mean, _ = one.band(metric)
-    return Curve(one.name, mean.index.to_numpy(), mean.to_numpy())
-
-
 def require_place(path: Path) -> None:
-    """Raise ReportError if the file cannot be written.
+    """Raise UserError if the file cannot be written.
 
     Raises:
-        ReportError: the suffix is unknown, or the folder is missing.
+        UserError: the suffix is unknown, or the folder is missing.
     """
     if path.suffix.lower() not in FORMATS:
-        raise ReportError(f"{path}: should end in .png, .pdf or .svg")
+        raise UserError(f"{path}: should end in .png, .pdf or .svg")
     require_file_place(path, "plot.png")
 
 
-def save_plot(every: Sequence[Series], metrics: Sequence[str], path: Path) -> None:
-    """Write curves of ``metrics`` as one PNG, PDF or SVG, atomically.
+def save_plot(series: Sequence[Series], metrics: Sequence[str], path: Path) -> None:
+    """Write curves of ``metrics`` as one PNG, PDF or SVG, atomically; a mean has a band, its 95% t-interval.
 
     Raises:
-        ReportError: no run has anything to draw.
+        UserError: no run has anything to draw.
         OSError: the disk refused.
     """
     if not metrics:
-        raise ReportError(f"{path}: no run has metrics; nothing was drawn")
+        raise UserError(f"{path}: no run has metrics; nothing was drawn")
     import matplotlib.style
     from matplotlib.figure import Figure
 
@@ -132,14 +128,15 @@ def save_plot(every: Sequence[Series], metrics: Sequence[str], path: Path) -> No
         figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
         axes = list(figure.subplots(rows, 2, squeeze=False).flat)
         for panel, metric in zip(axes, metrics, strict=False):
-            _draw_curves(panel, metric, every)
+            _draw_curves(panel, metric, series)
         for spare in axes[len(metrics) :]:
             spare.set_axis_off()
-        if sum(len(one.runs) for one in every) > 1:
-            names = [_legend(one, metrics[0]) for one in every[: len(COLORS)]]
-            if len(every) > len(COLORS):
-                names.append(f"{len(every) - len(COLORS)} more")
-            # The first lines of a panel are those of the series, in their order.
+        if len(series) > 1:
+            names = [
+                f"{label(one.name, 56)}  (n={len(one.counting)})" for one in series[: len(COLORS)]
+            ]
+            if len(series) > len(COLORS):
+                names.append(f"{len(series) - len(COLORS)} more")
             lines = axes[0].get_lines()[: len(names)]
             figure.legend(lines, names, loc="outside lower left", ncols=2)
         kind = path.suffix.removeprefix(".").lower()
@@ -150,43 +147,22 @@ def save_plot(every: Sequence[Series], metrics: Sequence[str], path: Path) -> No
     write_atomic(path, whole.getvalue(), mode=0o666)
 
 
-def _legend(one: Series, metric: str) -> str:
-    count = sum(bool(len(run.series(metric)[0])) for run in one.counting)
-    return f"{label(one.name, 56)}  (n={count})"
-
-
-def _draw_curves(axes: Any, metric: str, every: Sequence[Series]) -> None:
-    """Draw a line for each series, without points if it lacks ``metric``; series without a color are gray."""
-    values, gaps = [], []
-    for at, one in enumerate(every):
-        colored = at < len(COLORS)
-        color, width = (COLORS[at], 1.6) if colored else (GRAY, 0.7)
-        curve, half = _curve(one, metric), None
-        if len(one.counting) > 1 and colored:
-            half = one.band(metric)[1]
-        dot = "o" if len(curve.x) == 1 else None
-        axes.plot(curve.x, curve.y, color=color, lw=width, marker=dot, zorder=3 if colored else 2)
-        if half is not None:
-            ends = curve.y - half, curve.y + half
-            axes.fill_between(curve.x, *ends, color=color, alpha=0.18, lw=0)
-        gaps += [(run.series(metric), color) for run in one.others]
-        values.append(curve.y)
-    for (x, y), color in gaps:
-        axes.plot(
-            x,
-            y,
-            color=color,
-            lw=0.6,
-            alpha=0.55,
-            ls=(0, (3, 2)),
-            marker="." if len(x) == 1 else None,
-        )
+def _draw_curves(axes: Any, metric: str, series: Sequence[Series]) -> None:
+    """Draw a line for each series, without points if it lacks ``metric``; gray after the last color."""
+    values = []
+    for at, one in enumerate(series):
+        color, width = (COLORS[at], 1.6) if at < len(COLORS) else (GRAY, 0.7)
+        curve = one.curve(metric)
+        x, y, dot = curve.x, curve.y, "o" if len(curve.x) == 1 else None
+        axes.plot(x, y, color=color, lw=width, marker=dot, zorder=3 if at < len(COLORS) else 2)
+        if curve.half is not None:
+            axes.fill_between(x, y - curve.half, y + curve.half, color=color, alpha=0.18, lw=0)
         values.append(y)
-    drawn = np.concatenate(values)
-    if wants_log(drawn):
+    whole = np.concatenate(values)
+    if wants_log(whole):
         axes.set_yscale("log")
         # The lower end of an interval may be below zero, which a logarithmic axis cannot show.
-        axes.set_ylim(drawn.min() / 1.3, drawn.max() * 1.3)
+        axes.set_ylim(whole.min() / 1.3, whole.max() * 1.3)
     axes.set_xlabel("step")
     axes.set_ylabel(label(metric_label(metric)))
 

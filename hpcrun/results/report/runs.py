@@ -182,12 +182,12 @@ def open_results(
         kept: a folder for the temporary file, which stays: the next call reads only changed runs.
 
     Raises:
-        ReportError: a results file is named together with another source.
+        UserError: a results file is named together with another source.
         ResultsError: a source holds no runs.
     """
     files = [name for name in named if Path(name).is_file() or name.endswith((".h5", ".hdf5"))]
     if files and len(named) > 1:
-        raise ReportError(
+        raise UserError(
             f"{files[0]}: is a results file, and takes no other source; collect all runs into one file "
             "with `hpcrun aggregate`"
         )
@@ -208,18 +208,14 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="hpcrun-report-")
 
 
-class ReportError(UserError):
-    """A figure or report cannot be made; the text has the reason and the remedy."""
-
-
 def require_file_place(path: Path, example: str) -> None:
-    """Raise ReportError if a file cannot be written to ``path``.
+    """Raise UserError if a file cannot be written to ``path``.
 
     Raises:
-        ReportError: it is a directory, or its folder is missing.
+        UserError: it is a directory, or its folder is missing.
     """
     if path.is_dir():
-        raise ReportError(f"{path}: is a directory; name a file, such as {path / example}")
+        raise UserError(f"{path}: is a directory; name a file, such as {path / example}")
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise ReportError(f"{folder}: no such directory; make it, or choose another -o")
+        raise UserError(f"{folder}: no such directory; make it, or choose another -o")

@@ -11,6 +11,7 @@ from hpcrun.results.report.drawing import (
     BLUE,
     GRAY,
     GREEN,
+    INK,
     ORANGE,
     PALE,
     PURPLE,
@@ -137,32 +138,22 @@ def timeline_figure(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     lasts = [max([span[2] for span in one.spans] + [m[1] for m in one.marks]) for _, one in found]
     longest = max(last - start for start, last in zip(starts, lasts, strict=True)) or 1.0
     scale, unit = _unit(longest)
-    bars = {kind: _bars(words, color) for kind, (color, words) in _SPANS.items()}
-    marks = {
-        kind: _bars(words, color)
-        | {
-            "type": "scatter",
-            "mode": "markers",
-            "marker": {"symbol": shape, "color": color, "size": 9},
-        }
-        for kind, (shape, color, words) in _MARKS.items()
-    }
+    bars = {kind: _trace(words, color) for kind, (color, words) in _SPANS.items()}
+    marks = {kind: _trace(words, color, shape) for kind, (shape, color, words) in _MARKS.items()}
     for (run, one), zero in zip(found, starts, strict=True):
         name = label(run.label, 34)
         for kind, start, end in one.spans:
-            words = f"{_SPANS[kind][1]}, {_duration(end - start)}"
+            words = f"{_SPANS[kind][1]}, {duration(end - start)}"
             _add(bars[kind], name, (end - start) / scale, words, base=(start - zero) / scale)
         saves = [mark for mark in one.marks if mark[0] == SAVED]
         others = [mark for mark in one.marks if mark[0] != SAVED]
         for kind, at, cause in [*sampled(saves, _MOST_SAVES), *others]:
             words = cause or f"one of {several(len(saves), 'save')}"
             _add(marks[kind], name, (at - zero) / scale, words)
+    traces = [one for one in (*bars.values(), *marks.values()) if one["x"]]
     return {
-        "data": [one for one in (*bars.values(), *marks.values()) if one["x"]],
-        "layout": {
-            "barmode": "overlay",
-            "xaxis": {"title": {"text": f"{unit} since the first submission of each run"}},
-        },
+        "data": traces,
+        "x": f"{unit} since the first submission of each run",
         "rows": len(found),
     }
 
@@ -172,28 +163,30 @@ def goodput_figure(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     timed = [run for run in runs if run.events and run.goodput.wall > 0]
     if not timed:
         return None
-    bars = {part: _bars(words, color) for part, (color, words) in PARTS.items()}
+    bars = {part: _trace(words, color) for part, (color, words) in PARTS.items()}
     for run in timed:
         for part, bar in bars.items():
             seconds = vars(run.goodput)[part]
             share = 100 * seconds / run.goodput.wall
             if share > 0:
-                words = f"{PARTS[part][1]}, {_duration(seconds)} ({share:.1f}%)"
+                words = f"{PARTS[part][1]}, {duration(seconds)} ({share:.1f}%)"
                 _add(bar, label(run.label, 34), share, words)
-    return {
-        "data": [one for one in bars.values() if one["x"]],
-        "layout": {
-            "barmode": "stack",
-            "xaxis": {"title": {"text": "share of the run's time (%)"}, "range": [0, 100]},
-        },
-        "rows": len(timed),
-    }
+    traces = [one for one in bars.values() if one["x"]]
+    return {"data": traces, "x": "share of the run's time (%)", "rows": len(timed)}
 
 
-def _bars(words: str, color: str) -> dict[str, Any]:
-    return {
-        **{"type": "bar", "orientation": "h", "name": words, "marker": {"color": color}, "x": []},
-    }
+def _trace(words: str, color: str, shape: str | None = None) -> dict[str, Any]:
+    """Return an empty trace of plotly: bars, or marks of a ``shape``."""
+    if shape is None:
+        return {
+            "type": "bar",
+            "orientation": "h",
+            "name": words,
+            "marker": {"color": color},
+            "x": [],
+        }
+    marker = {"symbol": shape, "color": color, "size": 9, "line": {"color": INK, "width": 1}}
+    return {"type": "scatter", "mode": "markers", "name": words, "marker": marker, "x": []}
 
 
 def _add(bars: dict[str, Any], name: str, x: float, words: str, **more: float) -> None:
@@ -205,6 +198,7 @@ def _unit(span: float) -> tuple[float, str]:
     return next(((scale, word) for least, scale, word in _UNITS if span >= least), (1.0, "seconds"))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds in words, such as 20.3 minutes."""
     scale, unit = _unit(seconds)
     return f"{seconds / scale:.3g} {unit}"

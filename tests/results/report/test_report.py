@@ -71,6 +71,9 @@ def test_the_page_has_each_section_and_run(sweep: Path, tmp_path: Path) -> None:
     for run in sweep.iterdir():
         assert run.name in page.words
     assert len(page.data["runs"][0]["tracks"][0]["y"]["loss"]) == 8
+    assert page.run("broken")["keys"] == {
+        **{"seed": 0, "train.lr": 0.4, "model.width": "absent", "state": "failed"}
+    }
     assert page.source.count('<th scope="col">') > 20
 
 
