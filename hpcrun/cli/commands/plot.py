@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 3 <= arguments.height <= 100:
         raise UserError(f"--height {arguments.height}: should be 3 to 100")
-    require("report", "matplotlib", "pandas", "scipy")
+    require("report", "matplotlib", "scipy")
     from hpcrun.results.groups import known_metrics
     from hpcrun.results.report.plotting import (
         default_metrics,
