@@ -26,11 +26,11 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "network": (4_730, 23),
     "nodes": (1_560, 8),
     "ranks": (3_510, 17),
-    "results": (4_090, 19),
+    "results": (4_120, 19),
     "run": (3_630, 19),
     "slurm": (4_510, 25),
-    "tasks": (1_130, 9),
-    "tests": (60_140, 457),
+    "tasks": (1_140, 9),
+    "tests": (60_180, 457),
     "train": (10_600, 49),
 }
 """The most lines and files of each package, and of the tests."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError, one_line
-from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.tasks.options import VOCABULARY_UNIT, LanguageModelShape
 
 FILE = "config.json"
 _SCALED = "llama3"
@@ -77,6 +77,17 @@ def require_same(shape: LanguageModelShape, folder: Path) -> None:
                 f"train.init_from: {path} has another {key} than the model; "
                 f"set model.{_KEYS[key]}={wanted}"
             )
+    tokens = found.get("vocab_size", shape.rows)
+    if tokens % VOCABULARY_UNIT:
+        raise UserError(
+            f"train.init_from: {path} has {tokens} tokens, and the language model multiples of "
+            f"{VOCABULARY_UNIT}; save the weights after "
+            f"resize_token_embeddings(pad_to_multiple_of={VOCABULARY_UNIT}) of transformers"
+        )
+    if tokens != shape.rows:
+        raise UserError(
+            f"train.init_from: {path} has another vocab_size than the model; set model.vocabulary={tokens}"
+        )
     for key, only in {**_FIXED, "head_dim": shape.head_width}.items():
         if found.get(key) not in (None, only):
             raise UserError(

@@ -19,7 +19,7 @@ BYTES = 256
 """Vocabulary of a model of bytes: no tokenizer to train, download or version."""
 
 # Tensor cores are fastest with multiples of 128: NVIDIA, "Matrix Multiplication Background User's Guide".
-_UNIT = 128
+VOCABULARY_UNIT = 128
 
 
 def splits_over_heads(size: int, others: ValidationInfo) -> int:
@@ -148,7 +148,7 @@ class LanguageModelShape(Section):
     @property
     def rows(self) -> int:
         """Rows of the embedding and the head."""
-        return -(-self.vocabulary // _UNIT) * _UNIT
+        return -(-self.vocabulary // VOCABULARY_UNIT) * VOCABULARY_UNIT
 
 
 def one_per_file(weights: list[float] | None, others: ValidationInfo) -> list[float] | None:

@@ -242,6 +242,19 @@ def test_the_best_config_is_first_and_an_empty_config_last(
     )
 
 
+def test_a_best_mean_that_loses_on_common_seeds(
+    tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first config lacks the two seeds that are bad for both.
+    for lr, values in ((0.1, [1, 1.1]), (0.2, [0.9, 1, 5, 6])):
+        for seed, value in enumerate(values):
+            make_run(f"{lr}-{seed}", [value], seed=seed, config={"train": {"lr": lr}})
+    assert guarded(["compare", str(collected(tmp_path))]) == 0
+    out = capsys.readouterr().out
+    assert "best:   train.lr=0.1" in out
+    assert "caution: over the common seeds the second is better" in out
+
+
 def test_runs_of_equal_seed_but_other_config_all_count(tmp_path: Path, make_run: MakeRun) -> None:
     for lr in (0.1, 0.2):
         for size in (16, 32):

@@ -108,7 +108,7 @@ def test_files_with_the_same_columns_are_parts_of_one_log(
     b = write(tmp_path, "b", p1_dot_csv="step,loss\n1,4\n2,8\n3,9\n", p2_dot_csv="step,loss\n2,3\n")
     assert mapped(tmp_path, "metrics: 'p*.csv'") == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"hpcrun: {b}/p2.csv: goes back to a step of an earlier file")
+    assert told.startswith(f"hpcrun: {b}/p2.csv: goes back to an earlier step")
     assert told.count("\n") == 1
     assert not (tmp_path / "results.h5").exists()
     assert mapped(tmp_path, "metrics: 'p*.csv'\nrows: log") == 0

@@ -176,3 +176,23 @@ def test_samples_of_csv_files_are_all_rows(
     (run / "rank2.csv").write_text("sample,x\n7,1\n")
     assert "from 0 to 7, without 6, and should have 8" in refused(tmp_path, MERGED, capsys)
     assert mapped(tmp_path, MERGED + "samples: 7") == 0
+
+
+def test_shuffled_samples_need_their_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path, "a")
+    with h5py.File(run / "all.h5", "w") as file:
+        file["sample"], file["x"] = [2, 0, 1], [2.0, 0.0, 1.0]
+    text = "metrics: all.h5\nstep: sample\n"
+    assert "all.h5: goes back to an earlier step" in refused(tmp_path, text, capsys)
+    assert mapped(tmp_path, text + "rows: samples\n") == 0
+    assert metrics(tmp_path)["x"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_samples_are_compared_over_files_with_other_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = {"rank0_dot_csv": "sample,e,p\n0,1,1\n", "rank1_dot_csv": "sample,e,q\n0,1,1\n"}
+    write(tmp_path, "a", **ranks)
+    assert "1 samples are there twice" in refused(tmp_path, MERGED, capsys)

@@ -1,6 +1,7 @@
 """Weights of transformers' Llama come in and go back, with the config.json that describes them."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -139,3 +140,14 @@ def test_a_submission_refuses_weights_of_another_model(tmp_path, monkeypatch, ca
     line = "train.init_from: config.json has another rope_theta than the model; set model.rope_base=100.0"
     assert line in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "line"),
+    [(32001, "resize_token_embeddings(pad_to_multiple_of=128)"), (512, "set model.vocabulary=512")],
+)
+def test_weights_with_another_vocabulary_are_refused(tmp_path, tokens, line):
+    content = json.loads(config_json(shape_of())) | {"vocab_size": tokens}
+    (tmp_path / FILE).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=re.escape(line)):
+        require_same(shape_of(), tmp_path)

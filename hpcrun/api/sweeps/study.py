@@ -122,8 +122,9 @@ def run_study(plan: StudyPlan, report: Callable[[str], None]) -> dict[str, Any]:
         with LockFile(folder / "study.lock", busy):
             return _Study(plan, report).run()
     except KeyboardInterrupt as interrupt:
+        # A submission inside may say that nothing was submitted: true for its trial only.
         words = f"the jobs of {folder.name} continue, and the same command continues the search"
-        raise KeyboardInterrupt("; ".join([*map(str, interrupt.args), words])) from interrupt
+        raise KeyboardInterrupt(words) from interrupt
     finally:
         if new and read_sweep(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not any(group.known for group in groups):
         say("no run has a config, so the runs form one group")
     if any(found):
-        say("", *_best(groups, found if base is None else []))
+        say("", *_best(groups, found if base is None else [], question.lower))
         say("", f"difference to row {(base or 0) + 1}")
         say(*aligned(_pair_rows(groups, found), range(6)))
         if tests > 1:
@@ -127,7 +127,9 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         raise UserError(f"--confidence {arguments.confidence}: should be 0.5 to less than 1")
 
 
-def _best(groups: Sequence["RunGroup"], found: Sequence["ConfigDifference | None"]) -> list[str]:
+def _best(
+    groups: Sequence["RunGroup"], found: Sequence["ConfigDifference | None"], lower: bool
+) -> list[str]:
     """Return the best config with its seeds, and how the second of ``found`` differs."""
     runs = groups[0].values
     seeds = sorted(
@@ -145,6 +147,8 @@ def _best(groups: Sequence["RunGroup"], found: Sequence["ConfigDifference | None
         )
         facts = f"interval {_ends(second.difference)}{p}"
         lines.append(f"second: {groups[1].label}, {second.difference.value:+.5g} ({facts})")
+        if second.wins is not None and (second.difference.value < 0) == lower:
+            lines.append("caution: over the common seeds the second is better than the best mean")
     return lines
 
 

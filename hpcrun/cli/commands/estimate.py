@@ -85,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": remarks}
     found["time"] = None
     if isinstance(time, StepTime):
+        if config.train.deterministic in (True, "strict"):
+            remarks.append("the time is without the cost of train.deterministic=true")
         found["time"] = {**asdict(time), "seconds": time.seconds, "mfu": time.mfu}
     if arguments.json:
         known = {"spares": asdict(spares)} if spares else {}

@@ -48,6 +48,11 @@ class FileContent:
     config: dict[str, Any] = field(default_factory=dict)
 
 
+def is_array_file(path: Path) -> bool:
+    """Return True for HDF5 and NPZ files, whose rows are data, not a log that restarts."""
+    return path.suffix in (*_HDF5, ".npz") or h5py.is_hdf5(path)
+
+
 def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileContent:
     """Return the columns of a file of metrics.
 

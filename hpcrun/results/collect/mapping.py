@@ -28,7 +28,13 @@ from hpcrun.results.collect.columns import (
     structured,
     summary_of,
 )
-from hpcrun.results.collect.foreign import TENSORBOARD, FileContent, read_metrics, read_parameters
+from hpcrun.results.collect.foreign import (
+    TENSORBOARD,
+    FileContent,
+    is_array_file,
+    read_metrics,
+    read_parameters,
+)
 from hpcrun.results.collect.run_reader import (
     STATES,
     RunData,
@@ -41,8 +47,8 @@ from hpcrun.results.collect.run_reader import (
 )
 
 _RANKS = (
-    "goes back to a step of an earlier file, and a restart hides rows; add `rows: samples` to the mapping "
-    "for files of several ranks, or `rows: log` for restarts"
+    "goes back to an earlier step, and a restart hides rows; add `rows: samples` to the mapping "
+    "for samples or files of several ranks, or `rows: log` for restarts"
 )
 _REPAIR = "repair the files, or leave the run out with `runs`"
 Found = TypeVar("Found")
@@ -218,17 +224,25 @@ class _MappedRun:
             if not lines.rows:
                 continue
             here = lines.columns.keys()
-            # A file without a validation so far has a part of the columns.
-            log = next((log for log in logs if here <= _names(log) or _names(log) <= here), None)
+            if self._mapping.rows == "samples":  # A sample has one value in each column.
+                log = next((log for log in logs if here & _names(log) - {"step", "time"}), None)
+            else:  # A file without a validation so far has a part of the columns.
+                log = next(
+                    (log for log in logs if here <= _names(log) or _names(log) <= here), None
+                )
+            steps = _steps(lines)
+            steps = steps[steps > -np.inf]
+            before = -np.inf if log is None else max(_steps(one).max() for one in log.values())
+            # TensorBoard begins a file at each start.
+            back = (steps < before).any() and TENSORBOARD not in name
+            if is_array_file(self._path / name):
+                back = (steps <= before).any() or (np.diff(steps) <= 0).any()
+            if back and not self._mapping.rows:
+                self._error(name, _RANKS)
             if log is None:
                 logs.append({name: lines})
-                continue
-            before, steps = max(_steps(one).max() for one in log.values()), _steps(lines)
-            back = (steps[steps > -np.inf] < before).any()
-            # TensorBoard begins a file at each start.
-            if back and not self._mapping.rows and TENSORBOARD not in name:
-                self._error(name, _RANKS)
-            log[name] = lines
+            else:
+                log[name] = lines
         wholes = [joined_lines(log.values()) for log in logs]
         if self._mapping.rows == "samples":
             if self._data.facts["state"] == "finished":
@@ -275,7 +289,8 @@ class _MappedRun:
     ) -> None:
         wanted: Any = self._mapping.samples
         values, counts = np.unique(steps, return_counts=True)
-        twice, whole = values[counts > 1], (values % 1 == 0).all()
+        twice = values[counts > 1]
+        whole = bool(np.isfinite(values).all() and (values % 1 == 0).all())
         if values[0] == -np.inf:
             what = f"has a row without a number in {self._mapping.step or 'step'}; see `step`"
             self._error(min(log), what)

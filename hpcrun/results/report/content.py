@@ -42,6 +42,9 @@ _MOST_POINTS, _POINTS = 400, 40_000
 """Rows of a run, and of all runs: 24 runs stay below 2 MB."""
 _ORIGIN = ("git.commit", "user", "executor", "state")
 
+# The command of a script, which has the swept values.
+_COMMAND = re.compile(r"(?<=ScriptFailed: ).*? (?=ended with exit code|was killed by)")
+
 
 @dataclass(frozen=True)
 class Content:
@@ -96,7 +99,8 @@ class Content:
         found = defaultdict(list)
         for run in self.runs:
             if run.state != "finished":
-                found[run.state, run.cause, run.reason].append(run.label)
+                reason = _COMMAND.sub("", run.reason)
+                found[run.state, run.cause, reason].append(run.label)
         return sorted(found.items(), key=lambda one: -len(one[1]))
 
 

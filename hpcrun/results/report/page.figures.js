@@ -68,7 +68,14 @@ function showData(made) {
   const details = made.querySelector("details"), rows = [];
   if (!details.open || made.dirty) return;
   for (const trace of made.querySelector(".plot").data ?? []) {
-    if (trace.hoverinfo === "skip" || trace.type === "parcoords") continue;
+    if (trace.hoverinfo === "skip") continue;
+    if (trace.type === "parcoords") {
+      trace.dimensions.forEach(one => one.values.slice(0, 1000).forEach((value, at) => {
+        const tick = one.tickvals?.indexOf(value) ?? -1;
+        rows.push([[decoded(trace.ids[at]), "", "th"], [decoded(one.label), "", "td"], [tick < 0 ? number(value) : decoded(one.ticktext[tick]), "", "td"], ["", "", "td"]]);
+      }));
+      continue;
+    }
     trace.x.forEach((x, at) => {
       const inside = trace.mode === "lines" && trace.y[at - 1] != null && trace.y[at + 1] != null;
       if (trace.y[at] === null || inside || rows.length >= 1000) return;
@@ -174,8 +181,13 @@ function scatterFigure() {
 
 const parallelNames = () => [...data.pair.filter(key => key !== "seed").slice(0, 8), metric()];
 
+/** The selection of the address, or none if somebody has edited the address. */
+function savedBrush() {
+  try { return JSON.parse(state.get("brush") ?? "{}") ?? {}; } catch { return {}; }
+}
+
 function parallelFigure() {
-  const runs = visible().flatMap(group => group.counted.map(one => one.run)), brush = JSON.parse(state.get("brush") ?? "{}");
+  const runs = visible().flatMap(group => group.counted.map(one => one.run)), brush = savedBrush();
   const dimensions = parallelNames().map(name => {
     const { values, numeric, log, axis } = axisOf(name, runs), different = [...new Set(values)], title = axis.title.text;
     const made = { label: title.length > 24 ? `…${title.slice(-23)}` : title, constraintrange: brush[name] };
@@ -192,7 +204,7 @@ function parallelFigure() {
   // Orange is best, in both themes.
   const ends = data.lower[metric()] ? [COLORS[1], COLORS[5]] : [COLORS[5], COLORS[1]];
   const line = { color: dimensions.at(-1).values, colorscale: [[0, ends[0]], [1, ends[1]]] };
-  const trace = { type: "parcoords", dimensions, line, unselected: { line: { opacity: 0.1 } } };
+  const trace = { type: "parcoords", ids: runs.map(run => run.name), dimensions, line, unselected: { line: { opacity: 0.1 } } };
   const layout = { margin: { l: 60, r: 60, t: 44, b: 20 } };
   return { traces: runs.length ? [trace] : [], note: `Each line is a run that counts, the best orange. Drag along an axis to select runs.${note}`, layout };
 }

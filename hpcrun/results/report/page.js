@@ -171,7 +171,8 @@ function showBest(first, second, sign) {
   if (!second?.n) return line.append(".");
   const { mean, half, over } = difference(first, second);
   const ends = half === null ? "too few runs for an interval" : `95% interval ${interval(sign * mean, half)} over ${over}`;
-  return line.append(`: ${number(sign * mean)} better than `, strong(second.label), ` (${ends}).`);
+  if (sign * mean >= 0) return line.append(`: ${number(sign * mean)} better than `, strong(second.label), ` (${ends}).`);
+  return line.append(". Over the runs that both have it is ", `${number(-sign * mean)} worse than `, strong(second.label), ` (${ends}).`);
 }
 
 const least = values => values.reduce((a, b) => a < b ? a : b, Infinity);

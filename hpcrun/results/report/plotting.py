@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import warnings
 from collections.abc import Sequence
@@ -124,6 +125,7 @@ def save_plot(series: Sequence[Series], metrics: Sequence[str], path: Path) -> N
     # The ticks of a loss of 1e308 overflow, without harm.
     with matplotlib.style.context(own), warnings.catch_warnings(), np.errstate(all="ignore"):
         # Few machines have all fonts of the style.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
         axes = list(figure.subplots(rows, 2, squeeze=False).flat)

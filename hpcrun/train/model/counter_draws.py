@@ -1,7 +1,8 @@
 """Random weights from a counter: each rank draws its own shards, with the values of a whole model.
 
-A value depends on the seed, the name of the parameter and the index of the element only. So the weights are
-the same for any number of ranks, and a rank draws nothing for other ranks.
+A value depends on the seed, the name of the parameter and the index of the element. So the weights are the
+same for any number of ranks, and a rank draws nothing for other ranks. numpy's logarithm may round
+differently on a processor without AVX2, or in another version.
 """
 
 import hashlib
