@@ -4,6 +4,7 @@ Both are processes with their own mount namespace, in which /etc/passwd names an
 the home from there.
 """
 
+import contextlib
 import os
 import pwd
 import shlex
@@ -155,9 +156,11 @@ class Site:
 
     def stop(self) -> None:
         """Stop the sshd and its connections: each program there loses its terminal or its input."""
-        for process in [*psutil.Process(self._sshd.pid).children(recursive=True)]:
-            if process.name() == "sshd":
-                process.kill()
+        for process in psutil.Process(self._sshd.pid).children(recursive=True):
+            # A program there may end in between.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == "sshd":
+                    process.kill()
         self._sshd.kill()
         self._sshd.wait()
 
