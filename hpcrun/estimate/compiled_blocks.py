@@ -85,9 +85,8 @@ class _Traced:
                 self._graphs[key] = self._traced(names)
             with self._live.counting(False):
                 return self._graphs[key](values, arguments, options)
-        except (
-            Exception
-        ) as error:  # code of the model, which torch.compile would divide into graphs
+        # Any error: code of the model, which torch.compile would divide into several graphs.
+        except Exception as error:
             self._graphs["failed"] = self._plain
             self._tell(
                 f"train.compile: {type(self._inner).__name__} is no single graph ({type(error).__name__}); "
@@ -134,9 +133,8 @@ def _tag(joint: fx.GraphModule, policy: _Policy) -> None:
 class _Graph:
     """A graph that runs operation by operation, and counts only results that a fused graph has too."""
 
-    _boxed_call = (
-        True  # The list of arguments becomes empty, and each frees its memory after its last use.
-    )
+    # The list of arguments becomes empty, and each argument frees its memory after its last use.
+    _boxed_call = True
 
     def __init__(self, live: LiveStorages, graph: fx.GraphModule, _inputs: Any) -> None:
         kinds = partitioners.get_default_op_list()
