@@ -200,8 +200,6 @@ PATIENCE = 3.5
 """Seconds for a connection: a lost segment is sent again after one second, and again after three."""
 TRIES = 2
 _AT_ONCE = 32
-# NCCL also prefers InfiniBand; hsn is Slingshot.
-_FAST = ("ib", "hsn")
 
 
 @dataclass(frozen=True)
@@ -250,28 +248,6 @@ def reached(own: Interfaces, peers: Sequence[Listener]) -> list[str]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         # Most interfaces that lead nowhere fail at the first peers, after one wait.
         return [name for name in own if all_answer(name, peers[:2]) and all_answer(name, peers[2:])]
-
-
-def agreed(found: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> str | None:
-    """Return the best of the interfaces that all nodes have found, or None.
-
-    Args:
-        found: the result of `reached` on each node.
-        speeds: of the interfaces of one node. InfiniBand and Slingshot come first, then the fastest.
-    """
-    common = [name for name in found[0] if all(name in names for names in found)] if found else []
-    return min(
-        common,
-        key=lambda name: (not name.startswith(_FAST), -speeds.get(name, 0.0)),
-        default=None,
-    )
-
-
-def link_speeds() -> dict[str, float]:
-    """Return the speeds of this node's interfaces in Mbit/s, from the kernel; 0: unknown."""
-    import psutil
-
-    return {name: float(state.speed) for name, state in psutil.net_if_stats().items()}
 
 
 def _answers(name: str, own: Interfaces, peer: Listener) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpcrun.ranks.addresses import AnswerServer, Listener, agreed, reached
+from hpcrun.ranks.addresses import AnswerServer, Listener, reached
 
 Open = Callable[[dict[str, list[str]]], Listener]
 
@@ -52,20 +52,3 @@ def test_a_node_that_has_closed_its_door_is_not_reached(opened: Open) -> None:
     assert reached({"eth0": ["127.0.0.1"]}, [keeper.door]) == ["eth0"]
     keeper.close()
     assert reached({"eth0": ["127.0.0.1"]}, [keeper.door]) == []
-
-
-@pytest.mark.parametrize(
-    ("found", "chosen"),
-    [
-        ([["eth0", "ib0"], ["ib0", "eth0"]], "ib0"),
-        ([["eth0", "eth1", "ib0"], ["eth1", "eth0"]], "eth1"),
-        ([["eth0"], ["eth1"]], None),
-        ([["eth0"], []], None),
-        ([], None),
-        ([["eth2", "eth3"]], "eth2"),
-    ],
-)
-def test_the_nodes_agree_on_the_fastest_of_the_common_interfaces(
-    found: list[list[str]], chosen: str | None
-) -> None:
-    assert agreed(found, {"eth0": 1e3, "eth1": 1e5, "ib0": 0.0}) == chosen
