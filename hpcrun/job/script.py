@@ -87,7 +87,7 @@ def run_script(
     # The rendezvous may set variables for gloo, so it comes before the environment is read.
     folder = run.attempt_logs(attempt)
     step = os.environ.get("SLURM_STEP_ID", "")
-    rendezvous_file = RendezvousFile(run, attempt, first=config.local_rank == 0, step=step)
+    rendezvous_file = RendezvousFile(run, attempt, ranks=config.world_size, step=step)
     try:
         met = meet_rank_zero(
             run,
@@ -183,7 +183,6 @@ def _close(rendezvous_file: RendezvousFile, end: End) -> None:
         rendezvous_file.publish_end(end)
     except OSError as error:
         print(f"hpcrun: the end of the script is not published: {error}", file=sys.stderr)
-    rendezvous_file.clear()
 
 
 def _start(
