@@ -75,11 +75,6 @@ class Diagnosis:
     unfit: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
-        """The line without the rank and its node."""
-        return self.line.partition(": ")[2] or self.line
-
-    @property
     def waited(self) -> bool:
         """True if there are only timeouts and lost peers: nothing failed by itself."""
         return self.hang or self.follows

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
-from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
+from hpcrun.diagnose.causes import Diagnosis, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
-from hpcrun.diagnose.run_lines import same_failure
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.cause_table import (
     Evidence,
@@ -105,9 +104,6 @@ def finalize(
     diagnosis, step = evidence.diagnosis, last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     facts: dict[str, Any] = {}
-    if crashed and not crashed.follows and not blames_node(crashed):
-        # The program causes this crash, so it would repeat on any node.
-        facts["failure"] = same_failure(crashed.words)
     if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(run, attempt, evidence):
         facts["unsaved"] = True
     step_at_end = crashed.step if crashed else step

@@ -90,8 +90,8 @@ def test_a_script_that_handles_the_warning_always_continues() -> None:
     assert decide([*deaths, *saved, *deaths], budgets).restart
 
 
-def timed(cause: Cause, seconds: float, failure: str | None = None, **more: int) -> AttemptRecord:
-    return AttemptRecord(Attempt("1", 0), 0.0, cause=cause, ended=seconds, failure=failure, **more)
+def timed(cause: Cause, seconds: float, **more: int) -> AttemptRecord:
+    return AttemptRecord(Attempt("1", 0), 0.0, cause=cause, ended=seconds, **more)
 
 
 def test_a_script_that_continues_without_work_is_given_up() -> None:
@@ -116,30 +116,6 @@ def test_a_script_that_reports_saves_is_judged_like_a_task() -> None:
     assert "committed no new step (restarts.no_progress)" in told.reason
     killed = AttemptRecord(Attempt("1", 0), 0.0, begun_at=9, committed=10, cause=LIMIT, killed=True)
     assert decide([killed] * 9, budgets).restart
-
-
-def test_a_script_that_fails_twice_at_start_is_given_up() -> None:
-    first = timed(Cause.CRASH, 4.0, "ScriptFailed: a.py ended with exit code 1: ImportError: x")
-    other = timed(Cause.CRASH, 4.0, "ScriptFailed: a.py ended with exit code 1: OSError: y")
-    assert decide([first], of_script(Budgets())).restart
-    told = decide([first, first], of_script(Budgets()))
-    assert not told.restart
-    assert (
-        "2 consecutive times after about the same time, with the same message (restarts.same_step)"
-        in told.reason
-    )
-    assert decide([first, other], of_script(Budgets())).restart
-    # Imports from a busy file system take minutes.
-    slow = [timed(Cause.CRASH, seconds, first.failure) for seconds in (400.0, 350.0)]
-    assert not decide(slow, of_script(Budgets())).restart
-    later = timed(Cause.CRASH, 700.0, first.failure)
-    assert decide([*slow[:1], later], of_script(Budgets())).restart
-    assert decide([later, *slow[:1]], of_script(Budgets())).restart
-    assert decide([first, first], of_script(Budgets(same_step=None))).restart
-    # Once the script has worked, equal messages may come from an unavailable file server.
-    assert decide([timed(Cause.PREEMPTION, 90.0), first, first], of_script(Budgets())).restart
-    # A task's message may be the same at different steps.
-    assert decide([first, first], Budgets(no_progress=None)).restart
 
 
 def test_two_crashes_at_one_step_stop_the_run() -> None:
