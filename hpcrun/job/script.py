@@ -103,7 +103,7 @@ def run_script(
     if flag.reason:
         # The script would never receive the signal, and the ranks that still waited for rank 0 have ended.
         return _unstarted(run, attempt, config, rendezvous_file, flag)
-    with ProgressWatch(run, attempt, config.rank, config.world_size) as progress:
+    with ProgressWatch(run, attempt, config.rank) as progress:
         environ = {
             "PYTHONUNBUFFERED": "1",
             **os.environ,

@@ -24,6 +24,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.record import OwnerPolling, claim
+from hpcrun.run.reports import ScriptProgress, publish
 from tests import jobs
 
 FIRST = Attempt("7", 0)
@@ -183,6 +184,11 @@ def test_exit_code_0_after_a_signal(
     terms = ScriptTerms(5.0, zero_finishes=zero == "finished")
     command = [sys.executable, "-c", script]
     assert run_script(command, run, FIRST, config, flag, terms) == 0
+    if rank and said:
+        # The script of rank 0 has reported the same.
+        publish(run.attempt_logs(FIRST), ScriptProgress(**said))
+        if "saved" in said:
+            record_event(run, "saved", attempt=FIRST, step=4)
     ended = finalize(run, FIRST, 0, of_script(Budgets()))
     assert (ended.cause, ended.decision.restart) == (cause, restart), ended
 
