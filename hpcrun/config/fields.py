@@ -162,6 +162,11 @@ def _check_sbatch_option(option: str) -> str:
             f"{value_text(option)}: an array would start the same run several times in parallel; "
             "submit several runs with --sweep KEY=VALUES"
         )
+    if gives(option, "output", "o") or gives(option, "error", "e"):
+        raise ValueError(
+            f"{value_text(option)}: hpcrun reads Slurm's messages in the log of the run; remove the option, "
+            "`hpcrun logs` shows the log"
+        )
     if gives(option, "clusters", "M"):
         raise ValueError(
             f"{value_text(option)}: a job goes to the cluster of the host that submits it; submit from a "

@@ -32,7 +32,7 @@ from hpcrun.job.requeue import (
     take_over_dependents,
     withdraw,
 )
-from hpcrun.job.scheduler_view import Ending, JobView, batch_log, ending_of, query_job, reason_given
+from hpcrun.job.scheduler_view import Ending, batch_log, ending_of, query_job, reason_given
 from hpcrun.job.srun import BatchJob, RanksEnd, Way, step_name
 from hpcrun.job.stop_signals import arrived_signals
 from hpcrun.run.directory import RunDirectory
@@ -60,14 +60,13 @@ class RunTakenOver(Exception):
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """The end of the attempt, the run's config, and the job as the controller saw it at the end of its ranks.
+    """The end of the attempt, and the run's config.
 
     ``sender``: the process that sends the notification of this end, if there is one.
     """
 
     classification: Classification
     config: Config
-    view: JobView | None
     sender: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -125,7 +124,7 @@ def finalize_attempt(
     sender = notifying.start(run, config.watch)
     _say(f"{classification.cause.value}: {classification.line}")
     _say(classification.decision.reason)
-    return EndedAttempt(classification, config, ending.view, sender)
+    return EndedAttempt(classification, config, sender)
 
 
 def recorded_end(run: RunDirectory, belongs: Callable[[Attempt], bool]) -> EndedAttempt | None:
@@ -138,7 +137,7 @@ def recorded_end(run: RunDirectory, belongs: Callable[[Attempt], bool]) -> Ended
         ]
         if not events:
             return None
-        return EndedAttempt(_classification(events[-1]), load_resolved(run.config), None)
+        return EndedAttempt(_classification(events[-1]), load_resolved(run.config))
     except (OSError, UserError, ValueError) as error:
         complain(f"{run.name}: its recorded end cannot be read: {error}")
         return None
@@ -314,7 +313,7 @@ def in_place_obstacle(
     arrived = arrived_signals()
     if obstacle is None and arrived:
         obstacle = f"{min(arrived).name} arrived"
-    if obstacle is None and reason_now(run, attempt, ended) == "cancelled":
+    if obstacle is None and reason_now(run, attempt) == "cancelled":
         obstacle = "the run is cancelled"
     with contextlib.suppress(OSError):
         if obstacle is None and asked_to_requeue(read_events(run), attempt):
@@ -336,9 +335,7 @@ def _requeue(
         note(run, "requeue-failed", attempt, cause=kind, reason=words)
         complain(f"{'not cancelled' if kind == 'cancel' else 'not requeued yet'}: {words}")
 
-    became = requeue(
-        attempt, failed, lambda: reason_now(run, attempt, ended), until=until, clock=clock
-    )
+    became = requeue(attempt, failed, lambda: reason_now(run, attempt), until=until, clock=clock)
     if became == "requeued":
         _exclude_bad_nodes(run, attempt, ended, attempt.job)
         return Conclusion(exitcodes.DONE)
@@ -367,10 +364,10 @@ def _exclude_bad_nodes(
         exclude_bad_nodes(run, attempt, ended.classification, waiting, after=after, hours=hours)
 
 
-def reason_now(run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None) -> str | None:
+def reason_now(run: RunDirectory, attempt: Attempt) -> str | None:
     """Return the first reason to end the attempt from a person or Slurm, as far as files can be read."""
     try:
-        return reason_given(run, attempt, ended.view if ended else None)
+        return reason_given(run, attempt)
     except OSError as error:
         complain(f"{run.events}: {error.strerror}; only the reason from Slurm is known")
         return scheduler_word(batch_log(run, attempt))
@@ -434,10 +431,10 @@ def continue_in_another_job(
         return exitcodes.UNFINISHED
     _say(f"Slurm does not requeue this job: job {job} continues {run.name} after its end")
     view = query_job(attempt.job)
-    asked = reason_now(run, attempt, ended)
+    asked = reason_now(run, attempt)
     if asked == "cancelled" or (
         view is not None
-        and is_cancelled(attempt, view, lambda: reason_now(run, attempt, ended), WORD_PATIENCE)
+        and is_cancelled(attempt, view, lambda: reason_now(run, attempt), WORD_PATIENCE)
     ):
         problem_words = withdraw(job, clock)
         if problem_words is None:
