@@ -232,31 +232,6 @@ def test_without_an_answer_of_slurm_the_table_says_so(
     assert note.startswith("hpcrun: the scheduler does not answer")
 
 
-def test_of_a_long_event_log_only_the_end_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    opened = {"event": "opened", "executor": "slurm"}
-    run = on_slurm(tmp_path, "long", ENDED, opened, opened | {"restart": 1})
-    saved = b'{"time":10001.0,"event":"saved","job":"7","restart":1,"step":5}\n'
-    run.events.write_bytes(run.events.read_bytes() + saved * 5_000)
-    other = on_slurm(tmp_path, "short", opened)
-    squeue_says(tmp_path, monkeypatch, "7|RUNNING||N/A,N/A|1:00|None|long")
-    found = {row["name"]: row for row in rows(capsys)}
-    assert (found["long"]["state"], found["long"]["whole_history"]) == ("running", False)
-    assert found["long"]["job"] == "7"
-    assert found["short"]["whole_history"] is True
-    (whole,) = rows(capsys, "long")
-    assert (whole["whole_history"], whole["restarts"]) == (True, {"preemption": 1})
-    # Where the beginning is of another attempt, more of the end is read.
-    begun = json.dumps(opened | {"job": "8", "restart": 0, "time": NOW}).encode()
-    run.events.write_bytes(
-        run.events.read_bytes() + begun + b"\n" + saved.replace(b"7", b"8") * 5_000
-    )
-    assert {row["name"]: row["job"] for row in rows(capsys)}["long"] == "8"
-    assert other.exists()
-
-
 @pytest.mark.parametrize(
     ("replace", "problem"), [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a regular file")]
 )

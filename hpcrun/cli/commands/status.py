@@ -99,7 +99,7 @@ class _Table:
             raise RunError(
                 f"{self._folder}: no such directory; name one that holds runs with --runs-dir"
             )
-        self._overview = Overview((), whole=len(arguments.runs) == 1)
+        self._overview = Overview(())
         self.notes: list[str] = []
         self.live_first = arguments.sort is None
 
