@@ -17,9 +17,8 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import last_output
 from hpcrun.run.events import Event, last_lines, read_events
 from hpcrun.run.files import open_regular
-from hpcrun.run.replaced_nodes import replaced_now
 from hpcrun.run.reports import published
-from hpcrun.run.slow_nodes import slow_now
+from hpcrun.run.slow_nodes import replaced_now, slow_now
 from hpcrun.slurm.launch.jobs import RunState
 
 # Bytes to read from the end of metrics.jsonl, about 30 lines, to compute the pace.

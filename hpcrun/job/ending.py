@@ -22,7 +22,7 @@ from hpcrun.job.finalize import Classification, conclude_run, finalize, write_re
 from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
 from hpcrun.job.installation import was_upgraded
 from hpcrun.job.ownership import Occupied, refusal, require_free
-from hpcrun.job.policy import Budgets, Clock, Decision, of_script
+from hpcrun.job.policy import Budgets, Clock, Decision
 from hpcrun.job.requeue import (
     WORD_PATIENCE,
     ContinuationError,
@@ -110,12 +110,12 @@ def finalize_attempt(
     config = load_resolved(run.config)
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
-    budgets = Budgets(**config.restarts.budgets)
+    budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
     classification = finalize(
         run,
         attempt,
         exit_code,
-        of_script(budgets) if config.command else budgets,
+        budgets,
         ending,
         setup=setup,
         notify_on=notifying.wanted(run, config.watch),

@@ -6,7 +6,7 @@ here every cause is counted separately (invariant 8).
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpcrun.job.history import START_SECONDS, AttemptRecord
 from hpcrun.run.events import Cause
@@ -14,7 +14,12 @@ from hpcrun.run.events import Cause
 
 @dataclass(frozen=True)
 class Budgets:
-    """Number of restarts that each cause allows since the last submission by a person; None: unlimited."""
+    """Number of restarts that each cause allows since the last submission by a person; None: unlimited.
+
+    A ``script`` need not report its progress (``hpcrun.report``). Without a report, ``no_progress`` counts
+    only ends after which the script may begin from the start: ends by the warning before the time limit,
+    and requests to be continued within a minute.
+    """
 
     crash: int | None = 3
     node_failure: int | None = 10
@@ -24,15 +29,6 @@ class Budgets:
     no_progress: int | None = 3
     same_step: int | None = 2
     script: bool = False
-
-
-def of_script(budgets: Budgets) -> Budgets:
-    """Return the budgets of a script, which need not report its progress (``hpcrun.report``).
-
-    Without a report, ``no_progress`` counts only ends after which the script may begin from the start:
-    ends by the warning before the time limit, and requests to be continued within a minute.
-    """
-    return replace(budgets, script=True)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from hpcrun.job.finalize import finalize
 from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied
-from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.policy import Budgets
 from hpcrun.job.script import ScriptTerms, run_script
 from hpcrun.printing import say_aside
 from hpcrun.ranks.distributed import DistributedConfig
@@ -212,11 +212,11 @@ def _run(
             print(f"hpcrun: {run.name}: the training is done already", flush=True)
         return exitcodes.DONE
     if distributed.rank == 0:
-        budgets = Budgets(**config.restarts.budgets)
+        budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
         open_attempt(
             run,
             attempt,
-            of_script(budgets) if config.command else budgets,
+            budgets,
             script=bool(config.command),
             executor=scheduler(os.environ),
             pid=os.getpid(),
