@@ -157,7 +157,6 @@ def first_cause(
 
 
 def _lost_node(batch_log: str) -> Diagnosis | None:
-    """Return srun's message about a node that it could not use."""
     found = _LOST_NODE.search(batch_log)
     if found:
         return Diagnosis(found["what"], host=found["host"], node_fault=True)

@@ -354,7 +354,6 @@ class _NextStart:
             return scheduler_word(batch_log(self.run, self.attempt))
 
     def _cancelled(self) -> int:
-        """Write the result of a run that was cancelled after the decision to start it again."""
         _say("cancelled after its end: it is not started again")
         found = self.ended.classification
         reason = f"cancelled before its restart after {found.cause.value}"

@@ -169,7 +169,6 @@ def _evidence(
     ending: Ending,
     setup: str | None,
 ) -> Evidence:
-    """Collect everything known about the end."""
     folder = run.attempt_logs(attempt)
     failures = read_failures(folder)
     evidence = evidence_of(
@@ -212,7 +211,6 @@ def _ended_unsaved(run: RunDirectory, attempt: Attempt, evidence: Evidence) -> b
 
 
 def _programs(evidence: Evidence) -> dict[str, int]:
-    """Return the number of programs that a script's attempt started, if known."""
     ranks = evidence.events["opened"].fields.get("ranks") if evidence.script else None
     return {"programs": ranks} if isinstance(ranks, int) else {}
 
@@ -228,7 +226,6 @@ def _unlaunched(
     batch_log: str,
     folder: Path,
 ) -> Diagnosis | None:
-    """Return why no rank could open the attempt, if known."""
     of_people = ("submitted", "cancelled", "cancel-failed", "preempted")
     not_of_ranks = (*of_people, "ended")
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
@@ -242,7 +239,6 @@ def _unlaunched(
 
 
 def _by_hand(cause: Cause) -> Decision:
-    """Return the decision for an attempt that a person started."""
     if cause is Cause.FINISHED:
         return Decision(False, "the training is done")
     return Decision(
@@ -318,6 +314,5 @@ def write_result(
 
 
 def _write_with_goodput(run: RunDirectory, result: Mapping[str, Any]) -> None:
-    """Write result.json with the breakdown of the run's time."""
     parts = goodput(read_events(run), time.time()).as_record()
     write_hashed(run.result, {**result, "goodput": parts})

@@ -126,7 +126,6 @@ def asked_to_requeue(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def _note(record: dict[str, Any], event: Event) -> None:
-    """Update the record of the attempt from the event."""
     if event.what == "started":
         record["begun_at"] = event.step
     elif event.what == "saved":

@@ -264,7 +264,6 @@ def submit_successor(
 
 
 def _submit(run: RunDirectory, attempt: Attempt) -> str:
-    """Call sbatch; return the new job's id."""
     command = [
         "sbatch",
         "--parsable",

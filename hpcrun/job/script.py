@@ -188,7 +188,6 @@ def _close(rendezvous_file: RendezvousFile, end: End) -> None:
 def _start(
     command: Sequence[str], environ: dict[str, str], launcher: Launcher | None
 ) -> "subprocess.Popen[bytes]":
-    """Start the program; raises UserError if that is not possible."""
     words = launcher.words(command, environ) if launcher else [_program(command[0]), *command[1:]]
     try:
         return subprocess.Popen(
@@ -313,7 +312,6 @@ def _free_port(key: str) -> int:
 def _join(
     rendezvous_file: RendezvousFile, timeout: float, stop: Callable[[], bool]
 ) -> tuple[str, int]:
-    """Return the address of rank 0 and the port of its script."""
     try:
         return rendezvous_file.meet(_connect, timeout, stop)
     except ScriptEnded as ended:

@@ -98,7 +98,6 @@ class ScriptWatch:
             return code
 
     def _note_suspension(self, seconds: float) -> None:
-        """Record that Slurm suspended the step, if a wait took ``seconds`` too long."""
         if seconds > NOTICED and self._rank == 0:
             self._last_sign = time.time()
             print(
@@ -161,7 +160,6 @@ class ScriptWatch:
         self._was_owner = self._was_owner or mine
 
     def _is_mine(self, owner: Mapping[str, Any]) -> bool:
-        """Return True if this rank's attempt is the ``owner``."""
         here, there = os.environ.get("SLURM_CLUSTER_NAME"), owner.get("cluster")
         if owner.get("owner") != self._attempt.owner or (here and there and here != there):
             return False

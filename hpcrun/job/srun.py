@@ -264,7 +264,6 @@ def _ranks_per_node(environ: Mapping[str, str]) -> int:
 
 
 def _free_port(attempt: Attempt) -> int:
-    """Return a port that is free here, on the first node."""
     for port in port_candidates(attempt.owner):
         if is_free("", port):
             return port

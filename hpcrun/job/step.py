@@ -437,7 +437,6 @@ def _was_deleted(folder: HeldFolder) -> bool:
 
 
 def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return True if an earlier start of this job has finished the run."""
     if attempt.restart == 0:
         return False
     from hpcrun.job.opening import already_finished

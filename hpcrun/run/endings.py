@@ -253,7 +253,6 @@ def read_hang(folder: Path) -> Hang | None:
 
 
 def _whole(kind: type[_Ending], value: dict[str, Any]) -> _Ending | None:
-    """Return ``value`` as a record, or None if the file was damaged."""
     if not isinstance(value.get("time"), int | float) or not isinstance(value.get("rank"), int):
         return None
     try:

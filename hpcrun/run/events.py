@@ -180,7 +180,6 @@ def last_lines(path: Path, size: int | None = None) -> list[dict[str, Any]]:
 
 
 def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the JSON objects of ``lines``, without damaged lines."""
     lines = intact_lines(lines)
     try:
         # One call for all lines takes a third of the time. If a line has NaN, read the lines one by one.
@@ -353,7 +352,6 @@ def result_lines(run: RunDirectory) -> list[str]:
 
 
 def _best_is_not_last(result: dict[str, Any]) -> bool:
-    """Return True if a step before the last had the lowest validation loss."""
     return "best" in result and result["best"]["step"] != result.get("steps")
 
 

@@ -165,7 +165,6 @@ def _unreachable(addresses: Sequence[str], port: int, timeout: float) -> str:
 
 
 def _read(path: Path) -> Rendezvous | None:
-    """Return the data in ``path``, or None without such a file."""
     try:
         value = read_json(path) or {}
     except OSError:

@@ -91,8 +91,6 @@ def report(
 
 
 class _Reporter:
-    """Writes the reports of this process."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._folder: Path | None = None
