@@ -16,7 +16,6 @@ from pathlib import Path
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
 from hpcrun.api.submission.code import keep_code
-from hpcrun.api.submission.continuing import shortened
 from hpcrun.api.submission.plan import SubmissionPlan, identity
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.errors import SubmissionUnanswered
@@ -57,18 +56,13 @@ def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submi
             with (
                 put_back_on_failure(*changed_files(run)),
                 written(run.path, plan.request.files),
-                plan.admitted() as replaced,
             ):
-                keep_code(run, plan.config, plan.request.snapshot)
+                plan.require_current()
+                keep_code(run, plan.request.snapshot)
                 changed = _written(run, plan.config)
                 stop_if_interrupted(signals)
                 submitted = _submitted(plan, after, signals, ours)
-    if replaced:
-        say_aside(
-            f"hpcrun: {run.name}: no step of its earlier config was saved, so the new config replaces it: "
-            f"{shortened(replaced)}"
-        )
-    elif changed:
+    if changed:
         say_aside(f"hpcrun: {run.name}: continues with another config: {'; '.join(changed)}")
     if submitted is not None and not ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt(
@@ -146,7 +140,7 @@ def remove(folder: Path) -> None:
 
 def changed_files(run: RunDirectory) -> tuple[Path, ...]:
     """Return the files of ``run`` that a submission replaces."""
-    return (run.config, run.result, run.record, run.diff)
+    return (run.config, run.result, run.record)
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from hpcrun.api.submission.choose_config import (
     say_idle,
     warn_of,
 )
-from hpcrun.api.submission.continuing import compare
-from hpcrun.api.submission.plan import finished_result, permitted_executor, waits_for
+from hpcrun.api.submission.continuing import compare, finished_result
+from hpcrun.api.submission.plan import permitted_executor, waits_for
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.api.sweeps.search import JOURNAL

@@ -103,10 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
     plan = plan_submission(request_of(arguments))
     if arguments.dry_run:
         plan.require_packages()
-        if plan.replaced:
-            from hpcrun.api.submission.handover import refuse_live
-
-            refuse_live(plan.run)
         return _show(plan, _waiting(plan), arguments.json)
     return start(plan, arguments)
 
@@ -192,10 +188,6 @@ def _show(plan: SubmissionPlan, config: Config, as_json: bool) -> int:
     say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")
     if plan.finished is not None:
         say("# it is finished already: nothing would be submitted")
-    elif plan.replaced:
-        from hpcrun.api.submission.continuing import shortened
-
-        say(f"# no step of its config was saved; replaced: {shortened(plan.replaced)}")
     say(f"# executor: {executor}", "", *script.split("\n"), f"# {run.config}")
     say(*text.rstrip("\n").split("\n"))
     return 0
