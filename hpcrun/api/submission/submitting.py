@@ -4,7 +4,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import Any, overload
 
 from hpcrun.api.functions import FunctionCall, FunctionRun, function_call
 from hpcrun.api.places import runs_folder
@@ -20,48 +20,11 @@ from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
 from hpcrun.printing import say_aside
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 _PLACE = "overrides"
 
 
-class SubmitOptions(TypedDict, total=False):
-    """The arguments of :func:`submit`, for editors and type checkers; a new key works without a line here."""
-
-    task: str | None
-    command: Sequence[str | os.PathLike[str]] | None
-    overrides: Mapping[str, Any] | None
-    name: str | None
-    runs_dir: str | os.PathLike[str] | None
-    nodes: int | str | None
-    gpus: int | str | None
-    tasks_per_node: int | None
-    launcher: str | None
-    cpu: bool | None
-    time: str | int | None
-    partition: str | None
-    account: str | None
-    qos: str | None
-    constraint: str | None
-    reservation: str | None
-    exclude: str | None
-    exclusive: bool | None
-    mem: str | None
-    cpus_per_task: int | None
-    executor: str | None
-    after: Sequence[str | os.PathLike[str]]
-    profile: str | None
-    snapshot: bool
-    trust_owner: bool
-    max_parallel: int | None
-    only_new: bool
-
-
 @overload
-def submit(
-    config: Callable[..., Any], *arguments: Any, **options: "Unpack[SubmitOptions]"
-) -> FunctionRun: ...
+def submit(config: Callable[..., Any], *arguments: Any, **options: Any) -> FunctionRun: ...
 
 
 @overload
@@ -70,7 +33,7 @@ def submit(
     *,
     sweep: None = None,
     sweep_file: None = None,
-    **options: "Unpack[SubmitOptions]",
+    **options: Any,
 ) -> Run: ...
 
 
@@ -80,7 +43,7 @@ def submit(
     *,
     sweep: Mapping[str, Iterable[Any]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
-    **options: "Unpack[SubmitOptions]",
+    **options: Any,
 ) -> Sweep: ...
 
 
@@ -185,9 +148,7 @@ def submit(
     return Sweep(plan_of_sweep.folder)
 
 
-def map_array(
-    function: Callable[..., Any], *iterables: Iterable[Any], **options: "Unpack[SubmitOptions]"
-) -> Sweep:
+def map_array(function: Callable[..., Any], *iterables: Iterable[Any], **options: Any) -> Sweep:
     """Submit a run for each call of ``function``, as ``map(function, *iterables)`` makes them.
 
     On Slurm the runs are a job array. The sweep yields a run for each call, in the order of the calls:
