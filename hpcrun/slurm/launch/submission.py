@@ -112,10 +112,10 @@ def submit(
         # Query the cluster's name first: the event must follow the submission without a pause.
         if (cluster := own_cluster()) is not None:
             facts["cluster"] = cluster
-        handed = submit_slurm(run, with_dependency(config, after))
+        handed, begin = submit_slurm(run, with_dependency(config, after)), None
         facts["name"] = job_name(run, config.job)
     else:
-        handed = submit_local(run, config, after)
+        handed, begin = submit_local(run, config, after)
     try:
         record_event(
             run,
@@ -129,6 +129,8 @@ def submit(
     except OSError as error:
         take_back(run, handed, error)
         raise
+    if begin is not None:
+        begin()
     return handed
 
 

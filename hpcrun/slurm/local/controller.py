@@ -34,6 +34,7 @@ from hpcrun.slurm.local.job_files import (
     is_withdrawn,
     job_environment,
     own_status,
+    released,
     step_environment,
     write_status,
 )
@@ -270,7 +271,10 @@ class NodeSetupFailed(Exception):
 def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
     """Run attempts until the last; return the job's final state and its number of restarts."""
     number = Attempt(request.job_id, 0)
-    if is_withdrawn(Path(request.folder)):
+    begins = None
+    while begins is None and not orders.cancel:
+        begins = released(_TICK)
+    if not begins or is_withdrawn(Path(request.folder)):
         return "CANCELLED", 0
     if request.wait_for:
         # The imports of this command are heavy, and no other controller needs them.

@@ -70,7 +70,7 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
         program = [sys.executable, "-m", "tests.slurm.launch.local_tasks", str(folder)]
         command = [*program, function.__name__, *map(json.dumps, arguments)]
         usual = {"job_id": folder.name, "devices": None, "grace": 30.0}
-        start_job(request(**usual, folder=str(folder), command=command, **own))
+        start_job(request(**usual, folder=str(folder), command=command, **own))()
         return LocalJob(folder)
 
     return on_two_by_two
