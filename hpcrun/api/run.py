@@ -256,7 +256,6 @@ class Run:
         """
         request = SubmitRequest(
             runs=self.path.parent,
-            after=None,
             snapshot=snapshot,
             trust_owner=trust_owner,
         )

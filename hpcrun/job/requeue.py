@@ -267,7 +267,7 @@ def submit_successor(
 def take_over_dependents(old: str, new: str) -> list[str]:
     """Let the jobs that wait for the success of job ``old`` wait for ``new``; return their ids.
 
-    Slurm cancels a job that waits for the success of a job that fails (``hpcrun submit --after``).
+    Slurm cancels a job that waits for the success of a job that fails (``sbatch --dependency=afterok:JOB``).
     """
     moved = []
     listed = slurm.run(slurm.squeue_dependents_command())
@@ -281,7 +281,7 @@ def take_over_dependents(old: str, new: str) -> list[str]:
             continue
         print(
             f"hpcrun: job {waiting.job} waits for job {old}, and Slurm cancels it: "
-            f"{' '.join(changed.stderr.split())}; submit it again with --after",
+            f"{' '.join(changed.stderr.split())}; submit it again with --dependency=afterok:{new}",
             file=sys.stderr,
             flush=True,
         )

@@ -106,5 +106,5 @@ def test_a_job_that_slurm_does_not_let_wait_is_named(
     assert take_over_dependents("7", "8") == []
     assert capsys.readouterr().err == (
         "hpcrun: job 12 waits for job 7, and Slurm cancels it: Job dependency problem; "
-        "submit it again with --after\n"
+        "submit it again with --dependency=afterok:8\n"
     )

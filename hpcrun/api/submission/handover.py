@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,8 +34,8 @@ from hpcrun.worker import train_here
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
-def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submitted | None:
-    """Submit the run of ``plan`` after the runs ``after``; None for ``prepared`` and ``debug``: no job.
+def hand_over(plan: SubmissionPlan) -> Submitted | None:
+    """Submit the run of ``plan``; None for ``prepared`` and ``debug``: no job.
 
     Raises:
         OSError: the run directory cannot be written; nothing has changed.
@@ -61,7 +61,7 @@ def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submi
                 keep_code(run, plan.request.snapshot)
                 changed = _written(run, plan.config)
                 stop_if_interrupted(signals)
-                submitted = _submitted(plan, after, signals, ours)
+                submitted = _submitted(plan, signals, ours)
     if changed:
         say_aside(f"hpcrun: {run.name}: continues with another config: {'; '.join(changed)}")
     if submitted is not None and not ENDINGS.isdisjoint(signals):
@@ -88,14 +88,13 @@ def _written(run: RunDirectory, config: Config) -> list[str]:
 
 def _submitted(
     plan: SubmissionPlan,
-    after: Sequence[RunDirectory],
     signals: list[signal.Signals],
     ours: list[str],
 ) -> Submitted | None:
     """Submit the job, and withdraw it again after Ctrl-C; ``ours`` gets the withdrawn job."""
     if plan.executor not in ("slurm", "local"):
         return None
-    submitted = submission.submit(plan.run, plan.config, plan.executor, after)
+    submitted = submission.submit(plan.run, plan.config, plan.executor)
     if signal.SIGINT in signals and stopping.withdraw(
         plan.run, submitted.executor, submitted.job_id
     ):

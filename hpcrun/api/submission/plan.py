@@ -19,7 +19,6 @@ from hpcrun.config import Config, Layer, file_layer, load_resolved, masked_words
 from hpcrun.errors import UserError
 from hpcrun.job.command import check_command
 from hpcrun.printing import say_aside
-from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import without_comment_crc
 from hpcrun.slurm.containers import check_image
@@ -45,10 +44,6 @@ class SubmissionPlan:
     start: Literal["new", "again", "resume"]
     finished: dict[str, Any] | None = None
 
-    def waits_for(self) -> list[RunDirectory]:
-        """Return the runs that must finish first; raises UserError if one of them never will."""
-        return waits_for(self.request, self.executor, self.run)
-
     def require_current(self) -> None:
         """Raise RunError if the run cannot continue, because its files have changed since the plan."""
         if self.start == "new":
@@ -67,7 +62,7 @@ class SubmissionPlan:
         from hpcrun.api.submission.handover import hand_over
 
         self.require_packages()
-        return hand_over(self, self.waits_for())
+        return hand_over(self)
 
     def require_packages(self) -> None:
         """Raise UserError if a package is missing; not for a prepared run, which may get other packages."""
@@ -103,7 +98,7 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
         finished = compare(run, config) if run.exists() else None
     if finished is None:
         check_command(config, Path.cwd())
-        _require_weights(config, request)
+        _require_weights(config)
     executor: ExecutorName = "prepared" if request.prepare else permitted_executor(config, layers)
     if finished is None:
         check_image(config.job, run, Path.cwd(), here=executor == "local")
@@ -120,12 +115,12 @@ def permitted_executor(config: Config, layers: Sequence[Layer]) -> ExecutorName:
     return executor
 
 
-def _require_weights(config: Config, request: SubmitRequest) -> None:
+def _require_weights(config: Config) -> None:
     """Raise UserError if ``train.init_from`` is of another model, or is missing and not made later."""
     source, job = config.train.init_from, config.job
     if source is not None and not config.command and options_for(config.task) is not None:
         require_same(LanguageModelShape.model_validate(config.model.own), Path(source))
-    made_later = request.after or job.setup or job.node_setup or job.container or job.image
+    made_later = job.setup or job.node_setup or job.container or job.image
     if source is None or config.command or made_later or Path(source).exists():
         return
     # An absolute path may be on the nodes only.
@@ -139,26 +134,6 @@ def identity(executor: ExecutorName) -> tuple[dict[str, Any], str]:
 
     facts = record.describe(masked_words([*sys.orig_argv]), executor, Path.cwd())
     return facts, record.uncommitted_diff(Path.cwd())
-
-
-def waits_for(
-    request: SubmitRequest, executor: ExecutorName, run: RunDirectory | None = None
-) -> list[RunDirectory]:
-    """Return the runs that ``request`` waits for; without a wish those that ``run`` has waited for.
-
-    Raises:
-        UserError: a run is not there, or will never finish.
-    """
-    if request.after is not None and not request.after:
-        return []
-    from hpcrun.slurm.launch import jobs
-    from hpcrun.slurm.launch.stopping import unfinished_runs
-
-    if request.after is not None:
-        found = [directory.find(name, request.runs) for name in request.after]
-    else:
-        found = [] if run is None else jobs.waited_for(run)
-    return unfinished_runs(found, executor)
 
 
 def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:

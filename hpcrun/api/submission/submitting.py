@@ -55,7 +55,6 @@ def submit(
     command: "Sequence[str | os.PathLike[str]] | FunctionCall | None" = None,
     overrides: Mapping[str, Any] | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
-    after: Sequence[str | os.PathLike[str]] = (),
     profile: str | None = None,
     snapshot: bool = True,
     trust_owner: bool = False,
@@ -84,7 +83,6 @@ def submit(
         command: the words of a program that each task runs, such as ``["python", "train.py"]``.
         overrides: values of the config by dotted key, such as ``{"train.lr": 3e-4}``.
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
-        after: runs that must finish first.
         profile: a site profile, by name or path; ``""`` for none, None for the default.
         snapshot: run a copy of the code, so that later changes do not affect the job.
         trust_owner: continue a run of another user.
@@ -122,11 +120,10 @@ def submit(
         file=None if config is None else Path(config),
         overrides=_overrides(overrides, task, function=call is not None),
         options=_options(options),
-        command=_words("command", words),
+        command=_words(words),
         command_place=PYTHON_COMMAND,
         profile=profile,
         runs=runs_folder(runs_dir),
-        after=_words("after", after),
         snapshot=snapshot,
         trust_owner=trust_owner,
         max_parallel=max_parallel,
@@ -213,11 +210,11 @@ def _overrides(values: Mapping[str, Any] | None, task: str | None, *, function: 
     return flag_layer(given)
 
 
-def _words(option: str, given: Sequence[str | os.PathLike[str]] | None) -> list[str]:
-    """Return ``given`` as a list of text; raises UserError if it is one text."""
+def _words(given: Sequence[str | os.PathLike[str]] | None) -> list[str]:
+    """Return the command ``given`` as a list of text; raises UserError if it is one text."""
     if isinstance(given, str):
-        raise UserError(f"{option}=: give a list of words: {option}={given.split()!r}")
+        raise UserError(f"command=: give a list of words: command={given.split()!r}")
     words = [str(word) for word in given or ()]
-    if given is not None and option == "command" and not words:
+    if given is not None and not words:
         raise UserError("command=: has no words; name a program, or omit command=")
     return words

@@ -1,9 +1,10 @@
 """Plot loss, learning rate, throughput and goodput of one or several runs.
 
 RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
-`hpcrun aggregate`. Runs that differ in their configs have the values in their names. With --by
-there is one curve for each value of a key: the mean of the finished runs, or
-of all runs if none has finished. `hpcrun report` draws them as pictures.
+`hpcrun aggregate`. Runs that differ in their configs have the values in their
+names. With --by there is one curve for each value of a key: the mean of the
+finished runs, or of all runs if none has finished. `hpcrun report` draws
+pictures.
 
   hpcrun plot gpt-7
   hpcrun plot runs/sweep-3 --by train.lr --metric validation_loss

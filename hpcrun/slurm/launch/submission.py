@@ -87,16 +87,8 @@ def own_cluster() -> str | None:
     return slurm.parse_cluster_name(shown)
 
 
-def submit(
-    run: RunDirectory,
-    config: Config,
-    executor: ExecutorName,
-    after: Sequence[RunDirectory] = (),
-) -> Submitted:
+def submit(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitted:
     """Start a job for ``run`` and log it.
-
-    Args:
-        after: runs that must finish first.
 
     Raises:
         LaunchError: the scheduler refused; the text has its message.
@@ -104,18 +96,17 @@ def submit(
     """
     from hpcrun.run.events import record_event
 
-    facts: dict[str, Any] = {"after": [str(other.path) for other in after]} if after else {}
+    facts: dict[str, Any] = {}
     if executor == "slurm":
         from hpcrun.slurm.launch.slurm_submission import submit_slurm
-        from hpcrun.slurm.launch.stopping import with_dependency
 
         # Query the cluster's name first: the event must follow the submission without a pause.
         if (cluster := own_cluster()) is not None:
             facts["cluster"] = cluster
-        handed, begin = submit_slurm(run, with_dependency(config, after)), None
+        handed, begin = submit_slurm(run, config), None
         facts["name"] = job_name(run, config.job)
     else:
-        handed, begin = submit_local(run, config, after)
+        handed, begin = submit_local(run, config)
     try:
         record_event(
             run,

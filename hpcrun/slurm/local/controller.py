@@ -276,15 +276,6 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         begins = released(_TICK)
     if not begins or is_withdrawn(Path(request.folder)):
         return "CANCELLED", 0
-    if request.wait_for:
-        # The imports of this command are heavy, and no other controller needs them.
-        from hpcrun.slurm.launch.stopping import wait_for_runs
-
-        say(f"waits for {', '.join(request.wait_for)}")
-        why = wait_for_runs(request.wait_for, lambda: orders.cancel)
-        if why is not None:
-            say(why)
-            return "CANCELLED", 0
     end, keepers = _end_of(request), _Keepers(request)
     while True:
         attempt = LocalAttempt(request, number, orders, end)

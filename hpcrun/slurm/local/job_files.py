@@ -37,8 +37,7 @@ class JobRequest:
     ``warn_signal``: the signal of that warning and of a preemption, such as USR2.
     ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once per node;
     ``preflight``: the command that checks this machine after that.
-    ``wait_for``: the run directories that must finish first. ``devices``: the GPUs to assign, an equal
-    number to each node, or None for a CPU job.
+    ``devices``: the GPUs to assign, an equal number to each node, or None for a CPU job.
     """
 
     job_id: str
@@ -55,7 +54,6 @@ class JobRequest:
     setup: Sequence[str]
     env: dict[str, str]
     after: Sequence[str]
-    wait_for: Sequence[str] = ()
     node_setup: Sequence[str] = ()
     preflight: Sequence[str] = ()
     warn_signal: str = "USR2"

@@ -75,10 +75,8 @@ def refuse_task_counts(job: Job) -> None:
         )
 
 
-def submit_local(
-    run: RunDirectory, config: Config, after: Sequence[RunDirectory]
-) -> tuple[Submitted, Callable[[], None]]:
-    """Give the job of ``run`` to this machine, after the runs ``after``.
+def submit_local(run: RunDirectory, config: Config) -> tuple[Submitted, Callable[[], None]]:
+    """Give the job of ``run`` to this machine.
 
     Returns:
         The job, and the function that lets it begin, for the time when the job is recorded. If this process
@@ -88,11 +86,11 @@ def submit_local(
         LaunchError: the machine has fewer GPUs than the job asks for, or the controller does not start.
         OSError: the disk refuses.
     """
-    request = local_request(run, config, after)
+    request = local_request(run, config)
     return Submitted("local", request.job_id), start_job(request)
 
 
-def local_request(run: RunDirectory, config: Config, after: Sequence[RunDirectory]) -> JobRequest:
+def local_request(run: RunDirectory, config: Config) -> JobRequest:
     """Return the request for the job of ``run``, with a new folder; raises as :func:`submit_local`."""
     job, own = config.job, [sys.executable, "-m", "hpcrun"]
     container = local_container(run, job)
@@ -117,7 +115,6 @@ def local_request(run: RunDirectory, config: Config, after: Sequence[RunDirector
         preflight=[*own, "preflight", str(run.path), "--before-ranks"] if job.preflight else [],
         env={**container.env, **job.env},
         after=[*own, "finalize", str(run.path)],
-        wait_for=[str(other.path) for other in after],
     )
 
 
@@ -139,7 +136,6 @@ def worker(run: RunDirectory, job: Job) -> list[str]:
 def submit_local_sweep(
     folder: Path,
     runs: Sequence[tuple[RunDirectory, Config]],
-    after: Sequence[RunDirectory],
     at_once: int | None,
 ) -> tuple[list[str], Callable[[], None]]:
     """Give the elements of a sweep to this machine, ``at_once`` at a time.
@@ -151,7 +147,7 @@ def submit_local_sweep(
         LaunchError: the process of the queue does not start.
         OSError: the disk refuses.
     """
-    requests = [local_request(run, config, after) for run, config in runs]
+    requests = [local_request(run, config) for run, config in runs]
     devices = visible_devices() if any(request.devices for request in requests) else []
     limits = QueueLimits(at_once or _sane_limit(requests), devices)
     return [request.job_id for request in requests], start_queue(folder, requests, limits)
