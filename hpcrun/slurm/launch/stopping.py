@@ -1,7 +1,6 @@
 """Cancel, kill or preempt a run's job, on any executor."""
 
 import contextlib
-import signal
 import time
 
 from hpcrun import slurm
@@ -9,7 +8,6 @@ from hpcrun.config import load_resolved
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.slurm.launch import submission as without_scheduler
 from hpcrun.slurm.launch.jobs import state
 from hpcrun.slurm.launch.slurm_jobs import has_opened, kill_steps
 from hpcrun.slurm.local import job_files
@@ -22,7 +20,9 @@ def cancel(run: RunDirectory) -> str:
         LaunchError: the run is not running, or the scheduler refused.
     """
     executor, job, waiting = _live_job(run)
-    if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
+    if executor == "local":
+        job_files.send(run.job_logs(job), job_files.CANCEL)
+    else:
         _checked(slurm.scancel_command(job))
         note_cancelled(run, job)
     if waiting:
@@ -48,7 +48,8 @@ def kill(run: RunDirectory) -> str:
             "there, it stops writing once another job has the run"
         )
     executor, job, waiting = _live_job(run)
-    if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
+    if executor == "local":
+        job_files.send(run.job_logs(job), job_files.KILL)
         return f"job {job}: killed"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
     ranks = not waiting and has_opened(run, job)
@@ -82,11 +83,11 @@ def preempt(run: RunDirectory) -> str:
     name = config.warn_signal
     # Recorded first: the ranks may end before this program continues.
     record_event(run, "preempted", attempt=_newest(run, job))
-    if not _told_here(run, executor, job, job_files.PREEMPT, signal.Signals[f"SIG{name}"]):
+    if executor == "local":
+        job_files.send(run.job_logs(job), job_files.PREEMPT)
+    else:
         _checked(slurm.scancel_command(job, signal=name))
     saves = "" if config.command else "saves and "
-    if executor == "direct":
-        return f"{job}: SIG{name} to rank 0; it {saves}stops, and nothing restarts it"
     return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
 
 
@@ -127,28 +128,11 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
             "another cluster; run the command there, or, if that cluster is gone for good, write "
             "the job off with `hpcrun cancel --now`"
         )
-    if now.executor == "debug":
-        raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
+    if now.executor in ("debug", "direct"):
+        raise LaunchError(
+            f"{run.name}: has no job ({now.job} runs {now.detail}); end it there with Ctrl-C"
+        )
     return now.executor, now.job, now.word == "pending"
-
-
-def _told_here(
-    run: RunDirectory, executor: str, job: str, controller: signal.Signals, rank: signal.Signals
-) -> bool:
-    """Send ``controller`` to the local cluster's controller, or ``rank`` to rank 0 of a job started by hand.
-
-    Returns whether the job is one of these two; False for a Slurm job.
-
-    Raises:
-        LaunchError: no process is there to receive the signal.
-    """
-    if executor == "local":
-        job_files.send(run.job_logs(job), controller)
-    elif executor == "direct":
-        without_scheduler.send(run, rank)
-    else:
-        return False
-    return True
 
 
 def _newest(run: RunDirectory, job: str) -> Attempt:

@@ -1,12 +1,10 @@
 """From a run directory to a job: choose the executor and submit.
 
-Rank 0 records its process in the run's event log. Nothing restarts such a run, so its state is that of the
-process, and the only request is a signal, which rank 0 passes to the other ranks by agreement.
+Rank 0 of a run that a person started by hand records its process in the run's event log. Nothing restarts
+such a run, so its state is that of the process.
 """
 
-import os
 import shutil
-import signal
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -139,23 +137,7 @@ def process_state(run: RunDirectory, read: Reader = read_events) -> tuple[str, s
     if host != socket.gethostname():
         ended = any(event.what == "ended" and event.attempt == opened.attempt for event in events)
         return ("", "") if ended else ("RUNNING", f"on {host}, according to its files")
-    return ("RUNNING", "started by hand") if _process(opened) else ("", "")
-
-
-def send(run: RunDirectory, number: signal.Signals) -> None:
-    """Send ``number`` to rank 0 of the attempt that opened ``run`` last.
-
-    Raises:
-        LaunchError: rank 0 runs on another host, or has ended.
-    """
-    opened = _opened(read_events(run))
-    host = opened.fields.get("host") if opened else None
-    if host is not None and host != socket.gethostname():
-        raise LaunchError(f"{run.name}: was started by hand on {host}; run the command there")
-    process = opened and _process(opened)
-    if not process:
-        raise LaunchError(f"{run.name}: its rank 0 has ended; nothing was done")
-    os.kill(process.pid, number)
+    return ("RUNNING", "in the terminal that started it") if _process(opened) else ("", "")
 
 
 def _opened(events: Sequence[Event]) -> Event | None:
