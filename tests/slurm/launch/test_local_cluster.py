@@ -138,29 +138,6 @@ def test_a_failed_task_ends_the_others_with_its_code(submit: Submit) -> None:
     assert {(ended.signal, ended.induced) for ended in others} == {(signal.SIGKILL, True)}
 
 
-def test_cancel_sends_sigterm_and_the_job_is_cancelled(submit: Submit, tmp_path: Path) -> None:
-    job = submit(wait_for_signal, str(tmp_path))
-    wait_for_files(tmp_path, "ready-*-0")
-    job.send(job_files.CANCEL)
-    wait_for_files(tmp_path, "got-*-0")
-    assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGTERM))}
-    job.wait_for("CANCELLED")
-    with pytest.raises(LaunchError, match="is not running on this machine"):
-        job.send(job_files.CANCEL)
-
-
-def test_a_preemption_sends_the_warning_and_starts_the_job_again(
-    submit: Submit, tmp_path: Path
-) -> None:
-    job = submit(wait_for_signal, str(tmp_path))
-    wait_for_files(tmp_path, "ready-*-0")
-    job.send(job_files.PREEMPT)
-    wait_for_files(tmp_path, "got-*-1")
-    assert {path.read_text() for path in tmp_path.glob("got-*-0")} == {str(int(signal.SIGUSR2))}
-    job.wait_for("COMPLETED")
-    assert job.status.restart == 1
-
-
 def test_a_time_limit_sends_sigusr2_ahead(submit: Submit, tmp_path: Path) -> None:
     # Six seconds from the start: on a busy machine the task has no handler for an earlier signal.
     early = ['set -- env --block-signal=USR2 "$@"']
