@@ -391,7 +391,7 @@ class _NextStart:
             return exitcodes.UNFINISHED
         _say(
             f"Slurm does not requeue this job: job {job} continues {run.name} after its end; submit the jobs "
-            "that wait for this job (--after) again, because Slurm cancels them"
+            "that wait for this job (--dependency) again, because Slurm cancels them"
         )
         view = query_job(attempt.job)
         if self._reason() == "cancelled" or (
