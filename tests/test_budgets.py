@@ -15,7 +15,7 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 25),
     "checkpoint": (6_640, 36),
-    "cli": (4_840, 34),
+    "cli": (4_920, 34),
     "config": (2_960, 14),
     "devices": (750, 6),
     "diagnose": (1_690, 9),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_430, 18),
     "slurm": (4_360, 25),
     "tasks": (1_140, 9),
-    "tests": (59_300, 453),
+    "tests": (59_340, 453),
     "train": (10_570, 49),
 }
 """The most lines and files of each package, and of the tests."""

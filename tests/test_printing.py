@@ -179,6 +179,7 @@ def test_no_control_character_of_random_text_reaches_a_terminal(hostile: Path) -
         "    watcher.greet(False)\n"
         "    watcher._ask_every = 0.0\n"
         "    assert watcher.step()\n"
+        "    watcher.close()\n"
         "    print_end(run)\n"
         "guarded(['status'])\n"
         "print('the end')\n"
@@ -208,6 +209,26 @@ def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixtur
     assert obeyed((told.out + told.err).replace("\n", "")) == set()
     # A heading and a line for each node; a line for each refusal.
     assert (len(told.out.split("\n")), len(told.err.split("\n"))) == (501, 251)
+
+
+def test_the_progress_bar_shows_metric_names_as_data(tmp_path: Path) -> None:
+    script = (
+        "import os\n"
+        "from hpcrun.cli.follow import ProgressDisplay, facts_of\n"
+        "shown = ProgressDisplay(10)\n"
+        "shown.begin(0, 1.0)\n"
+        "line = {'loss': 1.0, 'e\\x1b[2J\\x9b\\r\\n_per_second': 3.0}\n"
+        "shown.update(5, 2.0, facts_of(line))\n"
+        "shown.say('forged\\x1b]0;x\\x07\\nline')\n"
+        "shown.close()\n"
+    )
+    (tmp_path / "bar.py").write_text(script)
+    screen = Terminal(tmp_path, program=[sys.executable, "bar.py"])
+    assert screen.end() == 0, screen.text
+    # tqdm's own controls: a carriage return, and the cursor up one line.
+    assert obeyed(re.sub(r"\x1b\[A|\r", "", screen.text).replace("\n", "")) == set()
+    assert r"e\x1b[2J\x9b\r\n/s 3" in screen.text
+    assert r"forged\x1b]0;x\x07\nline" in screen.text
 
 
 def test_the_table_of_a_network_check_has_names_as_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,16 @@
-"""Watch a run from the terminal: a line for each event, and the steps of rank 0."""
+"""Watch a run from the terminal: one bar for rank 0, and a line for each event."""
 
 import math
+import os
 import re
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
@@ -17,8 +21,10 @@ from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import (
     Event,
+    Pace,
     StepLines,
     facts_of,
+    in_words,
     signature,
     to_event,
     validation_line,
@@ -55,14 +61,16 @@ def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int
                 continue
             handled += 1
             if not stop_on_interrupt:
+                watcher.close()
                 say(f"hpcrun: left running; `hpcrun logs -f {handle(run)}` follows it again")
                 return _INTERRUPTED
             watcher.interrupt(again=handled > 1)
+        watcher.close()
         return print_end(run)
 
 
 class _Watcher:
-    """The lines of a run's logs read so far."""
+    """The lines of a run's logs read so far, and the bar that shows them."""
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
         self._run, self._config = run, config
@@ -82,7 +90,8 @@ class _Watcher:
         # The report of the end repeats these lines.
         self._last_word: list[str] = []
         self._waiting = ""
-        self._steps = StepLines(config.train.steps)
+        self._progress = ProgressDisplay(config.train.steps)
+        self.say, self.close = self._progress.say, self._progress.close
 
     def greet(self, stop_on_interrupt: bool) -> None:
         """Print the watched run, its directory, and the effect of Ctrl-C."""
@@ -90,27 +99,27 @@ class _Watcher:
         place = "on this machine" if self._executor == "local" else f"on {self._executor}"
         ranks = plural(job.gpus, "rank")
         ranks = ranks if job.nodes == 1 else f"{job.nodes} nodes x {ranks}"
-        say(f"hpcrun: {self._run.name}: job {self._job} {place}, {ranks}, is starting")
-        say(f"  run directory  {self._run.path}")
+        self.say(f"hpcrun: {self._run.name}: job {self._job} {place}, {ranks}, is starting")
+        self.say(f"  run directory  {self._run.path}")
         if stop_on_interrupt:
             does = "sends SIGTERM to the script" if self._config.command else "saves and stops it"
-            say(f"  Ctrl-C         {does}; closing this terminal leaves it running")
+            self.say(f"  Ctrl-C         {does}; closing this terminal leaves it running")
         else:
-            say("  Ctrl-C         leaves it running")
+            self.say("  Ctrl-C         leaves it running")
 
     def interrupt(self, again: bool) -> None:
         """Stop the run, or kill it if the user interrupts ``again``."""
         if again:
-            say("hpcrun: ending it now; it continues from its last checkpoint")
+            self.say("hpcrun: ending it now; it continues from its last checkpoint")
         else:
             does = "saving a checkpoint, then stopping"
             if self._config.command:
                 does = "the script gets SIGTERM, and is given time to save"
-            say(f"hpcrun: {does}; Ctrl-C again ends it immediately")
+            self.say(f"hpcrun: {does}; Ctrl-C again ends it immediately")
         try:
             (stopping.kill if again else stopping.cancel)(self._run)
         except UserError as error:
-            say(f"hpcrun: {error}")
+            self.say(f"hpcrun: {error}")
 
     def step(self) -> bool:
         """Show new lines; return True if the run has ended."""
@@ -139,7 +148,7 @@ class _Watcher:
         # The reason why a job waits; once it runs, its ranks print more.
         if now.word == "pending" and now.detail not in ("", self._waiting) and not self._opened:
             self._waiting = now.detail
-            say(f"hpcrun: {self._run.name}: job {self._job}: {now.detail}")
+            self.say(f"hpcrun: {self._run.name}: job {self._job}: {now.detail}")
         return not now.live
 
     def _on_event(self, event: Event) -> None:
@@ -153,9 +162,9 @@ class _Watcher:
         if event.what == "bad-input":
             self._last_word.append(escaped(str(reason)))
         if event.what == "started" and not self._config.command:
-            self._steps.begin(event.step or 0, event.time)
+            self._progress.begin(event.step or 0, event.time)
         if event.what == "ended" and event.fields.get("restart_allowed"):
-            say(f"hpcrun: {reason}; {event.fields.get('decision')}")
+            self.say(f"hpcrun: {reason}; {event.fields.get('decision')}")
         elif event.what == "ended":
             # The job ends now: look often, because a person waits for the prompt.
             self._pace(_ASK_LOCAL)
@@ -169,7 +178,7 @@ class _Watcher:
             words = line.removeprefix("hpcrun: ")
             reported = words != line and not _NOISE.match(line)
             if (self._config.command or reported) and words not in self._last_word:
-                say(f"rank 0: {words}")
+                self.say(f"rank 0: {words}")
 
     def _on_metrics(self, line: dict[str, Any]) -> None:
         step = line.get("step")
@@ -177,12 +186,77 @@ class _Watcher:
             return
         validated = validation_line(line)
         if validated is not None:
-            say(validated)
+            self.say(validated)
         when = line.get("time")
         if not isinstance(when, int | float) or not math.isfinite(when):
             when = time.time()
-        reported = self._steps.line(step, when, facts_of(line))
-        say(*([] if reported is None else [reported]))
+        self._progress.update(step, when, facts_of(line))
+
+
+# The terminal's echo of Ctrl-C would push a full line over the edge and leave half a bar on the screen.
+_ECHO = 3
+
+
+class ProgressDisplay:
+    """The steps of a run: a bar if the terminal can move its cursor, else a line every ten seconds."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._pace, self._lines = total, Pace(total), StepLines(total)
+        self._draws = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._bar: tqdm[Any] | None = None
+
+    def begin(self, step: int, when: float) -> None:
+        """Start an attempt at ``step``; ``when``: Unix seconds by the attempt's clock."""
+        self._pace.begin(step, when)
+        self._lines.begin(step, when)
+        if self._draws:
+            self._open(step)
+
+    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
+        """Show ``step`` steps done at ``when``; ``facts``: loss and speed, in words."""
+        if not self._draws:
+            line = self._lines.line(step, when, facts)
+            say(*([] if line is None else [line]))
+            return
+        bar = self._open(0) if self._bar is None else self._bar
+        bar.ncols = self._columns()
+        if facts:
+            bar.set_postfix_str(in_words(facts, self._pace.left(step, when)), False)
+        bar.update(step - bar.n)
+
+    def say(self, text: str) -> None:
+        """Print a separate line, above the bar."""
+        if self._bar is None:
+            say(text)
+            return
+        self._bar.ncols = self._columns()
+        with tqdm.external_write_mode(file=sys.stdout):
+            say(text)
+
+    def close(self, leave: bool = True) -> None:
+        """Close the bar; ``leave``: keep it on the screen."""
+        if self._bar is not None:
+            self._bar.leave = leave
+            self._bar.close()
+            self._bar = None
+
+    def _open(self, step: int) -> "tqdm[Any]":
+        self.close(leave=False)
+        self._bar = tqdm(
+            total=self._total,
+            initial=step,
+            file=sys.stderr,
+            smoothing=0.1,
+            ncols=self._columns(),
+            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}",
+        )
+        return self._bar
+
+    def _columns(self) -> int | None:
+        try:
+            return max(os.get_terminal_size(sys.stderr.fileno()).columns - _ECHO, 20)
+        except OSError:
+            return None
 
 
 class Tail:

@@ -1,4 +1,4 @@
-"""A followed run on a real terminal: Ctrl-C, and a closed window."""
+"""A followed run on a real terminal: one bar, Ctrl-C, and a closed window."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from tests import jobs
 from tests.cli.conftest import tiny_config
 from tests.cli.terminal import Terminal
 
-_STEP = r"\nstep (\d+)/4000: loss \d+\.\d{4}"
+_BAR = r"(\d+)%\|[^\r]*\| step (\d+)/4000, loss \d+\.\d{4}, samples/s [\d,]+, ETA \d\d:\d\d"
 
 
 @pytest.fixture
@@ -20,10 +20,10 @@ def start(folder: Path) -> Iterator[Callable[..., Terminal]]:
     """Submit the run ``long`` (4000 steps, two ranks) from a new terminal, once per call."""
     opened: list[Terminal] = []
 
-    def submit() -> Terminal:
+    def submit(**terminal: str | int) -> Terminal:
         settings = tiny_config(folder, train__steps=4000, model__pause=0.05)
         command = ["submit", "-c", "empty.yaml", "--name", "long", *settings]
-        opened.append(Terminal(folder, *command))
+        opened.append(Terminal(folder, *command, **terminal))  # type: ignore[arg-type]
         return opened[-1]
 
     yield submit
@@ -42,31 +42,47 @@ def test_ctrl_c_saves_and_a_second_one_ends_the_run(
     screen.read_until("Ctrl-C +saves and stops it")
     screen.read_until("2 ranks on the CPU over gloo")
     screen.read_until("starting at step 0, 2 ranks")
-    shown = int(screen.read_until(_STEP)[1])
+    bar = screen.read_until(_BAR)
+    assert len(bar[0]) <= 80
     screen.press_ctrl_c()
     screen.read_until("saving a checkpoint, then stopping; Ctrl-C again ends it immediately")
     step = int(screen.read_until(r"long is cancelled at step (\d+); `hpcrun resume long`")[1])
     assert screen.end() == 75
-    assert step >= shown
+    assert step >= int(bar[2])
     assert (read_json(run.result) or {})["state"] == "cancelled"
     assert (run.checkpoints / f"step-{step:09d}" / "manifest.json").is_file()
 
-    screen = start()
+    # A terminal without a cursor gets lines instead of a bar.
+    screen = start(term="dumb")
     screen.read_until(f"resumed from step {step}, 2 ranks")
-    assert int(screen.read_until(_STEP)[1]) > step
+    told = screen.read_until(r"\nstep (\d+)/4000: loss \d+\.\d{4}, samples/s [\d,]+")
+    assert int(told[1]) > step
     with jobs.held(run, deaf=True):
         screen.press_ctrl_c()
         screen.read_until("saving a checkpoint")
         screen.press_ctrl_c()
         screen.read_until("ending it now; it continues from its last checkpoint")
     assert screen.end() == 75
+    assert "\r" not in screen.text.replace("\r\n", "")
+
+
+def test_ctrl_c_before_any_rank_trains_stops_the_run(
+    folder: Path, start: Callable[..., Terminal]
+) -> None:
+    screen = start()
+    screen.read_until("Ctrl-C +saves and stops it")
+    screen.press_ctrl_c()
+    screen.read_until("saving a checkpoint, then stopping")
+    screen.read_until(r"long is cancelled at step [01]; `hpcrun resume long`")
+    assert screen.end() == 75
+    assert (read_json(RunDirectory(folder / "runs" / "long").result) or {})["state"] == "cancelled"
 
 
 def test_a_closed_terminal_leaves_the_run_running(
     folder: Path, start: Callable[..., Terminal]
 ) -> None:
-    screen = start()
-    screen.read_until(_STEP)
+    screen = start(columns=140)
+    assert 80 < len(screen.read_until(_BAR)[0]) <= 140
     screen.hang_up()
     run = RunDirectory(folder / "runs" / "long")
     seen = len(run.metrics.read_text().splitlines())
@@ -82,8 +98,10 @@ def test_a_closed_terminal_leaves_the_run_running(
     assert "running" in jobs.hpcrun("status", "long", cwd=folder).stdout
 
 
-def test_a_followed_run_ends_with_its_result(finished: Path) -> None:
+def test_into_a_pipe_go_plain_lines_and_the_result(finished: Path) -> None:
     output = (finished / "output.txt").read_text()
+    assert "\r" not in output
+    assert "\x1b" not in output
     assert re.search(r"^step 10/10: loss \d+\.\d{4}, samples/s [\d,]+, ETA 00:00$", output, re.M)
     assert re.search(r"^hpcrun: done is finished$", output, re.M)
     assert re.search(r"^  validation loss +\d+\.\d{4}$", output, re.M)
