@@ -1,26 +1,20 @@
-"""The report of a network check: JSON, lines, and a table of the rates."""
+"""The report of a network check: JSON and lines."""
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcrun.network.findings import excluded, rate_text
 from hpcrun.network.measurements import (
     MIB,
     Collective,
     NetworkMeasurements,
-    Transfer,
-    in_the_rounds,
     node_rates,
     resent_shares,
     scores,
     usual_rate,
 )
 from hpcrun.network.probes import Finding
-from hpcrun.printing import escaped
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def as_data(measured: NetworkMeasurements, found: Sequence[Finding]) -> dict[str, Any]:
@@ -89,39 +83,3 @@ def conclusion(found: Sequence[Finding]) -> list[str]:
     lines = [f"{' - '.join(one.nodes) or 'all nodes'}: {one.text}" for one in found]
     left_out = excluded(found)
     return [*lines, f"--exclude={','.join(left_out)}"] if left_out else lines
-
-
-# Colors by the share of the usual rate; most people can distinguish these colors of the terminal.
-_COLORS = ((0.25, "red"), (0.5, "dark_orange"), (0.75, "yellow"), (float("inf"), "green"))
-
-
-def matrix(nodes: Sequence[str], transfers: Sequence[Transfer]) -> list[list[float | None]]:
-    """Return the rate from each node (row) to each node (column) in bit/s; None without a measurement.
-
-    A connection that failed is 0.
-    """
-    place = {name: number for number, name in enumerate(nodes)}
-    rows: list[list[float | None]] = [[None] * len(nodes) for _ in nodes]
-    for one in in_the_rounds(transfers):
-        rows[place[one.sender]][place[one.receiver]] = one.rate or 0.0
-    return rows
-
-
-def table(nodes: Sequence[str], transfers: Sequence[Transfer]) -> "Table":
-    """Return the matrix as a table of rich: a row per sender, a column per receiver, in Gbit/s."""
-    from rich.table import Table
-    from rich.text import Text
-
-    usual = usual_rate(node_rates(transfers)) or 1.0
-    found = Table(box=None, pad_edge=False)
-    found.add_column("")
-    for number, _ in enumerate(nodes):
-        found.add_column(str(number), justify="right")
-    for number, (name, row) in enumerate(zip(nodes, matrix(nodes, transfers), strict=True)):
-        cells = [Text("·") if rate is None else Text(*_cell(rate, usual)) for rate in row]
-        found.add_row(Text(escaped(f"{number} {name}")), *cells)
-    return found
-
-
-def _cell(rate: float, usual: float) -> tuple[str, str]:
-    return f"{rate / 1e9:.3g}", next(color for limit, color in _COLORS if rate < limit * usual)

@@ -179,7 +179,6 @@ def test_a_batch_script_checks_its_own_nodes(whole: SlurmCluster) -> None:
     assert whole.wait_state(job) == "COMPLETED"
     text = (whole.shared / f"netcheck-{job}.out").read_text()
     assert "nothing is wrong" in text
-    assert "Gbit/s, from row to column" in text
 
 
 @pytest.mark.slow
