@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.findings import findings
+from hpcrun.network.findings import as_data, collective_line, findings
 from hpcrun.network.measurements import MIB, Collective, NetworkMeasurements, bus_bandwidth
 from hpcrun.network.netcheck import Check, Options, isolate
-from hpcrun.network.rate_report import as_data, collective_line
 from hpcrun.network.torch_child import NodeRanks
 
 FIGURES = {"stage": "done", "cells": [["all_reduce", MIB, 1e-3], ["all_reduce", 4 * MIB, 0.01]]}

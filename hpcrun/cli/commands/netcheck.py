@@ -24,16 +24,16 @@ from hpcrun.cli.arguments import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.errors import UserError
 from hpcrun.network.agents import here, on_slurm, start
-from hpcrun.network.findings import findings
-from hpcrun.network.measurements import NetworkMeasurements
-from hpcrun.network.netcheck import Check, Options
-from hpcrun.network.probes import Finding
-from hpcrun.network.rate_report import (
+from hpcrun.network.findings import (
     as_data,
     collective_line,
     conclusion,
+    findings,
     node_lines,
 )
+from hpcrun.network.measurements import NetworkMeasurements
+from hpcrun.network.netcheck import Check, Options
+from hpcrun.network.probes import Finding
 from hpcrun.printing import escaped, say
 from hpcrun.ranks.launchers import step_hosts
 
