@@ -206,7 +206,6 @@ def test_plots_show_each_run(sweep: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "training loss over steps" in shown
     assert "learning rate over steps" in shown
     assert "tokens per second" in shown
-    assert "goodput" in shown
     assert all(run.name in shown for run in sweep.iterdir())
     for options, words in (
         (["--metric", "accuracy"], "no run has it; there is: loss"),
