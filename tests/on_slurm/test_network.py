@@ -179,7 +179,6 @@ def test_a_batch_script_checks_its_own_nodes(whole: SlurmCluster) -> None:
     assert whole.wait_state(job) == "COMPLETED"
     text = (whole.shared / f"netcheck-{job}.out").read_text()
     assert "nothing is wrong" in text
-    assert "Gbit/s, from row to column" in text
 
 
 @pytest.mark.slow
@@ -190,5 +189,4 @@ def test_a_search_for_settings_runs_in_an_allocation(whole: SlurmCluster) -> Non
     done = whole.run(words, env=environment(whole), check=False, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
-    assert (report["ranks"], report["where"]) == (2, "2 nodes")
-    assert [cell["size"] for cell in report["default"][0]["cells"]] == [8, 1024]
+    assert (report["ranks"], report["nodes"], report["env"]) == (2, 2, {})
