@@ -19,10 +19,11 @@ from hpcrun.train.parallel import fsdp, network
 from hpcrun.train.parallel.choose import (
     Need,
     decide,
+    decide_reshard,
     decide_shard,
     need,
+    resolve_fsdp,
     resolve_parallel,
-    resolve_shard,
 )
 from hpcrun.train.parallel.fsdp import (
     connect_groups,
@@ -138,6 +139,21 @@ def test_auto_shards_over_all_ranks_if_a_node_lacks_memory():
     )
 
 
+def test_gathered_weights_stay_if_they_take_a_tenth_of_the_memory():
+    asked, size = config("amp.dtype=bf16"), 2 * 2**30
+    assert decide_reshard(asked, Deep(), 10 * size)[0] is False
+    assert decide_reshard(asked, Deep(), 10 * size - 10) == (
+        True,
+        "fsdp.reshard_after_forward=auto chooses true: all weights in bf16 take 2.1 GB, and 10% of the "
+        "device's memory are 2.1 GB",
+    )
+    in_full = config("amp.dtype=bf16", "fsdp.param_dtype=fp32")
+    assert decide_reshard(in_full, Deep(), 10 * size)[0] is True
+    for key, reshards in (("reshard_after_forward=false", False), ("cpu_offload=true", True)):
+        asked = config("train.parallel=fsdp", f"fsdp.{key}")
+        assert decide_reshard(asked, Deep(), 100 * size) == (reshards, "")
+
+
 @ranks(4)
 def test_a_run_keeps_the_shards_that_its_checkpoint_records(rank, capsys):
     everyone = Ranks(rank, 4, dist.new_group(backend="gloo"))
@@ -146,7 +162,7 @@ def test_a_run_keeps_the_shards_that_its_checkpoint_records(rank, capsys):
         place = DistributedConfig(
             world_size=4, rank=rank, num_nodes=nodes, num_gpus_per_node=per_node
         )
-        seen = resolve_shard(
+        seen = resolve_fsdp(
             config(*overrides), Net(), place, everyone, parallel, earlier if rank == 0 else None
         )
         assert seen.fsdp.wrap == config(*overrides).fsdp.wrap
@@ -180,12 +196,18 @@ def test_shards_are_chosen_for_the_gpus_of_the_run(rank, capsys, monkeypatch):
     for memory, shard in ((80_000, "hybrid"), (8_000, "full")):
         room = memory if rank == 3 else 80_000
         monkeypatch.setattr(accelerator, "memory", lambda _, room=room: (room, room))
-        chosen = resolve_shard(config(), Net(), place, everyone, "fsdp")
+        chosen = resolve_fsdp(config(), Net(), place, everyone, "fsdp")
         assert agreed(chosen.fsdp.shard) == shard
+        # Net has 6.6 kB of weights.
+        assert agreed(chosen.fsdp.reshard_after_forward) == (memory == 8_000)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == (2 if rank == 0 else 0)
-    for line, start in zip(lines, ("hybrid: NCCL's", "full: hybrid keeps"), strict=False):
-        assert line.startswith(f"hpcrun: fsdp.shard=auto chooses {start} ")
+    assert len(lines) == (4 if rank == 0 else 0)
+    starts = (
+        *("reshard_after_forward=auto chooses false: all", "shard=auto chooses hybrid: NCCL's"),
+        *("reshard_after_forward=auto chooses true: all", "shard=auto chooses full: hybrid keeps"),
+    )
+    for line, start in zip(lines, starts, strict=False):
+        assert line.startswith(f"hpcrun: fsdp.{start} ")
 
 
 def test_the_name_of_a_gpu_leads_to_its_machine():
