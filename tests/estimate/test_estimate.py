@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcrun.errors import UserError
@@ -103,6 +104,17 @@ def test_a_range_of_nodes_is_estimated_for_the_smallest_number(tmp_path):
     words += ["fsdp.reshard_after_forward=true", "fsdp.shard=full"]
     freed = json.loads(estimate(tmp_path, *words, *shape_words).stdout)
     assert freed["peak"] < found["peak"]
+
+
+def test_packed_documents_are_counted_without_a_mask(tmp_path):
+    np.arange(9000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    words = ["task=language-model", "data.tokens=[tokens.bin]", "model.vocabulary=9000", "--json"]
+    words += ["model.context=4096", "train.batch_size=2", "--gpu", "h100", "--gpus", "1"]
+    packed, plain = (
+        json.loads(estimate(tmp_path, *words, *more).stdout)["peak"]
+        for more in (["model.document_end=0"], [])
+    )
+    assert packed == plain
 
 
 @pytest.mark.parametrize(
