@@ -154,7 +154,7 @@ def make_model(
         # The same seed on every rank, so that all ranks start with the same weights.
         seed_alike(config.seed)
         with explain_refusals():
-            return _build(task, config)
+            return _build(task, config, resumes=resumes)
 
     wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
     if distributed.world_size == 1 or not wanted:
@@ -177,10 +177,13 @@ def make_model(
     return model, deferred
 
 
-def _build(task: Task, config: Config) -> Any:
+def _build(task: Task, config: Config, *, resumes: bool) -> Any:
     model = task.build_model()
     source = config.train.init_from
-    if source is not None and isinstance(model, nn.Module):
+    if source is None or not isinstance(model, nn.Module):
+        return model
+    if not (resumes and covers(task, model)):
+        task._require_weights_of(source)
         load_initial_weights(model, source, config.train.init_rename)
     return model
 

@@ -32,10 +32,11 @@ class OtherConfigError(RunError):
 @dataclass(frozen=True)
 class Standing:
     """``finished``: the result of a finished run. ``replaced``: the differences from a config that the new
-    config replaces, because nothing was ever saved with it."""
+    config replaces, because nothing was ever saved with it. ``saved``: a resume continues from a step."""
 
     finished: dict[str, Any] | None = None
     replaced: Sequence[str] = ()
+    saved: bool = False
 
 
 def compare(run: RunDirectory, config: Config) -> Standing:
@@ -53,7 +54,7 @@ def compare(run: RunDirectory, config: Config) -> Standing:
     if not differences:
         if not done and not steps:
             _require_none_lost(run)
-        return Standing(finished=result if done else None)
+        return Standing(finished=result if done else None, saved=bool(steps))
     if not done and not steps and _saved_nothing(run, old):
         return Standing(replaced=training_differences(old, config))
     reported = f"{run.path}: is a run of another config ({shortened(differences)})"

@@ -114,7 +114,8 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
             config = config.model_copy(update={"name": run.path.name})
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
-        _require_weights(config, request)
+        if standing is None or not standing.saved:
+            _require_weights(config, request)
     executor: ExecutorName = "prepared" if request.prepare else permitted_executor(config, layers)
     if standing is None or standing.finished is None:
         check_image(config.job, run, Path.cwd(), here=executor == "local")
