@@ -173,7 +173,7 @@ class FSDP(Section):
     classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
     reshard_after_forward: Literal["auto", True, False] = Field(
         default="auto",
-        description="Free gathered weights after the forward pass; auto: if they exceed 10 % of the GPU.",
+        description="Free gathered weights after the forward pass; auto: from 10 % of memory.",
     )
     deferred_init: Literal["auto", True, False] = Field(
         default="auto",
