@@ -16,7 +16,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_660, 25),
     "checkpoint": (6_640, 36),
     "cli": (5_080, 34),
-    "config": (2_990, 14),
+    "config": (3_000, 14),
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (1_230, 9),
@@ -25,13 +25,13 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "job": (5_820, 24),
     "network": (4_730, 23),
     "nodes": (1_560, 8),
-    "ranks": (3_510, 17),
+    "ranks": (3_590, 17),
     "results": (4_120, 19),
     "run": (3_630, 19),
     "slurm": (4_510, 25),
     "tasks": (1_140, 9),
-    "tests": (60_180, 457),
-    "train": (10_600, 49),
+    "tests": (60_400, 458),
+    "train": (10_670, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

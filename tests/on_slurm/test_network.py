@@ -131,7 +131,7 @@ LINKS = """
 import json, sys, time
 from pathlib import Path
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.node_links import NodeLinks
+from hpcrun.ranks.interfaces import NodeLinks
 
 folder, node, nodes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 

@@ -4,10 +4,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from hpcrun.ranks import node_links
+from hpcrun.ranks import interfaces
 from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.node_links import NodeLinks, nccl_interface
+from hpcrun.ranks.interfaces import NodeLinks, nccl_interface
 
 
 def links_of(node: int, nodes: int = 3, local_rank: int = 0) -> NodeLinks:
@@ -22,7 +22,7 @@ def links_of(node: int, nodes: int = 3, local_rank: int = 0) -> NodeLinks:
 
 
 def test_a_node_that_does_not_listen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_links, "own_interfaces", lambda: {"ib0": ["127.0.0.1"]})
+    monkeypatch.setattr(interfaces, "own_interfaces", lambda: {"ib0": ["127.0.0.1"]})
     monkeypatch.setenv("SLURMD_NODENAME", "a1")
     notes: dict[str, str] = {}
     made = [links_of(node) for node in range(3)]

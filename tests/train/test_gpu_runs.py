@@ -18,7 +18,7 @@ from hpcrun.devices import accelerator
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
-from hpcrun.ranks import node_links
+from hpcrun.ranks import interfaces
 from hpcrun.run.events import Attempt, Cause
 from hpcrun.train.determinism import NCCL_ORDER
 from hpcrun.train.parallel import strategies
@@ -111,7 +111,7 @@ def never_connect(folder, address, rank, restart):
     """Believe in GPUs that never connect; rank 1 listens at ``address``."""
     believe_in_gpus(folder, rank, restart)
     accelerator.synchronize = lambda _: time.sleep(600)
-    node_links.own_interfaces = lambda: {"ib0": [address if rank else "127.0.0.1"]}
+    interfaces.own_interfaces = lambda: {"ib0": [address if rank else "127.0.0.1"]}
 
 
 LOG = "set job.env.NCCL_DEBUG=INFO and look for the first WARN; "

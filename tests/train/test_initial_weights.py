@@ -122,7 +122,7 @@ def test_a_checkpoint_covers_a_model_whose_weights_it_holds_all() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_resume_reads_initial_weights_only_if_the_task_needs_them(world: int) -> None:
+def test_a_resume_reads_initial_weights_only_where_needed(world: int) -> None:
     class Given(Regression):
         def build_model(self) -> nn.Module:
             return Varied()

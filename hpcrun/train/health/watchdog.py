@@ -27,8 +27,8 @@ from hpcrun.job.finalize import finalize
 from hpcrun.job.py_spy import with_workers
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.interfaces import NodeLinks
 from hpcrun.ranks.launchers import scheduler
-from hpcrun.ranks.node_links import NodeLinks
 from hpcrun.ranks.signals import kill_helpers
 from hpcrun.ranks.watchdog_process import STOPPED, WatchdogProcess
 from hpcrun.run.directory import RunDirectory
@@ -260,7 +260,10 @@ class Watchdog:
         broken = None
         # Before the alarm, after which the ranks have little time to answer.
         if self._links is not None and doing == CONNECTING:
-            broken = self._links.broken(self._peers.read, min(_CONNECT, self._limits.answer / 2))
+            with contextlib.suppress(RuntimeError):  # The store may be gone.
+                broken = self._links.broken(
+                    self._peers.read, min(_CONNECT, self._limits.answer / 2)
+                )
         first = self._raise_alarm()
         print(
             f"hpcrun: rank {self._rank} on {self._host}: step {step}, {doing}, "

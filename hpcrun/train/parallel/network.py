@@ -153,46 +153,29 @@ def fsdp(
     allowed: list[tuple[str, str]] = ANY,
     *,
     hybrid: bool,
-    gathers: int = 2,
-    reductions: int = 1,
     weight: int = 2,
     gradient: int = 4,
-) -> float:
-    """Return the seconds of FSDP's collectives in a step, with ``weight`` and ``gradient`` in bytes.
+) -> tuple[float, float]:
+    """Return the seconds in which FSDP gathers all weights once, and reduces all gradients once.
 
-    A step has ``gathers`` and ``reductions`` of each layer, within a node with ``hybrid``; then the gradients
-    of each shard are reduced over the nodes.
+    ``weight`` and ``gradient``: in bytes. With ``hybrid`` both are within a node; then the gradients of each
+    shard are reduced over the nodes.
     """
     whole = Group(group.on_node, group.on_node, group.gpu) if hybrid else group
     copies = Group(group.nodes if hybrid else 1, 1, group.gpu)
     of_layer = parameters / layers
     reduced = seconds("reduce_scatter", gradient * of_layer, whole, allowed)
     reduced += seconds("all_reduce", gradient * of_layer / whole.ranks, copies, allowed)
-    gathered = seconds("all_gather", weight * of_layer, whole, allowed)
-    return layers * (gathers * gathered + reductions * reduced)
+    return layers * seconds("all_gather", weight * of_layer, whole, allowed), layers * reduced
 
 
 def fsdp_passes(
     config: Config, parameters: int, layers: int, group: Group, *, hybrid: bool
 ) -> tuple[float, float]:
-    """Return the seconds in which FSDP gathers all weights once, and reduces all gradients once."""
+    """Return :func:`fsdp` with the precisions and the algorithms of ``config``."""
     weights = config.fsdp.param_dtype or config.amp.dtype
-    gradient = BYTES[config.fsdp.reduce_dtype or weights]
-    gathered, reduced = (
-        fsdp(
-            parameters,
-            layers,
-            group,
-            allowed(config),
-            hybrid=hybrid,
-            gathers=gathers,
-            reductions=1 - gathers,
-            weight=BYTES[weights],
-            gradient=gradient,
-        )
-        for gathers in (1, 0)
-    )
-    return gathered, reduced
+    sizes = {"weight": BYTES[weights], "gradient": BYTES[config.fsdp.reduce_dtype or weights]}
+    return fsdp(parameters, layers, group, allowed(config), hybrid=hybrid, **sizes)
 
 
 def fsdp_step(
