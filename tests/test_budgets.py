@@ -15,7 +15,7 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 25),
     "checkpoint": (6_620, 35),
-    "cli": (4_920, 34),
+    "cli": (4_910, 34),
     "config": (2_960, 14),
     "devices": (750, 6),
     "diagnose": (1_690, 9),
@@ -25,13 +25,13 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "job": (5_560, 24),
     "network": (4_280, 19),
     "nodes": (1_580, 8),
-    "ranks": (3_250, 17),
+    "ranks": (3_330, 17),
     "results": (3_990, 19),
     "run": (3_430, 18),
     "slurm": (4_360, 25),
     "tasks": (1_140, 9),
-    "tests": (59_290, 452),
-    "train": (10_570, 49),
+    "tests": (59_500, 453),
+    "train": (10_640, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

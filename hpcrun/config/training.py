@@ -171,8 +171,9 @@ class FSDP(Section):
         description="Units to gather: blocks of lists and large layers, only blocks, or modules by class.",
     )
     classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
-    reshard_after_forward: bool = Field(
-        default=True, description="Free gathered weights after the forward pass, to save memory."
+    reshard_after_forward: Literal["auto", True, False] = Field(
+        default="auto",
+        description="Free gathered weights after the forward pass; auto: from 10 % of memory.",
     )
     deferred_init: Literal["auto", True, False] = Field(
         default="auto",

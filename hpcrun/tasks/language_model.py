@@ -63,9 +63,10 @@ class LanguageModel(Task):
             corpus.pack(corpus.standard_library(), self.corpus, self.data)
         corpus.verify(self.corpus)
 
+    def _require_weights_of(self, source: str) -> None:
+        require_same(self.shape, Path(source))
+
     def build_model(self) -> nn.Module:
-        if self.config.train.init_from is not None:
-            require_same(self.shape, Path(self.config.train.init_from))
         return Llama(self.shape, seed=self.config.seed)
 
     def train_dataset(self) -> Dataset[Tensor]:

@@ -75,6 +75,9 @@ class Task(ABC):
         """Record that ``step`` steps have been taken; called by the loop."""
         self.__step = step
 
+    def _require_weights_of(self, source: str) -> None:
+        """Raise UserError if the files ``source`` (``train.init_from``) describe another model."""
+
     def prepare(self) -> None:
         """Make the data ready, e.g. download it. Called on rank 0 only, before any rank opens the data.
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcrun.errors import UserError
@@ -89,18 +90,31 @@ def test_a_model_that_needs_numbers_is_built_with_advice(tmp_path):
 
 def test_a_range_of_nodes_is_estimated_for_the_smallest_number(tmp_path):
     words = ["task=users:Half", "train.batch_size=60", "train.parallel=fsdp", "--gpu", "h100"]
-    done = estimate(tmp_path, *words, "--nodes", "2-4", "--gpus", "2", "--json")
+    shape_words = ["--nodes", "2-4", "--gpus", "2", "--json"]
+    done = estimate(tmp_path, *words, *shape_words)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     # Of 8 ranks, one has 8 samples; 4 ranks with 15 samples take two micro-batches of at most 8.
     shape = [found[key] for key in ("nodes", "ranks", "micro_batch", "accumulation")]
     assert shape == [2, 4, 8, 2]
-    # NCCL's latency decides for shards within the nodes of two ranks.
-    assert found["shard"] == "hybrid"
-    assert found["parts"]["weights"] == (512 * 512 + 512) * 4 * 4 / 2
-    other = found["other"]
-    assert (other["reshard_after_forward"], other["fits"]) == (False, True)
-    assert other["needed"] > found["needed"]
+    # By the memory, and then by NCCL's latency.
+    assert (found["reshards"], found["shard"]) == (False, "full")
+    assert "fsdp.reshard_after_forward=auto chooses false: all weights" in done.stderr
+    assert found["parts"]["weights"] == (512 * 512 + 512) * 4
+    words += ["fsdp.reshard_after_forward=true", "fsdp.shard=full"]
+    freed = json.loads(estimate(tmp_path, *words, *shape_words).stdout)
+    assert freed["peak"] < found["peak"]
+
+
+def test_packed_documents_are_counted_without_a_mask(tmp_path):
+    np.arange(9000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    words = ["task=language-model", "data.tokens=[tokens.bin]", "model.vocabulary=9000", "--json"]
+    words += ["model.context=4096", "train.batch_size=2", "--gpu", "h100", "--gpus", "1"]
+    packed, plain = (
+        json.loads(estimate(tmp_path, *words, *more).stdout)["peak"]
+        for more in (["model.document_end=0"], [])
+    )
+    assert packed == plain
 
 
 @pytest.mark.parametrize(
