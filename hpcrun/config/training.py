@@ -50,10 +50,6 @@ class Train(Section):
         default=None,
         description="Maximum samples per micro-batch; accumulation follows from it.",
     )
-    uneven: Literal["across", "drop", "pad"] = Field(
-        default="across",
-        description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked).",
-    )
     lr: Positive = Field(default=3e-4, description="Peak learning rate.")
     clip_norm: Positive | None = Field(
         default=1.0, description="Gradient norm for clipping; null: no clipping."

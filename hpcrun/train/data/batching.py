@@ -106,21 +106,17 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-Uneven = Literal["across", "drop", "pad"]
-
-
 @dataclass(frozen=True)
 class Batching:
     """Division of a step's ``batch_size`` samples among ``ranks`` x ``accumulation`` micro-batches.
 
-    The sizes differ by at most one sample. ``epoch``: samples in an epoch; None for a stream, for which
-    ``uneven`` has no meaning.
+    The sizes differ by at most one sample. A batch may span two epochs. ``epoch``: samples in an epoch; None
+    for a stream.
     """
 
     batch_size: int
     ranks: int
     accumulation: int = 1
-    uneven: Uneven = "across"
     epoch: int | None = None
 
     @property
@@ -130,43 +126,16 @@ class Batching:
 
     @property
     def always_even(self) -> bool:
-        """True if all micro-batches of all steps have the same number of samples."""
-        divides = self.batch_size % (self.ranks * self.accumulation) == 0
-        return divides and (self.uneven in ("across", "drop") or not self._left_over)
-
-    @property
-    def steps_per_epoch(self) -> float:
-        """Number of steps in an epoch; a fraction for ``across``, without the last batch for ``drop``."""
-        if self.epoch is None:
-            return float("inf")
-        if self.uneven == "across":
-            return self.epoch / self.batch_size
-        whole = self.epoch // self.batch_size
-        return whole + (self.uneven != "drop" and self._left_over > 0)
+        """True if all micro-batches have the same number of samples."""
+        return self.batch_size % (self.ranks * self.accumulation) == 0
 
     def span(self, step: int) -> range:
         """Return the global positions of a step: consecutive, and independent of the number of ranks."""
-        if self.uneven == "across" or self.epoch is None:
-            return range(step * self.batch_size, (step + 1) * self.batch_size)
-        epoch, within = divmod(step, int(self.steps_per_epoch))
-        first = epoch * self.epoch + within * self.batch_size
-        return range(first, min(first + self.batch_size, (epoch + 1) * self.epoch))
+        return range(step * self.batch_size, (step + 1) * self.batch_size)
 
     def samples(self, steps: range) -> int:
         """Return the total number of samples in ``steps``."""
-        if self.uneven in ("across", "drop"):
-            return len(steps) * self.batch_size
-        # Other modes use every sample.
-        return self.span(steps.stop).start - self.span(steps.start).start
-
-    def micro_batches(self, step: int) -> int:
-        """Return the number of micro-batches per rank at ``step``; an epoch's short last batch has fewer."""
-        if self.uneven in ("across", "drop"):
-            return self.accumulation
-        count = len(self.span(step))
-        if count == self.batch_size:
-            return self.accumulation
-        return _ceil(_ceil(count, self.ranks), self.micro_batch)
+        return len(steps) * self.batch_size
 
     def positions(self, step: int, rank: int) -> list[Indices]:
         """Return the global positions of each micro-batch of ``rank``.
@@ -175,23 +144,13 @@ class Batching:
         the weight 0.
         """
         span = self.span(step)
-        shares = divide(span, rank, self.ranks, self.micro_batches(step))
+        shares = divide(span, rank, self.ranks, self.accumulation)
         padding = np.array([span.start], dtype=np.int64)
         return [share if len(share) else padding for share in shares]
 
-    def counts(self, step: int, rank: int) -> list[int]:
+    def counts(self, rank: int) -> list[int]:
         """Return the number of samples in each micro-batch of ``rank``; zero for padding."""
-        return [
-            len(it) for it in divide(self.span(step), rank, self.ranks, self.micro_batches(step))
-        ]
-
-    def weights(self, step: int, rank: int) -> list[int] | None:
-        """Return :meth:`counts`, or None if all micro-batches of the step have the same number of samples."""
-        if self.always_even:
-            return None
-        if len(self.span(step)) % (self.ranks * self.micro_batches(step)) == 0:
-            return None
-        return self.counts(step, rank)
+        return [len(it) for it in divide(self.span(0), rank, self.ranks, self.accumulation)]
 
     def lines(self, steps: int) -> Iterator[str]:
         """Yield lines for the user at the start of a training of ``steps`` steps."""
@@ -203,18 +162,9 @@ class Batching:
         yield f"batch of {self.batch_size}: {parallel} x {each} samples{weighted}"
         if self.epoch is None:
             return
-        left = f"the last one has {self._left_over} samples, and empty ranks"
-        ending = {
-            "across": "",
-            "drop": f"; the last {self._left_over} are dropped",
-            "pad": f"; {left} compute padding of weight 0",
-        }[self.uneven if self._left_over else "across"]
-        yield f"epoch of {_many(self.epoch, 'sample')}: {_about(self.steps_per_epoch, 'step')}{ending}"
-        yield f"{_many(steps, 'step')} in all: {_about(steps / self.steps_per_epoch, 'epoch')}"
-
-    @property
-    def _left_over(self) -> int:
-        return 0 if self.epoch is None else self.epoch % self.batch_size
+        per_epoch = self.epoch / self.batch_size
+        yield f"epoch of {_many(self.epoch, 'sample')}: {_about(per_epoch, 'step')}"
+        yield f"{_many(steps, 'step')} in all: {_about(steps / per_epoch, 'epoch')}"
 
 
 def accumulation_of(config: Config, ranks: int) -> int:
