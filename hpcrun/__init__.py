@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
-    from hpcrun.train.data.batching import Mixture
     from hpcrun.train.determinism import choose_kernels
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.process_group import (
@@ -60,7 +59,6 @@ __all__ = [
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
-    "Mixture",
     "Preparation",
     "Results",
     "Retention",
@@ -98,7 +96,6 @@ _HOMES = {
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.ranks.distributed",
     "FSDP": "hpcrun.config",
-    "Mixture": "hpcrun.train.data.batching",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
     "Retention": "hpcrun.checkpoint.storage.retention",

@@ -24,7 +24,6 @@ NAMES = {
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
-    "Mixture",
     "Preparation",
     "Results",
     "Retention",

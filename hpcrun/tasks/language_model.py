@@ -23,7 +23,6 @@ from hpcrun.tasks.hugging_face import require_same
 from hpcrun.tasks.llama import Llama, generate
 from hpcrun.tasks.options import BYTES, LanguageModelData, LanguageModelShape
 from hpcrun.tasks.windows import Windows
-from hpcrun.train.data.batching import Mixture
 from hpcrun.train.task import Task
 
 SAMPLE_PROMPT = b"def "
@@ -71,8 +70,7 @@ class LanguageModel(Task):
     def train_dataset(self) -> Dataset[Tensor]:
         if not self.data.tokens:
             return self._split("train")
-        files = [self._windows(path) for path in self.data.tokens]
-        return Mixture(files, self.data.weights or [len(file) for file in files])
+        return ConcatDataset([self._windows(path) for path in self.data.tokens])
 
     def validation_dataset(self) -> Dataset[Tensor] | None:
         if not self.data.tokens:
@@ -99,11 +97,11 @@ class LanguageModel(Task):
         """Return losses in nats per token, and of bytes a text sample; keeps the global random state."""
         found: dict[str, Any] = {}
         if validation_loss is not None:
-            found["validation_loss"] = validation_loss
+            name = "perplexity" if self.data.tokens else "bits_per_byte"
+            per_token = math.exp if self.data.tokens else _bits
+            found = {"validation_loss": validation_loss, name: per_token(validation_loss)}
         if self.data.tokens:
-            return found | self._of_tokens(validation_loss)
-        if validation_loss is not None:
-            found["bits_per_byte"] = validation_loss / math.log(2)
+            return found
         sample = generate(
             getattr(model, "module", model),
             SAMPLE_PROMPT,
@@ -120,23 +118,15 @@ class LanguageModel(Task):
             "sample": printable(sample).rstrip(),
         }
 
-    def _of_tokens(self, validation_loss: float | None) -> dict[str, Any]:
-        """Return the passes over each file of tokens, and the perplexity."""
-        mixture = self.train_dataset()
-        assert isinstance(mixture, Mixture)
-        samples = self.step * self.config.train.batch_size
-        shares = zip(self.data.tokens, mixture.shares(), mixture.sizes, strict=True)
-        passes = {path: round(samples * share / size, 4) for path, share, size in shares}
-        found: dict[str, Any] = {"passes": passes}
-        return (
-            found if validation_loss is None else found | {"perplexity": math.exp(validation_loss)}
-        )
-
     def _split(self, split: str) -> Windows:
         return Windows(corpus.split_path(self.corpus, split), self.shape.context)
 
     def _windows(self, path: str) -> Windows:
         return Windows(Path(path), self.shape.context, self.data.dtype)
+
+
+def _bits(nats: float) -> float:
+    return nats / math.log(2)
 
 
 def printable(text: bytes) -> str:
