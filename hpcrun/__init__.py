@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         is_main_process,
         setup_distributed,
     )
-    from hpcrun.train.parallel.strategies import compression
     from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
 
@@ -69,7 +68,6 @@ __all__ = [
     "UserError",
     "choose_kernels",
     "cleanup_distributed",
-    "compression",
     "get_rank",
     "get_world_size",
     "is_main_process",
@@ -107,7 +105,6 @@ _HOMES = {
     "UserError": "hpcrun.errors",
     "choose_kernels": "hpcrun.train.determinism",
     "cleanup_distributed": "hpcrun.train.parallel.process_group",
-    "compression": "hpcrun.train.parallel.strategies",
     "get_rank": "hpcrun.train.parallel.process_group",
     "get_world_size": "hpcrun.train.parallel.process_group",
     "is_main_process": "hpcrun.train.parallel.process_group",

@@ -34,7 +34,6 @@ NAMES = {
     "UserError",
     "choose_kernels",
     "cleanup_distributed",
-    "compression",
     "get_rank",
     "get_world_size",
     "is_main_process",

@@ -119,21 +119,11 @@ def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
 
 def _of_fsdp(config: Config) -> Iterator[Contradiction]:
     job, train = config.job, config.train
-    if train.compression != "none":
-        yield (
-            ["train.compression", "train.parallel"],
-            f"{train.compression} is a hook of DDP; with fsdp set fsdp.reduce_dtype",
-        )
     if train.find_unused_parameters:
         yield (
             ["train.find_unused_parameters", "train.parallel"],
             "fsdp needs the same parameters on all ranks; use them all, times 0 where they do not count, or "
             "use ddp",
-        )
-    if train.channels_last:
-        yield (
-            ["train.channels_last", "train.parallel"],
-            "fsdp does not support channels_last; use ddp",
         )
     if train.compile and train.compile_mode == "reduce-overhead":
         yield (

@@ -107,9 +107,6 @@ class Train(Section):
         default=None,
         description="DDP: MiB of gradients per all-reduce; null: from the parameters and the ranks.",
     )
-    compression: Literal["none", "fp16", "bf16"] = Field(
-        default="none", description="DDP: compression of gradients for the all-reduce."
-    )
     compile: bool = Field(default=False, description="Compile the model with torch.compile.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         default="default", description="Mode of torch.compile."
@@ -117,9 +114,6 @@ class Train(Section):
     activation_checkpointing: Literal["none", "full", "selective"] = Field(
         default="none",
         description="Recompute activations: of all blocks, or all but costly operations.",
-    )
-    channels_last: bool = Field(
-        default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."
     )
     deterministic: Literal[True, False, "warn", "strict"] = Field(
         default=True,
@@ -147,9 +141,7 @@ class Train(Section):
     profile: StepWindow | None = Field(
         default=None, description="Steps to profile, such as 10-15 (inclusive)."
     )
-    affinity: bool = Field(
-        default=True, description="Bind each rank to separate CPU cores near its GPU."
-    )
+    affinity: bool = Field(default=True, description="Bind each rank to separate CPU cores.")
 
 
 class FSDP(Section):

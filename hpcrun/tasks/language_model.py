@@ -12,6 +12,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset
@@ -22,13 +23,55 @@ from hpcrun.tasks import corpus
 from hpcrun.tasks.hugging_face import require_same
 from hpcrun.tasks.llama import Llama, generate
 from hpcrun.tasks.options import BYTES, LanguageModelData, LanguageModelShape
-from hpcrun.tasks.windows import Windows
 from hpcrun.train.task import Task
 
 SAMPLE_PROMPT = b"def "
 SAMPLE_BYTES = 200
 # At a lower temperature, a model as small as the quick start's writes indentation without end.
 SAMPLE_TEMPERATURE = 0.85
+
+
+class Windows(Dataset[Tensor]):
+    """Windows of a flat, memory-mapped file of tokens: little-endian numbers without a header, as of nanoGPT.
+
+    Window i has the tokens [i * context, (i + 1) * context], ends included: uint8 or int64 [context + 1]. The
+    last token of a window, which is only predicted there, is the first token of the next window.
+    """
+
+    def __init__(self, file: Path, context: int, dtype: str = "uint8") -> None:
+        """Map ``file``, which holds values of ``dtype`` without a header.
+
+        Raises:
+            UserError: the file cannot be read, or does not fill a window.
+        """
+        self._place = file, context, dtype
+        try:
+            self.tokens = np.memmap(file, np.dtype(dtype).newbyteorder("<"), "r")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"{file}: cannot be read: {reason}; name a file that every node can read"
+            ) from error
+        self.context = context
+        if not len(self):
+            raise UserError(
+                f"{file}: {len(self.tokens)} tokens do not fill a sample of {context + 1}; use a smaller "
+                "model.context, or more text"
+            )
+
+    def __reduce__(self) -> tuple[type[Windows], tuple[Path, int, str]]:
+        # A loader process that does not fork maps the file itself.
+        return Windows, self._place
+
+    def __len__(self) -> int:
+        return max(0, len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        start = index * self.context
+        window = np.array(self.tokens[start : start + self.context + 1])
+        return torch.from_numpy(window if window.itemsize == 1 else window.astype(np.int64))
 
 
 class LanguageModel(Task):
