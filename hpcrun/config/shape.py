@@ -155,7 +155,6 @@ class Idle:
 
 # Keys, the other key, the values of the other key without effect, and those with an effect.
 _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
-    ("train.min_delta", "train.patience", (None,), "a number of validations"),
     ("train.compile_mode", "train.compile", (False,), "true"),
     ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
     ("train.connect_timeout", "train.hang_after", (None,), "a number of seconds"),

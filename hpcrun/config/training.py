@@ -72,9 +72,6 @@ class Train(Section):
         default=None,
         description="Validations without a better loss before training ends; null: no early stopping.",
     )
-    min_delta: NotNegative = Field(
-        default=0.0, description="Minimum decrease of the validation loss that counts as better."
-    )
     init_from: Word | None = Field(
         default=None,
         description="Initial weights: safetensors, a DCP folder, or checkpoints of hpcrun; null: as built.",

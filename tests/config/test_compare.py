@@ -150,7 +150,7 @@ LENGTH = {"train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_
 DECIDES = {
     *("task", "command", "seed", "model", "data"),
     *("train.batch_size", "train.lr"),
-    *("train.clip_norm", "train.patience", "train.min_delta", "train.ema"),
+    *("train.clip_norm", "train.patience", "train.ema"),
     *("train.init_from", "train.init_rename"),
     "train.broadcast_buffers",
     *("fsdp.param_dtype", "fsdp.reduce_dtype"),
