@@ -16,10 +16,10 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 25),
     "checkpoint": (6_620, 35),
     "cli": (4_910, 34),
-    "config": (2_960, 14),
-    "devices": (750, 6),
+    "config": (2_930, 14),
+    "devices": (700, 6),
     "diagnose": (1_690, 9),
-    "estimate": (1_230, 9),
+    "estimate": (1_220, 9),
     "hpcrun": (730, 9),
     "integrations": (3_320, 16),
     "job": (5_560, 24),
@@ -29,9 +29,9 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "results": (3_990, 19),
     "run": (3_430, 18),
     "slurm": (4_360, 25),
-    "tasks": (1_140, 9),
-    "tests": (59_500, 453),
-    "train": (10_640, 49),
+    "tasks": (1_100, 8),
+    "tests": (59_030, 452),
+    "train": (10_370, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -365,7 +365,6 @@ def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps:
             workers=worker_processes(config, os.environ, opened.task.loader_processes),
             pin_memory=is_accelerator(resumed.trainer.device),
             saved=resumed.stream_state(),
-            uneven=config.train.uneven,
             prefetch=config.data.prefetch,
             collate=opened.collate,
         )

@@ -97,7 +97,7 @@ class Task(ABC):
         """Return a map-style dataset or a stream; :meth:`collate` gets its items.
 
         A map-style dataset may define its order: ``sample_order(positions, seed)`` returns the index at each
-        global position (int64 arrays), and must depend on nothing else. ``hpcrun.Mixture`` has one.
+        global position (int64 arrays), and must depend on nothing else.
         A stream is an ``IterableDataset`` with ``state_dict()`` and ``load_state_dict(state)``. Its attribute
         ``shards_itself`` is True if each rank iterates its own samples: docs/checkpointing.md, Streams.
         """

@@ -47,8 +47,6 @@ class Way:
 
 WAYS = [
     Way("ddp", ("train.parallel=ddp",)),
-    Way("ddp, fp16 compression", ("train.parallel=ddp", "train.compression=fp16")),
-    Way("ddp, bf16 compression", ("train.parallel=ddp", "train.compression=bf16")),
     Way("fsdp", ("train.parallel=fsdp",)),
 ]
 

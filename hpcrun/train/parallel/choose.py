@@ -213,13 +213,8 @@ def with_fsdp(config: Config, **values: Any) -> Config:
 
 
 def only_ddp(config: Config) -> str | None:
-    """Return the first key of ``config`` that only DDP supports, or None."""
-    train = config.train
-    if train.compression != "none":
-        return "train.compression"
-    if train.find_unused_parameters:
-        return "train.find_unused_parameters"
-    return "train.channels_last" if train.channels_last else None
+    """Return the key of ``config`` that only DDP supports, or None."""
+    return "train.find_unused_parameters" if config.train.find_unused_parameters else None
 
 
 def need(config: Config, model: nn.Module) -> Need:
