@@ -12,6 +12,7 @@ import pytest
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import GIB, gpu_memory
 from hpcrun.estimate.spares import spare_nodes
+from tests.start_server import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs"
@@ -56,7 +57,8 @@ def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}", "XDG_CACHE_HOME": str(folder)},
+        env=os.environ
+        | {"PYTHONPATH": f"{ROOT}:{folder}", "XDG_CACHE_HOME": str(folder), COMMANDS: "1"},
         capture_output=True,
         text=True,
         check=False,
