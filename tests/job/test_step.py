@@ -154,20 +154,6 @@ def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_pat
     assert later == ["submitted"]
 
 
-def test_an_own_script_without_requeue_says_what_to_do(desk: Desk) -> None:
-    desk.answer(
-        "scontrol",
-        f"if [ $1 = show ]; then printf '{SHOWN}'; else echo 'Access/permission denied' >&2; exit 1; fi",
-    )
-    open_attempt(desk.run, FIRST, Budgets())
-    desk.answer("srun", "exit 1")
-    assert desk.step("--own-script") == 75
-    assert (
-        "no job continues a run: hpcrun does not know the options of your batch script"
-        in desk.told()
-    )
-
-
 def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     desk = Desk(tmp_path, watch={"notify": f"cat >> {sent}"})
@@ -182,7 +168,9 @@ def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) ->
     assert (given_up.attempt, given_up.cause) == (FIRST, "crash")
     message = json.loads(sent.read_text())
     assert (message["event"], message["cause"]) == ("stopped", "crash")
-    assert message["reason"].startswith("no job continues the run: hpcrun does not know")
+    words = "hpcrun does not know the options of your batch script"
+    assert message["reason"].startswith(f"no job continues the run: {words}")
+    assert f"no job continues a run: {words}" in desk.told()
 
 
 @pytest.mark.parametrize(
