@@ -34,7 +34,6 @@ def main() -> NoReturn:
     given = [word for word in sys.argv[1:] if not word.startswith("--local-rank=")]
     if len(given) != 1:
         raise SystemExit("usage: python -m hpcrun.worker RUN_DIRECTORY")
-    _print_to_own_log()
     STOP.take_interrupt()
     leave(train_here(Path(given[0])))
 
@@ -47,18 +46,6 @@ def grow_memory() -> None:
     """
     if not any(f"PYTORCH_{kind}ALLOC_CONF" in os.environ for kind in ("", "CUDA_", "HIP_")):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-
-
-def _print_to_own_log() -> None:
-    """Write to ``rank-00003.log`` if the launcher would mix the output of its ranks (torchrun)."""
-    folder, rank = os.environ.pop("HPCRUN_RANK_LOGS", None), os.environ.get("RANK", "0")
-    if folder is None:
-        return
-    path = Path(folder) / f"rank-{int(rank):05d}.log"
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def import_all() -> None:

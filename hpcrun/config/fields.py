@@ -163,8 +163,7 @@ def _check_sbatch_option(option: str) -> str:
         )
     if gives(option, "output", "o") or gives(option, "error", "e"):
         raise ValueError(
-            f"{value_text(option)}: hpcrun reads Slurm's messages in the log of the run; remove the option, "
-            "`hpcrun logs` shows the log"
+            f"{value_text(option)}: hpcrun reads Slurm's messages in the run's own log; remove the option"
         )
     if gives(option, "clusters", "M"):
         raise ValueError(

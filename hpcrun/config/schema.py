@@ -110,8 +110,7 @@ class Job(Section):
         default=None, description="Slurm reservation to run in."
     )
     interface: Word | None = Field(
-        default=None,
-        description="Network interfaces, as in NCCL_SOCKET_IFNAME.",
+        default=None, description="Network interfaces, as in NCCL_SOCKET_IFNAME."
     )
     exclusive: Annotated[bool, SubmitOption(sbatch="exclusive")] = Field(
         default=False, description="Do not share the nodes with other jobs."

@@ -20,7 +20,6 @@ from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
 from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
-from hpcrun.job.installation import was_upgraded
 from hpcrun.job.ownership import Occupied, refusal, require_free
 from hpcrun.job.policy import Budgets, Clock, Decision
 from hpcrun.job.requeue import (
@@ -32,8 +31,8 @@ from hpcrun.job.requeue import (
     withdraw,
 )
 from hpcrun.job.scheduler_view import Ending, batch_log, ending_of, query_job, reason_given
-from hpcrun.job.srun import BatchJob, RanksEnd, Way, step_name
-from hpcrun.job.stop_signals import arrived_signals
+from hpcrun.job.srun import BatchJob, RanksEnd, step_name
+from hpcrun.job.step_process import arrived_signals, was_upgraded
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
@@ -165,15 +164,16 @@ def conclude(
     run: RunDirectory,
     job: BatchJob,
     ranks: RanksEnd,
-    way: Way,
     clock: Clock | None = None,
     nodes: "JobNodes | None" = None,
+    *,
+    own_script: bool = False,
 ) -> Conclusion:
     """Finalize the attempt, and start the run again if the policy allows it.
 
     The caller blocks the stop signals and starts the following attempt. Exit code 0: the training is done, or
     the job has been requeued. 75: the run is to continue, but this step has not requeued the job. Any other
-    code: the run has ended.
+    code: the run has ended. ``own_script``: a person wrote the batch script.
     """
     attempt, clock = job.attempt, clock or Clock()
     alive = None
@@ -190,7 +190,7 @@ def conclude(
             # Slurm starts no step, too few nodes are left, or the set-up does not work twice. That is no
             # failure of the run.
             _say(f"{attempt.owner} could not start its ranks")
-            return _NextStart(run, attempt, before, until, way, clock).requeue()
+            return _NextStart(run, attempt, before, until, own_script, clock).requeue()
     try:
         known = recorded_end(run, lambda one: one == attempt) if ranks.left else None
         ended = known or _finalized(run, attempt, ranks, clock)
@@ -207,7 +207,7 @@ def conclude(
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
         return Conclusion(final_code(ended.classification, ranks.code))
-    again = _NextStart(run, attempt, ended, until, way, clock).choose(nodes, alive)
+    again = _NextStart(run, attempt, ended, until, own_script, clock).choose(nodes, alive)
     if again.following is None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
@@ -255,7 +255,7 @@ class _NextStart:
     attempt: Attempt
     ended: EndedAttempt
     until: float
-    way: Way
+    own_script: bool
     clock: Clock
 
     def choose(self, nodes: "JobNodes | None", obstacle: str | None) -> Conclusion:
@@ -378,7 +378,7 @@ class _NextStart:
         """Submit the follow-up job of a job that Slurm does not requeue; return the exit code."""
         run, attempt = self.run, self.attempt
         try:
-            if self.way.own_script:
+            if self.own_script:
                 raise ContinuationError(
                     "hpcrun does not know the options of your batch script: submit the script again, or "
                     f"continue with `hpcrun resume {run.name}`"

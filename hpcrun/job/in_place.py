@@ -133,7 +133,7 @@ def was_launched(run: RunDirectory, attempt: Attempt) -> bool:
         if any((one.what, one.attempt) == ("opened", attempt) for one in read_events(run)):
             return True
         logs = run.attempt_logs(attempt)
-        started = any(any(logs.glob(f"{kind}-*.log")) for kind in ("rank", "torchrun"))
+        started = any(logs.glob("rank-*.log"))
     except OSError:
         return True
     return started and not _LAUNCH.search(batch_log(run, attempt))

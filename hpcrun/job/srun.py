@@ -1,4 +1,4 @@
-"""The srun command of a job: one task per rank, or one torchrun per node."""
+"""The srun command of a job: one task per rank."""
 
 import os
 import signal
@@ -10,12 +10,11 @@ from typing import Any
 
 from hpcrun.errors import UserError
 from hpcrun.nodes.step_nodes import elastic_options, tasks_on_node
-from hpcrun.ranks.addresses import is_free, port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.slurm.containers import ImageRequest, container_of
 from hpcrun.slurm.node_setup import node_setup_command
-from hpcrun.slurm.notation import STEPS, expand
+from hpcrun.slurm.notation import STEPS
 
 # The same message as slurmstepd writes for a program that it starts itself.
 _FOUND = (
@@ -31,17 +30,6 @@ class BatchJob:
 
     attempt: Attempt
     end_time: float | None = None
-
-
-@dataclass(frozen=True)
-class Way:
-    """The kind of batch script.
-
-    ``own_script``: a person wrote it. ``torchrun``: one torchrun per node starts the ranks.
-    """
-
-    own_script: bool = False
-    torchrun: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,68 +194,6 @@ def surviving(container: Sequence[str]) -> list[str]:
     if not container:
         return []
     return ["bash", "-c", _SURVIVE, "hpcrun"]
-
-
-def torchrun_command(
-    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
-) -> list[str]:
-    """Return the command that starts one torchrun per node; its ranks meet on the first node.
-
-    Raises:
-        UserError: RANKS is not a number.
-    """
-    nodes, ranks = environ.get("SLURM_NNODES", "1"), _ranks_per_node(environ)
-    hosts = expand(environ["SLURM_JOB_NODELIST"])
-    python = options.python or sys.executable
-    # SLURM_NODEID exists inside the step only. SIGUSR2 also reaches torchrun, which would die of it.
-    start = (
-        'trap "" USR1 USR2; exec "$0" -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@" '
-        "--max-restarts=0 -m hpcrun.worker " + '"$HPCRUN_RUN"'
-    )
-    return [
-        "srun",
-        "--kill-on-bad-exit=1",
-        "--unbuffered",
-        "--export=ALL",
-        f"--job-name={step_name(attempt)}",
-        *_no_wait(attempt),
-        # No --cpus-per-task: the only task of a node uses all cores of the job there.
-        *(f"--ntasks={nodes}", "--ntasks-per-node=1"),
-        f"{output_option(run, attempt)}torchrun-%n.log",
-        *("bash", "-c", start, python),
-        *(f"--nnodes={nodes}", f"--nproc-per-node={ranks}"),
-        *(f"--master-addr={hosts[0]}", f"--master-port={_free_port(attempt)}"),
-    ]
-
-
-def torchrun_variables(
-    run: RunDirectory, attempt: Attempt, environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Return variables for the ranks under torchrun: the number of threads, and the folder of their logs."""
-    ranks = _ranks_per_node(environ)
-    cores = environ.get("SLURM_CPUS_ON_NODE", "1")
-    threads = int(cores) // ranks if cores.isdecimal() else 1
-    return {
-        # torchrun would set it to 1, whatever cores there are.
-        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(threads, 1)),
-        # torchrun mixes the output of its ranks.
-        "HPCRUN_RANK_LOGS": str(run.attempt_logs(attempt)),
-        "HPCRUN_RUN": str(run.path),
-    }
-
-
-def _ranks_per_node(environ: Mapping[str, str]) -> int:
-    given = environ.get("RANKS") or environ.get("SLURM_GPUS_ON_NODE") or "1"
-    if not given.isdecimal() or int(given) < 1:
-        raise UserError(f"RANKS is {given!r}: set it to the number of ranks per node")
-    return int(given)
-
-
-def _free_port(attempt: Attempt) -> int:
-    for port in port_candidates(attempt.owner):
-        if is_free("", port):
-            return port
-    raise UserError("no free port for torchrun; `ss -ltn` shows the processes that use the ports")
 
 
 def output_option(run: RunDirectory, attempt: Attempt) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import hpcrun.job.installation  # noqa: F401, reads the files of the package at the start
 from hpcrun import slurm
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
@@ -27,7 +26,6 @@ from hpcrun.job.srun import (
     BatchJob,
     LaunchOptions,
     RanksEnd,
-    Way,
     in_container,
     link_batch_log,
     newest_left,
@@ -35,11 +33,9 @@ from hpcrun.job.srun import (
     preflight_steps,
     read_launch_options,
     srun_command,
-    torchrun_command,
-    torchrun_variables,
 )
 from hpcrun.job.step_messages import StepMessages
-from hpcrun.job.stop_signals import STOP_SIGNALS, go_on, on_stop_signals
+from hpcrun.job.step_process import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
 from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.ranks.launchers import job_id
@@ -162,10 +158,13 @@ def shell_script(
     )
 
 
-def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int = 1) -> int:
+def run_step(
+    run: RunDirectory, *, own_script: bool, failed: str | None = None, code: int = 1
+) -> int:
     """Run the job's part of ``run`` and return the exit code for the batch script.
 
     Args:
+        own_script: a person wrote the batch script; the run's `job:` section does not count.
         failed: the command of a person's own batch script that failed before the ranks; no rank starts then.
         code: its exit code.
 
@@ -177,7 +176,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     job = take_over_variables()
     again = note_begun(run)
     try:
-        ended = _run_attempts(run, job, way, failed, code, again=again)
+        ended = _run_attempts(run, job, own_script, failed, code, again=again)
     except UserError:
         # With the file, the batch script starts this program again, as after an unexpected error.
         forget_begun(run)
@@ -189,7 +188,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
 def _run_attempts(
     run: RunDirectory,
     job: BatchJob,
-    way: Way,
+    own_script: bool,
     failed: str | None = None,
     code: int = 1,
     *,
@@ -201,7 +200,7 @@ def _run_attempts(
     # A file server that does not answer costs the attempt and not the run.
     with contextlib.suppress(OSError):
         require_own_number(run, attempt)
-    if way.own_script:
+    if own_script:
         _prepare_logs(run, attempt)
     left = newest_left(run, attempt) if again and failed is None else None
     if left is None:
@@ -212,20 +211,20 @@ def _run_attempts(
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
-    nodes = None if failed is not None else _watched_nodes(run, attempt, way)
+    nodes = None if failed is not None else _watched_nodes(run, attempt, own_script)
     with contextlib.nullcontext() if nodes is None else contextlib.closing(nodes):
         first = None
         if left is not None:
             first = RanksEnd(128 + signal.SIGKILL, left=True)
         elif failed is not None:
             first = RanksEnd(code, failed)
-        return _run_in_turn(run, job, way, folder, nodes, first)
+        return _run_in_turn(run, job, own_script, folder, nodes, first)
 
 
 def _run_in_turn(
     run: RunDirectory,
     job: BatchJob,
-    way: Way,
+    own_script: bool,
     folder: HeldFolder | None,
     nodes: JobNodes | None,
     ranks: RanksEnd | None,
@@ -236,7 +235,7 @@ def _run_in_turn(
         ranks: the end of the first attempt, if it has ended already.
     """
     while True:
-        ranks = ranks or start_ranks(run, job.attempt, way, nodes)
+        ranks = ranks or start_ranks(run, job.attempt, nodes, own_script=own_script)
         # From here on no rank runs, and a signal must not end the programs that requeue the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if folder is not None and _was_deleted(folder):
@@ -245,7 +244,7 @@ def _run_in_turn(
             return exitcodes.FAILED
         from hpcrun.job.ending import conclude
 
-        end = conclude(run, job, ranks, way, nodes=nodes)
+        end = conclude(run, job, ranks, nodes=nodes, own_script=own_script)
         ranks = None
         if end.following is None:
             return end.code
@@ -254,16 +253,16 @@ def _run_in_turn(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def _watched_nodes(run: RunDirectory, attempt: Attempt, way: Way) -> JobNodes | None:
+def _watched_nodes(run: RunDirectory, attempt: Attempt, own_script: bool) -> JobNodes | None:
     """Return the nodes of this job with a watch over them; None as :func:`_nodes_of_job`."""
     try:
         options = read_launch_options(run)
-        if way.own_script:
+        if own_script:
             options = LaunchOptions(in_place=options.in_place, script=options.script)
     except (UserError, OSError):
         # The start of the ranks reports it.
         return None
-    return _nodes_of_job(run, attempt, options, os.environ, torchrun=way.torchrun)
+    return _nodes_of_job(run, attempt, options, os.environ)
 
 
 def _nodes_of_job(
@@ -271,8 +270,6 @@ def _nodes_of_job(
     attempt: Attempt,
     options: LaunchOptions,
     environ: Mapping[str, str],
-    *,
-    torchrun: bool = False,
 ) -> JobNodes | None:
     """Return the nodes of this job; None if the job starts no further step."""
     hosts = environ.get("SLURM_JOB_NODELIST")
@@ -283,7 +280,7 @@ def _nodes_of_job(
     shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
     # A script imports its libraries itself, and a container has other files.
-    forks = not (options.script or options.container or options.image or torchrun)
+    forks = not (options.script or options.container or options.image)
     helpers = RankHelpers(
         memory=memory_keeper.new_key(),
         # The agents of a killed batch step end, and their fork servers with them.
@@ -299,9 +296,11 @@ def _mark(attempt: Attempt) -> None:
     print(f"hpcrun: attempt {attempt.owner} on {hosts}", file=sys.stderr, flush=True)
 
 
-def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
+def start_ranks(
+    run: RunDirectory, attempt: Attempt, nodes: JobNodes | None, *, own_script: bool = False
+) -> RanksEnd:
     """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
-    options = LaunchOptions() if way.own_script else in_container(run, read_launch_options(run))
+    options = LaunchOptions() if own_script else in_container(run, read_launch_options(run))
     environ: Mapping[str, str] = os.environ
     if nodes is not None:
         try:
@@ -315,18 +314,14 @@ def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes |
             srun_args=[*nodes.options(), *options.srun_args],
             env={**nodes.helpers.variables, **options.env},
         )
-    command = srun_command
     # srun sets SLURM_JOB_NAME to the name of the step.
     named = {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
     env = {**options.env, **named, IN_PLACE: str(attempt.in_place)}
     if options.gpus:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     try:
-        if way.torchrun:
-            command = torchrun_command
-            env |= torchrun_variables(run, attempt, environ)
         make_log_folder(run.attempt_logs(attempt))
-        steps = [command(run, attempt, options, environ)]
+        steps = [srun_command(run, attempt, options, environ)]
         if not attempt.in_place:
             before = node_setup_steps(run, attempt, options, environ)
             steps = [*before, *preflight_steps(run, options), *steps]
@@ -339,7 +334,7 @@ def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes |
             checks = [["env", *own, *words] for words in preflight_steps(run, options)]
             steps = [*before, *checks, *steps]
         # A script may save on SIGTERM.
-        saves = options.script or way.own_script
+        saves = options.script or own_script
         hasten = None if nodes is None or saves else partial(_kill_ranks, nodes)
         return run_ranks(options.setup, env, steps, environ, nodes, hasten)
     except UserError as error:

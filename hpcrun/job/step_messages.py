@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from hpcrun.job.stop_signals import STOP_SIGNALS
+from hpcrun.job.step_process import STOP_SIGNALS
 
 GRACE = 3.0
 """Seconds in which the other ranks may end by themselves, and record their own failures."""

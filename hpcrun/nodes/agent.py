@@ -38,8 +38,6 @@ BEAT = 1.0
 END = b"end\n"
 """The last line of standard input. Without it, the batch step has not ended: its node may be lost."""
 _CONNECT = 3.0
-# A lost segment is sent again after one second, and again after three.
-_REACH = 3.5
 # Seconds without an answer to the beats, after which the connection is made again.
 _SILENT = 10.0
 _ALONE = 30.0
@@ -215,14 +213,15 @@ class NodeAgent:
 
     def _serve(self, connection: Connection) -> None:
         """Beat and obey until the connection ends; the batch step answers every beat."""
-        hello = {"key": self._key, "node": self._node, "pid": os.getpid()}
-        connection.send(hello | {"door": self._door.getsockname()[1]})
+        port = self._door.getsockname()[1]
+        connection.send({"key": self._key, "node": self._node, "door": port})
         due, silent = 0.0, time.monotonic() + _SILENT
         while time.monotonic() < silent:
             if time.monotonic() >= due:
                 connection.send({"beat": time.time()})
                 due = time.monotonic() + BEAT
-            for message in [*self._programs.ended(), *self._taken()]:
+            answers = [self._answers.get() for _ in range(self._answers.qsize())]
+            for message in [*self._programs.ended(), *answers]:
                 connection.send(message)
             ready, _, _ = select.select([connection.link], [], [], BEAT / 4)
             if not ready:
@@ -234,9 +233,6 @@ class NodeAgent:
             silent = self._heard + _SILENT
             for message in messages:
                 self._obey(message)
-
-    def _taken(self) -> list[dict[str, Any]]:
-        return [self._answers.get() for _ in range(self._answers.qsize())]
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         order, arguments = message.get("do"), message.get("with") or {}
@@ -266,13 +262,12 @@ class NodeAgent:
 
     def _reach(self, peers: Sequence[Sequence[Any]]) -> None:
         """Report whether the agents of all ``peers``, each an address and a port, are reached."""
-        try:
+        reached = False
+        with contextlib.suppress(OSError):
             for address, port in peers:
-                socket.create_connection((address, port), _REACH).close()
-        except OSError:
-            self._answers.put({"reached": False})
-        else:
-            self._answers.put({"reached": True})
+                socket.create_connection((address, port), _CONNECT).close()
+            reached = True
+        self._answers.put({"reached": reached})
 
 
 def _answer(door: socket.socket) -> None:

@@ -186,7 +186,8 @@ class JobNodes:
         with self._lock:
             chosen = choose_nodes(self.shape, self.bad, self.used, self._suspects)
             if chosen is None:
-                raise ClusterError(f"too few nodes are left: {_in_words(self.bad)}")
+                why = "; ".join(f"{node}: {reason}" for node, reason in self.bad.items())
+                raise ClusterError(f"too few nodes are left: {why}")
             before, self.used, self._attempt = self.used, chosen, attempt
         for node, new in replacements(before, chosen):
             reason = self.bad.get(node) or self._suspects.get(node, "")
@@ -450,10 +451,6 @@ def _signal_sruns(parent: int, number: signal.Signals) -> None:
             with contextlib.suppress(psutil.Error):
                 if any(word.startswith(f"--job-name={STEPS}") for word in process.cmdline()):
                     process.send_signal(number)
-
-
-def _in_words(bad: Mapping[str, str]) -> str:
-    return "; ".join(f"{node}: {reason}" for node, reason in bad.items())
 
 
 def _say(words: str) -> None:

@@ -9,7 +9,8 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+
+import psutil
 
 _SAME = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME")
 _LOOK = 0.05
@@ -17,22 +18,21 @@ _LOOK = 0.05
 
 def processes_of(steps: Sequence[int], environ: Mapping[str, str]) -> list[int]:
     """Return the readable processes of these steps of the job and node of ``environ``."""
-    own = {f"{name}={environ[name]}".encode() for name in _SAME if name in environ}
-    wanted = {f"SLURM_STEP_ID={step}".encode() for step in steps}
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    own = {name: environ[name] for name in _SAME if name in environ}
+    wanted, found = set(map(str, steps)), []
+    for process in psutil.process_iter():
         # The process has ended, or belongs to another user.
-        with contextlib.suppress(OSError):
-            variables = set((folder / "environ").read_bytes().split(b"\0"))
-            if own <= variables and wanted & variables:
-                found.append(int(folder.name))
+        with contextlib.suppress(psutil.Error):
+            variables = process.environ()
+            if own.items() <= variables.items() and variables.get("SLURM_STEP_ID") in wanted:
+                found.append(process.pid)
     return found
 
 
 def children_of(process: int) -> list[int]:
-    """Return the children of a process; none if the kernel does not list them."""
-    with contextlib.suppress(OSError):
-        return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+    """Return the children of a process; none after its end."""
+    with contextlib.suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(process).children()]
     return []
 
 

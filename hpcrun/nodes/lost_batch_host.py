@@ -18,9 +18,7 @@ def requeue_without_batch_host(node: str, environ: Mapping[str, str]) -> bool:
     Slurm does this itself for a job without ``--no-kill``. Of several agents only the first node's acts, and
     only on Slurm's own statement.
     """
-    job = job_id(environ)
-    if job is None:
-        return False
+    job = job_id(environ) or ""
     shown = slurm.run(slurm.scontrol_show_job_command(job))
     facts = slurm.parse_show_job(shown.stdout) if shown.returncode == 0 else {}
     if not must_requeue(node, facts, environ.get("SLURM_RESTART_COUNT") or "0"):

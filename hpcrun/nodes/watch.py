@@ -10,6 +10,7 @@ collective until then. A node counts as lost in one of two cases, and in no othe
 
 import contextlib
 import errno
+import json
 import re
 import secrets
 import selectors
@@ -75,8 +76,6 @@ class AgentProcess:
         environ: Mapping[str, str],
         told: Mapping[str, Any],
     ) -> None:
-        import json
-
         self.nodes = nodes
         # Not the batch log: messages about this step would be taken for messages about the ranks.
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -120,8 +119,7 @@ class NodeState:
 
     ``heard``: the last message; None: the node is not watched, because no agent has connected yet, or none
     can be started. ``unreached``: since then the node's kernel does not answer. ``door``: the port on which
-    the agent answers other nodes. ``restart``: the step that starts a new agent there. ``starts``: the
-    number of these steps.
+    the agent answers other nodes. ``restart``: the step that starts a new agent; ``starts``: their number.
     """
 
     heard: float | None = None
@@ -452,18 +450,18 @@ class NodeWatch:
             if node in lost and known and state.connection is None and node != self._own:
                 self._set_lost(node, "its agent has ended, and Slurm cannot start another")
         missing = [node for node in step.nodes if self._is_unknown(node)]
-        reason = " ".join(words.split())[-300:] or "their processes have ended"
-        self._start_again(missing, reason)
+        self._start_again(missing, " ".join(words.split())[-300:] or "their processes have ended")
 
     def _start_again(self, nodes: Sequence[str], why: str = "their processes end") -> None:
         """Start new agents: first together, then each by itself, because one node can keep others away."""
-        again = [node for node in nodes if self._states[node].starts < _STARTS]
-        if len(again) < len(nodes):
-            self._give_up([node for node in nodes if node not in again], why)
-        singly = [node for node in again if self._states[node].starts == _STARTS - 1]
-        together = [node for node in again if node not in singly]
-        for group in [*([together] if together else []), *[[node] for node in singly]]:
-            self._start_agents(group)
+        starts = {node: self._states[node].starts for node in nodes}
+        if tried := [node for node in nodes if starts[node] >= _STARTS]:
+            self._give_up(tried, why)
+        if together := [node for node in nodes if starts[node] < _STARTS - 1]:
+            self._start_agents(together)
+        for node in nodes:
+            if starts[node] == _STARTS - 1:
+                self._start_agents([node])
 
     def _probe(self, state: NodeState) -> None:
         """Ask the kernel of a node for an answer; runs in a thread."""

@@ -31,11 +31,50 @@ class RunError(UserError):
     """A run directory cannot be made, found or used; the text gives the reason and the remedy."""
 
 
+class _Place:
+    """A path of each run directory, relative to it."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, run: "RunDirectory", _owner: type) -> Path:
+        return run.path / self._place
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The paths of a run. Creating this object touches nothing on disk."""
 
     path: Path
+
+    config = _Place("config.yaml")
+    """Resolved configuration that every rank reads (YAML)."""
+    record = _Place("run.json")
+    """Identity of the run: command line, commit, versions (JSON)."""
+    diff = _Place("uncommitted.patch")
+    """Uncommitted changes at the first submission (a patch)."""
+    code = _Place("code")
+    """Snapshots of the code, a folder per submission."""
+    events = _Place("events.jsonl")
+    """Event log (JSON lines, append-only)."""
+    metrics = _Place("metrics.jsonl")
+    """Metrics from rank 0, a line per logged step (JSON lines, append-only)."""
+    tensorboard = _Place("tensorboard")
+    """Event files for TensorBoard."""
+    profile = _Place("profile")
+    """Traces and tables of the profiler, for each rank."""
+    checkpoints = _Place("checkpoints")
+    """Committed checkpoints, a folder per step."""
+    logs = _Place("logs")
+    """Output of the processes: a folder per job, a folder per restart, a file per task."""
+    batch_script = _Place("logs/batch.sbatch")
+    """Batch script of the newest submission to Slurm by `hpcrun submit`."""
+    result = _Place("result.json")
+    """Result of the run (JSON)."""
+    owner = _Place("owner.json")
+    """Owner record: the attempt that may write (JSON)."""
+    submitting = _Place("submitting.lock")
+    """Lock file that exists during a submission of this run."""
 
     @property
     def name(self) -> str:
@@ -44,79 +83,9 @@ class RunDirectory:
         in_sweep = os.path.isfile(folder / "sweep.json")  # noqa: PTH113
         return f"{folder.name}/{self.path.name}" if in_sweep else self.path.name
 
-    @property
-    def config(self) -> Path:
-        """Resolved configuration that every rank reads (YAML)."""
-        return self.path / "config.yaml"
-
-    @property
-    def record(self) -> Path:
-        """Identity of the run: command line, commit, versions (JSON)."""
-        return self.path / "run.json"
-
-    @property
-    def diff(self) -> Path:
-        """Uncommitted changes at the first submission (a patch)."""
-        return self.path / "uncommitted.patch"
-
-    @property
-    def code(self) -> Path:
-        """Snapshots of the code, a folder per submission."""
-        return self.path / "code"
-
-    @property
-    def events(self) -> Path:
-        """Event log (JSON lines, append-only)."""
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """Metrics from rank 0, a line per logged step (JSON lines, append-only)."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Event files for TensorBoard."""
-        return self.path / "tensorboard"
-
-    @property
-    def profile(self) -> Path:
-        """Traces and tables of the profiler, for each rank."""
-        return self.path / "profile"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Committed checkpoints, a folder per step."""
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        """Output of the processes: a folder per job, a folder per restart, a file per task."""
-        return self.path / "logs"
-
-    @property
-    def batch_script(self) -> Path:
-        """Batch script of the newest submission to Slurm by `hpcrun submit`."""
-        return self.logs / "batch.sbatch"
-
     def unstarted(self, job: str) -> Path:
         """A line per attempt to start the batch step of ``job``; the step removes the file when it begins."""
         return self.path / f".unstarted-{job}"
-
-    @property
-    def result(self) -> Path:
-        """Result of the run (JSON)."""
-        return self.path / "result.json"
-
-    @property
-    def owner(self) -> Path:
-        """Owner record: the attempt that may write (JSON)."""
-        return self.path / "owner.json"
-
-    @property
-    def submitting(self) -> Path:
-        """Lock file that exists during a submission of this run."""
-        return self.path / "submitting.lock"
 
     def nonfinite(self, step: int) -> Path:
         """Details of a step with gradients that were not finite: losses and samples (JSON)."""

@@ -14,7 +14,7 @@ import pytest
 from hpcrun.job.ending import conclude
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
-from hpcrun.job.srun import BatchJob, RanksEnd, Way
+from hpcrun.job.srun import BatchJob, RanksEnd
 from hpcrun.job.step import start_ranks
 from hpcrun.nodes import job_nodes
 from hpcrun.nodes.job_nodes import JobNodes
@@ -105,7 +105,7 @@ def test_the_setup_of_a_spare_shares_the_node(desk: Desk, nodes: JobNodes) -> No
     nodes.next_step(FIRST)
     open_attempt(desk.run, FIRST, Budgets())
     nodes.lose("node2", "no heartbeat")
-    start_ranks(desk.run, FIRST.following, Way(), nodes)
+    start_ranks(desk.run, FIRST.following, nodes)
     setup, _ = desk.called("srun")
     assert "--nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=node3 " in setup
     assert " --overlap --no-kill --immediate=60 " in setup
@@ -117,10 +117,10 @@ def test_too_few_nodes_are_no_failure_of_the_attempt(desk: Desk, nodes: JobNodes
     nodes.next_step(FIRST)
     for node in NODES[1:]:
         nodes.lose(node, "no heartbeat")
-    ranks = start_ranks(desk.run, FIRST.following, Way(), nodes)
+    ranks = start_ranks(desk.run, FIRST.following, nodes)
     assert ranks == RanksEnd(1, started=False)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    end = conclude(desk.run, BatchJob(FIRST.following), ranks, Way(), nodes=nodes)
+    end = conclude(desk.run, BatchJob(FIRST.following), ranks, nodes=nodes)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert (end.code, end.following, desk.ends()) == (0, None, ["crash"])
     assert "scontrol requeue 7" in desk.called("scontrol")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -183,25 +182,8 @@ def test_a_command_that_hangs_does_not_hold_up_a_run(tmp_path: Path) -> None:
     assert jobs.result(run)["state"] == "finished"
 
 
-def test_a_sweep_sends_one_message_at_its_end(tmp_path: Path) -> None:
-    script = "import sys; print('starts'); sys.exit(int(sys.argv[1]) == 1)"
-    settings = [f"watch.notify=cat >> {tmp_path}/received", "restarts.crash=0"]
-    options = ("--name", "s", "--executor", "local", "--cpu", "--gpus", "1", "--max-parallel", "2")
-    command = (sys.executable, "-c", script, "{n}")
-    jobs.hpcrun("submit", *options, "--sweep", "n=0,1,2", *settings, "--", *command, cwd=tmp_path)
-    runs = [RunDirectory(tmp_path / "runs" / "s" / f"00{number}") for number in range(3)]
-    for run in runs:
-        jobs.wait_for_end(run)
-    jobs.wait_for(lambda: received(tmp_path) != [])
-    (told,) = received(tmp_path)
-    assert (told["event"], told["name"], told["run"]) == ("failed", "s", str(runs[0].path.parent))
-    assert told["text"] == "s: failed: 3 runs: 2 finished, 1 failed"
-    (line,) = told["lines"]
-    assert line.startswith("s/001: failed: ")
-
-
 def test_only_the_last_end_of_a_sweep_sends(tmp_path: Path) -> None:
-    target = {"notify": f"cat >> {tmp_path}/received", "notify_on": ["finished"]}
+    target = {"notify": f"cat >> {tmp_path}/received", "notify_on": ["failed"]}
     text = yaml.safe_dump({"name": "s", "watch": target})
     runs = [create(tmp_path / "s" / name, text, {}) for name in ("000", "001", "002")]
     write_sweep(SweepFile(tmp_path / "s", [SweepRun(run.path.name, {}) for run in runs]))
@@ -214,13 +196,19 @@ def test_only_the_last_end_of_a_sweep_sends(tmp_path: Path) -> None:
         assert "failed" in wanted(run, load_resolved(run.config).watch)
     # The runs end in another order than their numbers.
     for run in (runs[2], runs[0], runs[1]):
-        end(run, "finished")
-        write_json(run.result, {"state": "finished", "time": 1.0})
-        send(run, Due("finished", FIRST, read_events(run)[-1]))
+        state = "failed" if run == runs[1] else "finished"
+        end(run, state)
+        write_json(run.result, {"state": state, "time": 1.0})
+        send(run, Due(state, FIRST, read_events(run)[-1]))
         assert bool(received(tmp_path)) is (run == runs[1])
     # Another run that ends at the same time finds all results too.
     send(runs[0], Due("finished", FIRST, read_events(runs[0])[-1]))
-    assert [told["text"] for told in received(tmp_path)] == ["s: finished: 3 runs: 3 finished"]
-    write_json(runs[0].result, {"state": "cancelled", "time": 2.0})
+    (told,) = received(tmp_path)
+    assert (told["event"], told["name"], told["run"]) == ("failed", "s", str(tmp_path / "s"))
+    assert told["text"] == "s: failed: 3 runs: 2 finished, 1 failed"
+    assert told["lines"] == ["s/001: failed: "]
+    # An end that nobody asked for.
+    for run, state in ((runs[0], "cancelled"), (runs[1], "finished")):
+        write_json(run.result, {"state": state, "time": 2.0})
     send(runs[0], Due("cancelled", FIRST, read_events(runs[0])[-1]))
     assert len(received(tmp_path)) == 1

@@ -10,13 +10,11 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.config import Config, Job, override_layer, resolve
 from hpcrun.errors import LaunchError, UserError
-from hpcrun.job.cause_table import classify, evidence_of
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
-from hpcrun.job.scheduler_view import NO_ENDING
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
-from hpcrun.run.events import Cause, read_events, record_event
+from hpcrun.run.events import record_event
 from hpcrun.slurm.launch.batch_script import sbatch_lines
 from hpcrun.slurm.launch.submission import choose_executor
 
@@ -59,13 +57,6 @@ def test_an_option_of_srun_must_not_choose_the_nodes():
     job = Job(spares=1, executor="slurm", srun_args=["--nodelist=n1"])
     with pytest.raises(LaunchError, match=r"fixes what job.spares=1 leaves to each start"):
         choose_executor(Config(job=job))
-
-
-def test_a_lost_node_is_the_cause_of_the_end(tmp_path):
-    run = create(tmp_path / "a", "command: []\n", {})
-    record_event(run, "node-lost", attempt=FIRST, host="n2", reason=REASON)
-    cause, line = classify(evidence_of(read_events(run), FIRST, 137, NO_ENDING, None))
-    assert (cause, line) == (Cause.NODE_FAILURE, f"n2 was lost: {REASON}")
 
 
 def test_the_ranks_of_a_job_with_spares_leave_them_idle(tmp_path):

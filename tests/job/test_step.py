@@ -16,7 +16,7 @@ from hpcrun.config import Config, to_yaml
 from hpcrun.job.ending import conclude
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets, Clock
-from hpcrun.job.srun import BatchJob, RanksEnd, Way, surviving
+from hpcrun.job.srun import BatchJob, RanksEnd, surviving
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import write_json
@@ -92,16 +92,6 @@ def test_a_persons_own_script_takes_nothing_from_the_job_section(tmp_path: Path)
     assert srun.endswith(f"{sys.executable} -u -m hpcrun.worker {desk.run.path}")
 
 
-def test_torchrun_is_started_once_a_node(desk: Desk) -> None:
-    seen = desk.calls.parent / "seen"
-    desk.answer("srun", f'printf "%s\\n" "$OMP_NUM_THREADS" "$HPCRUN_RANK_LOGS" "$@" > {seen}')
-    desk.step("--own-script", "--torchrun", RANKS="2", SLURM_NNODES="2", SLURM_CPUS_ON_NODE="8")
-    words = seen.read_text().splitlines()
-    assert words[:2] == ["4", str(desk.run.attempt_logs(Attempt("7", 0)))]
-    assert {"--ntasks=2", "--ntasks-per-node=1", "--nnodes=2", "--nproc-per-node=2"} <= set(words)
-    assert "--master-addr=n1" in words
-
-
 def test_a_folder_without_a_run_is_refused_unchanged(desk: Desk, tmp_path: Path) -> None:
     nothing = RunDirectory(tmp_path / "nothing")
     desk.run, log = nothing, desk.run.logs
@@ -164,20 +154,6 @@ def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_pat
     assert later == ["submitted"]
 
 
-def test_an_own_script_without_requeue_says_what_to_do(desk: Desk) -> None:
-    desk.answer(
-        "scontrol",
-        f"if [ $1 = show ]; then printf '{SHOWN}'; else echo 'Access/permission denied' >&2; exit 1; fi",
-    )
-    open_attempt(desk.run, FIRST, Budgets())
-    desk.answer("srun", "exit 1")
-    assert desk.step("--own-script") == 75
-    assert (
-        "no job continues a run: hpcrun does not know the options of your batch script"
-        in desk.told()
-    )
-
-
 def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     desk = Desk(tmp_path, watch={"notify": f"cat >> {sent}"})
@@ -192,7 +168,9 @@ def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) ->
     assert (given_up.attempt, given_up.cause) == (FIRST, "crash")
     message = json.loads(sent.read_text())
     assert (message["event"], message["cause"]) == ("stopped", "crash")
-    assert message["reason"].startswith("no job continues the run: hpcrun does not know")
+    words = "hpcrun does not know the options of your batch script"
+    assert message["reason"].startswith(f"no job continues the run: {words}")
+    assert f"no job continues a run: {words}" in desk.told()
 
 
 @pytest.mark.parametrize(
@@ -240,16 +218,16 @@ def test_an_end_that_a_full_disk_refuses_ends_the_run(
 
     monkeypatch.setattr("hpcrun.run.events.append_line", full)
     clock = Clock(now=lambda: 0.0, sleep=waits.append)
-    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(137), Way(), clock).code == 137
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(137), clock).code == 137
     assert len(waits) == 2
     told = capsys.readouterr().err
     assert "the end of 7-0 cannot be recorded: [Errno 28]" in told
     assert "free some space there, then `hpcrun resume" in told
     assert [event.what for event in read_events(desk.run)] == ["opened"]
     # A script that a signal ended with exit code 0 is not finished.
-    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), Way(), clock).code == 1
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), clock).code == 1
     write_json(desk.run.result, {"state": "finished"})
-    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), Way(), clock).code == 0
+    assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), clock).code == 0
 
 
 def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:

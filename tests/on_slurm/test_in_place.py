@@ -14,11 +14,10 @@ from tests import jobs, scripts_of_others
 from tests.frameworks import make_environment
 
 from .cluster import SlurmCluster
-from .scripts import ENDED, SBATCH, Bench
+from .scripts import ENDED, Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
-TORCHRUN = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,RANKS=2")
 
 # The ranks that other tests have killed must not exclude a node.
 KEEP = "job.exclude_after=null"
@@ -100,26 +99,6 @@ def test_a_script_and_a_sweep_start_again_in_place(bench: Bench) -> None:
     assert attempts(calm) == ["0"]
     assert log(script, "0", 1).startswith("start 0\nwaits\n")
     assert log(script, "0.1", 1) == "start 1\n"
-
-
-@pytest.mark.slow
-def test_ranks_of_torchrun_start_again_with_the_same_bits(bench: Bench) -> None:
-    changes = {"model.pause": 0.05, "job.exclude_after": None}
-    runs = [bench.prepare(name, **changes) for name in ("calm", "killed")]
-    for run in runs:
-        script = str(SBATCH / "train_torchrun.sbatch")
-        job = bench.sbatch(*TORCHRUN, script, f"runs/{run.name}")
-        if run.name == "killed":
-            with bench.held_at(run, 17):
-                kill_rank(run, 2)
-            check_end(bench, run)
-        else:
-            bench.wait_for_end(job)
-    calm, killed = runs
-    assert jobs.final_state(killed) == jobs.final_state(calm)
-    for rank in range(4):
-        samples = [jobs.samples_by_step(run, bench.folder, rank, accumulation=2) for run in runs]
-        assert samples[0] == samples[1]
 
 
 @pytest.mark.slow

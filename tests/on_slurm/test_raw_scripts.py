@@ -36,7 +36,9 @@ def test_a_preempted_raw_job_ends_with_the_same_state(
     bench: Bench, undisturbed: dict[str, str]
 ) -> None:
     run = bench.prepare("rough", model__pause=0.05)
-    job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/rough")
+    # Slurm's messages go to the file of the errors.
+    shape = (*TWO_BY_TWO, "--error=errors")
+    job = bench.sbatch(*shape, str(SBATCH / "train.sbatch"), "runs/rough")
     with bench.held_at(run, 5):
         assert (bench.status("rough")["job"], bench.status("rough")["state"]) == (job, "running")
         assert "starting at step 0, 4 ranks" in bench.hpcrun("logs", "rough")
@@ -77,26 +79,6 @@ def test_a_second_sbatch_of_a_live_run_is_refused(bench: Bench) -> None:
     assert bench.slurm.scontrol_show_job(second)["ExitCode"] == "2:0"
     told = (bench.folder / f"slurm-{second}.out").read_text()
     assert f"taken: job {job} already has this run; job {second} does not start" in told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("warned", [False, True])
-def test_under_torchrun_an_interrupted_job_ends_with_the_same_state(
-    bench: Bench, undisturbed: dict[str, str], warned: bool
-) -> None:
-    name = f"torchrun-{'warned' if warned else 'preempted'}"
-    run = bench.prepare(name, model__pause=0.05)
-    shape = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,RANKS=2")
-    job = bench.sbatch(*shape, str(SBATCH / "train_torchrun.sbatch"), f"runs/{name}")
-    with bench.held_at(run, 5):
-        if warned:
-            bench.hpcrun("preempt", name)
-        else:
-            bench.preempt_everything()
-    bench.wait_for_end(job)
-    assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
-    assert jobs.final_state(run) == undisturbed
-    assert "resumed from step" in bench.hpcrun("logs", name)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ request).
 import argparse
 from pathlib import Path
 
-from hpcrun.job.srun import Way
 from hpcrun.job.step import run_step
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.streams import outlive_full_disk
@@ -25,11 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a person wrote the batch script; ignore the `job:` section of the run",
     )
     parser.add_argument(
-        "--torchrun",
-        action="store_true",
-        help="srun starts one torchrun on each node, torchrun starts the ranks",
-    )
-    parser.add_argument(
         "--failed",
         metavar="COMMAND",
         help="start no rank, because this command of the batch script has failed",
@@ -42,6 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the batch step of the job that this environment belongs to."""
     outlive_full_disk()
-    way = Way(arguments.own_script, arguments.torchrun)
     run = RunDirectory(arguments.run.absolute())
-    return run_step(run, way, arguments.failed, arguments.exit_code)
+    return run_step(
+        run,
+        own_script=arguments.own_script,
+        failed=arguments.failed,
+        code=arguments.exit_code,
+    )

@@ -10,7 +10,7 @@ from hpcrun.job.ending import conclude
 from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied, require_own_number
 from hpcrun.job.policy import Budgets
-from hpcrun.job.srun import BatchJob, RanksEnd, Way
+from hpcrun.job.srun import BatchJob, RanksEnd
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
@@ -42,7 +42,7 @@ def test_a_second_job_of_a_live_run_changes_nothing(
     with pytest.raises(Occupied, match="a: job 7 already has this run; job 8 does not start"):
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert (read_json(run.owner) or {})["owner"] == "7-0"
-    assert conclude(run, BatchJob(SECOND), RanksEnd(137), Way()).code == exitcodes.BAD_INPUT
+    assert conclude(run, BatchJob(SECOND), RanksEnd(137)).code == exitcodes.BAD_INPUT
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
@@ -85,10 +85,7 @@ def test_a_failed_setup_next_to_a_live_job_changes_nothing(
 ) -> None:
     slurm_says("RUNNING", tmp_path, monkeypatch)
     before = read_events(run)
-    assert (
-        conclude(run, BatchJob(SECOND), RanksEnd(1, "module load x"), Way()).code
-        == exitcodes.BAD_INPUT
-    )
+    assert conclude(run, BatchJob(SECOND), RanksEnd(1, "module load x")).code == exitcodes.BAD_INPUT
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 

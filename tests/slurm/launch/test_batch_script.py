@@ -67,10 +67,9 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-KINDS = ["generated", "train.sbatch", "train_torchrun.sbatch", "sweep_array.sbatch"]
+KINDS = ["generated", "train.sbatch", "sweep_array.sbatch"]
 OPTIONS = {
     "generated": "",
-    "train_torchrun.sbatch": " --own-script --torchrun",
     "train.sbatch": " --own-script",
     "sweep_array.sbatch": " --own-script",
 }
