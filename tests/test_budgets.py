@@ -20,7 +20,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "devices": (750, 6),
     "diagnose": (1_730, 9),
     "estimate": (1_230, 9),
-    "hpcrun": (730, 9),
+    "hpcrun": (740, 9),
     "integrations": (3_360, 19),
     "job": (5_820, 24),
     "network": (4_730, 23),
