@@ -35,8 +35,6 @@ _WAYS = (
 )
 _REDUCE_EACH = "fsdp.reduce_each_micro_batch"
 _SHARD = "fsdp.shard"
-# What hpcrun did before a key existed, where it is not the key's default.
-_BEFORE_THE_KEY = {_REDUCE_EACH: False, _SHARD: "full"}
 # Keys that may change until the decay of the learning rate begins.
 _LENGTH = ("train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction")
 # Keys that may change unless early stopping or the best weights depend on validation.
@@ -159,7 +157,7 @@ def changed_ways(
 ) -> list[str]:
     """Return how ``config`` differs from the ways that a checkpoint recorded, each as ``key: 1 -> 2``.
 
-    A key that the checkpoint lacks, because it is newer, counts with what hpcrun did before.
+    A key that the checkpoint lacks, because it is newer, counts with its default.
 
     Args:
         before: the result of `ways` of the config that saved the checkpoint.
@@ -168,7 +166,7 @@ def changed_ways(
             has one micro-batch, so that the key has no effect.
     """
     now = parallelism(config)
-    then = parallelism(Config()) | _BEFORE_THE_KEY | dict(before)
+    then = parallelism(Config()) | dict(before)
     for values in (then, now):
         if auto_reduces is None or values[_REDUCE_EACH] == "auto":
             values[_REDUCE_EACH] = auto_reduces

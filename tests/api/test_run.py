@@ -93,7 +93,6 @@ def test_metrics_are_dicts_or_a_frame(made: RunDirectory, monkeypatch: pytest.Mo
         ({"task": "nowhere:Task"}, "task=: task: "),
         ({"command": "python train.py"}, "command=: give a list of words: command=.'python', 'tr"),
         ({"command": []}, "command=: has no words"),
-        ({"command": ["true"], "after": ["other"]}, "other: no such run"),
         ({"executor": "cloud"}, "executor=: job.executor: "),
     ],
 )

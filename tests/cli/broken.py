@@ -47,22 +47,12 @@ def files() -> None:
     print([Path("/dev/null").open() for _ in range(64)])  # noqa: SIM115
 
 
-def permission() -> None:
-    """Write to a file that not even root may write."""
-    Path("/proc/sys/kernel/osrelease").write_text("x")
-
-
 def module() -> None:
     """Import a module that the second node lacks."""
     if NODE == 1:
         import absent_on_this_node  # type: ignore[import-not-found]  # noqa: F401
     print("imported")
     time.sleep(60)
-
-
-def syntax() -> None:
-    """Run code that is not Python."""
-    exec(compile("def f(:\n", "model.py", "exec"))
 
 
 def arguments() -> None:
@@ -116,32 +106,6 @@ def collectives() -> None:
     dist.init_process_group("gloo")
     group = dist.new_group(timeout=FEW_SECONDS)
     dist.all_reduce(torch.ones(8 if RANK else 400_000), group=group)
-
-
-def nccl() -> None:
-    """Ask for NCCL without a GPU."""
-    import torch.distributed as dist
-
-    dist.init_process_group("nccl")
-
-
-def environment() -> None:
-    """Start without the variables of a launcher."""
-    import torch.distributed as dist
-
-    os.environ.pop("RANK")
-    dist.init_process_group("gloo")
-
-
-def checkpoint() -> None:
-    """Load a checkpoint that was cut short."""
-    import torch
-
-    path = Path(f"checkpoint-{RANK}.pt")
-    torch.save(torch.ones(100_000), path)
-    with path.open("r+b") as stream:
-        stream.truncate(100_000)
-    torch.load(path)
 
 
 def model() -> None:

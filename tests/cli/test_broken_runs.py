@@ -1,4 +1,4 @@
-"""Runs that really fail, each in another way: the doctor names the cause, and the rank or node."""
+"""Runs that really fail: the doctor names the cause, and the rank or node; tests/on_slurm has more ways."""
 
 import json
 import sys
@@ -12,19 +12,11 @@ from tests import jobs
 
 _SCRIPT = Path(__file__).with_name("broken.py")
 # The failure, the cause, the rank, the node, and the cause of the end in the event log.
-_QUICK = [
+CASES = [
     ("killed", "rank-killed", 1, None, "crash"),
     ("disk", "disk-full", None, None, "crash"),
     ("module", "module-missing", 1, "local1", "crash"),
     ("arguments", "wrong-arguments", None, None, "bad-input"),
-]
-# The failures on a real Slurm are in tests/on_slurm/test_doctor.py.
-_SLOW = [
-    ("permission", "permission-denied", None, None, "crash"),
-    ("syntax", "syntax-error", None, None, "bad-input"),
-    ("nccl", "nccl-not-built", None, None, "crash"),
-    ("environment", "environment-missing", None, None, "bad-input"),
-    ("checkpoint", "archive-damaged", None, None, "crash"),
 ]
 
 
@@ -42,32 +34,18 @@ def broken(folder: Path, way: str) -> tuple[RunDirectory, dict[str, Any]]:
     return run, json.loads(told.stdout)
 
 
-def check(folder: Path, way: str, cause: str, rank: int | None, node: str | None, end: str) -> None:
-    """Break a run, and compare the doctor's finding with the requeue decision."""
-    run, found = broken(folder, way)
-    logs = "".join(path.read_text() for path in run.logs.rglob("*.log"))
-    assert found["id"] == cause, f"{found}\n{logs}"
-    assert found["evidence"]
-    if rank is not None:
-        assert found["rank"] == rank, found
-    if node is not None:
-        assert (found["node"], found["retry"]) == (node, "elsewhere"), found
-    assert [event.cause for event in jobs.events(run, "ended")] == [end]
-
-
-@pytest.mark.parametrize(("way", "cause", "rank", "node", "end"), _QUICK)
+@pytest.mark.parametrize(("way", "cause", "rank", "node", "end"), CASES)
 def test_the_doctor_names_what_broke_a_run(
     tmp_path: Path, way: str, cause: str, rank: int | None, node: str | None, end: str
 ) -> None:
-    check(tmp_path, way, cause, rank, node, end)
+    run, found = broken(tmp_path, way)
+    logs = "".join(path.read_text() for path in run.logs.rglob("*.log"))
+    assert found["id"] == cause, f"{found}\n{logs}"
+    assert found["evidence"]
+    assert rank is None or found["rank"] == rank, found
+    if node is not None:
+        assert (found["node"], found["retry"]) == (node, "elsewhere"), found
+    assert [event.cause for event in jobs.events(run, "ended")] == [end]
     if way == "killed":
         shown = jobs.hpcrun("status", way, cwd=tmp_path).stdout
         assert "killed: doctor: rank 1" in shown
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "cause", "rank", "node", "end"), _SLOW)
-def test_the_doctor_names_what_broke_a_run_in_more_ways(
-    tmp_path: Path, way: str, cause: str, rank: int | None, node: str | None, end: str
-) -> None:
-    check(tmp_path, way, cause, rank, node, end)

@@ -50,7 +50,9 @@ def compare(run: RunDirectory, config: Config) -> dict[str, Any] | None:
         left = lengths_left(old, config, stands)
         reported += f", and {left}" if left else ""
     reported += f"{_REMEDY}, or continue it as it is with `hpcrun resume {handle(run)}`"
-    raise OtherConfigError(reported if done or stands else f"{reported}, or remove the folder")
+    # hpcrun does not see the files that a script saves.
+    empty = not (done or stands or old.command)
+    raise OtherConfigError(f"{reported}, or remove the folder" if empty else reported)
 
 
 def numbered(base: RunDirectory, config: Config) -> RunDirectory:

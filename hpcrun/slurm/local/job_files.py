@@ -142,10 +142,15 @@ def start_process(module: str, file: Path, log_file: Path) -> "subprocess.Popen[
 
 
 def release(process: "subprocess.Popen[bytes]") -> None:
-    """Let the jobs of ``process`` begin; raises OSError if it has ended."""
+    """Let the jobs of ``process`` begin; raises LaunchError if it has ended."""
     assert process.stdin is not None
-    with process.stdin:
-        process.stdin.write(b"\n")
+    try:
+        with process.stdin:
+            process.stdin.write(b"\n")
+    except OSError as error:
+        raise LaunchError(
+            f"the process of the local job has ended ({error.strerror}); see its log, and submit again"
+        ) from error
 
 
 def released(wait: float) -> bool | None:

@@ -92,7 +92,9 @@ class Queue:
         mine = replace(request, devices=devices)
         controller = start_controller(mine)
         self._running.append((mine, controller))
-        release(controller)
+        with contextlib.suppress(LaunchError):
+            # If the controller has ended, the next round records it.
+            release(controller)
 
     def _has_room(self, request: JobRequest) -> bool:
         if len(self._running) >= self._limits.at_once:

@@ -1,8 +1,12 @@
 """The queue of the local cluster gives each job separate GPUs, for any number that the jobs ask for."""
 
+import subprocess
 from pathlib import Path
 
-from hpcrun.slurm.local.job_files import ENDED, JobRequest, QueueLimits, read_status
+import pytest
+
+from hpcrun.errors import LaunchError
+from hpcrun.slurm.local.job_files import ENDED, JobRequest, QueueLimits, read_status, release
 from hpcrun.slurm.local.submission import start_queue
 from tests import jobs
 
@@ -56,3 +60,21 @@ def test_jobs_with_different_gpu_counts_share_no_gpu(tmp_path: Path) -> None:
     assert sorted(map(len, seen)) == [1, 1, 1, 3]
     assert {gpu for word in seen for gpu in word.split(",")} == {"a", "b"}
     assert not (tmp_path / "clashes").exists()
+
+
+def test_jobs_whose_submission_ends_before_their_record_never_begin(tmp_path: Path) -> None:
+    requests = [request(tmp_path, number, 0) for number in range(2)]
+    begin = start_queue(tmp_path, requests, QueueLimits(2))
+    found = [read_status(Path(one.folder)) for one in requests]
+    assert [status.state for status in found if status] == ["PENDING", "PENDING"]
+    # As the kernel does when the submitter ends.
+    begin.args[0].stdin.close()  # type: ignore[attr-defined]
+    jobs.wait_for(lambda: ended(requests))
+    assert not (tmp_path / "seen").exists()
+
+
+def test_a_process_that_has_ended_cannot_begin() -> None:
+    process = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    process.wait()
+    with pytest.raises(LaunchError, match="has ended"):
+        release(process)
