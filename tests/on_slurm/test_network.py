@@ -190,4 +190,3 @@ def test_a_search_for_settings_runs_in_an_allocation(whole: SlurmCluster) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert (report["ranks"], report["nodes"], report["env"]) == (2, 2, {})
-
