@@ -98,7 +98,7 @@ class Processes:
         self.join()
 
     def kill(self) -> None:
-        """End the processes at once. One that waits for an unavailable file server cannot be killed."""
+        """End the processes immediately. One that waits for an unavailable file server cannot be killed."""
         for process in self._started:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -31,7 +31,7 @@ _START, _WRITE, _READ = 120.0, 60.0, 120.0
 
 @dataclass
 class PreflightFacts:
-    """What the probes found.
+    """The findings of the probes.
 
     ``found``: for each node. ``silent``: nodes without an answer, each with the reason.
     """

@@ -107,9 +107,8 @@ _PROBES: dict[str, Probe] = {}
 
 
 def probes() -> Mapping[str, Probe]:
-    """Return all probes by name; the modules of the image and of the GPUs add theirs to the list."""
-    for module in ("image_probe", "gpu_probes"):
-        importlib.import_module(f"hpcrun.network.{module}")
+    """Return all probes by name; the module of the GPUs adds its own to the list."""
+    importlib.import_module("hpcrun.network.gpu_probes")
     return _PROBES
 
 

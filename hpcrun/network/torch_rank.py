@@ -142,7 +142,7 @@ def _measured(order: Mapping[str, Any], listening: int | None) -> list[tuple[str
 
 
 def _cells(order: Mapping[str, Any], device: torch.device) -> Iterator[tuple[str, int, float]]:
-    """Yield the times of each collective, up to the size whose call would take too long."""
+    """Yield the times of each collective, until a call of the next size would take too long."""
     sizes = order["sizes"]
     for collective in order["collectives"]:
         for size, following in zip(sizes, [*sizes[1:], 0], strict=True):

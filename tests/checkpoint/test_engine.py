@@ -191,18 +191,6 @@ def test_a_snapshot_waits_for_a_slow_writer_of_its_buffer(root):
         single_rank.require_state(found, step)
 
 
-def test_a_state_that_cannot_be_saved_ends_the_first_save(root):
-    with pytest.raises(CheckpointError, match="x"):
-        single_rank.engine(root, "7-0").start(1, {"x": torch.ones(3).to_sparse()}, {}, {})
-
-
-def test_saving_a_step_twice_keeps_the_first(root):
-    engine = single_rank.engine(root, "7-0")
-    assert engine.save(1, {"x": 1}, {}, {}).ok
-    assert engine.save(1, {"x": 2}, {}, {}).ok
-    assert engine.restore(single_rank.nothing).shared == {"x": 1}
-
-
 def test_tensors_of_another_shape_are_refused_but_not_damage(tmp_path):
     root = tmp_path / "checkpoints"
     assert single_rank.save(single_rank.engine(root, "7-0"), 1).ok

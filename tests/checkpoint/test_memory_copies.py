@@ -34,6 +34,13 @@ def save(saving, rank, step, *, in_memory=False, size=1000):
     return outcome
 
 
+def save_twice(folder, client, rank):
+    """Save step 10 on disk, and then step 12 in memory."""
+    saving = engine(folder, client)
+    save(saving, rank, 10)
+    save(saving, rank, 12, in_memory=True)
+
+
 def restored(folder, client, **options):
     """Restore as a new attempt; return the result, whose parts must belong to one step."""
     found = engine(folder, client, **options).restore(nothing)
@@ -128,9 +135,7 @@ def test_an_older_step_in_memory_is_not_used(folder, rank):
 @ranks(2)
 def test_another_start_of_the_job_finds_nothing(folder, rank):
     with keepers(rank, 1) as client:
-        saving = engine(folder, client)
-        save(saving, rank, 10)
-        save(saving, rank, 12, in_memory=True)
+        save_twice(folder, client, rank)
         with keepers(rank, 1) as later:
             assert restored(folder, later).step == 10
         assert restored(folder, client, run="/runs/b").step == 10
@@ -141,9 +146,7 @@ def test_another_start_of_the_job_finds_nothing(folder, rank):
 @ranks(2)
 def test_a_flipped_bit_in_memory_leads_to_the_disk(folder, rank, name):
     with keepers(rank, 1) as client:
-        saving = engine(folder, client)
-        save(saving, rank, 10)
-        save(saving, rank, 12, in_memory=True)
+        save_twice(folder, client, rank)
         if rank == 0:
             flip(client, name)
         dist.barrier()
@@ -160,9 +163,7 @@ def test_a_flipped_bit_in_memory_leads_to_the_disk(folder, rank, name):
 @ranks(2)
 def test_a_cut_file_in_memory_leads_to_the_disk(folder, rank, kind):
     with keepers(rank, 1) as client:
-        saving = engine(folder, client)
-        save(saving, rank, 10)
-        save(saving, rank, 12, in_memory=True)
+        save_twice(folder, client, rank)
         if rank == 0:
             with opened(client, "rank-00001.bin") as (descriptor, size):
                 os.ftruncate(descriptor, size - 1 if kind == "cut" else 0)
@@ -187,9 +188,7 @@ def put_again(client, rank, step, names):
 @ranks(2)
 def test_without_one_file_all_ranks_use_the_disk(folder, rank, missing):
     with keepers(rank, 1) as client:
-        saving = engine(folder, client)
-        save(saving, rank, 10)
-        save(saving, rank, 12, in_memory=True)
+        save_twice(folder, client, rank)
         put_again(client, rank, 12, FILES - {missing})
         found = restored(folder, client)
         assert found.step == 10
@@ -214,9 +213,7 @@ def test_an_incomplete_snapshot_leaves_the_one_before(folder, rank):
 @ranks(2)
 def test_a_lost_node_leads_to_the_disk(folder, rank):
     with keepers(rank, 2) as client:
-        saving = engine(folder, client)
-        save(saving, rank, 10)
-        save(saving, rank, 12, in_memory=True)
+        save_twice(folder, client, rank)
         with replaced(client, rank) as new:
             assert restored(folder, new).step == 10
 

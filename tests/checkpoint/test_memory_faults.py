@@ -14,7 +14,7 @@ from tests.on_ranks import agreed, ranks
 
 from .keepers import FILES, RUN, engine, flip, keepers, stored
 from .single_rank import nothing
-from .test_memory_copies import from_memory, restored, save
+from .test_memory_copies import from_memory, restored, save, save_twice
 
 
 def away(client):
@@ -60,9 +60,7 @@ def test_the_first_snapshot_waits_for_a_keeper_that_starts_late(folder, rank):
 @ranks(2)
 def test_a_snapshot_that_a_later_attempt_has_superseded_stays_gone(folder, rank, nodes):
     with keepers(rank, nodes) as client:
-        saving = engine(folder, client)
-        save(saving, rank, 10)
-        save(saving, rank, 12, in_memory=True)
+        save_twice(folder, client, rank)
         # The second attempt does not reach the keeper of the last node.
         there = away(client) if rank == 1 or nodes == 1 else client
         assert restored(folder, there).step == 10
@@ -121,9 +119,7 @@ def test_all_ranks_learn_of_an_error_of_any_type(folder, rank, monkeypatch, wher
 @ranks(2, limit=60)
 def test_an_error_of_any_type_leads_all_ranks_to_disk(folder, rank, monkeypatch, where):
     with keepers(rank, 2) as client:
-        saving = engine(folder, client)
-        save(saving, rank, 10)
-        save(saving, rank, 12, in_memory=True)
+        save_twice(folder, client, rank)
         if rank == 1 and where == "thread":
             monkeypatch.setattr(peers, "threading", SimpleNamespace(Thread=broken))
         elif rank == 1:

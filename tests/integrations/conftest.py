@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -37,3 +38,20 @@ def again(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> Callab
         torch.manual_seed(seed)
 
     return restart
+
+
+@pytest.fixture
+def attempt(again: Callable[[], None]) -> Callable[..., Any]:
+    """Return a function that trains as in a new process, and returns its result, or the exit code."""
+
+    def train(training: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        again()
+        try:
+            return training(*arguments, **options)
+        except SystemExit as ended:
+            return ended.code
+        except ZeroDivisionError:
+            again()
+            return 1
+
+    return train

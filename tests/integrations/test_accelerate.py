@@ -1,6 +1,7 @@
 """A loop with Accelerate and ``exact_resume`` ends with the bits of an undisturbed training."""
 
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from hpcrun import UserError
+from tests.checkpoint.test_quarantine import flip
 from tests.on_ranks import gathered, ranks
 
 from . import trainings
@@ -16,20 +18,9 @@ pytestmark = pytest.mark.preload("accelerate", "hpcrun.integrations.accelerate")
 
 
 @pytest.fixture
-def start(again):
-    """Return a function that trains as in a new process, and returns its result, or the exit code."""
-
-    def train(folder, at=trainings.nothing, **data):
-        again()
-        try:
-            return trainings.with_accelerate(folder, at, **data)
-        except SystemExit as ended:
-            return ended.code
-        except ZeroDivisionError:
-            again()
-            return 1
-
-    return train
+def start(attempt):
+    """Return a function that trains in a folder."""
+    return partial(attempt, trainings.with_accelerate)
 
 
 @ranks(2)
@@ -46,10 +37,7 @@ def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
     names = {path.name for path in cut.glob("checkpoint-*")}
     assert names == {"checkpoint-7", "checkpoint-9", "checkpoint-10"}
     if rank == 0:
-        optimizer = cut / "checkpoint-10" / "optimizer.bin"
-        content = bytearray(optimizer.read_bytes())
-        content[len(content) // 2] ^= 1
-        optimizer.write_bytes(content)
+        flip(cut / "checkpoint-10" / "optimizer.bin")
     capsys.readouterr()
     assert start(cut) == whole
     said = capsys.readouterr().err

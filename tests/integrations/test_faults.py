@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from tests.checkpoint.test_quarantine import flip
 from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 
@@ -46,10 +47,7 @@ def test_a_kill_and_a_flipped_byte_change_no_bit(tmp_path):
     assert attempt(tmp_path, "cut 2", loops.stop(7, signal.SIGTERM))[0] == [75, 75]
     newest = max((tmp_path / "cut").glob("step-*"))
     assert newest.name == "step-000000008"
-    damaged = newest / "rank-00001.bin"
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
+    flip(newest / "rank-00001.bin")
 
     codes, log = attempt(tmp_path, "cut 3")
     assert codes == [0, 0], log

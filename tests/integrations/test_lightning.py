@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hpcrun.errors import UserError
+from tests.checkpoint.test_quarantine import flip
 from tests.on_ranks import agreed, ranks
 
 pytestmark = pytest.mark.preload("tests.integrations.lightning_programs")
@@ -77,10 +78,7 @@ def test_a_flipped_byte_falls_back_to_the_checkpoint_before(
             programs.train(tmp_path / "parts", "plain", stop=7)
         return
     newest = max((tmp_path / "parts").glob("step-*"))
-    damaged = next(newest.glob("*.bin"))
-    raw = bytearray(damaged.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    damaged.write_bytes(raw)
+    flip(next(newest.glob("*.bin")))
     trainer = programs.train(tmp_path / "parts", "plain")
     said = capfd.readouterr().err
     assert "resumed after step 6" in said

@@ -1,11 +1,13 @@
 """A Trainer of transformers with ``ExactResume`` ends with the bits of an undisturbed training."""
 
 import signal
+from functools import partial
 
 import pytest
 
 from hpcrun import CheckpointError, UserError
 from hpcrun.integrations.session import FolderSession
+from tests.checkpoint.test_quarantine import flip
 from tests.on_ranks import gathered, ranks
 
 from . import trainings
@@ -19,20 +21,9 @@ EVALUATION = {
 
 
 @pytest.fixture
-def start(again):
-    """Return a function that trains as in a new process, and returns its result, or the exit code."""
-
-    def train(folder, at=trainings.nothing, **options):
-        again()
-        try:
-            return trainings.with_trainer(folder, at, **options)
-        except SystemExit as ended:
-            return ended.code
-        except ZeroDivisionError:
-            again()
-            return 1
-
-    return train
+def start(attempt):
+    """Return a function that trains in a folder."""
+    return partial(attempt, trainings.with_trainer)
 
 
 @ranks(2)
@@ -48,10 +39,7 @@ def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
     # A crash after the save of step 10, and a flipped byte in it.
     assert start(cut, lambda step: 1 // (step != 11)) == 1
     if rank == 0:
-        weights = cut / "checkpoint-10" / "model.safetensors"
-        content = bytearray(weights.read_bytes())
-        content[len(content) // 2] ^= 1
-        weights.write_bytes(content)
+        flip(cut / "checkpoint-10" / "model.safetensors")
     capsys.readouterr()
     assert start(cut) == whole
     said = capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcrun.devices.driver import TorchBuild, newest_of_driver, torch_build
-from hpcrun.network.image_probe import driver, image, own_version
+from hpcrun.network.gpu_probes import driver, image, own_version
 from hpcrun.network.probes import Answer, Needs, Same
 
 
@@ -31,7 +31,7 @@ def test_the_contents_and_another_version_of_hpcrun_are_reported() -> None:
 
 
 def test_an_image_without_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcrun.network.image_probe.torch_build", lambda: None)
+    monkeypatch.setattr("hpcrun.network.gpu_probes.torch_build", lambda: None)
     (answer,) = image(Needs(image="train.sif"))
     assert isinstance(answer, Answer)
     assert (answer.status, answer.words[:22]) == ("fail", "train.sif has no torch")

@@ -215,16 +215,9 @@ class CheckpointEngine:
             self._thread.join(patience)
         return self.poll()
 
-    def save(
-        self,
-        step: int,
-        shared: dict[str, Any],
-        own: dict[str, Any],
-        meta: dict[str, Any],
-        alike: Callable[[str], bool] = lambda _: False,
-    ) -> SaveOutcome:
-        """Save as :meth:`start`, wait, and return the result."""
-        self.start(step, shared, own, meta, alike)
+    def save(self, *state: Any, **options: Any) -> SaveOutcome:
+        """Save with the arguments of :meth:`start`, wait, and return the result."""
+        self.start(*state, **options)
         return self.wait()[-1]
 
     def restore(self, template: Template, skip: Collection[int] = ()) -> Restored | None:

@@ -125,7 +125,7 @@ def covered(entry: TensorEntry) -> bool:
             return False
         if any(map(operator.gt, map(operator.add, offsets, sizes), entry.shape)):
             return False
-    # Along the dimension that has most cuts, few boxes are beside each other.
+    # Along the dimension that has most cuts, few boxes have the same offset.
     cuts = [len(set(offsets)) for offsets in zip(*(offsets for offsets, _ in boxes), strict=True)]
     axis = cuts.index(max(cuts)) if cuts else 0
     boxes.sort(key=lambda box: box[0][axis:])

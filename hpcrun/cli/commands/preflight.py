@@ -24,7 +24,7 @@ from hpcrun.cli.arguments import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.devices.devices import given_gpus
 from hpcrun.errors import UserError
-from hpcrun.network.image_probe import own_version
+from hpcrun.network.gpu_probes import own_version
 from hpcrun.network.preflight import (
     PreflightFacts,
     as_data,
