@@ -17,7 +17,7 @@ _MAY_BE_SECRET = ("job.env", "job.setup", "job.node_setup", "watch.notify")
 _MAY_CHANGE_IN_TRAIN = frozenset(
     {
         *("timeout", "hang_after", "hang_start", "connect_timeout", "profile", "affinity"),
-        *("log_every", "stop_check_every", "nonfinite", "nonfinite_limit"),
+        *("log_every", "stop_check_every", "nonfinite_limit"),
     }
 )
 # The weights have the same bits with each value.

@@ -169,7 +169,6 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("checkpoint.memory_every", "restarts.in_place", (False,), "true"),
     ("checkpoint.memory_copies", "restarts.in_place", (False,), "true"),
     ("checkpoint.memory_copies", "checkpoint.memory_every", (0,), "null or a number of steps"),
-    ("train.nonfinite_limit", "train.nonfinite", ("stop",), "skip"),
 )
 
 
@@ -178,11 +177,9 @@ def idle_keys(config: Config, given: Collection[str]) -> Iterator[tuple[str, str
     if config.command:
         return  # A command may read any key.
     seen = set()
-    # A dynamic loss scale overflows regularly; these overflows do not count against the limit.
-    scaled = config.amp.dtype == "fp16" and config.amp.dynamic
     for key, other, values, remedy in _RULES:
         value = _value(config, other)
-        if value not in values or (scaled and other == "train.nonfinite"):
+        if value not in values:
             continue
         if key in given and key not in seen and _value(config, key) != _default(key):
             seen.add(key)

@@ -54,12 +54,9 @@ class Train(Section):
     clip_norm: Positive | None = Field(
         default=1.0, description="Gradient norm for clipping; null: no clipping."
     )
-    nonfinite: Literal["skip", "stop"] = Field(
-        default="skip",
-        description="If a gradient is not finite (fp16 overflow aside): skip the step, or stop.",
-    )
     nonfinite_limit: Count = Field(
-        default=10, description="Consecutive skipped steps after which training stops."
+        default=10,
+        description="Consecutive steps with gradients that are not finite after which training stops.",
     )
     log_every: Count = Field(default=10, description="Steps between lines of metrics.")
     validate_every: FromZero = Field(

@@ -134,7 +134,7 @@ FREE = {
         "train.affinity",
     ),
     *("fsdp.deferred_init", "fsdp.reshard_after_forward"),
-    *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
+    *("train.log_every", "train.stop_check_every", "train.nonfinite_limit"),
 }
 # Free unless validation decides when training ends or which weights are best:
 FREE_IF_NOTHING_IS_JUDGED = {"train.validate_every", "train.validate_batches"}

@@ -28,7 +28,6 @@ IDLE = [
     ("train.gradient_as_bucket_view=false", "train.parallel=single", "train.parallel=ddp"),
     ("train.bucket_mb=50", "train.parallel=fsdp", "train.parallel=ddp"),
     ("train.find_unused_parameters=true", "train.parallel=single", "train.parallel=ddp"),
-    ("train.nonfinite_limit=3", "train.nonfinite=stop", "train.nonfinite=skip"),
     ("train.hang_start=60", "train.hang_after=null", "train.hang_after=30"),
     ("train.connect_timeout=60", "train.hang_after=null", "train.hang_after=30"),
     ("fsdp.cpu_offload=true", "train.parallel=ddp", "train.parallel=auto"),
@@ -60,13 +59,6 @@ def test_with_both_keys_the_run_starts_with_a_line(key: str, because: str, enoug
 
 def test_an_explicit_default_is_not_reported() -> None:
     assert resolved("amp.init_scale=65536", "optim.momentum=0.9")[1] == []
-
-
-def test_with_a_dynamic_scale_the_limit_of_overflows_counts() -> None:
-    keys = ["train.nonfinite=stop", "train.nonfinite_limit=50", "amp.dtype=fp16"]
-    assert resolved(*keys)[1] == []
-    (line,) = resolved(*keys, "amp.dynamic=false")[1]
-    assert "train.nonfinite_limit: has no effect with train.nonfinite=stop" in line
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)

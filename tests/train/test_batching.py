@@ -91,7 +91,7 @@ def test_the_samples_per_rank_are_logged(batching, lines):
     assert list(batching.lines(12)) == lines
 
 
-def test_a_stream_without_a_sample_for_each_micro_batch_is_refused():
+def test_a_stream_with_too_few_samples_is_refused():
     stream = Endless()
     stream.state_dict = stream.load_state_dict = dict
     stream.shards_itself = False

@@ -8,11 +8,10 @@ import torch
 import torch.distributed as dist
 
 from hpcrun.config import AMPConfig, override_layer, resolve
-from hpcrun.errors import PeerFailed
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.train.health.nonfinite import NonFiniteWatch, NotFinite
+from hpcrun.train.health.nonfinite import NonFiniteWatch
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.on_ranks import agreed, ranks
@@ -130,23 +129,16 @@ def test_a_bad_gradient_of_one_rank_skips_all(rank, monkeypatch, parallel, bad, 
 def test_a_nan_loss_of_one_rank_is_no_overflow(rank, tmp_path, monkeypatch, read):
     """Give an overflow, and later a NaN loss on rank 1, under fp16."""
     monkeypatch.setattr(StepGate, "late_on", LATE_ON[read])
-    config = resolve([override_layer(["train.nonfinite=stop", "amp.dtype=fp16"])])
+    config = resolve([override_layer(["amp.dtype=fp16"])])
     made = trainer(rank, amp=FP16)
     watch = NonFiniteWatch(
         RunDirectory(tmp_path), Attempt("7", 0), config, made, start=0,
         ranks=made.control_ranks(), samples=None,
     )  # fmt: skip
 
-    def four_steps():
-        for number, step in enumerate(batches(rank, 4)):
-            bad = {1: overflowing, 3: spoiled}.get(number, loss)
-            watch.check(made.training_step(step, bad))
-        watch.finish()
-
-    with pytest.raises(NotFinite if rank == 1 else PeerFailed) as caught:
-        four_steps()
-    if rank == 1:
-        text = str(caught.value)
-        assert text.startswith("gradients are not finite at step 3 (train.nonfinite); the loss of")
+    for number, step in enumerate(batches(rank, 4)):
+        bad = {1: overflowing, 3: spoiled}.get(number, loss)
+        watch.check(made.training_step(step, bad))
+    watch.finish()
     dist.barrier()  # Rank 0 writes, but rank 1 would not wait.
     assert [path.name for path in (tmp_path / "nonfinite").iterdir()] == ["step-3.json"]

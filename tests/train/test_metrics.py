@@ -186,7 +186,7 @@ def test_a_skipped_step_does_not_count_in_the_loss(
     assert losses == [2.5, 2.0, pytest.approx(math.nan, nan_ok=True)]
 
 
-def test_a_line_is_the_mean_over_its_steps_also_after_restarts() -> None:
+def test_a_line_is_the_mean_over_its_steps() -> None:
     # The fifth step is skipped.
     shape = {"batching": Batching(4, ranks=1), "steps": 6, "log_every": 5}
     losses = (1.0, 2.0, 3.0, 4.0, math.nan, 5.0)

@@ -80,7 +80,6 @@ class NonFiniteWatch:
         # A dynamic loss scale causes single overflows in normal operation; only many consecutive ones are a
         # problem. Losses are checked before scaling.
         self._scaled = trainer.scaler.is_enabled() and config.amp.dynamic
-        self._stops = config.train.nonfinite == "stop"
         self._limit = config.train.nonfinite_limit
         self._first = start - trainer.gate.steps
         self._seen = trainer.gate.skipped
@@ -111,20 +110,18 @@ class NonFiniteWatch:
         self._reported = self._reported and in_a_row > new
         fresh = not self._reported and self._dumps < DUMPS
         many = in_a_row >= self._limit
-        if not (fresh or many or self._stops):
+        if not (fresh or many):
             return
         ranks = self._gather(self._results[-2 if gate.pending else -1])
         overflow = self._scaled and not any(rank.lost for rank in ranks)
-        stop = many or (self._stops and not overflow)
-        if not stop and overflow:
+        if overflow and not many:
             return
         self._dumps, self._reported = self._dumps + 1, True
         step = self._first + gate.steps - 1
         if self._ranks.rank == 0:
             self._dump(step, in_a_row, ranks)
-        if stop:
-            key = "train.nonfinite_limit" if overflow or not self._stops else "train.nonfinite"
-            self._stop(step, in_a_row, ranks, key)
+        if many:
+            self._stop(step, in_a_row, ranks)
 
     def _gather(self, result: StepResult) -> list[_Found]:
         """Gather every rank's report about the step with this ``result``. Collective."""
@@ -165,7 +162,7 @@ class NonFiniteWatch:
         bad = _guilty(ranks)
         note(self._run, "nonfinite", self._attempt, step=step, in_a_row=in_a_row, ranks=bad)
 
-    def _stop(self, step: int, in_a_row: int, ranks: list[_Found], key: str) -> None:
+    def _stop(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
         bad = _guilty(ranks) or [0]
         if self._ranks.rank not in bad:
             raise PeerFailed(f"gradients are not finite at step {step}; see rank {bad[0]}")
@@ -174,8 +171,8 @@ class NonFiniteWatch:
         known = any(found.weights for found in ranks)
         more = "" if known else ", at train.lr, or use a higher precision (amp.dtype)"
         raise NotFinite(
-            f"gradients are not finite at step {step}{row} ({key}); {_whose(ranks)}; check the "
-            f"samples in {name}{more}"
+            f"gradients are not finite at step {step}{row} (train.nonfinite_limit); {_whose(ranks)}; "
+            f"check the samples in {name}{more}"
         )
 
 
