@@ -16,7 +16,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 25),
     "checkpoint": (6_610, 35),
     "cli": (4_900, 34),
-    "config": (2_930, 14),
+    "config": (2_920, 14),
     "devices": (750, 6),
     "diagnose": (1_690, 9),
     "estimate": (1_220, 9),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_400, 18),
     "slurm": (4_360, 25),
     "tasks": (1_100, 8),
-    "tests": (58_740, 450),
+    "tests": (58_720, 450),
     "train": (10_370, 49),
 }
 """The most lines and files of each package, and of the tests."""
