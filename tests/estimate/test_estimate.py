@@ -12,7 +12,7 @@ import pytest
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import GIB, gpu_memory
 from hpcrun.estimate.spares import spare_nodes
-from tests.start_server import COMMANDS
+from tests.start_server import COMMANDS, prepared
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs"
@@ -53,8 +53,14 @@ def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env=os.environ
-        | {"PYTHONPATH": f"{ROOT}:{folder}", "XDG_CACHE_HOME": str(folder), COMMANDS: "1"},
+        env=prepared(
+            {
+                **os.environ,
+                "PYTHONPATH": f"{ROOT}:{folder}",
+                "XDG_CACHE_HOME": str(folder),
+                COMMANDS: "1",
+            }
+        ),
         capture_output=True,
         text=True,
         check=False,

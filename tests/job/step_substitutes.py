@@ -19,6 +19,10 @@ SHOWN = (
     "   NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*\\n"
 )
 
+REQUEUED = (
+    "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 DUE TO JOB REQUEUE ***"
+)
+
 
 class Desk:
     """A run and the programs of a Slurm that knows job 7."""
@@ -43,7 +47,13 @@ class Desk:
         calls = shlex.quote(str(self.calls))
         # This Slurm starts no node agents.
         agents = f'[[ "$*" != *{AGENTS}* ]] || exit 1\n'
-        stand_in.write_text(f'#!/bin/bash\n{agents}echo "{program} $*" >> {calls}\n{script}\n')
+        said = f'#!/bin/bash\n{agents}echo "{program} $*" >> {calls}\n'
+        # As slurmstepd: the end of the job by its requeue has a message in the batch log.
+        log = shlex.quote(str(self.run.logs / "batch-7.log"))
+        told = f"[ $code != 0 ] || [ \"$1\" != requeue ] || echo '{REQUEUED}' >> {log}"
+        if program == "scontrol":
+            script = f"(\n{script}\n)\ncode=$?\n{told}\nexit $code"
+        stand_in.write_text(f"{said}{script}\n")
         stand_in.chmod(0o755)
 
     def start(
