@@ -9,6 +9,7 @@ gradients it would have to keep the order of their collectives.
 """
 
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -206,6 +207,7 @@ class StopAgreement:
     """Turns the ranks' reasons to stop into one reason that every rank reads at the same step.
 
     Without the agreement, a rank that stops at a signal leaves the other ranks waiting in a collective.
+    ``seconds`` is the total time of the exchanges on this rank.
     """
 
     def __init__(self, group: "ProcessGroup | None", every: int = 1) -> None:
@@ -218,6 +220,7 @@ class StopAgreement:
         self._group = group
         self._every = every
         self._pending: tuple[Any, Any] | None = None
+        self.seconds = 0.0
 
     def exchange(self, step: int, local: StopReason) -> StopReason:
         """Return the reason agreed on at the previous exchange, and start the next with ``local``.
@@ -237,8 +240,8 @@ class StopAgreement:
         if step % self._every:
             return StopReason.NONE
         import torch
-        import torch.distributed as dist
 
+        began = time.perf_counter()
         agreed = StopReason.NONE
         if self._pending is not None:
             work, value = self._pending
@@ -247,6 +250,7 @@ class StopAgreement:
         value = torch.tensor([int(local)], dtype=torch.int32)
         work = dist.all_reduce(value, dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._pending = (work, value)
+        self.seconds += time.perf_counter() - began
         return agreed
 
     def finish(self) -> None:

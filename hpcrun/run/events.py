@@ -273,13 +273,17 @@ class StepLines:
         self._pace.begin(step, when)
         self._printed = None
 
+    def due(self, step: int) -> bool:
+        """Return True if it is time for a line after ``step`` steps."""
+        if self._printed is None or step >= self._total:
+            return True
+        return time.monotonic() - self._printed >= _SECONDS_PER_LINE
+
     def line(self, step: int, when: float, facts: Mapping[str, str]) -> str | None:
         """Return the line for ``step`` done steps at ``when`` (Unix seconds); None between two lines."""
-        now = time.monotonic()
-        due = self._printed is None or now - self._printed >= _SECONDS_PER_LINE
-        if not facts or (not due and step < self._total):
+        if not facts or not self.due(step):
             return None
-        self._printed = now
+        self._printed = time.monotonic()
         return f"step {step}/{self._total}: {in_words(facts, self._pace.left(step, when))}"
 
 

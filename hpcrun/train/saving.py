@@ -66,6 +66,8 @@ class Saver:
         self.costs: tuple[float, float] | None = None
         self.failed: str | None = None
         self._last: SaveOutcome | None = None
+        self._reports = trainer.is_main_process
+        self._begun = False
 
     def due(self, done: int) -> bool:
         """Return True if it is time to save after ``done`` steps. Call it on every rank after every step."""
@@ -117,10 +119,11 @@ class Saver:
             disk=disk,
             memory=memory,
         )
+        self._begun = True
 
     def poll(self) -> None:
         """Report a save that has finished. Does not wait; does nothing on ranks other than 0."""
-        if self._trainer.is_main_process:
+        if self._begun and self._reports:
             self._record(self._engine.poll())
 
     def finish(self, done: int) -> None:
@@ -143,16 +146,16 @@ class Saver:
 
     def _record(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
-            self._last = outcome
+            self._last, self._begun = outcome, False
             if outcome.in_memory:
-                if self._trainer.is_main_process and outcome.error and not outcome.fenced:
+                if self._reports and outcome.error and not outcome.fenced:
                     print(f"hpcrun: {outcome.error}", file=sys.stderr, flush=True)
                 continue
             self.failed = None if outcome.ok else outcome.error or "unknown"
             if outcome.ok:
                 self.saved = outcome.step
                 self.costs = outcome.stalled, outcome.seconds
-            if self._trainer.is_main_process:
+            if self._reports:
                 self._report(outcome)
 
     def _report(self, outcome: SaveOutcome) -> None:

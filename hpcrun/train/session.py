@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +30,6 @@ from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.health.watchdog import watching
 from hpcrun.train.metrics.log import MetricsLog, measure
 from hpcrun.train.metrics.sinks import build_sinks
-from hpcrun.train.metrics.stopwatch import TimedSteps
 from hpcrun.train.metrics.timing import Profile
 from hpcrun.train.optimizer import JointOptimizer
 from hpcrun.train.parallel import process_group
@@ -57,7 +55,7 @@ class Loop:
 
     config: Config
     steps: range
-    batches: TimedSteps
+    batches: Generator[list[Any], None, None]
     take: Callable[[int, list[Any]], StepResult]
     agreement: StopAgreement
     reason_to_stop: Callable[[], StopReason]
@@ -75,58 +73,60 @@ class Loop:
         On return the last step is committed, unless ``saver.failed`` says why not.
         """
         with collecting_together(self.config.train.log_every) as collection:
-            return self._run(collection)
+            stop = self._run(collection)
+        # Only now: a preempted job may have half a minute, and the checkpoint comes first.
+        self.profile.close()
+        return stop
 
     def _run(self, collection: Collection) -> StopReason:
         """Take the steps."""
         train, leaving = self.config.train, False
+        batches, early, saver = self.batches, self.early, self.saver
         for step in self.steps:
-            began = time.perf_counter()
             stop = self.agreement.exchange(step, self.reason_to_stop())
-            self.metrics.stop_checked(time.perf_counter() - began)
-            leaving = leaving or stop is StopReason.SLOW_NODE
-            if stop > StopReason.SLOW_NODE:
-                self.nonfinite.finish()
-                with self._saving():
-                    self.saver.finish(step)
-                return stop
+            if stop:
+                if stop is not StopReason.SLOW_NODE:
+                    self._finish(step)
+                    return stop
+                leaving = True
             self.position.step = step
             self.profile.before(step)
             # Only after the stop decision: reading a sample may draw from the generators that are saved.
-            micro_batches = next(self.batches)
+            micro_batches = next(batches)
             result = self.take(step, micro_batches)
             done = step + 1
             collection.after(done)
             self.metrics.step(done, result)
             self.nonfinite.check(result)
             best = self._validate(done, collection)
-            if self.early.due:
-                self.metrics.log_pending(done)
-            self.saver.poll()
-            if self.early.due or done == train.steps:
+            saver.poll()
+            if early.due or done == train.steps:
                 # The last save follows.
                 break
-            in_memory = self.saver.due_in_memory(done)
-            if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
+            in_memory = saver.due_in_memory(done)
+            if saver.due(done) or (best and self.config.checkpoint.keep_best):
                 if leaving:
-                    self.nonfinite.finish()
-                    with self._saving():
-                        self.saver.finish(done)
+                    self._finish(done)
                     # A slow node is no reason to stop without the checkpoint.
-                    if self.saver.failed is None:
+                    if saver.failed is None:
                         return StopReason.SLOW_NODE
                 else:
                     with self._saving():
-                        self.saver.start(done)
+                        saver.start(done)
             elif in_memory:
-                with self.position.at("saving"), self.metrics.paused():
-                    self.metrics.flush()
-                    self.saver.start_in_memory(done)
-        self.profile.close(self.early.end(train.steps))
+                with self._saving():
+                    saver.start_in_memory(done)
+        done = early.end(train.steps)
+        self.metrics.log_pending(done)
+        self._finish(done)
+        return StopReason.NONE
+
+    def _finish(self, done: int) -> None:
+        """Save the state after ``done`` steps, the last ones here, and wait for the commit."""
+        self.profile.stop(done)
         self.nonfinite.finish()
         with self._saving():
-            self.saver.finish(self.early.end(train.steps))
-        return StopReason.NONE
+            self.saver.finish(done)
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -138,8 +138,7 @@ class Loop:
     def _validate(self, done: int, collection: Collection) -> bool:
         """Validate if it is time; return True if the loss is the lowest so far."""
         train = self.config.train
-        every = train.validate_every
-        if done != train.steps and not (every and done % every == 0):
+        if done != train.steps and (not train.validate_every or done % train.validate_every):
             return False
         with self.position.at(VALIDATING), self.metrics.paused(), collection.automatic():
             loss = self.validate()
@@ -214,6 +213,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
     announce(context, resumed, batches.batching)
     main = trainer.is_main_process
     sinks = context.together(lambda: build_sinks(run, config, start) if main else None)
+    agreement = StopAgreement(ranks.group, config.train.stop_check_every)
     metrics = MetricsLog(
         config,
         opened.task,
@@ -224,6 +224,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         ranks=ranks,
         attempt=number_columns(attempt),
         slow=slow,
+        agreement=agreement,
     )
     metrics.restore(resumed.extra("metrics", []))
     saver = Saver(
@@ -249,7 +250,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         steps=steps,
         batches=measured.watch.batches(batches),
         take=take,
-        agreement=StopAgreement(ranks.group, config.train.stop_check_every),
+        agreement=agreement,
         reason_to_stop=stop_reason(config, flag, slow, main=main),
         validate=lambda: (
             None if held_out is None else validate(trainer, opened.task, held_out, ranks=ranks)
@@ -397,7 +398,10 @@ def stop_reason(
         deadline = DeadlineWatch(lambda: end_time(os.environ), lead).start()
 
     def reason() -> StopReason:
+        # A signal outranks the time, and the time outranks a slow node.
+        if flag.reason:
+            return flag.reason
         late = deadline is not None and deadline.due()
-        return max(flag.reason, StopReason.DEADLINE if late else StopReason.NONE, slow.reason)
+        return StopReason.DEADLINE if late else slow.reason
 
     return reason

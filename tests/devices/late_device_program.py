@@ -97,7 +97,7 @@ def mean_loss(device: str, hasty: bool = False) -> float:
         if hasty:
             early = result.loss.to("cpu", non_blocking=True)
             result = SimpleNamespace(loss=early, decision=result.decision)  # type: ignore[assignment]
-        window.add(result)
+        window.results.append(result)
     return window.mean(OVERFLOWS)
 
 

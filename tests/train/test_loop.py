@@ -18,7 +18,7 @@ from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
 from hpcrun.train.metrics.stopwatch import Stopwatch
-from hpcrun.train.metrics.timing import FlopCounter
+from hpcrun.train.metrics.timing import FlopCounter, Profile
 from hpcrun.train.position import Position
 from hpcrun.train.session import Loop
 from hpcrun.train.step.amp_trainer import AMPTrainer
@@ -46,7 +46,7 @@ class Saving:
     finish = start
 
 
-def run_loop(run, saver, last, loss, validate=lambda: None):
+def run_loop(run, saver, last, loss, validate=lambda: None, window=None):
     """Run five steps of the loop, or stop after step ``last``."""
     config = Config.model_validate({"train": {"steps": 5, "log_every": 1}})
     trainer = AMPTrainer(nn.Linear(2, 1), lambda m: torch.optim.SGD(m.parameters()), device="cpu")
@@ -54,13 +54,13 @@ def run_loop(run, saver, last, loss, validate=lambda: None):
     sinks, position = Sinks([JsonLines(run, pause=3600.0)]), Position()
     task = SimpleNamespace(unit="samples", units_per_sample=1, loader_processes=None)
     measured = StepMeasurements(watch, FlopCounter(None, None), loss, None)
-    batching = Batching(3, ranks=1)
+    batching, agreement = Batching(3, ranks=1), StopAgreement(None)
     loop = Loop(
         config=config,
         steps=range(5),
         batches=iter([[torch.ones(3, 2)]] * 5),
         take=lambda _, micro_batches: trainer.training_step(micro_batches, loss),
-        agreement=StopAgreement(None),
+        agreement=agreement,
         reason_to_stop=lambda: StopReason.WARNING if position.step == last - 1 else StopReason.NONE,
         validate=validate,
         early=EarlyStopping(None),
@@ -69,10 +69,13 @@ def run_loop(run, saver, last, loss, validate=lambda: None):
             ranks=Ranks(),
             attempt={"restart": 0},
             slow=SlowNodeWatch(run, Attempt("1", 0), ["n0"], replace=False),
+            agreement=agreement,
         ),
         saver=saver,
         nonfinite=SimpleNamespace(check=lambda _: None, finish=lambda: None),
-        profile=SimpleNamespace(before=lambda _: None, close=lambda _: None),
+        profile=Profile(
+            *(run, window, 0), rank=0, device=trainer.device, watch=watch, position=position
+        ),
         position=position,
     )
     loop.run()
@@ -101,3 +104,14 @@ def test_garbage_is_collected_automatically_in_validations_only(tmp_path):
 
     run_loop(run, Saving(run), 5, loss, lambda: validating.append(gc.isenabled()))
     assert (training, validating) == ([False] * 5, [True])
+
+
+@pytest.mark.parametrize(("last", "steps"), [(5, "2-5"), (4, "2-4"), (2, "2")])
+def test_a_stop_in_the_window_writes_the_profile_last(tmp_path, capsys, last, steps):
+    run = RunDirectory(tmp_path)
+    saver, written = Saving(run), []
+    saver.finish = lambda done: written.append((done, run.profile.exists()))
+    run_loop(run, saver, last, mean, window="2-9")
+    assert written == [(last, False)]
+    assert (run.profile / "trace-rank-00000.json.gz").stat().st_size
+    assert f"profile of step{'s' * ('-' in steps)} {steps}, by CPU time" in capsys.readouterr().out

@@ -31,13 +31,20 @@ def test_steps_are_counted_from_one() -> None:
     assert list(steps_of(None)) == []
 
 
-def test_a_window_that_the_end_cuts_off_is_written_too(tmp_path: Path) -> None:
-    watched = profile(tmp_path, "2-30", start=4)
-    watched.before(4)
-    torch.ones(3).cumsum(0)
-    watched.close(5)
-    assert "aten::cumsum" in (tmp_path / "profile" / "operations-rank-00001.txt").read_text()
-    assert (tmp_path / "profile" / "trace-rank-00001.json.gz").stat().st_size
+def test_attempts_that_stop_in_the_window_keep_all_their_profiles(tmp_path: Path) -> None:
+    for start in (0, 4):
+        watched = profile(tmp_path, "2-30", start)
+        watched.before(max(start, 1))
+        torch.ones(3).cumsum(0)
+        watched.stop(start + 2)
+        # A save is no part of a step.
+        torch.ones(3).cumprod(0)
+        watched.close()
+        name = f"rank-00001{'-from-step-5' if start else ''}"
+        table = (tmp_path / "profile" / f"operations-{name}.txt").read_text()
+        assert "aten::cumsum" in table
+        assert "aten::cumprod" not in table
+        assert (tmp_path / "profile" / f"trace-{name}.json.gz").stat().st_size
 
 
 def event(name: str, start: float, end: float, device: str = "CUDA", note: bool = False) -> object:

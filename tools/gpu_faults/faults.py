@@ -132,8 +132,8 @@ FAULTS = (
         "train/metrics/log.py",
         (
             (
-                "        self._window.add(result)\n",
-                "        self._window.add(result)\n        result.loss.item()\n",
+                "        self._window.results.append(result)\n",
+                "        self._window.results.append(result)\n        result.loss.item()\n",
             ),
         ),
         LATE,

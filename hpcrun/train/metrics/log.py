@@ -17,7 +17,7 @@ from torch import nn
 from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
 from hpcrun.printing import say
-from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.train.data.batching import Batching, worker_processes
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.sinks import Sinks
@@ -74,8 +74,10 @@ class MetricsLog:
         ranks: Ranks,
         attempt: Mapping[str, int],
         slow: SlowNodeWatch,
+        agreement: StopAgreement,
     ) -> None:
         """Store the arguments; every line has the columns ``attempt``."""
+        self._agreement, self._agreed = agreement, 0.0
         self._trainer, self._sinks, self._ranks, self._attempt = trainer, sinks, ranks, attempt
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
         self._every, self._end = config.train.log_every, config.train.steps
@@ -86,13 +88,15 @@ class MetricsLog:
         self._workers = worker_processes(config, os.environ, task.loader_processes)
         self._lines, self._hinted = 0, False
         self._gpu = vendor.gpu_use(trainer.device)
+        self._samples = measured.watch.on_device
 
     def step(self, done: int, result: StepResult) -> None:
         """Record the result of a step; ``done``: finished steps. Collective at logged steps."""
-        self._window.add(result)
+        self._window.results.append(result)
         if self._is_logged(done):
             self.log_pending(done)
-        self._watch.sample(self._is_logged(done + 1))
+        if self._samples:
+            self._watch.sample(self._is_logged(done + 1))
 
     def log_pending(self, done: int) -> None:
         """Log the steps since the last line, if any; ``done``: finished steps. Collective."""
@@ -102,7 +106,8 @@ class MetricsLog:
         loss = self._window.mean(done)
         steps = range(done - len(results), done)
         lap = self._watch.lap(len(steps))
-        ranks = self._gather(loss, lap)
+        stop, self._agreed = self._agreement.seconds - self._agreed, self._agreement.seconds
+        ranks = self._gather(loss, lap, stop / len(steps))
         if ranks is not None:
             self._log(done, results[-1], self._batching.samples(steps) / len(steps), ranks)
             times, own = [one[1] for one in ranks], [one[3] for one in ranks]
@@ -138,21 +143,17 @@ class MetricsLog:
         """Exclude the block's time (a save, a validation) from the next line's rates."""
         return self._watch.paused()
 
-    def stop_checked(self, seconds: float) -> None:
-        """Add the ``seconds`` of this step's stop check."""
-        self._watch.stop_checked(seconds)
-
     def _is_logged(self, done: int) -> bool:
         return done % self._every == 0 or done == self._end
 
-    def _gather(self, loss: float, lap: StepTimeMeans) -> list[list[float]] | None:
+    def _gather(self, loss: float, lap: StepTimeMeans, stop: float) -> list[list[float]] | None:
         """Gather every rank's measurements on rank 0; None on other ranks.
 
         They are the loss, seconds (step, data, own, stop), bytes, the GPU's utilization (percent) and bytes.
         """
         memory = _memory(self._trainer.device)
         gpu = (math.nan, math.nan) if self._gpu is None else self._gpu.read()
-        measured = [loss, lap.step, lap.data, lap.own, lap.stop, memory, *gpu]
+        measured = [loss, lap.step, lap.data, lap.own, stop, memory, *gpu]
         if self._ranks.world_size == 1:
             return [measured]
         mine = torch.tensor(measured, dtype=torch.float64)
@@ -245,22 +246,13 @@ _NOTHING = [0.0, 0.0, 0.0, 0.0]
 class LossWindow:
     """Sums the losses of unlogged steps, weighted by their samples over all ranks.
 
-    Skipped steps are excluded, unless all steps were skipped.
+    Skipped steps are excluded, unless all steps were skipped. ``results``: this process's unlogged steps.
     """
 
     def __init__(self, batching: Batching) -> None:
         self._batching = batching
-        self._results: list[StepResult] = []
+        self.results: list[StepResult] = []
         self._before = _NOTHING
-
-    @property
-    def results(self) -> Sequence[StepResult]:
-        """Results of the unlogged steps of this process."""
-        return self._results
-
-    def add(self, result: StepResult) -> None:
-        """Add the next step. Does not wait for the device."""
-        self._results.append(result)
 
     def mean(self, done: int) -> float:
         """Return this rank's mean loss after ``done`` steps, and reset. Waits for the device once.
@@ -268,12 +260,12 @@ class LossWindow:
         The mean over ranks is the mean over all samples.
         """
         taken, samples, skipped, skipped_samples = self._sums(done)
-        self._results, self._before = [], _NOTHING
+        self.results, self._before = [], _NOTHING
         return taken / samples if samples else skipped / skipped_samples
 
     def saved(self, done: int, ranks: Ranks) -> list[float]:
         """Return what a checkpoint after ``done`` steps needs, identical on all ``ranks``. Collective."""
-        if not self._results and self._before is _NOTHING:
+        if not self.results and self._before is _NOTHING:
             return []
         sums = torch.tensor(self._sums(done), dtype=torch.float64)
         if ranks.world_size > 1:
@@ -288,11 +280,11 @@ class LossWindow:
 
     def _sums(self, done: int) -> list[float]:
         sums = [0.0, 0.0, 0.0, 0.0]
-        if self._results:
+        if self.results:
             # A few numbers sum faster on the host than on the device.
-            losses: list[float] = torch.stack([result.loss for result in self._results]).tolist()
+            losses: list[float] = torch.stack([result.loss for result in self.results]).tolist()
             first = done - len(losses)
-            for step, (loss, result) in enumerate(zip(losses, self._results, strict=True), first):
+            for step, (loss, result) in enumerate(zip(losses, self.results, strict=True), first):
                 samples = self._batching.samples(range(step, step + 1))
                 at = 2 if result.decision.peek() else 0
                 sums[at] += loss * samples

@@ -44,10 +44,10 @@ class RankZeroLog(Sink):
         self._lines.begin(start, time.time())
 
     def write(self, line: Mapping[str, Any]) -> None:
-        for text in (
-            validation_line(line),
-            self._lines.line(line["step"], time.time(), facts_of(line)),
-        ):
+        texts = [validation_line(line)]
+        if self._lines.due(line["step"]):
+            texts.append(self._lines.line(line["step"], time.time(), facts_of(line)))
+        for text in texts:
             if text is not None:
                 say(text)
 
@@ -143,17 +143,18 @@ class Sinks:
     def _each(self, act: Callable[[Sink], None], *, proof: bool = False) -> None:
         """Call ``act`` for each sink; ``proof``: success proves that a failed sink works again."""
         for number, sink in enumerate(self._sinks):
-            name = "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
             try:
                 act(sink)
                 if proof and number in self._failed:
                     # Some sinks write late, so only a flush proves it.
                     sink.flush()
                     self._failed.discard(number)
-                    print(f"hpcrun: writing {name} works again", file=sys.stderr, flush=True)
+                    print(f"hpcrun: writing {_name(sink)} works again", file=sys.stderr, flush=True)
             except Exception as error:
                 if number not in self._failed:
-                    print(f"hpcrun: cannot write {name}: {error}", file=sys.stderr, flush=True)
+                    print(
+                        f"hpcrun: cannot write {_name(sink)}: {error}", file=sys.stderr, flush=True
+                    )
                 self._failed.add(number)
 
 
@@ -168,6 +169,10 @@ def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
     # For a failed training: the worker runs the atexit functions (worker.leave).
     atexit.register(built.close)
     return built
+
+
+def _name(sink: Sink) -> str:
+    return "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:

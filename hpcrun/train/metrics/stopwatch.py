@@ -7,7 +7,7 @@ between: under FSDP each unit waits for its weights, under DDP a model with buff
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,30 +25,29 @@ from hpcrun.train.step.trainer import LossFunction
 class StepTimeMeans:
     """Means over some steps, in seconds per step. ``own``: waiting for data plus the own forward pass.
 
-    ``own`` excludes the first step of a process, and a step right after a save or a validation. ``stop``:
-    waiting for the agreement of the ranks about a stop.
+    ``own`` excludes the first step of a process, and a step right after a save or a validation.
     """
 
     step: float
     data: float
     own: float
-    stop: float = 0.0
 
 
 class Stopwatch:
     """Sums the times of the steps since the last lap. On the CPU it costs a few clock readings per step.
 
-    On a GPU, events time the forward pass of the step before a lap: a sample, at no cost for other steps.
+    On a GPU (``on_device``), events time the forward pass of the step before a lap: a sample, at no cost for
+    other steps.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._since = time.perf_counter()
-        self._waited = self._stop_waited = 0.0
+        self._waited = 0.0
         # Own work of each step, and the places of the steps that do not count.
         self._own: list[float] = []
         self._apart = {0}
         self._device = device
-        self._on_device = accelerator.is_accelerator(device)
+        self.on_device = accelerator.is_accelerator(device)
         self._passes, self._sampled = 0, 0.0
         self._forward = self._waiting = False
         self._wait_began = self._waits = 0.0
@@ -62,18 +61,24 @@ class Stopwatch:
         """Start measuring; the time before was preparation."""
         self._since = time.perf_counter()
 
-    def batches(self, steps: Steps) -> "TimedSteps":
-        """Wrap ``steps`` to time how long training waits for each step's data."""
-        return TimedSteps(steps, self)
+    def batches(self, steps: Steps) -> Generator[list[Any], None, None]:
+        """Yield the micro-batches of ``steps``, and time the wait for them. Closing ends the loader."""
+        iterator, clock = iter(steps), time.perf_counter
+        try:
+            while True:
+                began = clock()
+                micro_batches = next(iterator, None)
+                if micro_batches is None:
+                    return
+                self.waited(clock() - began)
+                yield micro_batches
+        finally:
+            steps.close()
 
     def waited(self, seconds: float) -> None:
         """Begin a step whose data needed ``seconds`` of waiting."""
         self._waited += seconds
         self._own.append(seconds)
-
-    def stop_checked(self, seconds: float) -> None:
-        """Add the ``seconds`` that a stop check took."""
-        self._stop_waited += seconds
 
     def sample(self, wanted: bool) -> None:
         """GPU: set whether to time the forward passes of the next step. The CPU times all of them."""
@@ -83,7 +88,7 @@ class Stopwatch:
 
     def timed(self, loss: LossFunction) -> LossFunction:
         """Wrap ``loss`` to time each forward pass."""
-        return self._timed_on_device(loss) if self._on_device else self._timed_here(loss)
+        return self._timed_on_device(loss) if self.on_device else self._timed_here(loss)
 
     def exclude_waits(self, model: nn.Module, *, compiled: bool) -> None:
         """Exclude from forward passes the time in which ``model``, as wrapped, waits for other ranks.
@@ -116,7 +121,7 @@ class Stopwatch:
         # If all steps follow a save, they are the best measurement that there is.
         counted = counted or self._own or [0.0]
         own = sum(counted) / len(counted)
-        if self._on_device:
+        if self.on_device:
             if self._passes:
                 whole, *waits = (
                     accelerator.milliseconds(*span) for span in self._spans[: self._used]
@@ -124,11 +129,10 @@ class Stopwatch:
                 self._sampled = (whole - sum(waits)) / 1e3 * self._passes
             # After an early end, the last measured step is used.
             own += self._sampled
-        whole, data, stop = now - self._since, self._waited, self._stop_waited
-        lap = StepTimeMeans(whole / steps, data / steps, own, stop / steps)
+        lap = StepTimeMeans((now - self._since) / steps, self._waited / steps, own)
         # A pause after the last step concerns the next step.
         self._apart = {0} if len(self._own) in self._apart else set()
-        self._since, self._waited, self._stop_waited = now, 0.0, 0.0
+        self._since, self._waited = now, 0.0
         self._own, self._passes = [], 0
         return lap
 
@@ -165,7 +169,7 @@ class Stopwatch:
         if not self._forward:
             return
         self._waiting = True
-        if self._on_device:
+        if self.on_device:
             accelerator.record(self._span()[0], self._device)
         else:
             self._wait_began = time.perf_counter()
@@ -176,7 +180,7 @@ class Stopwatch:
         if not self._waiting:
             return
         self._waiting = False
-        if self._on_device:
+        if self.on_device:
             accelerator.record(self._spans[self._used - 1][1], self._device)
         else:
             self._waits += time.perf_counter() - self._wait_began
@@ -188,21 +192,3 @@ class Stopwatch:
             self._spans.append((start, end))
         self._used += 1
         return self._spans[self._used - 1]
-
-
-class TimedSteps:
-    """Iterator over the steps of a loader that times the waiting."""
-
-    def __init__(self, steps: Steps, watch: Stopwatch) -> None:
-        self._steps, self._watch = steps, watch
-        self._iterator = iter(steps)
-
-    def __next__(self) -> list[Any]:
-        began = time.perf_counter()
-        micro_batches = next(self._iterator)
-        self._watch.waited(time.perf_counter() - began)
-        return micro_batches
-
-    def close(self) -> None:
-        """End the loader processes."""
-        self._steps.close()

@@ -233,49 +233,58 @@ class Profile:
         self._last = steps.stop
         self._next = max(steps.start, start) if start < steps.stop else _NEVER
         self._first = self._next
+        # An earlier attempt that stopped in the window has written its steps.
+        later = f"-from-step-{self._first + 1}" if self._first > steps.start else ""
+        self._name = f"rank-{rank:05d}{later}"
         self._profiler: Any = None
+        self._done: int | None = None
 
     def before(self, step: int) -> None:
         """Start or end the profile; call it at the beginning of every step."""
         if step == self._next:
-            self._turn(step)
+            if self._profiler is None:
+                self._begin()
+            else:
+                self.stop(step)
+                self.close()
 
-    def close(self, done: int) -> None:
-        """End the profile if training ends in the window; ``done``: finished steps."""
-        if self._profiler is not None:
-            self._turn(done)
+    def stop(self, done: int) -> None:
+        """End the recording, if there is one; ``done``: finished steps. Call it before a last save."""
+        if self._profiler is None or self._done is not None:
+            return
+        self._done = done
+        with self._position.at(PROFILING), self._watch.paused():
+            accelerator.synchronize(self._device)
+            self._profiler.stop()
+
+    def close(self) -> None:
+        """Write what was recorded, if that is not written yet."""
+        if self._profiler is not None and self._done is not None:
+            with self._position.at(PROFILING), self._watch.paused():
+                self._write(self._done)
 
     @property
     def _on_gpu(self) -> bool:
         return accelerator.is_accelerator(self._device)
 
-    def _turn(self, done: int) -> None:
-        with self._position.at(PROFILING), self._watch.paused():
-            if self._profiler is None:
-                self._begin()
-            else:
-                self._end(done)
-
     def _begin(self) -> None:
-        self._profiler = torch.profiler.profile(
-            activities=accelerator.profiled(self._device), record_shapes=True
-        )
-        self._profiler.start()
+        with self._position.at(PROFILING), self._watch.paused():
+            self._profiler = torch.profiler.profile(
+                activities=accelerator.profiled(self._device), record_shapes=True
+            )
+            self._profiler.start()
         self._next = self._last
 
-    def _end(self, done: int) -> None:
+    def _write(self, done: int) -> None:
         profiler, self._profiler, self._next = self._profiler, None, _NEVER
-        accelerator.synchronize(self._device)
-        profiler.stop()
         operations = profiler.key_averages()
         times = step_times(profiler.events(), done - self._first)
         kind = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
-        name = f"rank-{self._rank:05d}"
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            profiler.export_chrome_trace(str(self._folder / f"trace-{name}.json.gz"))
+            profiler.export_chrome_trace(str(self._folder / f"trace-{self._name}.json.gz"))
             table = operations.table(sort_by=kind, row_limit=_ROWS, max_name_column_width=80)
-            (self._folder / f"operations-{name}.txt").write_text(f"{times}\n{table}")
+            (self._folder / f"operations-{self._name}.txt").write_text(f"{times}\n{table}")
         except (OSError, RuntimeError) as error:
             print(f"hpcrun: cannot write the profile: {error}", file=sys.stderr, flush=True)
         if self._rank == 0:

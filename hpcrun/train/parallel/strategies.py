@@ -26,6 +26,8 @@ _SYNC_BUFFERS = (
     "forward_sync_buffers" if "forward_sync_buffers" in _ddp_arguments else "broadcast_buffers"
 )
 
+NOTHING = contextlib.nullcontext()
+
 
 class Strategy:
     """Single process on one device: no wrapper, no communication. Subclasses override parts of it."""
@@ -60,7 +62,7 @@ class Strategy:
         self, model: nn.Module, *, last: bool
     ) -> contextlib.AbstractContextManager[Any]:
         """Wrap forward and backward of a micro-batch: only the last one of a step all-reduces gradients."""
-        return contextlib.nullcontext()
+        return NOTHING
 
     def compare(
         self, ranks: Ranks, model: nn.Module, forwards: Sequence[Callable[[], Tensor]]
@@ -129,7 +131,7 @@ class DDPStrategy(Strategy):
     ) -> contextlib.AbstractContextManager[Any]:
         if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
-        return contextlib.nullcontext()
+        return NOTHING
 
     def changes_buckets(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first bucket layout.

@@ -16,7 +16,7 @@ from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import default_device
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.parallel.strategies import Strategy
+from hpcrun.train.parallel.strategies import NOTHING, Strategy
 from hpcrun.train.step.ema import THREADS, TrainerCheckpoints, WeightAverage
 from hpcrun.train.step.gate import StepGate, trained_by
 from hpcrun.train.step.precision import (
@@ -34,8 +34,6 @@ from hpcrun.train.step.weighting import (
     require_plain_step,
     weighted,
 )
-
-_NO_AUTOCAST = contextlib.nullcontext()
 
 
 class AMPTrainer:
@@ -180,7 +178,7 @@ class AMPTrainer:
         # The swap changes shards, so no weights may stay gathered before and after the block.
         self.after_evaluation()
         try:
-            with contextlib.nullcontext() if average is None else average.in_place():
+            with NOTHING if average is None else average.in_place():
                 yield
         finally:
             self.after_evaluation()
@@ -211,7 +209,7 @@ class AMPTrainer:
         """
         dtype = None if self._strategy.casts else autocast_dtype(self.amp)
         # Entering a disabled autocast still costs some microseconds.
-        return _NO_AUTOCAST if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        return NOTHING if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def training_step(
         self,

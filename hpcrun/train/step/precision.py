@@ -50,9 +50,6 @@ def shortfall(amp: AMPConfig, device: torch.device) -> str | None:
     return f"amp.dtype=tf32: {name} has no TensorFloat-32; it computes in fp32"
 
 
-_PLAIN = (list, tuple, dict)
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with every tensor on ``device``; dicts, lists, tuples and dataclasses are traversed.
 
@@ -61,7 +58,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
-    if type(batch) not in _PLAIN and callable(getattr(batch, "to", None)):
+    kind = type(batch)
+    if kind is list or kind is tuple:
+        return kind([to_device(value, device) for value in batch])
+    if kind is not dict and callable(getattr(batch, "to", None)):
         # Some ``to`` methods work in place, and counting FLOPs moves the batch to the meta device.
         own = copy.copy(batch)
         moved = own.to(device)
@@ -69,9 +69,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
+        return kind(*(to_device(value, device) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
+        return kind(to_device(value, device) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         moved = copy.copy(batch)
         for field in dataclasses.fields(batch):
