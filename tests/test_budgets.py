@@ -30,8 +30,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_400, 18),
     "slurm": (4_360, 25),
     "tasks": (1_100, 8),
-    "tests": (58_730, 450),
-    "train": (10_370, 49),
+    "tests": (58_750, 450),
+    "train": (10_360, 49),
 }
 """The most lines and files of each package, and of the tests."""
 
