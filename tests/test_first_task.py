@@ -11,6 +11,7 @@ from tests.pages import code_blocks
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "first-task.md").read_text(encoding="utf-8")
 
+
 def test_the_pages_program_trains_and_prints_what_the_page_shows(tmp_path: Path) -> None:
     (program,), (shown,) = code_blocks(PAGE, "python"), code_blocks(PAGE, "text")
     train, look, _ = code_blocks(PAGE, "bash")

@@ -22,6 +22,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [text for language, text in BLOCKS if language == "bash"]
 SECTIONS = "job|restarts|train|fsdp|optim|amp|watch|data|checkpoint"
 
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working folder of a reader of the pages: a checkout, and ``hpcrun`` on the PATH."""
@@ -32,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hpcrun "$@"\n')
     program.chmod(0o755)
     return folder
+
 
 @pytest.mark.parametrize("number", range(len(COMMANDS)))
 def test_every_command_runs(number: int, folder: Path) -> None:
@@ -50,9 +52,11 @@ def test_every_command_runs(number: int, folder: Path) -> None:
     submitted = text.count("hpcrun submit") - text.count("--dry-run")
     assert len(re.findall(r"^hpcrun: \S+ is finished$", done.stdout, re.M)) == submitted
 
+
 def test_each_block_of_commands_is_run_or_shown() -> None:
     assert any("--dry-run" not in text and "hpcrun submit" in text for text in COMMANDS)
     assert {language for language, _ in BLOCKS} == {"bash", "python", "text"}
+
 
 def test_every_program_prints_the_table_below_it() -> None:
     programs = [number for number, (language, _) in enumerate(BLOCKS) if language == "python"]
@@ -62,6 +66,7 @@ def test_every_program_prints_the_table_below_it() -> None:
         with contextlib.redirect_stdout(printed):
             exec(BLOCKS[number][1], {})
         assert BLOCKS[number + 1] == ("text", printed.getvalue())
+
 
 def test_every_key_that_the_pages_name_exists() -> None:
     known = {*known_keys(Config), *(f"data.{key}" for key in LanguageModelData.model_fields)}
