@@ -1,6 +1,17 @@
-"""``python -m hpcrun COMMAND``."""
+"""``python -m hpcrun COMMAND``, and the program ``hpcrun``."""
 
-from hpcrun.cli.main import main
+import sys
+from typing import NoReturn
+
+
+def run(*words: str) -> NoReturn:
+    """Run the command ``words`` with the arguments of this process; Ctrl-C prints no traceback of imports."""
+    try:
+        from hpcrun.cli.main import main
+    except KeyboardInterrupt:
+        sys.exit(130)
+    main([*words, *sys.argv[1:]])
+
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -3,9 +3,9 @@
 import sys
 
 if __name__ == "__main__":
-    from hpcrun.cli.main import main
+    from hpcrun.__main__ import run
 
-    main(["submit", *sys.argv[1:]])
+    run("submit")
 elif __name__ == "hpcrun.submit":
     from hpcrun.api.submission.submitting import submit
 

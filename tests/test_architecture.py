@@ -188,10 +188,6 @@ FOREIGN = ("os", "sys", "torch", "dist")
 # Private names of objects of torch and other libraries, by file. A test of hpcrun's own objects uses a
 # constructor argument or a public function.
 PRIVATE = {
-    "IPython's name of a table": {
-        "tests/api/test_run.py: _repr_html_",
-        "tests/api/test_sweep_handle.py: _repr_html_",
-    },
     "datasets' shuffled stream": {"tests/train/test_known_streams.py: _ex_iterable"},
     "torch's process groups": {
         "tests/ranks/test_tree_group.py: _timeout",

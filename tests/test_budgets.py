@@ -13,25 +13,25 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_660, 25),
+    "api": (4_340, 25),
     "checkpoint": (6_640, 36),
-    "cli": (5_080, 34),
-    "config": (2_990, 14),
+    "cli": (4_920, 34),
+    "config": (2_960, 14),
     "devices": (750, 6),
-    "diagnose": (1_730, 9),
+    "diagnose": (1_690, 9),
     "estimate": (1_230, 9),
-    "hpcrun": (730, 9),
+    "hpcrun": (740, 9),
     "integrations": (3_360, 19),
-    "job": (5_820, 24),
+    "job": (5_560, 24),
     "network": (4_730, 23),
-    "nodes": (1_560, 8),
-    "ranks": (3_510, 17),
-    "results": (4_120, 19),
-    "run": (3_630, 19),
-    "slurm": (4_510, 25),
+    "nodes": (1_580, 8),
+    "ranks": (3_250, 17),
+    "results": (4_040, 19),
+    "run": (3_430, 18),
+    "slurm": (4_360, 25),
     "tasks": (1_140, 9),
-    "tests": (60_180, 457),
-    "train": (10_600, 49),
+    "tests": (59_340, 453),
+    "train": (10_570, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

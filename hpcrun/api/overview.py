@@ -1,4 +1,4 @@
-"""The rows of many runs, from one query to the scheduler and the last lines of the runs' files."""
+"""The rows of many runs, from one query to the scheduler and the runs' files."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any
 from hpcrun.api.run_status import diagnosis_of, row_of
 from hpcrun.job.history import Goodput
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import EVENTS_READ, RecentEvents, signature
+from hpcrun.run.events import EventCache, signature
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.jobs import RunState
@@ -101,16 +101,11 @@ _MOST_DIAGNOSES = 20
 
 
 class Overview:
-    """The rows of ``entries``; a second read takes only what has changed since the first.
+    """The rows of ``entries``; a second read takes only what has changed since the first."""
 
-    Args:
-        whole: read whole event logs, for a few runs that a person has named.
-    """
-
-    def __init__(self, entries: Sequence[StatusEntry], *, whole: bool = False) -> None:
+    def __init__(self, entries: Sequence[StatusEntry]) -> None:
         self.entries = entries
-        self._size = None if whole else EVENTS_READ
-        self._recent: RecentEvents | None = None
+        self._events: EventCache | None = None
         self._diagnoses: dict[tuple[Path, tuple[Any, ...]], str | None] = {}
         self.answered = True
 
@@ -120,15 +115,15 @@ class Overview:
         A run that cannot be read has the state ``unreadable``. Afterwards ``answered`` is true if the
         scheduler has answered.
         """
-        recent = RecentEvents(self._recent, self._size)
+        events = EventCache(self._events)
         errors: dict[Path, OSError] = {}
         for entry in self.entries:
             try:
-                recent.of(entry.run)
+                events(entry.run)
             except OSError as error:
                 errors[entry.run.path] = error
         readable = [entry.run for entry in self.entries if entry.run.path not in errors]
-        states = _states(readable, recent, errors)
+        states = _states(readable, events, errors)
         self.answered = all(state.asked for state in states.values())
         rows = []
         for entry in self.entries:
@@ -136,25 +131,25 @@ class Overview:
             try:
                 if run.path not in states:
                     raise errors[run.path]
-                row = row_of(run, states[run.path], recent.of(run), diagnose=False)
+                row = row_of(run, states[run.path], events(run), diagnose=False)
             except OSError as error:
                 row = _unreadable(run, error)
             values = None if entry.values is None else dict(entry.values)
             rows.append(
                 {**row, "name": entry.name, "kind": "run", "sweep": entry.sweep, "values": values}
             )
-        self._recent = recent
+        self._events = events
         failed = [row for row in rows if row["state"] == "failed"]
         failed.sort(key=lambda row: float(row["age_seconds"]))
         for row in failed[:_MOST_DIAGNOSES]:
-            row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), recent)
+            row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), events)
         return rows
 
-    def _diagnosis(self, run: RunDirectory, recent: RecentEvents) -> str | None:
+    def _diagnosis(self, run: RunDirectory, events: EventCache) -> str | None:
         """Return the cause of a failure; the logs are read again only if the run has gone on."""
         mark = tuple(signature(path) for path in (run.events, run.result))
         if (run.path, mark) not in self._diagnoses:
-            self._diagnoses[run.path, mark] = diagnosis_of(run, recent(run))
+            self._diagnoses[run.path, mark] = diagnosis_of(run, events(run))
         return self._diagnoses[run.path, mark]
 
 
@@ -170,11 +165,11 @@ def _has_settled(run: RunDirectory) -> bool:
 
 
 def _states(
-    runs: Sequence[RunDirectory], recent: RecentEvents, errors: dict[Path, OSError]
+    runs: Sequence[RunDirectory], events: EventCache, errors: dict[Path, OSError]
 ) -> dict[Path, RunState]:
     """Return the state of each run by its path; a run that cannot be read is in ``errors`` instead."""
     try:
-        found = jobs.states(runs, recent, _has_settled)
+        found = jobs.states(runs, events, _has_settled)
         return dict(zip((run.path for run in runs), found, strict=True))
     except OSError as error:
         if len(runs) == 1:
@@ -182,7 +177,7 @@ def _states(
             return {}
     # The files of one run cannot be read. Halving the list finds this run with few queries to Slurm.
     half = len(runs) // 2
-    return _states(runs[:half], recent, errors) | _states(runs[half:], recent, errors)
+    return _states(runs[:half], events, errors) | _states(runs[half:], events, errors)
 
 
 def _unreadable(run: RunDirectory, error: OSError) -> dict[str, Any]:
@@ -198,7 +193,6 @@ def _unreadable(run: RunDirectory, error: OSError) -> dict[str, Any]:
         "says": f"unreadable: {reason}",
         "attempts": 0,
         "restarts": {},
-        "whole_history": False,
         "age_seconds": 0,
         "slow": [],
         "goodput": Goodput().as_record(),

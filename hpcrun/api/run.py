@@ -1,7 +1,6 @@
 """A run as an object: its state, its results, its logs, and methods to end and to continue it."""
 
 import functools
-import html
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,6 @@ from hpcrun.api.submission.choose_config import SubmitRequest
 from hpcrun.api.submission.plan import SubmissionPlan, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
-from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import record_event
 from hpcrun.run.files import open_regular, read_json, read_lines
@@ -46,7 +44,6 @@ def refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 _LOOK = 0.5
-_SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
 
 
 def run_at(directory: RunDirectory) -> "Run":
@@ -84,17 +81,6 @@ class Run:
 
     def __fspath__(self) -> str:
         return str(self.path)
-
-    @refusing
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook. Text from files and from the scheduler is escaped."""
-        row = self.status()
-        cells = {key: row[key] for key in _SHOWN if row[key] not in (None, "")}
-        lines = "".join(
-            f"<tr><th>{_as_html(key)}</th><td>{_as_html(value)}</td></tr>"
-            for key, value in {**cells, "directory": str(self.path)}.items()
-        )
-        return f"<table>{lines}</table>"
 
     @refusing
     def status(self) -> dict[str, Any]:
@@ -270,7 +256,6 @@ class Run:
         """
         request = SubmitRequest(
             runs=self.path.parent,
-            after=None,
             snapshot=snapshot,
             trust_owner=trust_owner,
         )
@@ -338,8 +323,3 @@ def carry_out(plan: SubmissionPlan) -> None:
         from hpcrun.api.submission.handover import run_here
 
         run_here(plan.run)
-
-
-def _as_html(value: object) -> str:
-    shown = f"{value:.4f}" if isinstance(value, float) else str(value)
-    return html.escape(escaped(shown))

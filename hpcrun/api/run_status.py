@@ -15,11 +15,10 @@ from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nod
 from hpcrun.job.history import all_histories, goodput, last_committed, of_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import last_output
-from hpcrun.run.events import Event, Recent, last_lines, read_events
-from hpcrun.run.files import open_regular, read_json
-from hpcrun.run.replaced_nodes import replaced_now
+from hpcrun.run.events import Event, last_lines, read_events
+from hpcrun.run.files import open_regular
 from hpcrun.run.reports import published
-from hpcrun.run.slow_nodes import slow_now
+from hpcrun.run.slow_nodes import replaced_now, slow_now
 from hpcrun.slurm.launch.jobs import RunState
 
 # Bytes to read from the end of metrics.jsonl, about 30 lines, to compute the pace.
@@ -143,23 +142,20 @@ _HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
 def row_of(
     run_directory: RunDirectory,
     state: RunState,
-    recent: Recent | None = None,
+    events: Sequence[Event] | None = None,
     *,
     diagnose: bool = True,
 ) -> dict[str, Any]:
     """Return the facts about a run in ``state`` as plain data; an unknown value is None.
 
     Args:
-        recent: the newest events, if they have been read; None: read all events now.
+        events: the events, if they have been read.
         diagnose: look for the cause of a failure in the logs.
 
     Raises:
         OSError: the files of the run cannot be read.
     """
-    if recent is None:
-        found = read_events(run_directory)
-        recent = Recent(found, True, found[0].time if found else None)
-    log, events, now = recent, recent.events, time.time()
+    events, now = read_events(run_directory) if events is None else events, time.time()
     pace = _pace(run_directory, events)
     failed = state.word == "failed"
     return {
@@ -180,11 +176,9 @@ def row_of(
         "attempts": len(all_histories(events)),
         "restarts": restarts_by_cause(events),
         "in_place": restarts_in_place(events),
-        # If only the end of a long event log was read, attempts and restarts may be missing.
-        "whole_history": log.whole,
         "progress_seconds": _since(pace.latest or _last_output(run_directory, events), now),
-        "age_seconds": round(now - (log.began or now)),
-        "goodput": _goodput(run_directory, log, now),
+        "age_seconds": round(now - events[0].time) if events else 0,
+        "goodput": goodput(events, now).as_record(),
         "detail": state.detail,
         "slow": [one.line for one in slow_now(events)] if state.word == "running" else [],
         "replaced": replaced_now(events) if state.word == "running" else [],
@@ -209,16 +203,8 @@ def diagnosis_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | 
 
 
 def _pace(run: RunDirectory, events: Sequence[Event]) -> PaceFacts:
-    pace = facts(last_lines(run.metrics, _METRICS_READ).values, total_steps(run))
+    pace = facts(last_lines(run.metrics, _METRICS_READ), total_steps(run))
     return pace if pace.latest or pace.step else replace(pace, step=_reported_step(run, events))
-
-
-def _goodput(run: RunDirectory, log: Recent, now: float) -> dict[str, Any]:
-    """Return the breakdown of the run's time; from the result if only the end of the event log was read."""
-    if not log.whole:
-        kept = (read_json(run.result) or {}).get("goodput")
-        return kept if isinstance(kept, dict) else goodput((), now).as_record()
-    return goodput(log.events, now).as_record()
 
 
 def _saved_step(run: RunDirectory, events: Sequence[Event]) -> int | None:

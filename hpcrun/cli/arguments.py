@@ -171,8 +171,6 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
         command=arguments.command,
         profile=given.get("profile"),
         runs=runs_folder(given.get("runs_dir")),
-        # `resume` lacks the option, so the runs of the submission stay.
-        after=given.get("after"),
         prepare=given.get("prepare", False),
         snapshot=None if no_snapshot is None else not no_snapshot,
         trust_owner=given.get("trust_owner", False),

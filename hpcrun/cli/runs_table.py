@@ -1,9 +1,6 @@
 """The runs that `hpcrun status` shows, and their table, as plain lines that fit the terminal."""
 
-import contextlib
 import fnmatch
-import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,20 +135,6 @@ STATES = (
     *("new", "pending", "running", "suspended", "finished", "cancelled", "stopped", "failed"),
     *("pruned", "lost", "unreadable"),
 )
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-SORTS = {
-    "new": ("age_seconds", False),
-    "old": ("age_seconds", True),
-    "name": ("name", False),
-    "state": ("state", False),
-    "step": ("step", True),
-    "done": ("percent", True),
-    "loss": ("loss", False),
-    "eta": ("eta_seconds", False),
-    "restarts": ("restarts", True),
-}
-"""For each word of --sort: the key of a row, and whether the largest value comes first."""
 
 
 @dataclass(frozen=True)
@@ -162,14 +145,11 @@ class Selection:
     folders: Mapping[str, Path]
 
 
-def chosen(
-    names: Sequence[str], runs_dir: Path, pattern: str | None, since: float | None
-) -> Selection:
+def chosen(names: Sequence[str], runs_dir: Path, pattern: str | None) -> Selection:
     """Return the runs that ``names`` name, or all runs below ``runs_dir``, newest first.
 
     Args:
         pattern: only runs with such a name, or of a sweep with such a name.
-        since: only runs with a new line within this number of seconds.
 
     Raises:
         RunError: there is no such run.
@@ -189,9 +169,6 @@ def chosen(
             for entry in entries
             if any(fnmatch.fnmatchcase(name, pattern) for name in (entry.name, entry.sweep or ""))
         ]
-    if since is not None:
-        first = time.time() - since
-        entries = [entry for entry in entries if _active(entry.run) >= first]
     return Selection(entries, folders)
 
 
@@ -214,14 +191,6 @@ def _everything(runs_dir: Path) -> tuple[list[StatusEntry], dict[str, Path]]:
 
 def _entry(run: RunDirectory) -> StatusEntry:
     return StatusEntry(run.name, run, run.path.parent.name if is_element(run) else None)
-
-
-def _active(run: RunDirectory) -> float:
-    times = [0.0]
-    for path in (run.events, run.metrics, run.result, run.record):
-        with contextlib.suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return max(times)
 
 
 def fold(rows: Iterable[dict[str, Any]], folders: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -248,30 +217,3 @@ def wanted_states(text: str | None) -> frozenset[str] | None:
                 f"--state {word}: invalid choice; choose from {', '.join(STATES)}, with commas for several"
             )
     return frozenset(words)
-
-
-def period(text: str | None) -> float | None:
-    """Read ``2d``, ``12h`` or ``30m`` as seconds; raises UserError for another text."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smhdw])", text.strip())
-    if found is None:
-        raise UserError(f"--since {text}: give a number with s, m, h, d or w, such as 2d")
-    return float(found[1]) * _UNITS[found[2]]
-
-
-def in_order(rows: list[dict[str, Any]], sort: str | None) -> list[dict[str, Any]]:
-    """Return ``rows`` sorted by a word of SORTS; rows without a value come last."""
-    if sort is None:
-        return rows
-    key, largest = SORTS[sort]
-
-    def value(row: dict[str, Any]) -> Any:
-        return sum(row["restarts"].values()) if key == "restarts" else row.get(key)
-
-    def missing(row: dict[str, Any]) -> bool:
-        # NaN is not equal to itself.
-        return value(row) is None or value(row) != value(row)
-
-    known = [row for row in rows if not missing(row)]
-    return [*sorted(known, key=value, reverse=largest), *filter(missing, rows)]

@@ -40,7 +40,6 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     wish = dataclasses.replace(wish, blocks=[*wish.blocks, *read_axes(arguments.sweep)])
     plan = plan_sweep(request_of(arguments), wish)
     if arguments.dry_run:
-        plan.waits_for()
         return _show(plan, arguments.json)
     done = submit_sweep(plan)
     if arguments.json:
@@ -56,7 +55,6 @@ def _run_search(arguments: argparse.Namespace, search: Search) -> int:
         raise UserError(f"{arguments.sweep_file}: the search runs here; omit --sweep and --detach")
     plan, first = plan_study(request_of(arguments), search)
     if arguments.dry_run:
-        first.waits_for()
         return _show(first, arguments.json)
     tell = say_aside if arguments.json else say
     end = run_study(plan, lambda line: tell(f"hpcrun: {line}"))

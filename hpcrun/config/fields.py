@@ -3,7 +3,7 @@
 A value for sbatch, a shell or the file system is checked here, because the message can still name its line in
 the config.
 
-Secrets are masked: the URL of a webhook, and the values of ``job.env``, which may be tokens.
+Secrets are masked: ``watch.notify``, which may have the URL of a webhook, and the values of ``job.env``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -161,6 +160,11 @@ def _check_sbatch_option(option: str) -> str:
         raise ValueError(
             f"{value_text(option)}: an array would start the same run several times in parallel; "
             "submit several runs with --sweep KEY=VALUES"
+        )
+    if gives(option, "output", "o") or gives(option, "error", "e"):
+        raise ValueError(
+            f"{value_text(option)}: hpcrun reads Slurm's messages in the log of the run; remove the option, "
+            "`hpcrun logs` shows the log"
         )
     if gives(option, "clusters", "M"):
         raise ValueError(
@@ -329,29 +333,14 @@ class TaskSection(Section):
 
 MASK = "***"
 _URL = re.compile(r"https?://[^\s'\"|;<>]*[^\s'\"|;<>:,.)]", re.IGNORECASE)
-_OVERRIDE = re.compile(r"((?:--)?(?:watch\.)?notify=)(.*)", re.DOTALL)
-_ENV = re.compile(r"(\s*(?:job\s*(?:\.\s*env\s*(?:\.[^=]*)?)?|watch)\s*=).*", re.DOTALL)
+_SECRET = re.compile(
+    r"((?:--)?(?:watch\.)?notify=|\s*(?:job\s*(?:\.\s*env\s*(?:\.[^=]*)?)?|watch)\s*=).*", re.DOTALL
+)
 
 
 def masked(text: str) -> str:
-    """Return ``text`` with every URL cut down to its host: ``https://hooks.slack.com/***``.
-
-    Anyone who knows the URL of a webhook can write to its channel. A user name and password are also
-    removed.
-    """
-    if text.lower().startswith(("http://", "https://")) and " " not in text.strip():
-        return _host(text)
-    return _URL.sub(lambda found: _host(found[0]), text)
-
-
-def _host(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return f"{url.partition(':')[0]}://{MASK}"
-    return f"{parts.scheme}://{host}{port}/{MASK}"
+    """Return ``text`` with ``***`` for every URL: who knows that of a webhook can write to its channel."""
+    return _URL.sub(MASK, text)
 
 
 def masked_words(words: list[str]) -> list[str]:
@@ -363,19 +352,14 @@ def masked_words(words: list[str]) -> list[str]:
         MASK if before == "-c" and "(" in word else word
         for before, word in zip(["", *words], words, strict=False)
     ]
-    return [
-        f"{env[1]}{MASK}"
-        if (env := _ENV.fullmatch(word))
-        else _OVERRIDE.sub(lambda found: found[1] + masked(found[2]), word)
-        for word in shown
-    ]
+    return [_SECRET.sub(rf"\1{MASK}", word) if _SECRET.fullmatch(word) else word for word in shown]
 
 
 def masked_values(values: dict[str, Any]) -> dict[str, Any]:
     """Return the ``values`` of ``Config.model_dump()`` with ``watch.notify`` and ``job.env`` masked."""
     watch, job = values.get("watch"), values.get("job")
     if isinstance(watch, dict) and isinstance(watch.get("notify"), str):
-        values = {**values, "watch": {**watch, "notify": masked(watch["notify"])}}
+        values = {**values, "watch": {**watch, "notify": MASK}}
     if isinstance(job, dict) and job.get("env"):
         env = job["env"]
         shown = dict.fromkeys(env, MASK) if isinstance(env, dict) else MASK

@@ -24,8 +24,8 @@ def resolve(layers: Iterable[Layer]) -> Config:
     """Merge ``layers`` into a checked config; a later layer replaces values of an earlier layer.
 
     Raises:
-        ConfigError: a key is unknown, a value is wrong, keys contradict each other, or a key has no effect.
-            The text has a line for each problem, in the order of the layers and of the lines in a file.
+        ConfigError: a key is unknown, a value is wrong, or keys contradict each other. The text has a line
+            for each problem, in the order of the layers and of the lines in a file.
     """
     merged = merge(layers)
     try:
@@ -35,11 +35,6 @@ def resolve(layers: Iterable[Layer]) -> Config:
         found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
     else:
         found = list(contradictions(config))
-        found += [
-            ([one.key], one.text)
-            for one in idle_keys(config, merged.where)
-            if one.because_of not in merged.where
-        ]
         if not found:
             return config
     order = {key: number for number, key in enumerate(merged.where)}
@@ -53,9 +48,9 @@ def resolve(layers: Iterable[Layer]) -> Config:
 
 
 def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
-    """Return a line for each key of ``layers`` that another given key makes ineffective in ``config``."""
+    """Return a line for each key of ``layers`` that another key makes ineffective in ``config``."""
     where = merge(layers).where
-    return [str(Problem(where[one.key], one.key, one.text)) for one in idle_keys(config, where)]
+    return [str(Problem(where[key], key, text)) for key, text in idle_keys(config, where)]
 
 
 def load_resolved(path: str | Path) -> Config:

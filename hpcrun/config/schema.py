@@ -111,7 +111,7 @@ class Job(Section):
     )
     interface: Word | None = Field(
         default=None,
-        description="Network interfaces, as in NCCL_SOCKET_IFNAME; auto: detected on the nodes.",
+        description="Network interfaces, as in NCCL_SOCKET_IFNAME.",
     )
     exclusive: Annotated[bool, SubmitOption(sbatch="exclusive")] = Field(
         default=False, description="Do not share the nodes with other jobs."

@@ -2,10 +2,6 @@
 
 The reader needs the kind: `time: 1:30:00`, `NCCL_VERSION: 2.10` and `account: 0123` are text in a config. A
 YAML reader without the schema would convert them to numbers.
-
-If the other key is given too, the combination is deliberate: a sweep varies it, a command line overrides a
-file, and a run's stored config has every key. If the other key is not given, the user would silently not get
-the requested effect, so the key is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -154,15 +149,6 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
         )
 
 
-@dataclass(frozen=True)
-class Idle:
-    """A key without an effect, because of the value of the key ``because_of``; ``text`` has the remedy."""
-
-    key: str
-    because_of: str
-    text: str
-
-
 # Keys, the other key, the values of the other key without effect, and those with an effect.
 _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("train.min_delta", "train.patience", (None,), "a number of validations"),
@@ -198,8 +184,8 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
 )
 
 
-def idle_keys(config: Config, given: Collection[str]) -> Iterator[Idle]:
-    """Yield each ``given`` key that differs from its default and has no effect, once."""
+def idle_keys(config: Config, given: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield each ``given`` key that differs from its default and has no effect, with a remedy, once."""
     if config.command:
         return  # A command may read any key.
     seen = set()
@@ -213,11 +199,11 @@ def idle_keys(config: Config, given: Collection[str]) -> Iterator[Idle]:
             seen.add(key)
             shown = value if isinstance(value, str) else json.dumps(value)
             text = f"has no effect with {other}={shown}; omit it, or set {other} to {remedy}"
-            yield Idle(key, other, text)
+            yield key, text
     window = config.train.profile
     if window is not None and int(window.partition("-")[0]) > config.train.steps:
         text = f"{value_text(window)} is after the last step, with train.steps={config.train.steps}"
-        yield Idle("train.profile", "train.steps", text)
+        yield "train.profile", text
 
 
 def _value(config: Config, key: str) -> Any:

@@ -62,22 +62,17 @@ class Diagnosis:
     """
 
     line: str
-    rank: int | None
-    host: str | None
-    step: int | None
-    traceback: str | None
-    cascade: int
+    rank: int | None = None
+    host: str | None = None
+    step: int | None = None
+    traceback: str | None = None
+    cascade: int = 0
     hang: bool = False
     bad_input: bool = False
     node_fault: bool = False
     follows: bool = False
     copy: str = ""
     unfit: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """The line without the rank and its node."""
-        return self.line.partition(": ")[2] or self.line
 
     @property
     def waited(self) -> bool:
@@ -158,17 +153,16 @@ def first_cause(
         return _from_failure(failures[0], failures)
     launch = next((line for line in _SRUN_ERROR.finditer(batch_log) if not _is_task(line)), None)
     # srun returns 0 for tasks that it could not launch.
-    return Diagnosis(launch["what"], None, None, None, None, 0) if launch else None
+    return Diagnosis(launch["what"]) if launch else None
 
 
 def _lost_node(batch_log: str) -> Diagnosis | None:
-    """Return srun's message about a node that it could not use."""
     found = _LOST_NODE.search(batch_log)
     if found:
-        return Diagnosis(found["what"], None, found["host"], None, None, 0, node_fault=True)
+        return Diagnosis(found["what"], host=found["host"], node_fault=True)
     found = _UNCONFIRMED.search(batch_log)
     if found:
-        return Diagnosis(found["what"], None, node_name(), None, None, 0, node_fault=True)
+        return Diagnosis(found["what"], host=node_name(), node_fault=True)
     return None
 
 

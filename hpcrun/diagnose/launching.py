@@ -44,7 +44,7 @@ def setup_failure(command: str, batch_log: str, *, worked: bool) -> Diagnosis:
     """
     first = (command.strip().splitlines() or [""])[0][:100]
     line = f"setup failed at `{first}`{_words(batch_log.splitlines()[1:])}"
-    return Diagnosis(line, None, node_name(), None, None, 0, bad_input=not worked)
+    return Diagnosis(line, host=node_name(), bad_input=not worked)
 
 
 def launch_failure(
@@ -62,7 +62,7 @@ def launch_failure(
     if asked:
         # A node may be removed from the allocation while the job runs.
         lost = worked and asked["what"].lower().startswith("invalid node name")
-        return Diagnosis(f"srun: {asked['what']}", None, None, None, None, 0, bad_input=not lost)
+        return Diagnosis(f"srun: {asked['what']}", bad_input=not lost)
     unprepared = _node_setup_failure(logs, worked=worked) if logs else None
     if unprepared is not None:
         return unprepared
@@ -70,30 +70,28 @@ def launch_failure(
     if unfit is not None:
         host = unfit.nodes[0] if unfit.nodes else None
         fault = host is not None
-        return Diagnosis(
-            unfit.cause, None, host, None, None, 0, node_fault=fault, unfit=unfit.nodes
-        )
+        return Diagnosis(unfit.cause, host=host, node_fault=fault, unfit=unfit.nodes)
     partly = node_without_program(logs) if logs else None
     if partly is not None:
         host, words = partly
         host = host or _host_of_first_task(batch_log)
         where = host or "some nodes"
         line = f"the ranks on {where} cannot be started: {words} (the other ranks started)"
-        return Diagnosis(line, None, host, None, None, 0, node_fault=True)
+        return Diagnosis(line, host=host, node_fault=True)
     absent = _EXECVE.search(batch_log) or _EXECVE.search(rank_log)
     if absent:
         line = (
             f"the ranks cannot be started: {absent['what']} (job.python, job.image, job.container)"
         )
-        return Diagnosis(line, None, None, None, None, 0, bad_input=not worked)
+        return Diagnosis(line, bad_input=not worked)
     old = _OLD_PYTHON.search(rank_log)
     if old:
         line = f"{old[0]} (job.python, job.image, job.container)"
-        return Diagnosis(line, None, None, None, None, 0, bad_input=True)
+        return Diagnosis(line, bad_input=True)
     lacking = _NO_MODULE.search(rank_log)
     if lacking:
         line = f"no module {lacking['what']} for the ranks' Python (job.python, job.image, job.container)"
-        return Diagnosis(line, None, None, None, None, 0, bad_input=not worked)
+        return Diagnosis(line, bad_input=not worked)
     return None
 
 
@@ -105,7 +103,7 @@ def _node_setup_failure(logs: Path, *, worked: bool) -> Diagnosis | None:
         if failed:
             words = _words(text[: failed.start()].splitlines())
             line = f"job.node_setup failed on {failed['node']}{words}"
-            return Diagnosis(line, None, failed["node"], None, None, 0, bad_input=not worked)
+            return Diagnosis(line, host=failed["node"], bad_input=not worked)
     return None
 
 

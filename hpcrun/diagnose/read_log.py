@@ -16,7 +16,6 @@ from typing import BinaryIO
 from hpcrun.diagnose.collectives import is_default, member_of
 from hpcrun.run.endings import last_words
 from hpcrun.run.files import end_of
-from hpcrun.slurm import unix_time
 
 # torch's label has the global rank; any launcher, agent or log collector may print its own labels before.
 _LABEL = re.compile(r"\[rank(?P<rank>\d+)\]:? ?")
@@ -250,7 +249,7 @@ def end_of_log(path: Path) -> str:
 
 
 _ENDED = re.compile(
-    r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON (?P<host>\S+) CANCELLED AT (?P<at>[^\s,*]+)"
+    r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON (?P<host>\S+) CANCELLED AT [^\s,*]+"
     r"(?: DUE (?:TO|to) (?P<why>[^*,]+?))?(?=,| \*\*\*)"
 )
 _REASONS = {
@@ -288,16 +287,3 @@ def before_termination(batch_log: str) -> str:
     if found is None:
         return batch_log
     return batch_log[: batch_log.rfind("\n", 0, found.start()) + 1]
-
-
-def since(batch_log: str, start: float) -> str:
-    """Return the part of a log without marks that follows the last end before ``start`` (Unix seconds).
-
-    Each attempt but the newest ended with such a line, at the latest when it was requeued.
-    """
-    cut = 0
-    for ended in _ENDED.finditer(batch_log):
-        when = unix_time(ended["at"])
-        if when is not None and when < start:
-            cut = ended.end()
-    return batch_log[cut:]

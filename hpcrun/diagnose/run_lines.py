@@ -159,9 +159,6 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
 _AFTER = 30
 """Lines that a program may print at its exit, after the traceback that ends it."""
-# Threads of gloo or CUDA may abort an interpreter that exits with an uncaught exception.
-_ABORTED = re.compile(r"(?:ended with exit code \d+: its program )?was killed by SIG(ABRT|SEGV): ")
-_NUMBER = re.compile(r"(?P<code>exit code \d+)|0x[0-9a-f]+|\d+")
 # torch.distributed.elastic's log lines and its traceback: the text after them does not come from the ranks.
 _AGENT = re.compile(
     r"^(?:[EWI]\d{4} .*torch/distributed/elastic/.*|Traceback \(most recent call last\):\n"
@@ -200,17 +197,6 @@ def script_exception(log: Path) -> tuple[str, str]:
     )
     words = exception_line(own) or exception_line(said) or f"exit code {root['code']}"
     return f"rank {rank}: {words}"[:_LONGEST], ""
-
-
-def same_failure(words: str) -> str:
-    """Return ``words`` about a failure without the parts that differ between two equal failures.
-
-    These parts are the rank, numbers in the exception, an abort after the exception, and the last line of a
-    log without a traceback.
-    """
-    words = re.sub(r": rank \d+: ", ": ", words.partition(LOG_ENDS)[0])
-    words = _ABORTED.sub("ended with exit code 1: ", words)
-    return _NUMBER.sub(lambda found: found["code"] or "0", words)
 
 
 def _last_line(text: str) -> str:

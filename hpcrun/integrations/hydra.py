@@ -42,7 +42,7 @@ OPTIONS = (
         "mem",
         "cpus_per_task",
     ),
-    *("executor", "after", "profile", "snapshot", "trust_owner"),
+    *("executor", "profile", "snapshot", "trust_owner"),
 )
 """The arguments of ``hpcrun.submit`` that are keys of ``hydra.launcher``; the null ones are not passed."""
 

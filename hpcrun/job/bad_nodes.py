@@ -94,7 +94,6 @@ def _given_by_the_user(
 def _nodes_of(
     events: Sequence[Event], attempt: Attempt, environ: Mapping[str, str] = os.environ
 ) -> int:
-    """Return the number of nodes that the attempt had."""
     reported = [event.fields.get("nodes") for event in events if event.attempt == attempt]
     counted = [count for count in reported if isinstance(count, int)]
     given = environ.get("SLURM_JOB_NUM_NODES", "")

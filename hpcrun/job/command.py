@@ -6,11 +6,10 @@ Each copy of such a program would train another model, and every copy would succ
 import importlib.util
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,7 +101,7 @@ def _script(command: Sequence[str], launched: bool) -> str | None:
             return None
         return next((word for word in command if word.endswith(".py")), None)
     if _PYTHON.fullmatch(name):
-        return _python_runs(command)[1]
+        return _python_script(command)
     if name in _SHELLS:
         text, word = _shell_runs(command)
         return None if text else word
@@ -112,22 +111,6 @@ def _script(command: Sequence[str], launched: bool) -> str | None:
 _PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 _SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
-_MODULES = {
-    "torch.distributed.run": "python -m torch.distributed.run",
-    "torch.distributed.launch": "python -m torch.distributed.launch",
-    "accelerate.commands.launch": "accelerate launch",
-    "deepspeed": "deepspeed",
-}
-# Programs that start the program among their arguments.
-_WRAPPERS = frozenset(
-    {
-        *("command", "env", "exec", "nice", "nohup", "numactl", "stdbuf", "taskset", "time"),
-        *("conda", "mamba", "micromamba", "pixi", "poetry", "uv", "timeout", "srun", "nsys"),
-        *("apptainer", "docker", "podman", "singularity"),
-    }
-)
-_KEYWORDS = frozenset({"!", "{", "do", "elif", "else", "if", "then", "until", "while"})
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _MOST_BYTES = 1 << 16
 _OWN_RENDEZVOUS = re.compile(
     r"--(?:nnodes|num[-_]machines|num[-_]nodes)[ =](?!1\b)"
@@ -135,62 +118,36 @@ _OWN_RENDEZVOUS = re.compile(
 )
 
 
-def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, Sequence[str]] | None:
-    """Return the first program in ``command`` that starts its own ranks: its name in words, and its words."""
-    for words in _programs(command, folder):
-        name = Path(words[0]).name
-        if _PYTHON.fullmatch(name):
-            name = _MODULES.get(_python_runs(words)[0] or "", "")
-        elif name == "accelerate":
-            name = "accelerate launch" if "launch" in words[1:2] else ""
-        if name in _LAUNCHERS or name in _MODULES.values():
-            return name, words
+_STARTS_RANKS = re.compile(
+    r"(?:^|[\s/;&|('\"])(torchrun|deepspeed|accelerate launch)(?=\s|$)"
+    r"|-[a-zA-Z]*m ?(torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed)\b"
+)
+
+
+def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, str] | None:
+    """Return the launcher in ``command``, or in its shell script, and the words before a script."""
+    lines = [" ".join(command)]
+    if Path(command[0]).name in _SHELLS:
+        text, word = _shell_runs(command)
+        lines += [] if text else _read(folder / word).replace("\\\n", " ").splitlines()
+    for line in lines:
+        words = re.split(r"\S+\.(?:py|sh)\b", line.partition(" #")[0])[0]
+        if not line.lstrip().startswith("#") and (found := _STARTS_RANKS.search(words)):
+            return found[1] or f"python -m {found[2]}", words
     return None
 
 
-def _programs(
-    command: Sequence[str], folder: Path, in_shell: bool = False
-) -> Iterator[Sequence[str]]:
-    """Yield the words of each program that ``command`` starts, as far as they show it before it runs."""
-    at = next((at for at, word in enumerate(command) if not _ASSIGNMENT.fullmatch(word)), None)
-    words = command[at:] if at is not None else []
-    if words and Path(words[0]).name in _WRAPPERS:
-        known = _LAUNCHERS | _SHELLS
-        at = next(
-            (
-                at
-                for at, word in enumerate(words)
-                if Path(word).name in known
-                or _PYTHON.fullmatch(Path(word).name)
-                or word.endswith(".py")
-            ),
-            len(words),
-        )
-        words = words[at:]
-    if not words:
-        return
-    yield words
-    if Path(words[0]).name not in _SHELLS or in_shell:
-        return
-    text, word = _shell_runs(words)
-    for line in (word if text else _read(folder / word)).replace("\\\n", " ").splitlines():
-        for inner in _simple_commands(line):
-            yield from _programs(inner, folder, in_shell=True)
-
-
-def _python_runs(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """Return the module of ``python -m MODULE`` and the script of ``python SCRIPT``; None for the other."""
+def _python_script(words: Sequence[str]) -> str | None:
+    """Return the script of ``python SCRIPT``; None for a module, a text and the standard input."""
     rest = iter(words[1:])
     for word in rest:
         if word in ("-W", "-X"):
             next(rest, None)
-        elif found := re.fullmatch(r"-[bBdEiIOPqsSuvx]*m(.*)", word):
-            return found[1] or next(rest, None), None
-        elif word == "-" or re.match(r"-[bBdEiIOPqsSuvx]*c", word):
-            break
+        elif word == "-" or re.match(r"-[bBdEiIOPqsSuvx]*[cm]", word):
+            return None
         elif not word.startswith("-"):
-            return None, word
-    return None, None
+            return word
+    return None
 
 
 def _shell_runs(words: Sequence[str]) -> tuple[bool, str]:
@@ -204,25 +161,6 @@ def _shell_runs(words: Sequence[str]) -> tuple[bool, str]:
         if word.endswith(("o", "O")):
             next(rest, None)
     return True, ""
-
-
-def _simple_commands(line: str) -> Iterator[Sequence[str]]:
-    """Yield the words of each command in a line of a shell; none for a line that ends within quotes."""
-    reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
-    reader.whitespace_split = True
-    words: list[str] = []
-    try:
-        for word in reader:
-            if word.strip(";&|()"):
-                if words or word not in _KEYWORDS:
-                    words.append(word)
-            elif words:
-                yield words
-                words = []
-    except ValueError:
-        return
-    if words:
-        yield words
 
 
 def _read(path: Path) -> str:
@@ -245,10 +183,10 @@ def separate_trainings(
     """
     found = rank_starter(command, folder)
     copies = nodes * tasks
-    if found is None or copies == 1 or _OWN_RENDEZVOUS.search(" ".join(_before_script(found[1]))):
+    if found is None or copies == 1 or _OWN_RENDEZVOUS.search(found[1]):
         return None
     name = found[0]
-    launcher = "accelerate" if name == "accelerate launch" else "torchrun"
+    launcher = "accelerate" if "accelerate" in name else "torchrun"
     return (
         f"{name} starts its own ranks, and each of the {copies} tasks ({nodes} x {tasks}) would start it: "
         f"{copies} separate trainings; `--launcher {launcher} -- train.py` starts one training over all nodes"

@@ -22,17 +22,16 @@ from hpcrun.job.finalize import Classification, conclude_run, finalize, write_re
 from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
 from hpcrun.job.installation import was_upgraded
 from hpcrun.job.ownership import Occupied, refusal, require_free
-from hpcrun.job.policy import Budgets, Clock, Decision, of_script
+from hpcrun.job.policy import Budgets, Clock, Decision
 from hpcrun.job.requeue import (
     WORD_PATIENCE,
     ContinuationError,
     is_cancelled,
     requeue,
     submit_successor,
-    take_over_dependents,
     withdraw,
 )
-from hpcrun.job.scheduler_view import Ending, JobView, batch_log, ending_of, query_job, reason_given
+from hpcrun.job.scheduler_view import Ending, batch_log, ending_of, query_job, reason_given
 from hpcrun.job.srun import BatchJob, RanksEnd, Way, step_name
 from hpcrun.job.stop_signals import arrived_signals
 from hpcrun.run.directory import RunDirectory
@@ -60,14 +59,13 @@ class RunTakenOver(Exception):
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """The end of the attempt, the run's config, and the job as the controller saw it at the end of its ranks.
+    """The end of the attempt, and the run's config.
 
     ``sender``: the process that sends the notification of this end, if there is one.
     """
 
     classification: Classification
     config: Config
-    view: JobView | None
     sender: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -112,12 +110,12 @@ def finalize_attempt(
     config = load_resolved(run.config)
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
-    budgets = Budgets(**config.restarts.budgets)
+    budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
     classification = finalize(
         run,
         attempt,
         exit_code,
-        of_script(budgets) if config.command else budgets,
+        budgets,
         ending,
         setup=setup,
         notify_on=notifying.wanted(run, config.watch),
@@ -125,7 +123,7 @@ def finalize_attempt(
     sender = notifying.start(run, config.watch)
     _say(f"{classification.cause.value}: {classification.line}")
     _say(classification.decision.reason)
-    return EndedAttempt(classification, config, ending.view, sender)
+    return EndedAttempt(classification, config, sender)
 
 
 def recorded_end(run: RunDirectory, belongs: Callable[[Attempt], bool]) -> EndedAttempt | None:
@@ -138,7 +136,7 @@ def recorded_end(run: RunDirectory, belongs: Callable[[Attempt], bool]) -> Ended
         ]
         if not events:
             return None
-        return EndedAttempt(_classification(events[-1]), load_resolved(run.config), None)
+        return EndedAttempt(_classification(events[-1]), load_resolved(run.config))
     except (OSError, UserError, ValueError) as error:
         complain(f"{run.name}: its recorded end cannot be read: {error}")
         return None
@@ -192,7 +190,7 @@ def conclude(
             # Slurm starts no step, too few nodes are left, or the set-up does not work twice. That is no
             # failure of the run.
             _say(f"{attempt.owner} could not start its ranks")
-            return _requeue(run, attempt, before, until, way, clock)
+            return _NextStart(run, attempt, before, until, way, clock).requeue()
     try:
         known = recorded_end(run, lambda one: one == attempt) if ranks.left else None
         ended = known or _finalized(run, attempt, ranks, clock)
@@ -209,7 +207,7 @@ def conclude(
     if not ended.classification.decision.restart:
         notifying.wait(ended.sender)
         return Conclusion(final_code(ended.classification, ranks.code))
-    again = _start_again(run, attempt, ended, until, way, clock, nodes, alive)
+    again = _NextStart(run, attempt, ended, until, way, clock).choose(nodes, alive)
     if again.following is None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
@@ -246,208 +244,171 @@ def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exce
     return exit_code or exitcodes.FAILED
 
 
-def _start_again(
-    run: RunDirectory,
-    attempt: Attempt,
-    ended: EndedAttempt,
-    until: float,
-    way: Way,
-    clock: Clock,
-    nodes: "JobNodes | None",
-    obstacle: str | None,
-) -> Conclusion:
-    """Let the next attempt start. The only place that chooses how.
+@dataclass(frozen=True)
+class _NextStart:
+    """The next start of a run that the policy starts again after ``attempt``.
 
-    Args:
-        obstacle: why no step can follow, if that is known already.
+    ``until``: the time (Unix seconds) until which to ask a controller that does not answer.
     """
-    try:
-        obstacle = obstacle or in_place_obstacle(run, attempt, ended, clock, nodes)
-    except Exception as error:
-        # It costs a requeue and not the run.
-        traceback.print_exc()
-        obstacle = str(error)
-    if obstacle is None:
-        _say("the next attempt starts inside the allocation")
-        return Conclusion(exitcodes.UNFINISHED, attempt.following)
-    _say(f"no start inside the allocation: {obstacle}")
-    return _requeue(run, attempt, ended, until, way, clock)
 
+    run: RunDirectory
+    attempt: Attempt
+    ended: EndedAttempt
+    until: float
+    way: Way
+    clock: Clock
 
-def in_place_obstacle(
-    run: RunDirectory,
-    attempt: Attempt,
-    ended: EndedAttempt,
-    clock: Clock,
-    nodes: "JobNodes | None" = None,
-) -> str | None:
-    """Return why the run cannot start again as a new step of the job; None if it can. Ends the old step."""
-    try:
-        events = read_events(run)
-    except OSError as error:
-        return str(error)
-    config, cause = ended.config, ended.classification.cause
-    wanted, watched = config.restarts.in_place, nodes is not None
-    obstacle = in_place.attempt_obstacle(events, attempt, cause, wanted=wanted, watched=watched)
-    if obstacle is not None:
+    def choose(self, nodes: "JobNodes | None", obstacle: str | None) -> Conclusion:
+        """Let the next attempt start. The only place that chooses how.
+
+        Args:
+            obstacle: why no step can follow, if that is known already.
+        """
+        try:
+            obstacle = obstacle or self.in_place_obstacle(nodes)
+        except Exception as error:
+            # It costs a requeue and not the run.
+            traceback.print_exc()
+            obstacle = str(error)
+        if obstacle is None:
+            _say("the next attempt starts inside the allocation")
+            return Conclusion(exitcodes.UNFINISHED, self.attempt.following)
+        _say(f"no start inside the allocation: {obstacle}")
+        return self.requeue()
+
+    def in_place_obstacle(self, nodes: "JobNodes | None" = None) -> str | None:
+        """Return why the run cannot start again as a new step of the job, or None. Ends the old step."""
+        attempt, job, found = self.attempt, self.ended.job, self.ended.classification
+        try:
+            events = read_events(self.run)
+        except OSError as error:
+            return str(error)
+        obstacle = in_place.attempt_obstacle(
+            events,
+            attempt,
+            found.cause,
+            wanted=self.ended.config.restarts.in_place,
+            watched=nodes is not None,
+        )
+        if obstacle is not None:
+            return obstacle
+        allocation = in_place.read_allocation(
+            attempt, found, self.clock, after=job.exclude_after, hours=job.exclude_hours
+        )
+        if nodes is not None:
+            dead, avoided = nodes.without_bad_nodes(
+                allocation.nodes, allocation.dead, allocation.avoided, found.diagnosis
+            )
+            allocation = replace(allocation, dead=dead, avoided=avoided)
+        lead = float(job.signal_lead)
+        obstacle = in_place.allocation_obstacle(attempt, allocation, self.clock.now(), lead)
+        if obstacle is None and nodes is not None and nodes.has_lost_step:
+            obstacle = nodes.end_lost_step()
+        elif obstacle is None:
+            obstacle = in_place.end_step(attempt, step_name(attempt))
+        if obstacle is None and was_upgraded():
+            obstacle = "hpcrun was upgraded while the job ran"
+        # Last: nothing may come between these checks and the start.
+        arrived = arrived_signals()
+        if obstacle is None and arrived:
+            obstacle = f"{min(arrived).name} arrived"
+        if obstacle is None and self._reason() == "cancelled":
+            obstacle = "the run is cancelled"
+        with contextlib.suppress(OSError):
+            if obstacle is None and asked_to_requeue(read_events(self.run), attempt):
+                obstacle = "`hpcrun preempt` asked for a requeue"
         return obstacle
-    job = in_place.read_allocation(
-        attempt,
-        ended.classification,
-        clock,
-        after=ended.job.exclude_after,
-        hours=ended.job.exclude_hours,
-    )
-    lead = float(ended.job.signal_lead)
-    if nodes is not None:
-        found = ended.classification.diagnosis
-        dead, avoided = nodes.without_bad_nodes(job.nodes, job.dead, job.avoided, found)
-        job = replace(job, dead=dead, avoided=avoided)
-    obstacle = in_place.allocation_obstacle(attempt, job, clock.now(), lead)
-    if obstacle is None and nodes is not None and nodes.has_lost_step:
-        obstacle = nodes.end_lost_step()
-    elif obstacle is None:
-        obstacle = in_place.end_step(attempt, step_name(attempt))
-    if obstacle is None and was_upgraded():
-        obstacle = "hpcrun was upgraded while the job ran"
-    # Last: nothing may come between these checks and the start.
-    arrived = arrived_signals()
-    if obstacle is None and arrived:
-        obstacle = f"{min(arrived).name} arrived"
-    if obstacle is None and reason_now(run, attempt, ended) == "cancelled":
-        obstacle = "the run is cancelled"
-    with contextlib.suppress(OSError):
-        if obstacle is None and asked_to_requeue(read_events(run), attempt):
-            obstacle = "`hpcrun preempt` asked for a requeue"
-    return obstacle
 
+    def requeue(self) -> Conclusion:
+        """Let Slurm start the job again."""
+        became = requeue(
+            self.attempt, self._failed, self._reason, until=self.until, clock=self.clock
+        )
+        if became == "requeued":
+            self._exclude_bad_nodes(self.attempt.job)
+            return Conclusion(exitcodes.DONE)
+        if became == "cancelled":
+            return Conclusion(self._cancelled())
+        if became == "forbidden":
+            return Conclusion(self._continue_in_another_job())
+        if became == "by-slurm":
+            _say("Slurm requeues this job, because it ends in the grace time of its preemption")
+        return Conclusion(exitcodes.UNFINISHED)
 
-def _requeue(
-    run: RunDirectory,
-    attempt: Attempt,
-    ended: EndedAttempt,
-    until: float,
-    way: Way,
-    clock: Clock,
-) -> Conclusion:
-    """Let Slurm start the job again."""
-
-    def failed(kind: str, words: str) -> None:
-        note(run, "requeue-failed", attempt, cause=kind, reason=words)
+    def _failed(self, kind: str, words: str) -> None:
+        note(self.run, "requeue-failed", self.attempt, cause=kind, reason=words)
         complain(f"{'not cancelled' if kind == 'cancel' else 'not requeued yet'}: {words}")
 
-    became = requeue(
-        attempt, failed, lambda: reason_now(run, attempt, ended), until=until, clock=clock
-    )
-    if became == "requeued":
-        _exclude_bad_nodes(run, attempt, ended, attempt.job)
-        return Conclusion(exitcodes.DONE)
-    if became == "cancelled":
-        return Conclusion(cancelled_after_all(run, attempt, ended))
-    if became == "forbidden":
-        code = continue_in_another_job(run, attempt, ended, way.own_script, until, clock)
-        return Conclusion(code)
-    if became == "by-slurm":
-        _say("Slurm requeues this job, because it ends in the grace time of its preemption")
-    return Conclusion(exitcodes.UNFINISHED)
+    def _exclude_bad_nodes(self, waiting: str) -> None:
+        """Exclude bad nodes from the job ``waiting``; Slurm changes the nodes of a pending job only."""
+        job, found = self.ended.job, self.ended.classification
+        after, hours = job.exclude_after, job.exclude_hours
+        exclude_bad_nodes(self.run, self.attempt, found, waiting, after=after, hours=hours)
+
+    def _reason(self) -> str | None:
+        """Return the reason of a person or of Slurm to end the attempt, as far as files can be read."""
+        try:
+            return reason_given(self.run, self.attempt)
+        except OSError as error:
+            complain(f"{self.run.events}: {error.strerror}; only the reason from Slurm is known")
+            return scheduler_word(batch_log(self.run, self.attempt))
+
+    def _cancelled(self) -> int:
+        _say("cancelled after its end: it is not started again")
+        found = self.ended.classification
+        reason = f"cancelled before its restart after {found.cause.value}"
+        try:
+            events = read_events(self.run)
+            if not asked_to_end(events, self.attempt):
+                note(self.run, "cancelled", self.attempt)
+            write_result(self.run, Cause.CANCELLED, found.line, reason, last_committed(events))
+        except OSError as error:
+            complain(f"{self.run.result}: {error.strerror}")
+        self._notify_given_up(reason, "cancelled")
+        return exitcodes.TERMINATED
+
+    def _notify_given_up(self, reason: str, name: str) -> None:
+        """Record and notify that no job continues the run although the policy allows a restart."""
+        cause, watch = self.ended.classification.cause.value, self.ended.config.watch
+        asked = {notifying.KEY: name} if name in notifying.wanted(self.run, watch) else {}
+        note(self.run, "given-up", self.attempt, cause=cause, reason=reason, **asked)
+        notifying.wait(notifying.start(self.run, watch))
+
+    def _continue_in_another_job(self) -> int:
+        """Submit the follow-up job of a job that Slurm does not requeue; return the exit code."""
+        run, attempt = self.run, self.attempt
+        try:
+            if self.way.own_script:
+                raise ContinuationError(
+                    "hpcrun does not know the options of your batch script: submit the script again, or "
+                    f"continue with `hpcrun resume {run.name}`"
+                )
+            job = submit_successor(run, attempt, self._failed, until=self.until, clock=self.clock)
+        except ContinuationError as problem:
+            note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
+            complain(f"no job continues {run.name}: {problem}")
+            self._notify_given_up(f"no job continues the run: {problem}", "stopped")
+            return exitcodes.UNFINISHED
+        _say(
+            f"Slurm does not requeue this job: job {job} continues {run.name} after its end; submit the jobs "
+            "that wait for this job (--dependency) again, because Slurm cancels them"
+        )
+        view = query_job(attempt.job)
+        if self._reason() == "cancelled" or (
+            view is not None and is_cancelled(attempt, view, self._reason, WORD_PATIENCE)
+        ):
+            kept = withdraw(job, self.clock)
+            if kept is None:
+                return self._cancelled()
+            complain(f"not cancelled: {kept}; `scancel {job}` ends it")
+        self._exclude_bad_nodes(job)
+        return exitcodes.UNFINISHED
 
 
 def latest(end_time: float | None, clock: Clock) -> float:
     """Return the time (Unix seconds) until which to retry while the controller does not answer."""
     now = clock.now()
     return max(now + _WITHOUT_LIMIT if end_time is None else end_time, now + _AT_LEAST)
-
-
-def _exclude_bad_nodes(
-    run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None, waiting: str
-) -> None:
-    """Exclude nodes that fail often from the job ``waiting``; Slurm changes those of a pending job only."""
-    if ended is not None:
-        after, hours = ended.job.exclude_after, ended.job.exclude_hours
-        exclude_bad_nodes(run, attempt, ended.classification, waiting, after=after, hours=hours)
-
-
-def reason_now(run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None) -> str | None:
-    """Return the first reason to end the attempt from a person or Slurm, as far as files can be read."""
-    try:
-        return reason_given(run, attempt, ended.view if ended else None)
-    except OSError as error:
-        complain(f"{run.events}: {error.strerror}; only the reason from Slurm is known")
-        return scheduler_word(batch_log(run, attempt))
-
-
-def cancelled_after_all(run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None) -> int:
-    """Write the result of a run that was cancelled after the decision to start it again."""
-    _say("cancelled after its end: it is not started again")
-    cause = ended.classification.cause.value if ended else "its end"
-    reason = f"cancelled before its restart after {cause}"
-    try:
-        events = read_events(run)
-        if not asked_to_end(events, attempt):
-            note(run, "cancelled", attempt)
-        line = ended.classification.line if ended else ""
-        write_result(run, Cause.CANCELLED, line, reason, last_committed(events))
-    except OSError as error:
-        complain(f"{run.result}: {error.strerror}")
-    _notify_given_up(run, attempt, ended, reason, "cancelled")
-    return exitcodes.TERMINATED
-
-
-def _notify_given_up(
-    run: RunDirectory, attempt: Attempt, ended: EndedAttempt | None, reason: str, name: str
-) -> None:
-    """Record and notify that no job continues the run although the policy allows a restart."""
-    if ended is None:
-        return
-    cause, watch = ended.classification.cause.value, ended.config.watch
-    asked = {notifying.KEY: name} if name in notifying.wanted(run, watch) else {}
-    note(run, "given-up", attempt, cause=cause, reason=reason, **asked)
-    notifying.wait(notifying.start(run, watch))
-
-
-def continue_in_another_job(
-    run: RunDirectory,
-    attempt: Attempt,
-    ended: EndedAttempt | None,
-    own_script: bool,
-    until: float,
-    clock: Clock,
-) -> int:
-    """Submit the follow-up job of a job that Slurm does not requeue; return the batch script's exit code."""
-
-    def failed(kind: str, words: str) -> None:
-        note(run, "requeue-failed", attempt, cause=kind, reason=words)
-        complain(f"no job continues {run.name} yet: {words}")
-
-    try:
-        if own_script:
-            raise ContinuationError(
-                "hpcrun does not know the options of your batch script: submit the script again, or "
-                f"continue with `hpcrun resume {run.name}`"
-            )
-        job = submit_successor(run, attempt, failed, until=until, clock=clock)
-    except ContinuationError as problem:
-        note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
-        complain(f"no job continues {run.name}: {problem}")
-        reason = f"no job continues the run: {problem}"
-        _notify_given_up(run, attempt, ended, reason, "stopped")
-        return exitcodes.UNFINISHED
-    _say(f"Slurm does not requeue this job: job {job} continues {run.name} after its end")
-    view = query_job(attempt.job)
-    asked = reason_now(run, attempt, ended)
-    if asked == "cancelled" or (
-        view is not None
-        and is_cancelled(attempt, view, lambda: reason_now(run, attempt, ended), WORD_PATIENCE)
-    ):
-        problem_words = withdraw(job, clock)
-        if problem_words is None:
-            return cancelled_after_all(run, attempt, ended)
-        complain(f"not cancelled: {problem_words}; `scancel {job}` ends it")
-    moved = take_over_dependents(attempt.job, job)
-    if moved:
-        _say(f"jobs that depended on this job now depend on job {job}: {', '.join(moved)}")
-    _exclude_bad_nodes(run, attempt, ended, job)
-    return exitcodes.UNFINISHED
 
 
 def final_code(classification: Classification, code: int) -> int:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
-from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
+from hpcrun.diagnose.causes import Diagnosis, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
-from hpcrun.diagnose.run_lines import same_failure
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.cause_table import (
     Evidence,
@@ -105,9 +104,6 @@ def finalize(
     diagnosis, step = evidence.diagnosis, last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     facts: dict[str, Any] = {}
-    if crashed and not crashed.follows and not blames_node(crashed):
-        # The program causes this crash, so it would repeat on any node.
-        facts["failure"] = same_failure(crashed.words)
     if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(run, attempt, evidence):
         facts["unsaved"] = True
     step_at_end = crashed.step if crashed else step
@@ -173,7 +169,6 @@ def _evidence(
     ending: Ending,
     setup: str | None,
 ) -> Evidence:
-    """Collect everything known about the end."""
     folder = run.attempt_logs(attempt)
     failures = read_failures(folder)
     evidence = evidence_of(
@@ -216,7 +211,6 @@ def _ended_unsaved(run: RunDirectory, attempt: Attempt, evidence: Evidence) -> b
 
 
 def _programs(evidence: Evidence) -> dict[str, int]:
-    """Return the number of programs that a script's attempt started, if known."""
     ranks = evidence.events["opened"].fields.get("ranks") if evidence.script else None
     return {"programs": ranks} if isinstance(ranks, int) else {}
 
@@ -232,7 +226,6 @@ def _unlaunched(
     batch_log: str,
     folder: Path,
 ) -> Diagnosis | None:
-    """Return why no rank could open the attempt, if known."""
     of_people = ("submitted", "cancelled", "cancel-failed", "preempted")
     not_of_ranks = (*of_people, "ended")
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
@@ -246,7 +239,6 @@ def _unlaunched(
 
 
 def _by_hand(cause: Cause) -> Decision:
-    """Return the decision for an attempt that a person started."""
     if cause is Cause.FINISHED:
         return Decision(False, "the training is done")
     return Decision(
@@ -322,6 +314,5 @@ def write_result(
 
 
 def _write_with_goodput(run: RunDirectory, result: Mapping[str, Any]) -> None:
-    """Write result.json with the breakdown of the run's time."""
     parts = goodput(read_events(run), time.time()).as_record()
     write_hashed(run.result, {**result, "goodput": parts})

@@ -26,9 +26,8 @@ class AttemptRecord:
 
     ``crash_step`` is the step that was being computed at a crash. ``trained``: the attempt reached the
     end of the training; only the report was left. ``killed``: a script died of the
-    stop signal, so it keeps only earlier saves, if any. ``failure``: the message of a
-    crash, without rank, node and numbers. ``unsaved``: a script ended well after a stop signal, and has
-    reported steps but no save.
+    stop signal, so it keeps only earlier saves, if any. ``unsaved``: a script ended well after a stop
+    signal, and has reported steps but no save.
     """
 
     attempt: Attempt
@@ -40,7 +39,6 @@ class AttemptRecord:
     ended: float | None = None
     trained: bool = False
     killed: bool = False
-    failure: str | None = None
     unsaved: bool = False
 
     @property
@@ -128,7 +126,6 @@ def asked_to_requeue(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def _note(record: dict[str, Any], event: Event) -> None:
-    """Update the record of the attempt from the event."""
     if event.what == "started":
         record["begun_at"] = event.step
     elif event.what == "saved":
@@ -141,7 +138,6 @@ def _note(record: dict[str, Any], event: Event) -> None:
         record["cause"] = _cause(event.cause)
         record["crash_step"] = event.step if event.cause == Cause.CRASH.value else None
         record["ended"] = event.time
-        record["failure"] = event.fields.get("failure")
         record["unsaved"] = bool(event.fields.get("unsaved"))
 
 

@@ -144,7 +144,6 @@ def _end_of(
 
 
 def _blame_nodes(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> None:
-    """Record the nodes of an attempt that Slurm reports as down."""
     for event in events:
         hosts = event.fields.get("hosts")
         if event.what == "opened" and event.attempt == record.attempt and hosts:
@@ -251,7 +250,6 @@ _SHOWN = _NUMBERS.keys() | _GPUS.keys() | _GIVEN_GPUS | _KINDS.keys()
 
 
 def _is_stale(name: str, value: str, job: Mapping[str, str]) -> bool:
-    """Return True if the fields of ``job`` contradict this variable."""
     if name in _NUMBERS:
         shown = re.match(r"\d+", job.get(_NUMBERS[name], ""))
         return shown is not None and shown.group() != value

@@ -6,7 +6,7 @@ here every cause is counted separately (invariant 8).
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpcrun.job.history import START_SECONDS, AttemptRecord
 from hpcrun.run.events import Cause
@@ -14,7 +14,12 @@ from hpcrun.run.events import Cause
 
 @dataclass(frozen=True)
 class Budgets:
-    """Number of restarts that each cause allows since the last submission by a person; None: unlimited."""
+    """Number of restarts that each cause allows since the last submission by a person; None: unlimited.
+
+    A ``script`` need not report its progress (``hpcrun.report``). Without a report, ``no_progress`` counts
+    only ends after which the script may begin from the start: ends by the warning before the time limit,
+    and requests to be continued within a minute.
+    """
 
     crash: int | None = 3
     node_failure: int | None = 10
@@ -24,16 +29,6 @@ class Budgets:
     no_progress: int | None = 3
     same_step: int | None = 2
     script: bool = False
-
-
-def of_script(budgets: Budgets) -> Budgets:
-    """Return the budgets of a script, which need not report its progress (``hpcrun.report``).
-
-    Without a report, ``no_progress`` counts only ends after which the script may begin from the start:
-    ends by the warning before the time limit, and requests to be continued within a minute. ``same_step``
-    counts equal crashes after about the same time, such as a failed import.
-    """
-    return replace(budgets, script=True)
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,6 @@ _FINAL = {
 
 # The cluster causes the other ends: they may happen during a long start, any number of times.
 OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT, Cause.CONTINUED})
-
-_SAME_TIME = 1.25  # ratio of the times of two ends at the same place of a program
 
 _WORDS = {
     Cause.CRASH: ("crash", "crashes"),
@@ -118,13 +111,6 @@ def decide(history: Sequence[AttemptRecord], budgets: Budgets) -> Decision:
     if limit is not None and count > limit:
         key = cause.value.replace("-", "_")
         return Decision(False, f"{count} {word}, {limit} allowed (restarts.{key})")
-    equal = _equal_failures(history) if budgets.script else 0
-    if budgets.same_step is not None and equal >= budgets.same_step:
-        return Decision(
-            False,
-            f"it failed {equal} consecutive times after about the same time, with the same message "
-            "(restarts.same_step)",
-        )
     allowed, tail = "any number" if limit is None else str(limit), ""
     if unsaved and most is not None and cause is Cause.TIME_LIMIT:
         tail = f"; {most} consecutive if the script dies of it: restarts.no_progress"
@@ -157,26 +143,6 @@ def _early_continuations(history: Sequence[AttemptRecord]) -> int:
     count = 0
     for record in reversed(history):
         if record.cause is not Cause.CONTINUED or not _within_start(record):
-            break
-        count += 1
-    return count
-
-
-def _equal_failures(history: Sequence[AttemptRecord]) -> int:
-    """Count the newest consecutive crashes with the same message after about the same time.
-
-    None counts once an attempt ran longer: an unavailable file server gives equal messages too.
-    """
-    last = history[-1]
-    longest = max(START_SECONDS, _SAME_TIME * (last.seconds or 0.0))
-    if any(record.progressed or (record.seconds or 0.0) >= longest for record in history):
-        return 0
-    count = 0
-    for record in reversed(history):
-        as_long = _within_start(last) or (record.seconds or 0.0) * _SAME_TIME >= (
-            last.seconds or 0.0
-        )
-        if last.failure is None or record.failure != last.failure or not as_long:
             break
         count += 1
     return count

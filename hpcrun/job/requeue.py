@@ -14,7 +14,6 @@ older versions such an end is a failure.
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from typing import Literal
 
@@ -264,32 +263,7 @@ def submit_successor(
     return job
 
 
-def take_over_dependents(old: str, new: str) -> list[str]:
-    """Let the jobs that wait for the success of job ``old`` wait for ``new``; return their ids.
-
-    Slurm cancels a job that waits for the success of a job that fails (``hpcrun submit --after``).
-    """
-    moved = []
-    listed = slurm.run(slurm.squeue_dependents_command())
-    for waiting in slurm.parse_dependents(listed.stdout):
-        if not waiting.waits_for("afterok", old):
-            continue
-        dependency = waiting.retargeted("afterok", old, new)
-        changed = slurm.run(slurm.scontrol_depend_command(waiting.job, dependency))
-        if changed.returncode == 0:
-            moved.append(waiting.job)
-            continue
-        print(
-            f"hpcrun: job {waiting.job} waits for job {old}, and Slurm cancels it: "
-            f"{' '.join(changed.stderr.split())}; submit it again with --after",
-            file=sys.stderr,
-            flush=True,
-        )
-    return moved
-
-
 def _submit(run: RunDirectory, attempt: Attempt) -> str:
-    """Call sbatch; return the new job's id."""
     command = [
         "sbatch",
         "--parsable",

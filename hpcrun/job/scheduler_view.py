@@ -9,11 +9,10 @@ cancellation.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, cast
 
 from hpcrun import slurm
-from hpcrun.diagnose.read_log import scheduler_word, since
+from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.job.history import asked_to_end
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events
@@ -42,7 +41,7 @@ class JobView:
     ``restarts``: the controller's count. ``preempted``: the job runs in the grace time of a
     preemption, or ends because of one. ``base``: the states that COMPLETING hides, if Slurm shows them.
     ``timed_out``: the job used its whole time limit. ``suspended``: time of the newest suspension, or of its
-    end. ``outputs``: the files of the batch script's output and errors.
+    end.
     """
 
     state: str
@@ -50,10 +49,8 @@ class JobView:
     preempted: bool
     end_time: float | None
     base: frozenset[str] = frozenset()
-    start_time: float | None = None
     timed_out: bool = False
     suspended: float | None = None
-    outputs: tuple[Path, ...] = ()
 
     @property
     def being_ended(self) -> bool:
@@ -66,7 +63,7 @@ class Ending:
     """The scheduler's part in the end of an attempt.
 
     ``word``: the reason, if the scheduler ended the attempt. ``log``: the lines of the batch script, of srun
-    and slurmstepd. ``view``: the job now. ``limit_near``: the time limit was near, so a warning signal
+    and slurmstepd. ``limit_near``: the time limit was near, so a warning signal
     announced it. ``warned_by_term``: this signal is SIGTERM. ``was_not_requested``: Slurm reports that the
     job still runs, so its SIGTERM was not a cancellation. ``just_resumed``: the job was suspended until a
     moment before.
@@ -74,7 +71,6 @@ class Ending:
 
     word: SchedulerWord | None = None
     log: str = ""
-    view: JobView | None = None
     limit_near: bool = False
     warned_by_term: bool = False
     was_not_requested: bool = False
@@ -101,18 +97,15 @@ def view_of(facts: dict[str, str], base: frozenset[str] = frozenset()) -> JobVie
     """Build the view from the fields of ``scontrol show job``; a missing field counts as unknown."""
     restarts = facts.get("Restarts", "")
     limit, ran = (slurm.seconds(facts.get(key, "")) for key in ("TimeLimit", "RunTime"))
-    outputs = [facts[key] for key in ("StdOut", "StdErr") if facts.get(key, "").startswith("/")]
     return JobView(
         state=facts.get("JobState", ""),
         restarts=int(restarts) if restarts.isdecimal() else 0,
         preempted=slurm.unix_time(facts.get("PreemptTime", "None")) is not None,
         end_time=slurm.unix_time(facts.get("EndTime", "Unknown")),
         base=base,
-        start_time=slurm.unix_time(facts.get("StartTime", "Unknown")),
         timed_out=facts.get("Reason") == "TimeLimit"
         or (limit is not None and ran is not None and ran >= limit),
         suspended=slurm.unix_time(facts.get("SuspendTime", "None")),
-        outputs=tuple(Path(path) for path in dict.fromkeys(outputs)),
     )
 
 
@@ -130,17 +123,12 @@ def ending_of(
         patience: seconds to wait for slurmstepd's messages, if only these have the reason.
     """
     view = query_job(attempt.job)
-
-    def log() -> str:
-        return batch_log(run, attempt, view)
-
-    if only_log_has_reason(view, attempt) and _log_files(run, attempt, view):
-        wait_for_word(lambda: scheduler_word(log()), patience)
-    resumed = view.suspended if view else None
+    if only_log_has_reason(view, attempt) and run.batch_log(attempt.job).is_file():
+        wait_for_word(lambda: scheduler_word(batch_log(run, attempt)), patience)
+    resumed, log = view.suspended if view else None, batch_log(run, attempt)
     return Ending(
-        word_of(view, attempt, log()),
-        log(),
-        view,
+        word_of(view, attempt, log),
+        log,
         limit_near=view is not None and _limit_near(view, lead),
         # A cancelled job is COMPLETING, and a requeued job is PENDING. An unreachable controller cancels
         # nothing; slurmstepd would have written a message about an earlier cancellation.
@@ -156,15 +144,11 @@ def _limit_near(view: JobView, lead: float) -> bool:
     return view.end_time - time.time() <= lead + EARLY
 
 
-def reason_given(run: RunDirectory, attempt: Attempt, view: JobView | None = None) -> str | None:
-    """Return the reason to end the attempt that a person or Slurm has recorded so far, or None.
-
-    Args:
-        view: an earlier view of the job; only its output paths are used, because its state is old.
-    """
+def reason_given(run: RunDirectory, attempt: Attempt) -> str | None:
+    """Return the reason to end the attempt that a person or Slurm has recorded so far, or None."""
     if asked_to_end(read_events(run), attempt):
         return "cancelled"
-    return scheduler_word(batch_log(run, attempt, view))
+    return scheduler_word(batch_log(run, attempt))
 
 
 def word_of(view: JobView | None, attempt: Attempt, batch_log: str) -> SchedulerWord | None:
@@ -208,41 +192,11 @@ def wait_for_word(word: Callable[[], str | None], patience: float) -> str | None
     return found
 
 
-def batch_log(run: RunDirectory, attempt: Attempt, view: JobView | None = None) -> str:
-    """Return the lines of ``attempt``: the output of the batch script, srun and slurmstepd.
-
-    ``job.sbatch_args`` may send output and errors to other files than the run's own. Slurm reports these
-    files as long as it knows the job.
-    """
-    files = _log_files(run, attempt, view)
-    return "\n".join(_lines_of(run, path, attempt, view) for path in files)
-
-
-def _log_files(run: RunDirectory, attempt: Attempt, view: JobView | None) -> list[Path]:
-    found: list[Path] = []
-    for path in (run.batch_log(attempt.job), *(view.outputs if view else ())):
-        try:
-            known = any(path.samefile(other) for other in found)
-            if path.is_file() and not known:
-                found.append(path)
-        except OSError:
-            continue
-    return found
-
-
-def _lines_of(run: RunDirectory, path: Path, attempt: Attempt, view: JobView | None) -> str:
-    """Return the lines of ``attempt``; only the output file has a mark at the attempt's start."""
+def batch_log(run: RunDirectory, attempt: Attempt) -> str:
+    """Return the lines of ``attempt`` that the batch script, srun and slurmstepd have written."""
     try:
-        text = path.read_text(errors="replace")
+        text = run.batch_log(attempt.job).read_text(errors="replace")
     except OSError:
         return ""
     _, found, mine = text.rpartition(f"hpcrun: attempt {attempt.owner} ")
-    if found:
-        return mine.partition(f"\nhpcrun: attempt {attempt.job}-")[0]
-    if "hpcrun: attempt " in text or view is None:
-        return ""
-    start = view.start_time
-    if view.restarts != attempt.restart or start is None:
-        opened = (e for e in read_events(run) if (e.what, e.attempt) == ("opened", attempt))
-        start = next((event.time for event in opened), None)
-    return "" if start is None else since(text, start)
+    return mine.partition(f"\nhpcrun: attempt {attempt.job}-")[0] if found else ""

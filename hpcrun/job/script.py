@@ -87,7 +87,7 @@ def run_script(
     # The rendezvous may set variables for gloo, so it comes before the environment is read.
     folder = run.attempt_logs(attempt)
     step = os.environ.get("SLURM_STEP_ID", "")
-    rendezvous_file = RendezvousFile(run, attempt, first=config.local_rank == 0, step=step)
+    rendezvous_file = RendezvousFile(run, attempt, ranks=config.world_size, step=step)
     try:
         met = meet_rank_zero(
             run,
@@ -103,7 +103,7 @@ def run_script(
     if flag.reason:
         # The script would never receive the signal, and the ranks that still waited for rank 0 have ended.
         return _unstarted(run, attempt, config, rendezvous_file, flag)
-    with ProgressWatch(run, attempt, config.rank, config.world_size) as progress:
+    with ProgressWatch(run, attempt, config.rank) as progress:
         environ = {
             "PYTHONUNBUFFERED": "1",
             **os.environ,
@@ -183,13 +183,11 @@ def _close(rendezvous_file: RendezvousFile, end: End) -> None:
         rendezvous_file.publish_end(end)
     except OSError as error:
         print(f"hpcrun: the end of the script is not published: {error}", file=sys.stderr)
-    rendezvous_file.clear()
 
 
 def _start(
     command: Sequence[str], environ: dict[str, str], launcher: Launcher | None
 ) -> "subprocess.Popen[bytes]":
-    """Start the program; raises UserError if that is not possible."""
     words = launcher.words(command, environ) if launcher else [_program(command[0]), *command[1:]]
     try:
         return subprocess.Popen(
@@ -314,7 +312,6 @@ def _free_port(key: str) -> int:
 def _join(
     rendezvous_file: RendezvousFile, timeout: float, stop: Callable[[], bool]
 ) -> tuple[str, int]:
-    """Return the address of rank 0 and the port of its script."""
     try:
         return rendezvous_file.meet(_connect, timeout, stop)
     except ScriptEnded as ended:

@@ -21,7 +21,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import HeardStop, record_failure, record_heard_stop
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import memory_folder
-from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, publish, published
+from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, publish
 
 # A shell exits with 128 + n if its child died of signal n.
 _SHELL = 128
@@ -134,12 +134,6 @@ _PUBLISH = 5.0
 _FOLDER = "hpcrun-progress-"
 
 
-@dataclass(frozen=True)
-class _Unpublished:
-    progress: ScriptProgress
-    since: float
-
-
 def _new_folder() -> tuple[Path, int]:
     """Return a new folder for reports in the node's memory, and the descriptor that locks it.
 
@@ -171,39 +165,16 @@ def _locked(folder: Path) -> int:
 
 
 class ProgressWatch:
-    """The reports of one rank's script; a context manager that creates and removes their folder.
-
-    Rank 0 publishes without delay. Another rank publishes progress that rank 0 has not published ten seconds
-    later: in many scripts only one rank reports, and in the others all ranks report the same.
-    """
+    """The reports of one rank's script; a context manager that creates and removes their folder."""
 
     def __init__(
-        self,
-        run: RunDirectory,
-        attempt: Attempt,
-        rank: int,
-        ranks: int = 1,
-        *,
-        every: float = 1.0,
-        for_rank_zero: float = 10.0,
+        self, run: RunDirectory, attempt: Attempt, rank: int, *, every: float = 1.0
     ) -> None:
-        """Prepare the reports of ``rank``.
-
-        Args:
-            ranks: number of ranks of the attempt.
-            every: seconds between two reads of the node's folder.
-            for_rank_zero: seconds for which another rank waits for rank 0 to publish the same progress.
-        """
-        self._every, self._for_rank_zero = every, for_rank_zero
-        self._run, self._attempt, self._rank = run, attempt, rank
-        self._logs = run.attempt_logs(attempt)
-        # All ranks together read the published progress at most a hundred times a second.
-        self._longest = ranks // 100
+        """Prepare the reports of ``rank``; ``every``: seconds between two reads of the folder."""
+        self._run, self._attempt, self._rank, self._every = run, attempt, rank, every
         self._folder: Path | None = None
         self._lock = -1
-        self._newest = ScriptProgress()
-        self._known = ScriptProgress()
-        self._waiting: _Unpublished | None = None
+        self._newest = self._published = ScriptProgress()
         self._looked = self._published_at = float("-inf")
         self._stop_at: float | None = None
 
@@ -258,7 +229,7 @@ class ProgressWatch:
         note(self._run, "started", self._attempt, **begun)
 
     def look(self, *, last: bool = False) -> None:
-        """Read the reports, and publish new progress that is due.
+        """Read the reports; rank 0 publishes new progress that is due.
 
         Args:
             last: the script has ended; publish now.
@@ -268,31 +239,15 @@ class ProgressWatch:
             return
         self._looked = now
         self._newest = newest_report(self._folder)
-        if self._known.covers(self._newest):
-            self._waiting = None
+        saved = self._newest.saved != self._published.saved
+        due = last or saved or now - self._published_at >= _PUBLISH
+        if self._rank != 0 or not due or self._newest == self._published:
             return
         try:
-            self._publish(now, last)
+            publish(self._run.attempt_logs(self._attempt), self._newest)
         except OSError as error:
             print(f"hpcrun: the progress is not published: {error}", file=sys.stderr, flush=True)
-
-    def _publish(self, now: float, last: bool) -> None:
-        new_save = not self._known.covers(ScriptProgress(saved=self._newest.saved))
-        if self._rank != 0 and not last:
-            if self._waiting is None:
-                self._waiting = _Unpublished(self._newest, now)
-            if now - self._waiting.since < max(self._for_rank_zero, self._longest):
-                return
-        elif now - self._published_at < _PUBLISH and not new_save and not last:
             return
-        theirs = published(self._logs)
-        wanted = self._waiting.progress if self._waiting and not last else self._newest
-        self._waiting = None
-        self._known = theirs
-        if theirs.covers(wanted):
-            return
-        both = theirs.with_news(self._newest)
-        publish(self._logs, both)
-        self._known, self._published_at = both, now
-        if both.saved is not None and both.saved != theirs.saved:
-            note(self._run, "saved", self._attempt, step=both.saved)
+        self._published, self._published_at = self._newest, now
+        if saved:
+            note(self._run, "saved", self._attempt, step=self._newest.saved)

@@ -18,7 +18,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Hang, last_output, record_hang
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
-from hpcrun.run.record import OwnerPolling, described
+from hpcrun.run.record import described
 
 _TICK = 0.2
 
@@ -38,6 +38,7 @@ class ScriptWatch:
         *,
         late_signal: float = 1.0,
         silent_after: float | None = None,
+        owner_every: float = 5.0,
     ) -> None:
         """Watch ``child``.
 
@@ -48,6 +49,7 @@ class ScriptWatch:
                 it: even with exit code 0, which without a signal means that the work is done.
             silent_after: seconds without output of any rank after which rank 0 records a hang and kills the
                 script; None: never.
+            owner_every: seconds between two reads of ``owner.json`` in a small world.
         """
         self._child, self._run, self._attempt, self._flag = child, run, attempt, flag
         self._signals = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: warning}
@@ -55,7 +57,9 @@ class ScriptWatch:
         self._pass_on = config.launch_method not in ("slurm", "local")
         self._passed_on = StopReason.NONE
         self._was_owner = False
-        self._looks = OwnerPolling(config.rank, config.world_size)
+        # All ranks together read the file at most a hundred times a second, each at another time.
+        self._pause = max(owner_every, config.world_size / 100)
+        self._owner_due = time.monotonic() + self._pause * config.rank / config.world_size
         self._reported: str | None = None
         self._rank = config.rank
         self._progress, self._late_signal = progress, late_signal
@@ -94,7 +98,6 @@ class ScriptWatch:
             return code
 
     def _note_suspension(self, seconds: float) -> None:
-        """Record that Slurm suspended the step, if a wait took ``seconds`` too long."""
         if seconds > NOTICED and self._rank == 0:
             self._last_sign = time.time()
             print(
@@ -139,8 +142,9 @@ class ScriptWatch:
 
     def _yield_to_successor(self) -> None:
         """End a superseded script: a stale process would write into the newer attempt's files."""
-        if not self._looks.due(time.monotonic()):
+        if time.monotonic() < self._owner_due:
             return
+        self._owner_due = time.monotonic() + self._pause
         try:
             owner = read_json(self._run.owner) or {}
         except OSError as error:
@@ -156,7 +160,6 @@ class ScriptWatch:
         self._was_owner = self._was_owner or mine
 
     def _is_mine(self, owner: Mapping[str, Any]) -> bool:
-        """Return True if this rank's attempt is the ``owner``."""
         here, there = os.environ.get("SLURM_CLUSTER_NAME"), owner.get("cluster")
         if owner.get("owner") != self._attempt.owner or (here and there and here != there):
             return False

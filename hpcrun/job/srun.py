@@ -264,7 +264,6 @@ def _ranks_per_node(environ: Mapping[str, str]) -> int:
 
 
 def _free_port(attempt: Attempt) -> int:
-    """Return a port that is free here, on the first node."""
     for port in port_candidates(attempt.owner):
         if is_free("", port):
             return port
@@ -299,11 +298,11 @@ def newest_left(run: RunDirectory, attempt: Attempt) -> Attempt | None:
 
 
 def link_batch_log(run: RunDirectory, attempt: Attempt) -> None:
-    """Link the output of a person's own batch script under a name that the classification reads."""
+    """Link the error output of a person's own batch script as the run's log: Slurm's messages go there."""
     link = run.batch_log(attempt.job)
     if link.exists():
         return
-    target = os.readlink("/proc/self/fd/1")  # noqa: PTH115  (also a pipe's)
+    target = os.readlink("/proc/self/fd/2")  # noqa: PTH115  (also a pipe's)
     link.unlink(missing_ok=True)
     if Path(target).is_file():
         link.symlink_to(target)

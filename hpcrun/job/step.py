@@ -11,6 +11,7 @@ import secrets
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -204,7 +205,7 @@ def _run_attempts(
         _prepare_logs(run, attempt)
     left = newest_left(run, attempt) if again and failed is None else None
     if left is None:
-        print(f"hpcrun: attempt {attempt.owner} on {_hosts()}", flush=True)
+        _mark(attempt)
     else:
         job = replace(job, attempt=left)
         print(f"hpcrun: the batch step of attempt {left.owner} was killed", flush=True)
@@ -249,7 +250,7 @@ def _run_in_turn(
         if end.following is None:
             return end.code
         job = replace(job, attempt=end.following)
-        print(f"hpcrun: attempt {job.attempt.owner} on {_hosts()}", flush=True)
+        _mark(job.attempt)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
@@ -292,8 +293,10 @@ def _nodes_of_job(
     return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)
 
 
-def _hosts() -> str | None:
-    return os.environ.get("SLURM_JOB_NODELIST")
+def _mark(attempt: Attempt) -> None:
+    """Print the first line of the attempt where Slurm's own messages go."""
+    hosts = os.environ.get("SLURM_JOB_NODELIST")
+    print(f"hpcrun: attempt {attempt.owner} on {hosts}", file=sys.stderr, flush=True)
 
 
 def start_ranks(run: RunDirectory, attempt: Attempt, way: Way, nodes: JobNodes | None) -> RanksEnd:
@@ -434,7 +437,6 @@ def _was_deleted(folder: HeldFolder) -> bool:
 
 
 def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return True if an earlier start of this job has finished the run."""
     if attempt.restart == 0:
         return False
     from hpcrun.job.opening import already_finished

@@ -22,12 +22,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import IO, Any
 
 from hpcrun.nodes.kill_ranks import kill_processes
 from hpcrun.nodes.lost_batch_host import requeue_without_batch_host
-from hpcrun.ranks.addresses import AnswerServer, Listener, reached
+from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.fork_messages import fork_server_command
 from hpcrun.run import memory_keeper
 from hpcrun.slurm.node_setup import die_with_parent
@@ -39,6 +38,8 @@ BEAT = 1.0
 END = b"end\n"
 """The last line of standard input. Without it, the batch step has not ended: its node may be lost."""
 _CONNECT = 3.0
+# A lost segment is sent again after one second, and again after three.
+_REACH = 3.5
 # Seconds without an answer to the beats, after which the connection is made again.
 _SILENT = 10.0
 _ALONE = 30.0
@@ -175,13 +176,12 @@ class NodeAgent:
         self._programs = Programs()
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard = 0.0
-        from hpcrun.ranks.interfaces import own_interfaces
-
-        self._door = AnswerServer(own_interfaces())
+        self._door = listen([0])
 
     def run(self) -> None:
         """Serve until the end of the job; outside of one, until the batch step has been away for 30 s."""
         self._heard, asked = time.monotonic(), 0.0
+        threading.Thread(target=_answer, args=(self._door,), daemon=True).start()
         while True:
             connection = self._connect()
             if connection is not None:
@@ -216,7 +216,7 @@ class NodeAgent:
     def _serve(self, connection: Connection) -> None:
         """Beat and obey until the connection ends; the batch step answers every beat."""
         hello = {"key": self._key, "node": self._node, "pid": os.getpid()}
-        connection.send(hello | {"door": asdict(self._door.door)})
+        connection.send(hello | {"door": self._door.getsockname()[1]})
         due, silent = 0.0, time.monotonic() + _SILENT
         while time.monotonic() < silent:
             if time.monotonic() >= due:
@@ -260,16 +260,26 @@ class NodeAgent:
             threading.Thread(target=self._reach, kwargs=dict(arguments), daemon=True).start()
 
     def _kill(self, steps: Sequence[int], seconds: float) -> None:
-        """Kill the ranks of steps of this job on this node, and report how many are left."""
         server = self._programs.number_of(FORK_PROGRAM)
         left = kill_processes(steps, os.environ, server, seconds)
         self._answers.put({"killed": list(steps), "left": left})
 
-    def _reach(self, peers: Sequence[Mapping[str, Any]]) -> None:
-        """Report the interfaces from which the doors of all ``peers`` answer."""
-        others = [Listener(**peer) for peer in peers]
-        names = reached(self._door.interfaces, others)
-        self._answers.put({"reached": names, "of": list(self._door.interfaces)})
+    def _reach(self, peers: Sequence[Sequence[Any]]) -> None:
+        """Report whether the agents of all ``peers``, each an address and a port, are reached."""
+        try:
+            for address, port in peers:
+                socket.create_connection((address, port), _REACH).close()
+        except OSError:
+            self._answers.put({"reached": False})
+        else:
+            self._answers.put({"reached": True})
+
+
+def _answer(door: socket.socket) -> None:
+    """Accept the connections by which other nodes reach this node."""
+    while True:
+        with contextlib.suppress(OSError):
+            door.accept()[0].close()
 
 
 def _end_with_input(agent: NodeAgent) -> None:

@@ -24,6 +24,7 @@ from hpcrun.nodes.step_nodes import (
     step_variables,
 )
 from hpcrun.nodes.watch import AgentProcess, AgentStep, NodeWatch
+from hpcrun.ranks.addresses import is_loopback
 from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
 from hpcrun.run import memory_keeper
 from hpcrun.run.directory import RunDirectory
@@ -359,8 +360,10 @@ class JobNodes:
                     for node in self._watch.connected()
                     if self.used and node not in self.used and node not in self.bad
                 ]
-                peers = [node for node in self.used if node not in self.bad][:2]
-            doors = [door for node in peers if (door := self._watch.door(node))]
+                peers = [node for node in self.used if node not in self.bad]
+            # The agent of this node may be connected by a loopback address.
+            found = (self._watch.door(node) for node in peers)
+            doors = [door for door in found if door and not is_loopback(door[0])][:2]
             for node in idle:
                 self._prepare_forks(node)
                 probe = self._probes.setdefault(node, SpareProbe())

@@ -35,19 +35,19 @@ class SpareProbe:
         self._fault: str | None = None
 
     def orders(
-        self, now: float, command: Sequence[str], doors: Sequence[Mapping[str, Any]]
+        self, now: float, command: Sequence[str], doors: Sequence[tuple[str, int]]
     ) -> list[tuple[str, dict[str, Any]]]:
         """Return the orders for the agent that are due at ``now`` (time.monotonic).
 
         Args:
             command: of :func:`probe_command`.
-            doors: where nodes of the step answer.
+            doors: the addresses and ports at which nodes of the step answer.
         """
         if self.running or now < self._due:
             return []
         self.running, self._began, self._due = True, now, now + EVERY
         start = {"name": PROBE, "argv": list(command), "nice": _LEAST_URGENT}
-        reach = [("reach", {"peers": [dict(door) for door in doors]})] if doors else []
+        reach = [("reach", {"peers": list(doors)})] if doors else []
         return [("start", start), *reach]
 
     def hear(self, message: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class SpareProbe:
         if self.running and now - self._began > _LIMIT:
             return f"its probe has not ended within {_LIMIT:.0f} s"
         if self._unreached >= _NETWORK_TRIES:
-            return "none of its networks reaches the nodes of the step"
+            return "it does not reach the nodes of the step"
         return self._fault
 
 

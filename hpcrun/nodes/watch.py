@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from hpcrun.nodes.agent import END, Connection
@@ -119,14 +119,15 @@ class NodeState:
     """The known facts of a node; times are those of time.monotonic.
 
     ``heard``: the last message; None: the node is not watched, because no agent has connected yet, or none
-    can be started. ``unreached``: since then the node's kernel does not answer. ``door``: where the agent
-    answers other nodes. ``restart``: the step that starts a new agent there. ``starts``: their number.
+    can be started. ``unreached``: since then the node's kernel does not answer. ``door``: the port on which
+    the agent answers other nodes. ``restart``: the step that starts a new agent there. ``starts``: the
+    number of these steps.
     """
 
     heard: float | None = None
     connection: Connection | None = None
     address: str = ""
-    door: Mapping[str, Any] = field(default_factory=dict)
+    door: int = 0
     unreached: float | None = None
     restart: AgentStep | None = None
     starts: int = 0
@@ -261,9 +262,10 @@ class NodeWatch:
         """Return the nodes with a connected agent."""
         return [node for node, state in self._states.items() if state.connection is not None]
 
-    def door(self, node: str) -> Mapping[str, Any]:
-        """Return where the agent of a node answers other nodes; empty before it has connected."""
-        return self._states[node].door
+    def door(self, node: str) -> tuple[str, int] | None:
+        """Return where the agent of a node answers other nodes; None before it has connected."""
+        state = self._states[node]
+        return (state.address, state.door) if state.door else None
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until ``condition`` holds, which is checked after each message; return whether it holds."""
@@ -387,7 +389,7 @@ class NodeWatch:
             self._drop(state.connection)
         self._agents[connection] = node
         state.connection, state.address = connection, connection.link.getpeername()[0]
-        state.door, state.heard, state.unreached = message["door"], time.monotonic(), None
+        state.door, state.heard, state.unreached = int(message["door"]), time.monotonic(), None
         state.restart = None
 
     def _drop(self, connection: Connection) -> None:
@@ -466,7 +468,7 @@ class NodeWatch:
     def _probe(self, state: NodeState) -> None:
         """Ask the kernel of a node for an answer; runs in a thread."""
         began = time.monotonic()
-        answer = kernel_answers(state.address, int(state.door["port"]), self._limits.unreached)
+        answer = kernel_answers(state.address, state.door, self._limits.unreached)
         if answer is False:
             state.unreached = state.unreached or began
         elif answer:

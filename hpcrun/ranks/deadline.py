@@ -17,14 +17,13 @@ _LATE = 15.0
 """Seconds; an answer never takes this long."""
 
 
-class JobEnd:
-    """The job's end, as the scheduler has last answered, and the time of the next question.
+class DeadlineWatch:
+    """The job's end, as the scheduler has last answered; a thread asks, because an answer may be late.
 
     Limits are extended while jobs run, so the scheduler is asked every ``refresh`` seconds and, close to the
-    time to stop, after half of the remaining time, so that no extension is missed.
-
-    Slurm does not count the time in which a job is suspended, but the clock does. So an old answer
-    is ignored once the time to ask has been missed.
+    time to stop, after half of the remaining time, so that no extension is missed. Slurm does not count the
+    time in which a job is suspended, but the clock does. So an old answer is ignored once the time to ask has
+    been missed. Only rank 0 watches; the other ranks learn of the end by agreement.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class JobEnd:
         shortest: float = 2.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Ask for the first time.
+        """Ask for the first time; :meth:`start` starts the thread.
 
         Args:
             end_time: returns the end in Unix seconds, or None if the job has no limit.
@@ -49,6 +48,13 @@ class JobEnd:
         self._shortest, self._clock = shortest, clock
         self._end = end_time()
         self._next = clock() + self.pause()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
+
+    def start(self) -> "DeadlineWatch":
+        """Ask from a thread until :meth:`close`; return this watch."""
+        self._thread.start()
+        return self
 
     def pause(self) -> float:
         """Return the seconds until the next question."""
@@ -67,37 +73,20 @@ class JobEnd:
         self._end = found or self._end
         self._next = self._clock() + self.pause()
 
-    def is_near(self, *, asking: bool) -> bool:
-        """Return True if the job must stop now; ``asking``: the next question comes in time."""
+    def due(self) -> bool:
+        """Return True if the job must stop now."""
         now = self._clock()
         if self._end is None or now < self._end - self._lead:
             return False
-        return now < self._next + _LATE or not asking
-
-
-class DeadlineWatch:
-    """A thread that keeps :class:`JobEnd` up to date, because the scheduler may answer late.
-
-    Only rank 0 watches; the other ranks learn of the end by agreement.
-    """
-
-    def __init__(self, end: JobEnd) -> None:
-        self._end = end
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
-        self._thread.start()
-
-    def due(self) -> bool:
-        """Return True if the job must stop now."""
-        return self._end.is_near(asking=self._thread.is_alive())
+        return now < self._next + _LATE or not self._thread.is_alive()
 
     def close(self) -> None:
         """Stop asking."""
         self._stop.set()
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._end.pause()):
-            self._end.ask()
+        while not self._stop.wait(self.pause()):
+            self.ask()
 
 
 _SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -119,7 +108,8 @@ def end_time(
 ) -> float | None:
     """Return the end of this process's job in Unix seconds, None without a limit or a job.
 
-    SLURM_JOB_END_TIME contains it since Slurm 23.02 and in the local cluster; older versions are queried.
+    The controller comes first: SLURM_JOB_END_TIME, set since Slurm 23.02 and in the local cluster, does not
+    follow an extended limit.
 
     Args:
         environ: the environment of this rank.
@@ -128,15 +118,9 @@ def end_time(
     Raises:
         ClusterError: SLURM_JOB_END_TIME is not a number.
     """
-    given = environ.get("SLURM_JOB_END_TIME", "").strip()
-    if given:
-        if not _SECONDS.fullmatch(given):
-            raise ClusterError(
-                f"SLURM_JOB_END_TIME is {given!r}: expected Unix seconds; unset it to have "
-                "Slurm asked instead"
-            )
-        return float(given)
     job = job_id(environ)
-    if job is None or in_local_cluster(environ):
-        return None
-    return query(job)
+    found = None if job is None or in_local_cluster(environ) else query(job)
+    given = environ.get("SLURM_JOB_END_TIME", "").strip()
+    if given and not _SECONDS.fullmatch(given):
+        raise ClusterError(f"SLURM_JOB_END_TIME is {given!r}: expected Unix seconds; unset it")
+    return found or (float(given) if given else None)

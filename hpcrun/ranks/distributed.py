@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hpcrun.devices.devices import lists_mig, visible_gpus
 from hpcrun.errors import ClusterError
@@ -321,26 +321,6 @@ class DistributedConfig(BaseModel):
                 f"{where}: device {beyond[0]} is not among the {gpus} visible GPU(s); "
                 "devices count from 0"
             )
-
-    def to_json(self) -> str:
-        """Return the fields as JSON text, for :meth:`from_json`."""
-        return self.model_dump_json(indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> "DistributedConfig":
-        """Read ``text``, which :meth:`to_json` has written.
-
-        Raises:
-            ClusterError: the text is not JSON, or not such a set of fields.
-        """
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the whole"
-            raise ClusterError(
-                f"distributed config: {place}: {first['msg'].lower()}; correct that field"
-            ) from error
 
 
 def _master_addr(placement: Placement) -> str:

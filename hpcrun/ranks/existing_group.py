@@ -80,7 +80,6 @@ def place_in_group(group: ExistingGroup, environ: Mapping[str, str], gpus: int) 
 
 
 def _local_size(group: ExistingGroup, nodes: int, own: Mapping[str, str], gpus: int) -> int:
-    """Return the number of ranks of ``group`` on this node."""
     if nodes > 1:
         return group.world_size // nodes
     if not group.nccl or gpus == 0 or own.get("LOCAL_WORLD_SIZE"):

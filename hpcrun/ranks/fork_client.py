@@ -141,7 +141,6 @@ def _follow(inbox: Inbox, connection: int, rank: int, signals: int) -> NoReturn:
 
 
 def _kill(rank: int) -> None:
-    """Kill the rank and its helpers, and wait until it has ended."""
     late = time.monotonic() + _GONE
     with contextlib.suppress(ProcessLookupError):
         os.killpg(rank, signal.SIGKILL)

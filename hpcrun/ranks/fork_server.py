@@ -56,7 +56,6 @@ def main() -> NoReturn:
 
 
 def _refuse_all(listener: socket.socket, seconds: float) -> None:
-    """Refuse every client for ``seconds``."""
     late = time.monotonic() + seconds
     while (left := late - time.monotonic()) > 0:
         if select.select([listener], [], [], left)[0]:

@@ -128,7 +128,6 @@ def wait_for_ranks(imports: Callable[[], None], threads: Callable[[], str]) -> N
 
 
 def _unable() -> str | None:
-    """Return the reason why a fork of this process could not train."""
     count = len(os.listdir("/proc/self/task"))  # noqa: PTH208
     if count > 1:
         return f"it has {count} threads"
@@ -268,7 +267,6 @@ class _Template:
         return False
 
     def _fork(self, client: _Client, state: ProcessState) -> bool:
-        """Fork a rank; return True in the rank."""
         server = os.getpid()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -319,7 +317,6 @@ class _Template:
         signal.pthread_sigmask(signal.SIG_SETMASK, state.blocked)
 
     def _close(self, own: _Client) -> None:
-        """Close what belongs to the server and to other ranks."""
         signal.set_wakeup_fd(-1)
         for end in (self._wake, self._woken):
             os.close(end)

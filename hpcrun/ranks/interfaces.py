@@ -1,36 +1,18 @@
-"""The network interfaces of this host: those for the rendezvous, and those for gloo and NCCL.
-
-The first rank of each node takes part. The first node collects the answers, so the number of file reads
-grows with the number of nodes and not with its square.
-"""
+"""The network interfaces of this host: those for the rendezvous, and those for gloo and NCCL."""
 
 import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from hpcrun.errors import NodeUnfit
 from hpcrun.ranks.addresses import (
-    AnswerServer,
-    Listener,
-    agreed,
     bound_address,
     is_link_local,
     is_loopback,
     is_only_loopback,
     is_sound,
-    link_speeds,
     outward_address,
-    reached,
 )
-from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.launchers import LOOPBACK, in_local_cluster, step_hosts
-from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.endings import node_name
-from hpcrun.run.events import Attempt
-from hpcrun.run.files import make_log_folder, read_json, write_json
 
 
 def own_interfaces() -> dict[str, list[str]]:
@@ -160,91 +142,3 @@ def gloo_interface(
     if name is None or (sound and by_address.get(bound or "") == name):
         return {}
     return {"GLOO_SOCKET_IFNAME": name}
-
-
-AUTO = "auto"
-
-
-class NoSharedInterface(RunError):
-    """No interface connects every node to every other."""
-
-
-_PAUSE = 0.2
-
-
-def shared_interface(
-    run: RunDirectory,
-    attempt: Attempt,
-    config: DistributedConfig,
-    timeout: float,
-    *,
-    pause: float = 2.0,
-) -> str:
-    """Return the full name of the interface, such as ``=eth0``. All ranks call this function.
-
-    Args:
-        timeout: seconds for each wait for the other nodes.
-        pause: seconds between two looks of a rank that is not the first of its node: many ranks that look for
-            a missing file load the metadata server of a parallel file system.
-
-    Raises:
-        RunError: a node does not answer.
-            NoSharedInterface: on all ranks, if no interface connects every node to every other.
-    """
-    folder = run.attempt_logs(attempt) / "interfaces"
-    if config.local_rank == 0:
-        found = _choose(folder, config, timeout)
-    else:
-        found = _waited(folder / "chosen.json", 4 * timeout, pause)
-    if found["name"] is None:
-        raise NoSharedInterface(
-            f"job.interface=auto: no interface connects every node to every other ({found['why']}); name the "
-            "interfaces of the job's network, or exclude a node (job.exclude)"
-        )
-    return f"={found['name']}"
-
-
-def _choose(folder: Path, config: DistributedConfig, timeout: float) -> dict[str, Any]:
-    """Try the interfaces of this node; on the first node, collect the results of all nodes and choose."""
-    make_log_folder(folder)
-    number, nodes = config.node_rank, range(config.num_nodes)
-    own = own_interfaces()
-    keeper = AnswerServer(own)
-    try:
-        write_json(folder / f"door-{number}.json", asdict(keeper.door))
-        if number == 0:
-            doors = [_waited(folder / f"door-{node}.json", timeout) for node in nodes]
-            write_json(folder / "doors.json", {"doors": doors})
-        doors = _waited(folder / "doors.json", 2 * timeout)["doors"]
-        others = [Listener(**doors[node]) for node in nodes if node != number]
-        answer = {"host": node_name(), "reached": reached(own, others)}
-        write_json(folder / f"reached-{number}.json", answer)
-        if number == 0:
-            found = [_waited(folder / f"reached-{node}.json", timeout) for node in nodes]
-            write_json(folder / "chosen.json", _best(found))
-        # Other nodes connect to this node until the choice is published.
-        return _waited(folder / "chosen.json", 2 * timeout)
-    finally:
-        keeper.close()
-
-
-def _best(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the interface that all nodes reached, or None, and the findings of the first nodes."""
-    reported = [f"{one['host']}: {', '.join(one['reached']) or 'none'}" for one in found[:8]]
-    return {
-        "name": agreed([one["reached"] for one in found], link_speeds()),
-        "why": "; ".join(reported),
-    }
-
-
-def _waited(path: Path, timeout: float, pause: float = _PAUSE) -> dict[str, Any]:
-    """Return the object in ``path``; raise RunError if there is none after ``timeout`` seconds."""
-    end = time.monotonic() + timeout
-    while (found := read_json(path)) is None:
-        if time.monotonic() > end:
-            raise RunError(
-                f"{path}: no such file after {timeout:.0f} s, and job.interface=auto needs the file; read "
-                "the logs of the other nodes, and check that all nodes see this folder"
-            )
-        time.sleep(pause)
-    return found

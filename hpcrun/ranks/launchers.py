@@ -242,7 +242,6 @@ def _master_of_step(environ: Mapping[str, str], nodes: int) -> str:
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
-    """Return the host of rank 0, as far as Slurm's variables show."""
     hosts = step_hosts(environ)
     if not hosts:
         raise ClusterError(f"none of {', '.join(_STEP_HOSTS)} is set; {_SRUN}")

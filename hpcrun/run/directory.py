@@ -122,11 +122,6 @@ class RunDirectory:
         """Details of a step with gradients that were not finite: losses and samples (JSON)."""
         return self.path / "nonfinite" / f"step-{step}.json"
 
-    @property
-    def measured(self) -> tuple[Path, ...]:
-        """Measurements of training per step, without the logs."""
-        return self.metrics, self.tensorboard, self.profile, self.nonfinite(0).parent
-
     def job_logs(self, job: str) -> Path:
         """Folder of a job's logs."""
         return self.logs / job

@@ -15,7 +15,6 @@ import sysconfig
 import time
 import traceback
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -254,7 +253,6 @@ def read_hang(folder: Path) -> Hang | None:
 
 
 def _whole(kind: type[_Ending], value: dict[str, Any]) -> _Ending | None:
-    """Return ``value`` as a record, or None if the file was damaged."""
     if not isinstance(value.get("time"), int | float) or not isinstance(value.get("rank"), int):
         return None
     try:
@@ -266,8 +264,6 @@ def _whole(kind: type[_Ending], value: dict[str, Any]) -> _Ending | None:
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _SITE = {"site-packages", "dist-packages"}
-_FOLDED = "<hpcrun>"
-_FOLDED_FRAME = re.compile(rf'File "{_FOLDED}", line (\d+), in .*\n')
 # torch wraps an exception of a loader process: the message contains the traceback.
 _IN_LOADER = re.compile(r"Caught \w+ in (?P<where>.+)\.\nOriginal Traceback")
 _FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in ', re.MULTILINE)
@@ -303,13 +299,25 @@ def headline(message: str) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of ``error`` with original paths; frames of this package are only counted.
+    """Return the traceback of ``error`` with original paths, without frames of this package.
 
     If this package has raised the exception, its last frame stays.
     """
     trace = traceback.TracebackException.from_exception(error)
-    _fold(trace, set())
-    return "".join(_FOLDED_FRAME.sub(_counted, chunk) for chunk in trace.format())
+    _leave_out_package(trace)
+    return "".join(trace.format())
+
+
+def _leave_out_package(trace: traceback.TracebackException) -> None:
+    for frame in trace.stack:
+        _ = frame.line  # Read before the path changes, from the file that ran.
+        frame.filename, _copy = original(frame.filename)
+    *outer, last = trace.stack or [None]
+    kept = [frame for frame in outer if frame and not is_package_code(frame.filename)]
+    trace.stack[:] = [*kept, *([last] if last else [])]
+    for cause in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
+        if cause is not None:
+            _leave_out_package(cause)
 
 
 def original(file: str) -> tuple[str, str]:
@@ -323,45 +331,6 @@ def original(file: str) -> tuple[str, str]:
         if isinstance(code, dict):
             return str(Path(str(code.get("source"))) / path.relative_to(root)), file
     return file, ""
-
-
-def _fold(trace: traceback.TracebackException, seen: set[int]) -> None:
-    if id(trace) in seen:
-        return
-    seen.add(id(trace))
-    frames = list(trace.stack)
-    for frame in frames:
-        _ = frame.line  # Read before the path changes, from the file that ran.
-        frame.filename, _copy = original(frame.filename)
-    ours_of = [is_package_code(frame.filename) for frame in frames]
-    mine = [
-        not (ours or _is_library(it.filename)) for ours, it in zip(ours_of, frames, strict=True)
-    ]
-    if True in mine and True in ours_of[: mine.index(True)]:
-        # Fold Python's frames between those of hpcrun too, such as contextlib's: they explain nothing.
-        ours_of[ours_of.index(True) : mine.index(True)] = [True] * (
-            mine.index(True) - ours_of.index(True)
-        )
-    kept: list[traceback.FrameSummary] = []
-    for ours, pairs in groupby(zip(ours_of, frames, strict=True), key=lambda pair: pair[0]):
-        run = [frame for _, frame in pairs]
-        last = run[-1:] if ours and run[-1] is frames[-1] else []
-        folded = run[: len(run) - len(last)]
-        if ours and folded:
-            kept.append(
-                traceback.FrameSummary(_FOLDED, len(folded), "", lookup_line=False, line="")
-            )
-        kept += last if ours else run
-    trace.stack[:] = kept
-    causes = [trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())]
-    for cause in causes:
-        if cause is not None:
-            _fold(cause, seen)
-
-
-def _counted(found: "re.Match[str]") -> str:
-    count = int(found[1])
-    return f"… {count} {'frame' if count == 1 else 'frames'} of hpcrun\n"
 
 
 def is_own_code(file: str) -> bool:

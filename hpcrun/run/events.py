@@ -162,38 +162,24 @@ def to_event(line: dict[str, Any]) -> Event | None:
         return None
 
 
-EVENTS_READ = 1 << 16
-"""Bytes of an event log: about 450 events. A run that saves every hour writes as many in two weeks."""
+def last_lines(path: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """Return the JSON objects in the last ``size`` bytes of ``path``, by default in the whole file.
 
-_HEAD = 8192
-_MAX = 1 << 40
-_STARTS = ("submitted", "opened")
-
-
-@dataclass(frozen=True)
-class LastLines:
-    """The JSON objects at the end of a file. ``whole`` is True if ``values`` has every object of the file."""
-
-    values: Sequence[dict[str, Any]]
-    whole: bool
-
-
-def last_lines(path: Path, size: int) -> LastLines:
-    """Return the JSON objects in the last ``size`` bytes of ``path``; damaged lines are skipped."""
+    Damaged lines are skipped.
+    """
     try:
         with open_regular(path) as stream:
             length = stream.seek(0, os.SEEK_END)
-            begin = max(0, length - size)
+            begin = 0 if size is None else max(0, length - size)
             stream.seek(begin)
             lines = stream.read(length - begin).split(b"\n")
     except (FileNotFoundError, NotADirectoryError):
-        return LastLines((), True)
+        return []
     # A read that begins in the middle of the file cuts the first line.
-    return LastLines(_objects([line for line in lines[1 if begin else 0 :] if line]), not begin)
+    return _objects([line for line in lines[1 if begin else 0 :] if line])
 
 
 def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the JSON objects of ``lines``, without damaged lines."""
     lines = intact_lines(lines)
     try:
         # One call for all lines takes a third of the time. If a line has NaN, read the lines one by one.
@@ -205,64 +191,27 @@ def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     return [value for line in lines if (value := parse_line(line)) is not None]
 
 
-@dataclass(frozen=True)
-class Recent:
-    """The newest events of a run. ``began``: the time of the very first event (Unix seconds)."""
-
-    events: Sequence[Event]
-    whole: bool
-    began: float | None
-
-
-class RecentEvents:
-    """The event logs of many runs, each read once, and only its end.
-
-    The submission, or the start of the newest attempt, names the job of the run. If the end of a log has
-    neither, as after thousands of saves, the beginning is read too; if the beginning belongs to another
-    attempt, twice as much of the end is read.
+class EventCache:
+    """The event logs of many runs, each read once.
 
     Args:
         before: the result of an earlier read; a log of unchanged length is not read again.
-        size: bytes; None: whole logs.
     """
 
-    def __init__(
-        self, before: "RecentEvents | None" = None, size: int | None = EVENTS_READ
-    ) -> None:
-        self._size = _MAX if size is None else size
+    def __init__(self, before: "EventCache | None" = None) -> None:
         self._old = {} if before is None else before._read
-        self._read: dict[Path, tuple[tuple[int, int, int] | None, Recent]] = {}
+        self._read: dict[Path, tuple[tuple[int, int, int] | None, Sequence[Event]]] = {}
 
     def __call__(self, run: RunDirectory) -> Sequence[Event]:
-        """Return the newest events of ``run``, oldest first; raises OSError if they cannot be read."""
-        return self.of(run).events
-
-    def of(self, run: RunDirectory) -> Recent:
-        """Return the newest events of ``run``, and whether they are all; raises OSError."""
+        """Return the events of ``run``, oldest first; raises OSError if they cannot be read."""
         if run.path not in self._read:
             mark = signature(run.events)
             old = self._old.get(run.path)
-            same = old is not None and mark is not None and old[0] == mark
-            self._read[run.path] = old if old and same else (mark, self._recent(run.events))
+            if old is None or mark is None or old[0] != mark:
+                found = map(to_event, last_lines(run.events))
+                old = mark, [event for event in found if event is not None]
+            self._read[run.path] = old
         return self._read[run.path][1]
-
-    def _recent(self, path: Path) -> Recent:
-        size = self._size
-        while True:
-            found = last_lines(path, size)
-            events = [event for value in found.values if (event := to_event(value)) is not None]
-            if found.whole:
-                return Recent(events, True, events[0].time if events else None)
-            head = _head(path)
-            began = head[0].time if head else None
-            if any(event.what in _STARTS for event in events):
-                return Recent(events, False, began)
-            attempts = {event.attempt for event in events if event.attempt}
-            opened = {event.attempt for event in head if event.what == "opened"}
-            if attempts and attempts <= opened:
-                starts = [event for event in head if event.what in (*_STARTS, "started")]
-                return Recent([*starts, *events], False, began)
-            size *= 2
 
 
 def signature(path: Path) -> tuple[int, int, int] | None:
@@ -272,13 +221,6 @@ def signature(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _head(path: Path) -> list[Event]:
-    """Return the events at the beginning of a log."""
-    with open_regular(path) as stream:
-        lines = stream.read(_HEAD).split(b"\n")[:-1]
-    return [event for line in lines if (event := to_event(parse_line(line) or {})) is not None]
 
 
 Reader = Callable[[RunDirectory], Sequence[Event]]
@@ -410,7 +352,6 @@ def result_lines(run: RunDirectory) -> list[str]:
 
 
 def _best_is_not_last(result: dict[str, Any]) -> bool:
-    """Return True if a step before the last had the lowest validation loss."""
     return "best" in result and result["best"]["step"] != result.get("steps")
 
 

@@ -177,30 +177,6 @@ def described(owner: Mapping[str, Any]) -> str:
     return f"{owner.get('owner')}{cluster} (rank 0 on {owner.get('host')})"
 
 
-class OwnerPolling:
-    """Schedule of a rank's reads of ``owner.json`` while a script runs.
-
-    A rank reads the file every five seconds. With many ranks, each rank reads less often, at different times,
-    so that all ranks together read at most ``PER_SECOND`` times per second.
-    """
-
-    SHORTEST = 5.0
-    PER_SECOND = 100.0
-
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.pause = max(self.SHORTEST, ranks / self.PER_SECOND)
-        self._share = (rank + 1) / ranks
-        self._next = float("-inf")
-
-    def due(self, now: float) -> bool:
-        """Return True if the file is to be read now; ``now`` is in seconds of any clock."""
-        if now < self._next:
-            return False
-        first = self._next == float("-inf")
-        self._next = now + self.pause * (self._share if first else 1.0)
-        return True
-
-
 class SubmissionLock(LockFile):
     """Held while a run is being submitted, so that two people cannot start it twice.
 

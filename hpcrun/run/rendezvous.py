@@ -1,23 +1,18 @@
 """The rendezvous of an attempt's ranks: rank 0 publishes its addresses and the port that it has bound.
 
 A port computed from the job id collides with other jobs and with ephemeral ports (enroot #243); a bound port
-has no race. On each node, one rank reads the published file from the shared file system and copies it to a
-file in memory for the node's other ranks: thousands of ranks that poll for a missing file would overload the
-metadata server of a parallel file system.
+has no race. Many ranks poll less often, because a missing file loads the metadata server of a parallel file
+system.
 """
 
-import contextlib
-import hashlib
-import json
 import os
 import secrets
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
@@ -27,6 +22,8 @@ T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_PATIENCE, _LONGEST_PATIENCE = 3.0, 30.0
+_AGAIN = 20.0
+_POLLS_PER_SECOND = 1000.0
 
 
 End = Literal["done", "stopped", "failed"]
@@ -69,36 +66,22 @@ class RendezvousFile:
     """The file through which rank 0 publishes its address, and from which other ranks read it.
 
     Args:
-        first: True for the first rank of a node, which reads the shared file for all its ranks.
-        memory: a folder in memory that all ranks of the node can read.
+        ranks: the number of ranks, which read the file at most a thousand times a second together.
         step: the job step of this rank.
-        second_look: seconds between two looks into the shared file, for a rank that waits for its node's
-            first rank: containers may hide the node's memory folder, and the first rank may have died.
     """
 
     def __init__(
-        self,
-        run: RunDirectory,
-        attempt: Attempt,
-        *,
-        first: bool,
-        memory: Path | None = None,
-        step: str = "",
-        second_look: float = 10.0,
+        self, run: RunDirectory, attempt: Attempt, *, ranks: int = 1, step: str = ""
     ) -> None:
-        self._shared = run.attempt_logs(attempt) / "master.json"
-        name = hashlib.blake2b(f"{run.path} {attempt.owner}".encode(), digest_size=12).hexdigest()
-        self._handed = (memory or memory_folder()) / f"hpcrun-{os.geteuid()}-{name}.json"
-        self._first, self._step, self._second_look = first, step, second_look
+        self._path = run.attempt_logs(attempt) / "master.json"
+        self._pause, self._step = ranks / _POLLS_PER_SECOND, step
         self._published: Rendezvous | None = None
 
     def publish(self, rendezvous: Rendezvous) -> None:
-        """Publish the address of rank 0; raises OSError if the shared file cannot be written."""
-        rendezvous = replace(rendezvous, step=self._step)
-        make_log_folder(self._shared.parent)
-        write_json(self._shared, asdict(rendezvous))
-        self._published = rendezvous
-        self._hand_over(rendezvous)
+        """Publish the address of rank 0; raises OSError if the file cannot be written."""
+        self._published = replace(rendezvous, step=self._step)
+        make_log_folder(self._path.parent)
+        write_json(self._path, asdict(self._published))
 
     def publish_end(self, end: End) -> None:
         """Publish the end of rank 0's script; raises OSError as :meth:`publish` does.
@@ -106,20 +89,14 @@ class RendezvousFile:
         Otherwise, a rank that starts late would look for rank 0 until its timeout.
         """
         if self._published is not None:
-            write_json(self._shared, asdict(replace(self._published, end=end)))
+            write_json(self._path, asdict(replace(self._published, end=end)))
 
-    def wait(
-        self,
-        timeout: float,
-        tried: Rendezvous | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> Rendezvous:
+    def wait(self, timeout: float, stop: Callable[[], bool] = lambda: False) -> Rendezvous:
         """Return the published address; wait up to ``timeout`` seconds for it.
 
         NFS may show a new file late (attribute cache, nfs(5): up to 60 s), so a missing file proves nothing.
 
         Args:
-            tried: an address that failed; it is returned again only if rank 0 still publishes it.
             stop: returns True if this rank must stop.
 
         Raises:
@@ -127,28 +104,18 @@ class RendezvousFile:
             RendezvousStopped: ``stop`` has become true.
         """
         deadline = time.monotonic() + timeout
-        between = 0.0 if self._first else self._second_look
-        pause, second_look = _FIRST_PAUSE, time.monotonic() + between
-        while True:
-            found = None if self._first else _read(self._handed, of_us=True)
-            if found is not None and found != tried:
-                return found
-            if time.monotonic() >= second_look:
-                found = _read(self._shared)
-                if found is not None:
-                    if self._first:
-                        self._hand_over(found)
-                    return found
-                second_look = time.monotonic() + between
+        pause = max(_FIRST_PAUSE, self._pause)
+        while (found := _read(self._path)) is None:
             if stop():
                 raise RendezvousStopped
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"{self._shared}: rank 0 published no address within {timeout:.0f} s; check its "
+                    f"{self._path}: rank 0 published no address within {timeout:.0f} s; check its "
                     "log, and check that all nodes see this folder"
                 )
             time.sleep(min(pause, max(0.0, deadline - time.monotonic()) + _FIRST_PAUSE))
-            pause = min(pause * 1.5, _LONGEST_PAUSE if self._first else 4 * _FIRST_PAUSE)
+            pause = min(pause * 1.5, max(_LONGEST_PAUSE, self._pause))
+        return found
 
     def meet(
         self,
@@ -186,18 +153,7 @@ class RendezvousFile:
             time.sleep(_LONGEST_PAUSE)
             patience = min(2 * patience, _LONGEST_PATIENCE)
             # Rank 0 may have restarted, or the file may be from an earlier start.
-            rendezvous = self.wait(2 * self._second_look, tried=rendezvous, stop=stop)
-
-    def clear(self) -> None:
-        """Remove the node's copy, once every rank of the node has met rank 0."""
-        if self._first:
-            with contextlib.suppress(OSError):
-                self._handed.unlink()
-
-    def _hand_over(self, rendezvous: Rendezvous) -> None:
-        # If the folder is full or foreign, the other ranks read the shared file instead.
-        with contextlib.suppress(OSError):
-            write_json(self._handed, asdict(rendezvous))
+            rendezvous = self.wait(_AGAIN, stop=stop)
 
 
 def _unreachable(addresses: Sequence[str], port: int, timeout: float) -> str:
@@ -208,41 +164,16 @@ def _unreachable(addresses: Sequence[str], port: int, timeout: float) -> str:
     )
 
 
-def _read(path: Path, *, of_us: bool = False) -> Rendezvous | None:
-    """Return the data in ``path``; None if it is missing or, with ``of_us``, belongs to another user."""
+def _read(path: Path) -> Rendezvous | None:
     try:
-        value = _read_own(path) if of_us else read_json(path)
+        value = read_json(path) or {}
     except OSError:
         # A stale handle (NFS) is temporary; the caller's timeout covers other errors.
         return None
-    if not isinstance(value, dict):
-        return None
     try:
-        return Rendezvous(
-            tuple(map(str, value["addresses"])),
-            int(value["port"]),
-            int(value["script_port"]),
-            value["end"],
-            str(value["step"]),
-            str(value["key"]),
-        )
-    except (KeyError, TypeError, ValueError):
+        return Rendezvous(**{**value, "addresses": tuple(map(str, value["addresses"]))})
+    except (KeyError, TypeError):
         return None
-
-
-def _read_own(path: Path) -> Any:
-    """Return the JSON in a plain file that only this user can write; None for any other file."""
-    # O_NONBLOCK: an open of another user's named pipe would wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as stream:  # noqa: PTH123  (a descriptor, checked before it is read)
-        status = os.fstat(stream.fileno())
-        foreign = status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if foreign or not stat.S_ISREG(status.st_mode):
-            return None
-        try:
-            return json.loads(stream.read())
-        except ValueError:
-            return None
 
 
 def memory_folder() -> Path:

@@ -40,10 +40,6 @@ class ScriptProgress:
     saved_at: float | None = None
     done: bool = False
 
-    def covers(self, other: "ScriptProgress") -> bool:
-        """Return True if ``other`` has no newer value."""
-        return self.with_news(other) == self
-
     def with_news(self, other: "ScriptProgress") -> "ScriptProgress":
         """Return the newer of both values, for each field."""
         newer = self if _not_older(self.saved, other.saved) else other
@@ -61,8 +57,8 @@ def report(
     """Report the progress of this script to hpcrun; do nothing in a script that hpcrun did not start.
 
     ``hpcrun status`` shows both numbers. The budgets ``restarts.no_progress`` and ``restarts.same_step``
-    count them as for a task. Any number of ranks may call this function. On a full disk the report is lost,
-    and training continues.
+    count them as for a task. All ranks may call this function; the progress of rank 0 counts. On a full disk
+    the report is lost, and training continues.
 
     Args:
         step: number of finished steps since the beginning of training.
@@ -95,8 +91,6 @@ def report(
 
 
 class _Reporter:
-    """Writes the reports of this process."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._folder: Path | None = None

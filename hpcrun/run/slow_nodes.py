@@ -1,6 +1,6 @@
-"""Slow nodes of a run, from its event log: the ranks of the other nodes wait for their ranks."""
+"""Slow, lost and replaced nodes of a run, from its event log; ranks of other nodes wait for a slow node."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,3 +78,28 @@ def _node(fields: dict[str, Any], host: str, step: int | None) -> SlowNode | Non
     if not isinstance(rank, int) or not isinstance(ratio, int | float) or step is None:
         return None
     return SlowNode(host, rank, float(ratio), step)
+
+
+def replaced_now(events: Sequence[Event]) -> list[str]:
+    """Return a line for each node that the newest start of the newest job has replaced or lost."""
+    started = [event.attempt for event in events if event.attempt is not None]
+    if not started:
+        return []
+    mine = (event for event in events if event.attempt and event.attempt.is_of_start(started[-1]))
+    return [line for event in mine for line in _replacement(event)]
+
+
+def _replacement(event: Event) -> Iterator[str]:
+    facts = event.fields
+    host, by, reason = (
+        facts.get("host"),
+        facts.get("by"),
+        facts.get("reason") or "no reason is recorded",
+    )
+    if event.what == "replaced":
+        place = f"was replaced by {by}" if by else "is used no more"
+        yield f"{facts.get('lost')} {place}: {reason}"
+    elif event.what == "spare-lost":
+        yield f"the spare node {host} was lost: {reason}"
+    elif event.what == "spare-unfit":
+        yield f"the spare node {host} is unfit: {reason}"

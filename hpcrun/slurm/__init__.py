@@ -9,7 +9,6 @@ from hpcrun.slurm.answers import (
     JobRecord,
     classify_requeue_error,
     is_unknown_job,
-    parse_dependents,
     parse_job_states,
     parse_sacct,
     parse_sbatch,
@@ -30,7 +29,6 @@ from hpcrun.slurm.commands import (
     run,
     sacct_command,
     scancel_command,
-    scontrol_depend_command,
     scontrol_exclude_command,
     scontrol_requeue_command,
     scontrol_show_config_command,
@@ -40,7 +38,6 @@ from hpcrun.slurm.commands import (
     show_config,
     sinfo_command,
     squeue_command,
-    squeue_dependents_command,
     squeue_steps_command,
 )
 from hpcrun.slurm.notation import seconds, unix_time
@@ -57,7 +54,6 @@ __all__ = [
     "configured",
     "is_unknown_job",
     "parse_cluster_name",
-    "parse_dependents",
     "parse_job_states",
     "parse_old_version",
     "parse_sacct",
@@ -69,7 +65,6 @@ __all__ = [
     "run",
     "sacct_command",
     "scancel_command",
-    "scontrol_depend_command",
     "scontrol_exclude_command",
     "scontrol_requeue_command",
     "scontrol_show_config_command",
@@ -80,7 +75,6 @@ __all__ = [
     "show_config",
     "sinfo_command",
     "squeue_command",
-    "squeue_dependents_command",
     "squeue_steps_command",
     "unix_time",
 ]

@@ -44,11 +44,6 @@ def squeue_steps_command(job_id: str) -> list[str]:
     return ["squeue", "--noheader", "--steps", "--format=%i|%j", f"--jobs={job}"]
 
 
-def squeue_dependents_command() -> list[str]:
-    """Build the query for the user's waiting jobs, with their dependencies and commands."""
-    return ["squeue", "--noheader", "--me", "--states=PENDING", "--format=%i|%E|%o"]
-
-
 def sacct_command(job_ids: Sequence[str]) -> list[str]:
     """Build the query for every attempt of these jobs; without --duplicates only the last shows."""
     jobs = ",".join(_checked(job_id) for job_id in job_ids)
@@ -86,11 +81,6 @@ def sinfo_command(hosts: Sequence[str] = ()) -> list[str]:
 def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
     """Build the command that makes a pending job exclude these nodes; without nodes, exclude none."""
     return ["scontrol", "update", f"JobId={_checked(job_id)}", f"ExcNodeList={','.join(hosts)}"]
-
-
-def scontrol_depend_command(job_id: str, dependency: str) -> list[str]:
-    """Build the command that changes the jobs for which a pending job waits."""
-    return ["scontrol", "update", f"JobId={_checked(job_id)}", f"Dependency={dependency}"]
 
 
 def scancel_command(

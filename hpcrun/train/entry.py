@@ -30,16 +30,13 @@ from hpcrun.job.finalize import finalize
 from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied
-from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.policy import Budgets
 from hpcrun.job.script import ScriptTerms, run_script
 from hpcrun.printing import say_aside
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import (
-    AUTO,
-    NoSharedInterface,
     interface_variables,
     own_interfaces,
-    shared_interface,
 )
 from hpcrun.ranks.launchers import read_placement, scheduler
 from hpcrun.ranks.signals import StopFlag, end_helpers
@@ -215,11 +212,11 @@ def _run(
             print(f"hpcrun: {run.name}: the training is done already", flush=True)
         return exitcodes.DONE
     if distributed.rank == 0:
-        budgets = Budgets(**config.restarts.budgets)
+        budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
         open_attempt(
             run,
             attempt,
-            of_script(budgets) if config.command else budgets,
+            budgets,
             script=bool(config.command),
             executor=scheduler(os.environ),
             pid=os.getpid(),
@@ -230,7 +227,6 @@ def _run(
         if attempt.in_place and asked_to_requeue(read_events(run), attempt):
             # `hpcrun preempt` came between two attempts and found no rank to signal.
             signal.raise_signal(signal.SIGUSR2)
-    config = resolve_interface(config, run, attempt, distributed)
     require_node(config, distributed)
     if config.command:
         return run_command(config, run, attempt, distributed, flag)
@@ -393,25 +389,6 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
 def _follows(config: Config) -> bool:
     """Return True if the number of micro-batches follows from the number of ranks."""
     return config.train.micro_batch is not None or config.job.elastic
-
-
-def resolve_interface(
-    config: Config, run: RunDirectory, attempt: Attempt, distributed: DistributedConfig
-) -> Config:
-    """Return ``config`` with a network interface in place of ``job.interface: auto``."""
-    if config.job.interface != AUTO:
-        return config
-    name = None
-    if distributed.num_nodes > 1 and distributed.launch_method != "local":
-        try:
-            name = shared_interface(run, attempt, distributed, config.train.timeout)
-        except NoSharedInterface as error:
-            raise error_on_all_ranks(str(error), distributed.rank, certain=False) from error
-        if distributed.rank == 0:
-            print(
-                f"hpcrun: job.interface=auto: all nodes reach each other on {name[1:]}", flush=True
-            )
-    return config.model_copy(update={"job": config.job.model_copy(update={"interface": name})})
 
 
 def require_node(config: Config, distributed: DistributedConfig) -> None:

@@ -13,10 +13,9 @@ from hpcrun.checkpoint.outcome import Restored
 from hpcrun.config import Config, parallelism, recorded
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import StopAgreement
-from hpcrun.ranks.deadline import DeadlineWatch, JobEnd, end_time, query_end_time
+from hpcrun.ranks.deadline import DeadlineWatch, end_time
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.fork_client import offer_own_state
-from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run.attempt import number_columns
 from hpcrun.run.directory import RunDirectory
@@ -392,21 +391,13 @@ def stop_reason(
     config: Config, flag: StopFlag, slow: SlowNodeWatch, *, main: bool
 ) -> Callable[[], StopReason]:
     """Return a function for the reason to stop: a signal, or on rank 0 (``main``) ``slow`` or the time."""
-    deadline = _watch_deadline(config) if main else None
+    deadline = None
+    if main:
+        lead = float(config.job.signal_lead)
+        deadline = DeadlineWatch(lambda: end_time(os.environ), lead).start()
 
     def reason() -> StopReason:
         late = deadline is not None and deadline.due()
         return max(flag.reason, StopReason.DEADLINE if late else StopReason.NONE, slow.reason)
 
     return reason
-
-
-def _watch_deadline(config: Config) -> DeadlineWatch:
-    job = job_id(os.environ)
-
-    def ask() -> float | None:
-        # Ask Slurm first: the environment variable does not follow an extended limit.
-        found = None if job is None or in_local_cluster(os.environ) else query_end_time(job)
-        return found or end_time(os.environ)
-
-    return DeadlineWatch(JobEnd(ask, lead=float(config.job.signal_lead)))

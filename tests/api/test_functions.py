@@ -172,7 +172,6 @@ def test_a_wrong_call_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
         (lambda: hpcrun.submit(add, 1, task="x", **HERE), "task=: is not for a function"),
         (lambda: hpcrun.submit(add, 1, sweep={"seed": [1]}, **HERE), "sweep=: is not for"),
         (lambda: hpcrun.submit(add, 1, **{**HERE, "nodes": 0}), "nodes=: job.nodes"),
-        (lambda: hpcrun.submit(add, 1, after=["gone"], **LOCAL), "gone: no such run"),
         (lambda: hpcrun.map_array(add, [1], [2, 3], **LOCAL), "the iterables differ in length"),
         (lambda: hpcrun.map_array(add, [], **LOCAL), "there are no calls"),
         (lambda: hpcrun.map_array(add, [1], command=["x"], **LOCAL), "command=: is not for"),

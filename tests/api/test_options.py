@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from hpcrun.api.submission.choose_config import OPTIONS
-from hpcrun.api.submission.submitting import SubmitOptions
 
 FIELD = """
     nice: Annotated[Count | None, SubmitOption("N", sbatch="nice")] = Field(
@@ -48,12 +46,6 @@ def test_a_new_field_is_option_argument_and_sbatch_line(tmp_path: Path) -> None:
     )
 
 
-def test_editors_see_options_that_exist() -> None:
-    of_the_call = {"task", "command", "overrides", "runs_dir", "after", "profile"}
-    of_the_call |= {"snapshot", "trust_owner", "max_parallel", "only_new"}
-    assert SubmitOptions.__annotations__.keys() - of_the_call <= OPTIONS.keys()
-
-
 def test_an_unknown_argument_suggests_the_nearest_option() -> None:
     with pytest.raises(TypeError, match="'partitions'; did you mean partition"):
-        hpcrun.submit(partitions="long")  # type: ignore[call-overload]
+        hpcrun.submit(partitions="long")

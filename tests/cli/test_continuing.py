@@ -1,20 +1,18 @@
-"""A run with a name that is submitted with another config continues, is replaced, or is refused."""
+"""A run with a name that is submitted with another config continues or is refused."""
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hpcrun.api.submission.continuing import compare, renewed, unchanged
+from hpcrun.api.submission.continuing import require_unchanged
 from hpcrun.checkpoint.storage.manifest import Manifest, encode
 from hpcrun.cli.main import guarded
 from hpcrun.config import load_resolved, override_layer, recorded, resolve
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.files import read_json
 from hpcrun.slurm.local.job_files import JobStatus, write_status
 
 LINE = ["submit", "--prepare", "--no-snapshot", "--cpu", "task=probe:Probe", "--name", "one"]
@@ -34,49 +32,13 @@ def content(run: RunDirectory) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
-def test_a_config_without_a_save_makes_room_for_another(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
-    run.metrics.write_text("the old one\n")
-    run.owner.write_text("{}")
-    run.diff.write_text("old")
-    before = content(run)
-    assert guarded([*LINE, "train.lr=0.2", "--dry-run"]) == 0
-    assert (
-        "no step of its config was saved; replaced: train.lr: 0.1 -> 0.2" in capsys.readouterr().out
-    )
-    assert content(run) == before
-    # As long as this process holds it.
-    me = psutil.Process()
-    run.job_logs("7").mkdir()
-    live = JobStatus("7", "RUNNING", 0, me.pid, me.create_time(), [])
-    write_status(run.job_logs("7"), live)
-    for how in ([], ["--dry-run"]):
-        assert guarded([*LINE, "train.lr=0.2", *how]) == 2
-        assert "one: job 7 has it already" in capsys.readouterr().err
-    write_status(run.job_logs("7"), replace(live, state="FAILED"))
-    assert guarded([*LINE, "train.lr=0.2", "model.width=3"]) == 0
-    told = capsys.readouterr().err
-    assert "so the new config replaces it: model.width: absent -> 3; train.lr: 0.1 -> 0.2\n" in told
-    assert load_resolved(run.config).train.lr == 0.2
-    record = read_json(run.record) or {}
-    assert record["replaces"]["changed"] == ["model.width: absent -> 3", "train.lr: 0.1 -> 0.2"]
-    assert (run.job_logs("7") / "metrics.jsonl").read_text() == "the old one\n"
-    assert run.events in content(run)
-    # Earlier attempts may no longer commit, and no old patch belongs to the new record.
-    assert not any(path.exists() for path in (run.metrics, run.owner, run.diff))
-
-
-def test_a_run_that_has_saved_keeps_its_config(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Although the checkpoint itself is gone.
-    record_event(run, "saved", step=3, attempt=Attempt("7", 0))
+def test_a_run_keeps_its_config(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     before = content(run)
     for how in ([], ["--dry-run"], ["--dry-run", "--json"]):
         assert guarded([*LINE, "train.lr=0.2", *how]) == 2
-        assert "is a run of another config (train.lr: 0.1 -> 0.2)" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "is a run of another config (train.lr: 0.1 -> 0.2)" in told
+        assert told.endswith(", or remove the folder\n")
     assert content(run) == before
     (run.checkpoints / "step-000000003").mkdir()
     assert guarded([*LINE, "train.lr=0.1", "checkpoint.keep=1"]) == 0
@@ -127,20 +89,13 @@ def test_another_config_without_a_name_is_a_numbered_run(
         assert guarded([*line[:-4], *options, *line[-4:], lr]) == 0
         return Path(json.loads(capsys.readouterr().out)["run"]).name
 
-    def start(name: str) -> None:
-        record_event(RunDirectory(runs / name), "opened", attempt=Attempt("7", 0))
-
     assert name("1") == "x"
-    # Nothing has started, so the new command replaces the old command.
-    assert name("2") == "x"
-    start("x")
     assert name("3", "--dry-run") == "x-2"
     assert guarded([*line, "3"]) == 0
     told = capsys.readouterr().err
-    assert "x: is a run of another config (command: ['python', 'x.py', '--lr', '2'] -> " in told
+    assert "x: is a run of another config (command: ['python', 'x.py', '--lr', '1'] -> " in told
     assert told.endswith("; the new run is x-2\n")
     assert load_resolved(runs / "x-2" / "config.yaml").name == "x-2"
-    start("x-2")
     assert name("4") == "x-3"
     # The same command finds its run, also after the removal of another.
     shutil.rmtree(runs / "x")
@@ -148,7 +103,6 @@ def test_another_config_without_a_name_is_a_numbered_run(
     assert name("5") == "x"
     # A name that is given stays: on the command line, or in the config.
     Path("x.yaml").write_text("name: x\ncommand: [python, x.py]\n")
-    start("x")
     for given in (["--name", "x"], ["name=x"], ["-c", "x.yaml"]):
         assert guarded([*line[:-4], *given, *line[-4:], "7"]) == 2
         assert "is a run of another config" in capsys.readouterr().err
@@ -190,19 +144,6 @@ def test_a_script_that_reported_a_save_needs_no_checkpoints(
     assert guarded(line) == 0
 
 
-def test_a_script_that_has_begun_may_have_saved(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["submit", "--prepare", "--no-snapshot", "--name", "script", "--", "python", "x.py"]
-    assert guarded([*line, "--first"]) == 0
-    assert guarded([*line, "--second"]) == 0
-    assert "so the new config replaces it: command: " in capsys.readouterr().err
-    script = RunDirectory(run.path.with_name("script"))
-    record_event(script, "opened", attempt=Attempt("7", 0), executor="local")
-    assert guarded([*line, "--third"]) == 2
-    assert load_resolved(script.config).command[-1] == "--second"
-
-
 def test_a_submission_that_fails_puts_the_old_config_back(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,16 +153,12 @@ def test_a_submission_that_fails_puts_the_old_config_back(
     before = content(run)
     monkeypatch.setenv("PATH", "")
     line = [word for word in LINE if word != "--prepare"]
-    assert guarded([*line, "--executor", "slurm", "train.lr=0.2"]) == 2
+    assert guarded([*line, "--executor", "slurm", "train.lr=0.1", "checkpoint.keep=1"]) == 2
     assert "there is no sbatch on PATH" in capsys.readouterr().err
     assert content(run) == before
 
 
-def test_what_was_saved_since_the_first_look_is_seen(run: RunDirectory) -> None:
+def test_a_resume_notices_a_config_that_changed_meanwhile(run: RunDirectory) -> None:
     other = resolve([override_layer(["train.lr=0.2", "task=probe:Probe", "job.cpu=true"])])
-    assert compare(run, other).replaced == ["train.lr: 0.1 -> 0.2"]
-    (run.checkpoints / "step-000000013").mkdir()
-    with pytest.raises(RunError, match=r"0\.1 -> 0\.2\); 13 steps are done; choose"):
-        renewed(run, other, lambda: ({}, "")).__enter__()
     with pytest.raises(RunError, match="changed its config just now"):
-        unchanged(run, other).__enter__()
+        require_unchanged(run, other)

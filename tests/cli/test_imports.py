@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.__main__ import run
+
 HEAVY = {"torch", "numpy", "h5py", "matplotlib", "scipy", "rich", "pandas"}
 
 
@@ -57,3 +59,19 @@ def test_a_submission_hands_over_without_torch(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.stderr.strip() == ""
+
+
+class Interrupting:
+    """A finder of modules that behaves as if Ctrl-C came during the import of the program."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "hpcrun.cli.main":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_during_the_imports_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "hpcrun.cli.main", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        run("status")
+    assert ended.value.code == 130

@@ -72,18 +72,13 @@ def test_all_ranks_and_attempts_are_merged_by_time(
     ]
 
 
-def test_lines_are_chosen_by_rank_pattern_and_number(
+def test_lines_are_chosen_by_rank_and_number(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert [line[9:] for line in shown(capsys, "--rank", "1", "--grep", "ready|again$")] == [
-        "rank 1 | 2026-11-22 14:00:03,250 ready",
-        r"run    | attempt ends: preemption: why\x1b[2J; it starts again",
-    ]
+    assert not any("rank 0" in line for line in shown(capsys, "--rank", "1"))
     assert [line[9:] for line in shown(capsys, "-n", "1")] == [
         "rank 1, restart 1 | … run    | attempt ends"
     ]
-    assert guarded(["logs", "a", "--grep", "("]) == 2
-    assert "--grep (: not a regular expression" in capsys.readouterr().err
     assert guarded(["logs", "a", "--rank", "5"]) == 2
 
 
@@ -94,14 +89,13 @@ def test_under_torchrun_a_line_has_its_rank_or_node(
     run.config.write_text(json.dumps({"command": ["python", "train.py"], "job": job}))
     log = run.attempt_logs(Attempt("7", 1)) / "rank-00001.log"
     log.write_text("loss 0.25\n[rank3]: ValueError\n[rank2]: IndexError\n")
-    told = [line[9:] for line in shown(capsys, "--grep", "loss 0.25|Error")]
-    assert told == [
+    assert [line[9:] for line in shown(capsys)][-3:] == [
         "node 1, restart 1 | loss 0.25",
         "rank 3, restart 1 | ValueError",
         "rank 2, restart 1 | IndexError",
     ]
-    told = [line[9:] for line in shown(capsys, "--rank", "3", "--grep", "loss 0.25|Error")]
-    assert told == ["node 1, restart 1 | loss 0.25", "rank 3, restart 1 | ValueError"]
+    told = [line[9:] for line in shown(capsys, "--rank", "3")]
+    assert told[-2:] == ["node 1, restart 1 | loss 0.25", "rank 3, restart 1 | ValueError"]
 
 
 def test_older_attempts_are_shown_where_the_newest_has_no_log(

@@ -104,6 +104,7 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
             "job.sbatch_args.0: '--arr=0-3': an array would start the same",
         ),
         ("job: {sbatch_args: [-Mbig]}", "job.sbatch_args.0: '-Mbig': a job goes to the cluster of"),
+        ("job: {sbatch_args: [--err=x]}", "job.sbatch_args.0: '--err=x': hpcrun reads Slurm's"),
         ('job: {srun_args: ["-x\\ny"]}', "job.srun_args.0: should be one option such as --comment"),
         ("job: {partition: a b}", "job.partition: may not contain ' ': 'a b'"),
         ("job: {partition: ''}", "job.partition: is empty; omit the key, or write null"),

@@ -15,7 +15,7 @@ from hpcrun.config import (
 )
 
 URL = "https://ann:pass@hooks.example.org:8443/T0/B1/s3cret?token=1"
-SHOWN = "https://hooks.example.org:8443/***"
+SHOWN = "***"
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,10 @@ SHOWN = "https://hooks.example.org:8443/***"
         (URL, SHOWN),
         (f"curl -d @- '{URL}' | cat", f"curl -d @- '{SHOWN}' | cat"),
         (f"{URL}: refused", f"{SHOWN}: refused"),
-        ("HTTP://[::1", "HTTP://***"),
         ("mail ann", "mail ann"),
     ],
 )
-def test_a_url_is_cut_down_to_its_host(text: str, shown: str) -> None:
+def test_no_text_shows_a_url(text: str, shown: str) -> None:
     assert masked(text) == shown
 
 
@@ -36,7 +35,7 @@ def test_no_text_of_a_config_shows_the_url() -> None:
     config = resolve([override_layer([f"watch.notify=curl {URL}"])])
     assert "s3cret" in to_yaml(config)
     assert "s3cret" not in to_yaml(config, mask=True)
-    assert masked_values(config.model_dump())["watch"]["notify"] == f"curl {SHOWN}"
+    assert masked_values(config.model_dump())["watch"]["notify"] == SHOWN
     assert masked_values({"watch": None, "job": None}) == {"watch": None, "job": None}
 
 

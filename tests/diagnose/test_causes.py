@@ -3,24 +3,13 @@
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpcrun.diagnose.causes import (
-    blames_node,
-    first_cause,
-    is_cascade,
-)
+from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause, is_cascade
 from hpcrun.diagnose.read_log import scheduler_word
-from hpcrun.run.endings import (
-    Exit,
-    Failure,
-    Hang,
-    last_words,
-    read_hang,
-    record_hang,
-    stacks_path,
-)
+from hpcrun.run.endings import Exit, Failure, Hang, last_words, read_hang, record_hang, stacks_path
 
 _GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:60045"
 
@@ -33,6 +22,12 @@ def failure(rank: int, time: float, kind: str = "ValueError", message: str = "ba
 def killed(rank: int, time: float, number: int = 9, induced: bool = False) -> Exit:
     """A watcher's record of a rank that a signal ended."""
     return Exit(rank, f"n{rank // 2}", time, None, number, induced)
+
+
+def cause(*args: Any, **named: Any) -> Diagnosis:
+    found = first_cause(*args, **named)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,7 @@ def test_only_errors_about_a_peer_are_a_cascade(
 
 
 def test_the_own_error_is_the_cause_before_an_older_peer() -> None:
-    told = first_cause(
+    told = cause(
         [
             failure(0, 1.0, "RuntimeError", _GLOO),
             failure(3, 1.1),
@@ -66,26 +61,23 @@ def test_the_own_error_is_the_cause_before_an_older_peer() -> None:
         ],
         [],
     )
-    assert told is not None
     assert told.line == "rank 3 on n1: ValueError: bad at task.py:7"
     assert (told.rank, told.host, told.step, told.cascade) == (3, "n1", 12, 2)
     assert told.traceback == "Traceback …"
 
 
 def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
-    told = first_cause(
+    told = cause(
         [failure(0, 5.2, "RuntimeError", _GLOO), failure(1, 5.1, "RuntimeError", _GLOO)],
         [killed(2, 5.0, signal.SIGKILL), killed(0, 6.0, induced=True)],
     )
-    assert told is not None
     assert told.line == "rank 2 on n1 was killed by SIGKILL"
     assert (told.rank, told.step, told.cascade) == (2, 12, 2)
 
 
 def test_a_kill_that_the_watcher_ordered_is_no_cause() -> None:
     assert first_cause([], [killed(1, 1.0, induced=True)]) is None
-    told = first_cause([failure(0, 2.0)], [killed(1, 1.0, induced=True)])
-    assert told is not None
+    told = cause([failure(0, 2.0)], [killed(1, 1.0, induced=True)])
     assert told.rank == 0
 
 
@@ -101,20 +93,18 @@ def test_the_last_words_of_c_plus_plus_are_explained(tmp_path: Path) -> None:
     (tmp_path / "rank-00002.log").write_text(
         f"hpcrun: step 1\n{ABORTED}Fatal Python error: Aborted\n"
     )
-    told = first_cause([failure(0, 5.2, "RuntimeError", _GLOO)], [killed(2, 5.0, 6)], logs=tmp_path)
-    assert told is not None
+    told = cause([failure(0, 5.2, "RuntimeError", _GLOO)], [killed(2, 5.0, 6)], logs=tmp_path)
     assert told.line.startswith(
         "rank 2 on n1 was killed by SIGABRT: Received data size doesn't match expected size: ranks came to "
         "different collectives; "
     )
     assert (told.rank, told.cascade) == (2, 1)
-    by_srun = first_cause([], [], "srun: error: n1: task 2: Aborted (core dumped)\n", logs=tmp_path)
-    assert by_srun is not None
+    by_srun = cause([], [], "srun: error: n1: task 2: Aborted (core dumped)\n", logs=tmp_path)
     assert by_srun.line == told.line
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("said", "told"),
     [
         (
             "Memory cgroup out of memory: the kernel has killed this rank",
@@ -127,41 +117,36 @@ def test_the_last_words_of_c_plus_plus_are_explained(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_task_of_a_forked_rank_names_its_end(tmp_path: Path, said: str, cause: str) -> None:
+def test_the_task_of_a_forked_rank_names_its_end(tmp_path: Path, said: str, told: str) -> None:
     (tmp_path / "rank-00002.log").write_text(f"hpcrun: step 1\nhpcrun: {said}\n")
     words = "srun: error: n1: task 2: Killed\n"
-    told = first_cause([failure(0, 5.2, "RuntimeError", _GLOO)], [], words, logs=tmp_path)
-    assert told is not None
-    assert told.line.startswith(f"rank 2 on n1 was killed by SIGKILL: {cause}")
-    assert blames_node(told)
+    found = cause([failure(0, 5.2, "RuntimeError", _GLOO)], [], words, logs=tmp_path)
+    assert found.line.startswith(f"rank 2 on n1 was killed by SIGKILL: {told}")
+    assert blames_node(found)
 
 
 def test_unknown_words_are_reported_unchanged(tmp_path: Path) -> None:
     log = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
     (tmp_path / "rank-00001.log").write_text(log)
-    told = first_cause([], [killed(1, 5.0, 6)], logs=tmp_path)
-    assert told is not None
+    told = cause([], [killed(1, 5.0, 6)], logs=tmp_path)
     assert told.line == "rank 1 on n0 was killed by SIGABRT: std::bad_alloc: std::bad_alloc"
     assert last_words(tmp_path, 3) is None
 
 
 def test_a_failure_before_a_kill_is_the_cause() -> None:
-    told = first_cause([failure(0, 1.0)], [killed(1, 2.0)])
-    assert told is not None
+    told = cause([failure(0, 1.0)], [killed(1, 2.0)])
     assert told.rank == 0
 
 
 def test_sruns_words_are_the_cause_where_no_rank_left_any() -> None:
     log = "srun: error: n1: tasks 2-3: Killed\nsrun: error: n0: task 0: Exited with exit code 1\n"
-    told = first_cause([], [], log)
-    assert told is not None
+    told = cause([], [], log)
     assert (told.line, told.rank, told.host) == ("task 2-3 on n1: Killed", 2, "n1")
     assert first_cause([], [], "nothing of note") is None
 
 
 def test_with_only_consequences_recorded_the_earliest_is_reported() -> None:
-    told = first_cause([failure(1, 1.0, "RuntimeError", _GLOO)], [])
-    assert told is not None
+    told = cause([failure(1, 1.0, "RuntimeError", _GLOO)], [])
     assert told.rank == 1
 
 
@@ -175,8 +160,7 @@ def test_sruns_line_on_a_silent_task_comes_first() -> None:
         Failure(rank, "node", 1.0, "RuntimeError", "Connection closed by peer", "", 7, "")
         for rank in (0, 1, 2)
     ]
-    told = first_cause(lost, [], log)
-    assert told is not None
+    told = cause(lost, [], log)
     assert told.line == "rank 3 on node2 was killed by SIGKILL"
 
 
@@ -184,16 +168,14 @@ HANG = Hang(1, "n0", 5.0, 7, "rank 1 on n0 is behind")
 
 
 def test_a_hang_is_the_cause_of_what_fails_after_it() -> None:
-    told = first_cause([failure(0, 5.1)], [killed(1, 5.2)], hang=HANG)
-    assert told is not None
+    told = cause([failure(0, 5.1)], [killed(1, 5.2)], hang=HANG)
     assert told.hang
     assert (told.line, told.rank, told.host, told.step) == ("rank 1 on n0 is behind", 1, "n0", 7)
 
 
 @pytest.mark.parametrize("earlier", [([failure(1, 4.0)], []), ([], [killed(1, 4.0)])])
 def test_ranks_that_hang_after_a_lost_rank_are_no_cause(earlier: tuple) -> None:
-    told = first_cause(*earlier, hang=HANG)
-    assert told is not None
+    told = cause(*earlier, hang=HANG)
     assert not told.hang
 
 
@@ -218,8 +200,7 @@ def test_a_task_without_memory_is_named_and_no_node_blamed() -> None:
         "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes"
         " may have been killed by the cgroup out-of-memory handler.\n"
     )
-    told = first_cause([], [], log)
-    assert told is not None
+    told = cause([], [], log)
     assert (told.line, told.host) == ("task 0 on node1: Out Of Memory", "node1")
     assert not blames_node(told)
     assert scheduler_word(log) is None
@@ -234,13 +215,11 @@ KILLED_BY_SRUN = (
 
 
 def test_a_rank_killed_by_srun_is_no_cause() -> None:
-    told = first_cause([failure(0, 1.0, "DistStoreError", "wait timeout")], [], KILLED_BY_SRUN)
-    assert told is not None
+    told = cause([failure(0, 1.0, "DistStoreError", "wait timeout")], [], KILLED_BY_SRUN)
     assert told.line == "rank 0 on n0: DistStoreError: wait timeout at task.py:7"
     assert told.follows
     assert not blames_node(told)
-    alone = first_cause([], [], KILLED_BY_SRUN)
-    assert alone is not None
+    alone = cause([], [], KILLED_BY_SRUN)
     assert (alone.line, alone.host) == ("task 0 on node1: Exited with exit code 1", "node1")
     assert first_cause([], [], KILLED_BY_SRUN.partition("\n")[2]) is None
 
@@ -261,8 +240,7 @@ def test_a_node_where_srun_cannot_launch_is_blamed(line: str, host: str) -> None
     log = (
         f"srun: error: {line}\nsrun: error: Application launch failed: x\nsrun: Job step aborted\n"
     )
-    told = first_cause([failure(0, 1.0, "DistStoreError", "wait timeout")], [], log)
-    assert told is not None
+    told = cause([failure(0, 1.0, "DistStoreError", "wait timeout")], [], log)
     assert (told.line, told.host) == (line, host)
     assert blames_node(told)
 
@@ -272,11 +250,9 @@ def test_a_batch_node_that_fails_srun_is_blamed(
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     said = "srun: error: Unable to confirm allocation for job 5: {}\n"
-    told = first_cause([], [], said.format("Protocol authentication error"))
-    assert told is not None
+    told = cause([], [], said.format("Protocol authentication error"))
     assert (told.host, blames_node(told)) == ("n1", True)
-    away = first_cause([], [], said.format("Unable to contact slurm controller (connect failure)"))
-    assert away is not None
+    away = cause([], [], said.format("Unable to contact slurm controller (connect failure)"))
     assert not blames_node(away)
 
 
@@ -291,8 +267,7 @@ def test_a_rank_without_a_record_shows_its_traceback_s_end(
         "more\n"
     )
     log = "srun: error: node2: task 1: {}\nsrun: Terminating StepId=6.0\n"
-    told = first_cause([], [], log.format("Exited with exit code 1"), logs=tmp_path)
-    assert told is not None
+    told = cause([], [], log.format("Exited with exit code 1"), logs=tmp_path)
     assert told.line == (
         "task 1 on node2: Exited with exit code 1: ImportError: libcudart.so.12: cannot open shared "
         "object file: a shared library is not found on the node; load its module, or install the package "
@@ -300,8 +275,7 @@ def test_a_rank_without_a_record_shows_its_traceback_s_end(
     )
     assert not blames_node(told)
     # A killed rank had survived the error that it printed.
-    killed_one = first_cause([], [], log.format("Killed"), logs=tmp_path)
-    assert killed_one is not None
+    killed_one = cause([], [], log.format("Killed"), logs=tmp_path)
     assert killed_one.line == "rank 1 on node2 was killed by SIGKILL"
 
 
@@ -310,8 +284,7 @@ def test_a_hopeless_message_is_final_only_before_the_first_step() -> None:
     message = 'Error(s) in loading state_dict for Net: Missing key(s) in state_dict: "a"'
     for step, final in ((None, True), (0, True), (12, False)):
         failed = replace(failure(0, 1.0, "RuntimeError", message), step=step)
-        told = first_cause([failed], [])
-        assert told is not None
+        told = cause([failed], [])
         assert told.bad_input == final
 
 
@@ -321,7 +294,6 @@ def test_a_node_that_cannot_start_the_program_is_blamed(
     words = "slurmstepd-node2: error: execve(): /opt/python: No such file or directory\n"
     (tmp_path / "rank-00001.log").write_text(words)
     log = "srun: error: node2: task 1: Exited with exit code 2\nsrun: Terminating StepId=6.0\n"
-    told = first_cause([], [], log, logs=tmp_path)
-    assert told is not None
+    told = cause([], [], log, logs=tmp_path)
     assert told.line.endswith("execve(): /opt/python: No such file or directory")
     assert (told.host, blames_node(told)) == ("node2", True)

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.diagnose.run_lines import same_failure, script_exception
+from hpcrun.diagnose.run_lines import script_exception
 from hpcrun.run.endings import Failure
 
 RANK_1 = """\
@@ -76,28 +74,6 @@ def test_a_plain_script_ends_with_its_exception_or_last_line(tmp_path: Path) -> 
         assert words(tmp_path, text + "wandb: sync finished\n") == "ValueError: broken data"
     # The script handled the error and trained on.
     assert said(tmp_path, RANK_1 + "epoch\n" * 40) == ("", "epoch")
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("a.py ended with exit code 1: KeyError: 'x3'", "a.py ended with exit code 1: KeyError: 'x5'"),
-        ("a.py ended with exit code 1: rank 0: E", "a.py ended with exit code 1: rank 3: E"),
-        ("a.py ended with exit code 1: E", "a.py was killed by SIGABRT: E"),
-        ("a ended with exit code 1: E", "a ended with exit code 139: its program was killed by SIGSEGV: E"),
-        ("a ended with exit code 3; its log ends with: x", "a ended with exit code 3; its log ends with: y"),
-    ],
-)  # fmt: skip
-def test_equal_failures_differ_in_rank_numbers_and_last_line(first: str, second: str) -> None:
-    assert same_failure(first) == same_failure(second)
-
-
-def test_other_exit_codes_and_exceptions_are_other_failures() -> None:
-    line = "a.py ended with exit code 1: KeyError: 'x'"
-    assert same_failure(line) != same_failure(line.replace("code 1", "code 2"))
-    assert same_failure(line) != same_failure(line.replace("KeyError", "TypeError"))
-    # Without an exception, the signal is the failure.
-    assert same_failure("a.py was killed by SIGABRT") != same_failure("a.py ended with exit code 1")
 
 
 def test_torchruns_report_leads_to_the_rank_that_failed_first(tmp_path: Path) -> None:

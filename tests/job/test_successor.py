@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.requeue import ContinuationError, submit_successor, take_over_dependents
+from hpcrun.job.requeue import ContinuationError, submit_successor
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 
@@ -42,10 +42,6 @@ def refuse(desk: Desk, words: str, times: int) -> None:
     )
 
 
-def listing(lines: list[str]) -> str:
-    return "\n".join(f"echo '{line}'" for line in lines)
-
-
 def called(desk: Desk, program: str) -> int:
     return sum(call.split()[0] == program for call in desk.calls.read_text().splitlines())
 
@@ -81,30 +77,3 @@ def test_a_controller_away_until_the_limit_is_given_up(desk: Desk, run: RunDirec
     with pytest.raises(ContinuationError, match="Unable to contact"):
         submit_successor(run, FIRST, lambda *_: None, until=600.0, clock=clock)
     assert 600 <= clock.time <= 630
-
-
-def test_jobs_that_wait_for_the_old_job_follow_the_new(desk: Desk) -> None:
-    lines = [
-        "12|afterok:7(unfulfilled),afterok:3(unfulfilled)|/a",
-        "13|afterok:77(unfulfilled)|/b",
-        "14|afterany:7(unfulfilled)|/c",
-        "15|afterok:3(unfulfilled)?afterok:7(unfulfilled)|/d",
-    ]
-    desk.answer("squeue", listing(lines))
-    assert take_over_dependents("7", "8") == ["12", "15"]
-    assert [call for call in desk.asked() if call.startswith("scontrol")] == [
-        "scontrol update JobId=12 Dependency=afterok:8,afterok:3",
-        "scontrol update JobId=15 Dependency=afterok:3?afterok:8",
-    ]
-
-
-def test_a_job_that_slurm_does_not_let_wait_is_named(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
-) -> None:
-    desk.answer("squeue", "echo '12|afterok:7(unfulfilled)|/a'")
-    desk.answer("scontrol", "echo 'Job dependency problem' >&2; exit 1")
-    assert take_over_dependents("7", "8") == []
-    assert capsys.readouterr().err == (
-        "hpcrun: job 12 waits for job 7, and Slurm cancels it: Job dependency problem; "
-        "submit it again with --after\n"
-    )

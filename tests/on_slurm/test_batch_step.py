@@ -30,8 +30,6 @@ def forbid_requeue(bench: Bench, job: str) -> None:
 def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm, options):
     run = bench.submit("forbidden", model__pause=0.05, **{"job.sbatch_args": options})
     first = bench.job(run)
-    shape = ("--cpu", "--executor", "slurm", "--detach", "--no-snapshot", "--name", "next")
-    bench.hpcrun("submit", *shape, "--after", "forbidden", "--", "true")
     with bench.held_at(run, 12):
         if not options:
             forbid_requeue(bench, first)
@@ -44,8 +42,6 @@ def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm, opt
     submitted = jobs.events(run, "submitted")[-1]
     assert (submitted.attempt, submitted.fields["continues"]) == (Attempt(second, 0), first)
     assert jobs.final_state(run) == jobs.final_state(calm)
-    # A run that waits for this run with --after waits for the follow-up job.
-    assert bench.wait_for_end(bench.run("next")) == "COMPLETED", bench.batch_log(run)
 
 
 @pytest.mark.slow

@@ -66,7 +66,6 @@ def unhurried() -> Iterator[cluster.SlurmCluster]:
 
 @pytest.mark.parametrize("stage", ["setup", "container"])
 def test_a_job_canceled_before_its_ranks_start_stays_canceled(patient, stage):
-    """Also if --error moves Slurm's messages out of the run's log."""
     bench = Bench(patient)
     begun = bench.folder / "begun"
     wrapper = bench.folder / "slow"
@@ -74,7 +73,7 @@ def test_a_job_canceled_before_its_ranks_start_stays_canceled(patient, stage):
     wrapper.chmod(0o755)
     slow = {"setup": {"job.setup": [f"touch {begun}", "sleep 100"]}}
     late = slow.get(stage, {"job.container": [str(wrapper)]})
-    run = bench.submit("early", **late, **{"job.sbatch_args": [f"--error={bench.folder}/err"]})
+    run = bench.submit("early", **late)
     job = bench.job(run)
     bench.wait_until(begun.exists, PATIENCE, lambda: bench.story(run))
     patient.run(["scancel", job])

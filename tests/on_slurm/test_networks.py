@@ -132,15 +132,6 @@ def test_the_interface_is_used_or_its_absence_is_one_line(bench):
     assert "it has eth0 (" in bench.result(lacking)["reason"]
 
 
-def test_interface_auto_selects_the_interface_that_connects_the_nodes(bench, two_networks):
-    # mgmt0 is up and has an address on both nodes, but connects to no node.
-    run = bench.submit("auto", task="probe:Watched", job__interface="auto", restarts__crash=0)
-    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    for rank in range(2):
-        seen = bench.facts(rank)["environ"]
-        assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
-
-
 def test_unusable_gpus_end_the_run_with_one_line(bench):
     """Slurm allocates the dev cluster's GPUs, but torch in the tests is built for CPUs."""
     given = {"job.cpu": False, "job.gpus": 2}

@@ -147,29 +147,13 @@ def test_rank_0_publishes_immediately_and_announces_each_save(
     assert not Path(progress.variables[VARIABLE]).exists()
 
 
-def test_another_rank_publishes_progress_that_rank_0_does_not_have(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        ProgressWatch(run, FIRST, 0, every=0.0) as zero,
-        ProgressWatch(run, FIRST, 3, every=0.0, for_rank_zero=0.5) as third,
-    ):
-        reports(monkeypatch, Path(third.variables[VARIABLE]))
+def test_only_rank_0_publishes(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ProgressWatch(run, FIRST, 3) as progress:
+        reports(monkeypatch, Path(progress.variables[VARIABLE]))
         hpcrun.report(5, saved=True)
-        zero.look()
-        third.look()
-        assert shown(run) == (None, None)
-        time.sleep(0.5)
-        third.look()
-        assert shown(run) == (5, 5)
-        reports(monkeypatch, Path(zero.variables[VARIABLE]))
-        hpcrun.report(8, saved=True)
-        zero.look()
-        reports(monkeypatch, Path(third.variables[VARIABLE]))
-        hpcrun.report(8, saved=True)
-        third.look()
-    # Rank 0 has already announced the second save of rank 3.
-    assert [event.step for event in read_events(run)] == [5, 8]
+        progress.look(last=True)
+        assert (progress.step, shown(run)) == (5, (None, None))
+    assert not read_events(run)
 
 
 def test_a_new_rank_removes_the_folder_of_a_killed_rank(

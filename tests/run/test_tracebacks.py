@@ -1,6 +1,5 @@
 """The place of an error is a line of the user's code, with the original path."""
 
-import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -105,9 +104,8 @@ def test_the_place_is_the_deepest_line_of_the_user(
     assert (failure.where, failure.copy) == (f"{original}:{line}", f"{copy}:{line}")
 
 
-def test_frames_of_hpcrun_are_counted_and_folded(module: ModuleType, tmp_path: Path) -> None:
+def test_frames_of_hpcrun_are_left_out(module: ModuleType, tmp_path: Path) -> None:
     told = traceback_of(raised(module.chained))
-    assert "… 1 frame of hpcrun\n" in told
     assert "collective.py" not in told
     assert (
         f'File "{tmp_path}/project/src/img.py", line {line_of("raise Runtime")}, in chained' in told
@@ -118,19 +116,6 @@ def test_frames_of_hpcrun_are_counted_and_folded(module: ModuleType, tmp_path: P
     assert "json/decoder.py" in told
     assert "code/001" not in told
     assert told.endswith("RuntimeError: no labels\n")
-
-
-def test_frames_of_python_between_frames_of_hpcrun_are_counted_too(module: ModuleType) -> None:
-    error = raised(Nothing()(module.read))
-    assert error.__traceback__ is not None
-    # As in a rank, the first frame is of hpcrun.
-    told = traceback_of(error.with_traceback(error.__traceback__.tb_next))
-    assert "contextlib.py" not in told
-    assert "… 2 frames of hpcrun\n" in told
-
-
-class Nothing(contextlib.ContextDecorator, contextlib.nullcontext):  # type: ignore[type-arg]
-    """A decorator that only adds a frame of contextlib."""
 
 
 def test_the_last_frame_of_an_error_in_hpcrun_stays() -> None:

@@ -17,9 +17,10 @@ def unasked(job: str) -> float | None:
     raise AssertionError(f"Slurm was asked about {job}")
 
 
-def test_the_variable_of_newer_slurms_is_taken_without_asking() -> None:
+@pytest.mark.parametrize(("answer", "end"), [(None, 1795253522.0), (5.0, 5.0)])
+def test_the_answer_comes_before_the_variable(answer: float | None, end: float) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1795253522"}
-    assert end_time(environ, unasked) == 1795253522.0
+    assert end_time(environ, lambda _: answer) == end
 
 
 def test_an_older_slurm_is_asked_by_the_array_task(recorded_env: Recorded) -> None:

@@ -85,17 +85,6 @@ def test_the_variables_written_are_read_back_by_us() -> None:
     assert (again.local_rank, again.local_world_size, again.tasks_per_node) == (1, 4, (4, 4))
 
 
-def test_json_keeps_every_field() -> None:
-    config = gpu_config(job_id="3_1", restart_count=2, own_devices=True)
-    assert DistributedConfig.from_json(config.to_json()) == config
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"rank": -1}', '{"rnk": 1}'])
-def test_foreign_json_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(ClusterError, match="distributed config"):
-        DistributedConfig.from_json(text)
-
-
 @pytest.mark.parametrize(
     ("changes", "visible", "line"),
     [

@@ -212,11 +212,3 @@ def test_the_record_of_one_array_task_is_found() -> None:
     found = [slurm.parse_show_job(text, job)["Restarts"] for job in ("120", "12", "121")]
     assert found == ["0", "4", "1"]
     assert slurm.parse_show_job(text, "99") == slurm.parse_show_job(text)
-
-
-def test_waiting_array_tasks_have_the_array_s_number():
-    line = "123_[0-5%2]|afterok:7(unfulfilled)|/runs/s/logs/script"
-    (waiting,) = slurm.parse_dependents(f"{line}\nno dependency||x\n")
-    assert waiting.job == "123"
-    assert waiting.waits_for("afterok", "7")
-    assert slurm.scontrol_depend_command(waiting.job, waiting.retargeted("afterok", "7", "9"))

@@ -31,19 +31,18 @@ def config(rank: int, **changes: Any) -> DistributedConfig:
 
 
 @pytest.fixture
-def attempt(tmp_path: Path) -> Any:
-    """Return the rendezvous of a rank."""
-    run = create(tmp_path / "a", "x", {})
-    return lambda first: RendezvousFile(run, Attempt("7", 0), first=first, memory=tmp_path)
+def attempt(tmp_path: Path) -> RendezvousFile:
+    """The rendezvous of the ranks."""
+    return RendezvousFile(create(tmp_path / "a", "x", {}), Attempt("7", 0))
 
 
 def hold_and_join(
-    attempt: Any, monkeypatch: pytest.MonkeyPatch, addresses: list[str], port: int
+    attempt: RendezvousFile, monkeypatch: pytest.MonkeyPatch, addresses: list[str], port: int
 ) -> tuple[Any, Any]:
     """Connect rank 0 and rank 1, and return the config and the store of each."""
     monkeypatch.setattr(store, "rendezvous_addresses", lambda *_: addresses)
-    first = store.meet(config(0), attempt(True), [port], interface=None, timeout=30)
-    second = store.meet(config(1), attempt(False), [port], interface=None, timeout=30)
+    first = store.meet(config(0), attempt, [port], interface=None, timeout=30)
+    second = store.meet(config(1), attempt, [port], interface=None, timeout=30)
     first[1].set("word", "from rank 0")
     assert second[1].get("word") == b"from rank 0"
     assert first[0].master_port == second[0].master_port == port
@@ -72,7 +71,7 @@ def test_the_store_s_timeout_grows_with_the_ranks(ranks: int, connected: bool) -
 
 
 def test_names_that_do_not_resolve_are_skipped(
-    attempt: Any, monkeypatch: pytest.MonkeyPatch
+    attempt: RendezvousFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["no-such-host.invalid", "a" * 70 + ".invalid", "127.0.0.1"]
     found = hold_and_join(attempt, monkeypatch, names, free_port())
@@ -80,7 +79,7 @@ def test_names_that_do_not_resolve_are_skipped(
 
 
 def test_an_address_of_another_host_is_skipped(
-    attempt: Any, monkeypatch: pytest.MonkeyPatch
+    attempt: RendezvousFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Listen with another job's store at one of rank 0's addresses, and with no store at another."""
     port = free_port()
@@ -102,7 +101,7 @@ def test_an_address_of_another_host_is_skipped(
 
 
 def test_rank_0_listens_on_all_addresses_and_both_protocols(
-    attempt: Any, monkeypatch: pytest.MonkeyPatch
+    attempt: RendezvousFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
     held = hold_and_join(attempt, monkeypatch, ["127.0.0.1"], port)
@@ -113,7 +112,7 @@ def test_rank_0_listens_on_all_addresses_and_both_protocols(
 
 
 def test_a_rank_of_another_node_sets_its_address_for_gloo(
-    attempt: Any, monkeypatch: pytest.MonkeyPatch
+    attempt: RendezvousFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {}
 
@@ -129,7 +128,7 @@ def test_a_rank_of_another_node_sets_its_address_for_gloo(
 
     def join(rank: int) -> None:
         told = config(rank, node_rank=rank, **wide)
-        store.meet(told, attempt(True), [port], interface=None, timeout=60)
+        store.meet(told, attempt, [port], interface=None, timeout=60)
 
     threads = [threading.Thread(target=join, args=(rank,), name=str(rank)) for rank in (0, 1)]
     for thread in threads:

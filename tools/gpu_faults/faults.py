@@ -193,8 +193,9 @@ FAULTS = (
         (
             ("check_address=not meets)\n    select_device(config)\n", "check_address=not meets)\n"),
             (
-                "    rendezvous_file.clear()\n",
-                "    rendezvous_file.clear()\n    select_device(config)\n",
+                "        timeout=datetime.timedelta(seconds=timeout),\n    )\n    return config\n",
+                "        timeout=datetime.timedelta(seconds=timeout),\n    )\n"
+                "    select_device(config)\n    return config\n",
             ),
         ),
         START,

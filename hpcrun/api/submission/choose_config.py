@@ -57,11 +57,10 @@ class SubmitRequest:
 
     ``options``: the values of `OPTIONS`; their places are the words that gave them, such as ``--nodes``.
     ``command_place``: the same words for ``command``. ``profile``: a site profile, None for the default.
-    ``runs``: the folder of the runs. ``after``: runs that must finish first; None: as before.
-    ``prepare``: make the run directory, and start nothing. ``snapshot``: keep a
-    copy of the code; None: as before. ``trust_owner``: continue a run of another user. ``max_parallel``:
-    runs of a sweep at the same time. ``only_new``: leave the runs of a sweep that have failed or were
-    cancelled. ``files``: new files of the run directory or the sweep folder.
+    ``runs``: the folder of the runs. ``prepare``: make the run directory, and start nothing.
+    ``snapshot``: keep a copy of the code; None: as before. ``trust_owner``: continue a run of another
+    user. ``max_parallel``: runs of a sweep at the same time. ``only_new``: leave the runs of a sweep that
+    have failed or were cancelled. ``files``: new files of the run directory or the sweep folder.
     ``default_name``: the name without a given name; None: from file, command or task.
     """
 
@@ -72,7 +71,6 @@ class SubmitRequest:
     command_place: str = "after --"
     profile: str | None = None
     runs: Path = field(default_factory=runs_folder)
-    after: Sequence[str] | None = ()
     prepare: bool = False
     snapshot: bool | None = True
     trust_owner: bool = False

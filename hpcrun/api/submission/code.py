@@ -1,25 +1,22 @@
-"""The copy of the code that a submission keeps, and its differences from the code of the last saved step."""
+"""The copy of the code that a submission keeps, and its differences from the copy before."""
 
 import filecmp
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import handle
 from hpcrun.api.submission.continuing import shortened
-from hpcrun.config import Config
-from hpcrun.job.history import last_committed
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, read_record, remove_if_empty
-from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import write_hashed
-from hpcrun.run.snapshot import Snapshot, take_snapshot
+from hpcrun.run.snapshot import Snapshot, recorded_snapshot, take_snapshot
 
 
-def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
+def keep_code(run: RunDirectory, wanted: bool | None) -> None:
     """Copy the code of the submission's folder to the run directory, if wanted, and record the copy.
 
     Args:
@@ -33,8 +30,7 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
         wanted = facts.get("snapshot") is not False
     facts["snapshot"] = wanted
     with copied_code(run, facts, wanted) as snapshot:
-        code = None if snapshot is None else compared(run, config, snapshot, facts.get("code"))
-        write_hashed(run.record, {**facts, "code": code})
+        write_hashed(run.record, {**facts, "code": compared(run, snapshot)})
 
 
 @contextmanager
@@ -60,53 +56,22 @@ def copied_code(
         raise
 
 
-def compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any) -> dict[str, Any]:
-    """Return the record of ``snapshot``; print its differences from the code of the last saved step."""
-    events = read_events(run)
-    progress = _progress(events, config)
-    trained = _trained(before, progress) if isinstance(before, dict) else None
-    step = last_committed(events)
-    whose = "of the previous start" if step is None else f"of step {step}"
-    found: Sequence[str] = ()
-    if trained is not None and (run.path / trained).is_dir():
-        found = changes(run.path / trained, snapshot.root)
-    if found:
+def compared(run: RunDirectory, snapshot: Snapshot | None) -> dict[str, str] | None:
+    """Return the record of ``snapshot``; print its differences from the copy of the previous submission."""
+    if snapshot is None:
+        return None
+    before = recorded_snapshot(run)
+    if before is not None and (found := changes(before.root, snapshot.root)):
         link = " from" if all(one.endswith("differs") for one in found) else ": not"
-        reported = f"{shortened(found)}{link} the code {whose}"
+        reported = f"{shortened(found)}{link} the code of the previous submission"
         say_aside(f"hpcrun: {handle(run)}: {reported}; the run continues with the new code")
-    return code_record(snapshot, run.path, progress, trained, found)
+    return code_record(snapshot, run.path)
 
 
-def code_record(
-    snapshot: Snapshot,
-    run: Path,
-    progress: int = 0,
-    trained: str | None = None,
-    changed: Sequence[str] = (),
-) -> dict[str, Any]:
+def code_record(snapshot: Snapshot, run: Path) -> dict[str, str]:
     """Return what run.json of the run in ``run`` says about the copy."""
-    return {
-        # A sweep keeps one copy, next to its elements.
-        "root": os.path.relpath(snapshot.root, run),
-        "source": str(snapshot.source),
-        "progress": progress,
-        "trained": trained,
-        "changed": [*changed],
-    }
-
-
-def _progress(events: Sequence[Event], config: Config) -> int:
-    """Return a number that grows with each saved step, or for a script with each start."""
-    kind = "opened" if config.command else "saved"
-    return sum(event.what == kind for event in events)
-
-
-def _trained(before: Mapping[str, Any], progress: int) -> str | None:
-    """Return the copy of the code that saved the newest step."""
-    if progress > int(before.get("progress") or 0):
-        return str(before.get("root"))
-    trained = before.get("trained")
-    return None if trained is None else str(trained)
+    # A sweep keeps one copy, next to its elements.
+    return {"root": os.path.relpath(snapshot.root, run), "source": str(snapshot.source)}
 
 
 _PROGRAMS = {

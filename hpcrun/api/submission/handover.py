@@ -9,14 +9,13 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
 from hpcrun.api.submission.code import keep_code
-from hpcrun.api.submission.continuing import shortened
 from hpcrun.api.submission.plan import SubmissionPlan, identity
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.errors import SubmissionUnanswered
@@ -35,8 +34,8 @@ from hpcrun.worker import train_here
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
-def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submitted | None:
-    """Submit the run of ``plan`` after the runs ``after``; None for ``prepared`` and ``debug``: no job.
+def hand_over(plan: SubmissionPlan) -> Submitted | None:
+    """Submit the run of ``plan``; None for ``prepared`` and ``debug``: no job.
 
     Raises:
         OSError: the run directory cannot be written; nothing has changed.
@@ -57,18 +56,13 @@ def hand_over(plan: SubmissionPlan, after: Sequence[RunDirectory] = ()) -> Submi
             with (
                 put_back_on_failure(*changed_files(run)),
                 written(run.path, plan.request.files),
-                plan.admitted() as replaced,
             ):
-                keep_code(run, plan.config, plan.request.snapshot)
+                plan.require_current()
+                keep_code(run, plan.request.snapshot)
                 changed = _written(run, plan.config)
                 stop_if_interrupted(signals)
-                submitted = _submitted(plan, after, signals, ours)
-    if replaced:
-        say_aside(
-            f"hpcrun: {run.name}: no step of its earlier config was saved, so the new config replaces it: "
-            f"{shortened(replaced)}"
-        )
-    elif changed:
+                submitted = _submitted(plan, signals, ours)
+    if changed:
         say_aside(f"hpcrun: {run.name}: continues with another config: {'; '.join(changed)}")
     if submitted is not None and not ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt(
@@ -94,14 +88,13 @@ def _written(run: RunDirectory, config: Config) -> list[str]:
 
 def _submitted(
     plan: SubmissionPlan,
-    after: Sequence[RunDirectory],
     signals: list[signal.Signals],
     ours: list[str],
 ) -> Submitted | None:
     """Submit the job, and withdraw it again after Ctrl-C; ``ours`` gets the withdrawn job."""
     if plan.executor not in ("slurm", "local"):
         return None
-    submitted = submission.submit(plan.run, plan.config, plan.executor, after)
+    submitted = submission.submit(plan.run, plan.config, plan.executor)
     if signal.SIGINT in signals and stopping.withdraw(
         plan.run, submitted.executor, submitted.job_id
     ):
@@ -146,7 +139,7 @@ def remove(folder: Path) -> None:
 
 def changed_files(run: RunDirectory) -> tuple[Path, ...]:
     """Return the files of ``run`` that a submission replaces."""
-    return (run.config, run.result, run.record, run.diff)
+    return (run.config, run.result, run.record)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import Any, overload
 
 from hpcrun.api.functions import FunctionCall, FunctionRun, function_call
 from hpcrun.api.places import runs_folder
@@ -20,48 +20,11 @@ from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
 from hpcrun.printing import say_aside
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 _PLACE = "overrides"
 
 
-class SubmitOptions(TypedDict, total=False):
-    """The arguments of :func:`submit`, for editors and type checkers; a new key works without a line here."""
-
-    task: str | None
-    command: Sequence[str | os.PathLike[str]] | None
-    overrides: Mapping[str, Any] | None
-    name: str | None
-    runs_dir: str | os.PathLike[str] | None
-    nodes: int | str | None
-    gpus: int | str | None
-    tasks_per_node: int | None
-    launcher: str | None
-    cpu: bool | None
-    time: str | int | None
-    partition: str | None
-    account: str | None
-    qos: str | None
-    constraint: str | None
-    reservation: str | None
-    exclude: str | None
-    exclusive: bool | None
-    mem: str | None
-    cpus_per_task: int | None
-    executor: str | None
-    after: Sequence[str | os.PathLike[str]]
-    profile: str | None
-    snapshot: bool
-    trust_owner: bool
-    max_parallel: int | None
-    only_new: bool
-
-
 @overload
-def submit(
-    config: Callable[..., Any], *arguments: Any, **options: "Unpack[SubmitOptions]"
-) -> FunctionRun: ...
+def submit(config: Callable[..., Any], *arguments: Any, **options: Any) -> FunctionRun: ...
 
 
 @overload
@@ -70,7 +33,7 @@ def submit(
     *,
     sweep: None = None,
     sweep_file: None = None,
-    **options: "Unpack[SubmitOptions]",
+    **options: Any,
 ) -> Run: ...
 
 
@@ -80,7 +43,7 @@ def submit(
     *,
     sweep: Mapping[str, Iterable[Any]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
-    **options: "Unpack[SubmitOptions]",
+    **options: Any,
 ) -> Sweep: ...
 
 
@@ -92,7 +55,6 @@ def submit(
     command: "Sequence[str | os.PathLike[str]] | FunctionCall | None" = None,
     overrides: Mapping[str, Any] | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
-    after: Sequence[str | os.PathLike[str]] = (),
     profile: str | None = None,
     snapshot: bool = True,
     trust_owner: bool = False,
@@ -121,7 +83,6 @@ def submit(
         command: the words of a program that each task runs, such as ``["python", "train.py"]``.
         overrides: values of the config by dotted key, such as ``{"train.lr": 3e-4}``.
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
-        after: runs that must finish first.
         profile: a site profile, by name or path; ``""`` for none, None for the default.
         snapshot: run a copy of the code, so that later changes do not affect the job.
         trust_owner: continue a run of another user.
@@ -159,11 +120,10 @@ def submit(
         file=None if config is None else Path(config),
         overrides=_overrides(overrides, task, function=call is not None),
         options=_options(options),
-        command=_words("command", words),
+        command=_words(words),
         command_place=PYTHON_COMMAND,
         profile=profile,
         runs=runs_folder(runs_dir),
-        after=_words("after", after),
         snapshot=snapshot,
         trust_owner=trust_owner,
         max_parallel=max_parallel,
@@ -185,9 +145,7 @@ def submit(
     return Sweep(plan_of_sweep.folder)
 
 
-def map_array(
-    function: Callable[..., Any], *iterables: Iterable[Any], **options: "Unpack[SubmitOptions]"
-) -> Sweep:
+def map_array(function: Callable[..., Any], *iterables: Iterable[Any], **options: Any) -> Sweep:
     """Submit a run for each call of ``function``, as ``map(function, *iterables)`` makes them.
 
     On Slurm the runs are a job array. The sweep yields a run for each call, in the order of the calls:
@@ -252,11 +210,11 @@ def _overrides(values: Mapping[str, Any] | None, task: str | None, *, function: 
     return flag_layer(given)
 
 
-def _words(option: str, given: Sequence[str | os.PathLike[str]] | None) -> list[str]:
-    """Return ``given`` as a list of text; raises UserError if it is one text."""
+def _words(given: Sequence[str | os.PathLike[str]] | None) -> list[str]:
+    """Return the command ``given`` as a list of text; raises UserError if it is one text."""
     if isinstance(given, str):
-        raise UserError(f"{option}=: give a list of words: {option}={given.split()!r}")
+        raise UserError(f"command=: give a list of words: command={given.split()!r}")
     words = [str(word) for word in given or ()]
-    if given is not None and option == "command" and not words:
+    if given is not None and not words:
         raise UserError("command=: has no words; name a program, or omit command=")
     return words

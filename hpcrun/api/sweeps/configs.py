@@ -65,9 +65,8 @@ def element_configs(
             words = filled(command, row, placeholders)
             mine.append(flag_layer({"command": (words, "after --")}))
         config = resolve(mine)
-        for idle in idle_keys(config, given):
-            words_of_key = f"{idle.text}, or write the runs one by one in a sweep file"
-            raise refusal(places[idle.key], idle.key, words_of_key)
+        for key, words_of_key in idle_keys(config, given):
+            raise refusal(places[key], key, f"{words_of_key}, or list the runs in a sweep file")
         config = with_task(config, mine)
         site.check(config, mine)
         values = {key: value.value for key, value in row.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.submission.code import code_record, compared, copied_code
-from hpcrun.api.submission.continuing import renewed
+from hpcrun.api.submission.continuing import compare
 from hpcrun.api.submission.handover import changed_files, put_back_on_failure
 from hpcrun.api.submission.plan import identity
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, job_key
@@ -136,10 +136,10 @@ def continued(one: Planned, common: Common) -> Iterator[None]:
     directory.refuse_if_writable_by_others(run)
     if not common.plan.request.trust_owner:
         directory.refuse_foreign(run)
-    with put_back_on_failure(*changed_files(run)), renewed(run, config, lambda: common.identity):
-        facts, snapshot = directory.read_record(run), common.snapshot
-        code = None if snapshot is None else compared(run, config, snapshot, facts.get("code"))
-        write_hashed(run.record, facts | common.record(one, code))
+    with put_back_on_failure(*changed_files(run)):
+        compare(run, config)
+        code = compared(run, common.snapshot)
+        write_hashed(run.record, directory.read_record(run) | common.record(one, code))
         write_atomic(run.config, with_comment_crc(one.element.text))
         if (script := common.script(one)) is not None:
             run.batch_script.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,5 @@
 """A sweep as an object: its runs, their states and results, and methods to end them."""
 
-import html
 import os
 import time
 from collections import Counter
@@ -10,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.interrupts import note_end, time_to_end
-from hpcrun.api.overview import Overview, counts_in_words, sweep_entries
+from hpcrun.api.overview import Overview, sweep_entries
 from hpcrun.api.run import Run, refusing, run_at, wait_until
 from hpcrun.api.submission.choose_config import PYTHON_COMMAND, SubmitRequest
 from hpcrun.config import flag_layer
 from hpcrun.errors import UserError
-from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, RunError, read_record
 from hpcrun.run.function_files import FOLDER
 from hpcrun.run.snapshot import recorded_snapshot
@@ -24,9 +22,6 @@ from hpcrun.slurm.launch import jobs, stopping
 
 if TYPE_CHECKING:
     from hpcrun.results.frames import Results
-
-
-_MOST_SHOWN = 50
 
 
 class Sweep:
@@ -90,25 +85,6 @@ class Sweep:
     def values(self) -> dict[str, Mapping[str, Any]]:
         """The swept values of each run: the name of its folder (``000``), and a value for each dotted key."""
         return {entry.run.path.name: entry.values or {} for entry in sweep_entries(self.path)}
-
-    @refusing
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook: values, state, step and loss of the first runs."""
-        rows = self.status()
-        keys = list(dict.fromkeys(key for row in rows for key in row["values"] or {}))
-        head = "".join(f"<th>{_as_html(word)}</th>" for word in ("run", *keys, *_COLUMNS))
-        lines = []
-        for row in rows[:_MOST_SHOWN]:
-            swept = row["values"] or {}
-            cells = [
-                row["name"],
-                *(swept.get(key) for key in keys),
-                *(row.get(k) for k in _COLUMNS),
-            ]
-            lines.append("".join(f"<td>{_as_html(cell)}</td>" for cell in cells))
-        reported = counts_in_words(Counter(row["state"] for row in rows))
-        body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<p>{_as_html(self.name)}: {reported}</p><table><tr>{head}</tr>{body}</table>"
 
     @refusing
     def status(self) -> list[dict[str, Any]]:
@@ -208,16 +184,6 @@ class Sweep:
         output = self.path / "results.h5"
         aggregate(RunSource(find_runs([str(self.path)], self.path.parent)), output, processes=0)
         return load_results(output)
-
-
-_COLUMNS = ("state", "step", "loss")
-
-
-def _as_html(value: object) -> str:
-    if value is None:
-        return ""
-    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return html.escape(escaped(shown))
 
 
 @dataclass(frozen=True)

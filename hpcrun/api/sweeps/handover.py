@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted, written
@@ -30,7 +29,6 @@ from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size
 from hpcrun.slurm.launch.batch_script import job_name
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm, submit_slurm
-from hpcrun.slurm.launch.stopping import with_dependency
 from hpcrun.slurm.local.submission import submit_local_sweep
 
 
@@ -76,13 +74,12 @@ def submit_sweep(plan: SweepPlan) -> SubmittedSweep:
     """
     given: list[_Given] = []
     folder = RunDirectory(plan.folder)
-    after = plan.waits_for()
     with noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         with made_folder(plan.folder), SubmissionLock(folder):
             sweep, planned = plan.decided()
             wanted = [one for one in planned if one.submitted]
             if wanted:
-                _submit(plan, sweep, wanted, after, signals, given)
+                _submit(plan, sweep, wanted, signals, given)
         handed = list(dict.fromkeys(one.whole for one in given))
         if given and not ENDINGS.isdisjoint(signals):
             reported = ", ".join(job.job_id for job in handed[:3])
@@ -96,7 +93,6 @@ def _submit(
     plan: SweepPlan,
     sweep: SweepFile,
     wanted: Sequence[Planned],
-    after: Sequence[RunDirectory],
     signals: list[signal.Signals],
     given: list[_Given],
 ) -> None:
@@ -122,17 +118,17 @@ def _submit(
         if plan.executor == "slurm":
             try:
                 for array in arrays.values():
-                    given += _submitted_array(plan, array, wanted, after)
+                    given += _submitted_array(plan, array, wanted)
             except SubmissionUnanswered as error:
                 # Slurm may have the array: its run directories and its script stay.
                 unanswered = error
         else:
             runs = [(one.run, one.element.config) for one in wanted]
             logs = RunDirectory(plan.folder).logs
-            ids, begin = submit_local_sweep(logs, runs, after, plan.request.max_parallel)
+            ids, begin = submit_local_sweep(logs, runs, plan.request.max_parallel)
             for one, job in zip(wanted, ids, strict=True):
                 given.append(_Given(one, Submitted("local", job)))
-        _record(plan, given, after, cluster)
+        _record(plan, given, cluster)
         if signal.SIGINT in signals and unanswered is None:
             stop_if_interrupted(signals)
         if begin is not None:
@@ -196,11 +192,10 @@ def _submitted_array(
     plan: SweepPlan,
     array: SweepArray,
     wanted: Sequence[Planned],
-    after: Sequence[RunDirectory],
 ) -> list[_Given]:
     """Submit one array; return the job of each of its elements."""
     folder = RunDirectory(plan.folder)
-    job = submit_slurm(folder, with_dependency(array.fitted, after), array.tasks)
+    job = submit_slurm(folder, array.fitted, array.tasks)
     name, elements = job_name(folder, array.fitted.job), {one.number: one for one in wanted}
     return [
         _Given(elements[index], replace(job, job_id=f"{job.job_id}_{index}"), name)
@@ -211,12 +206,10 @@ def _submitted_array(
 def _record(
     plan: SweepPlan,
     given: Sequence[_Given],
-    after: Sequence[RunDirectory],
     cluster: str | None,
 ) -> None:
     """Log the submission in each element; raises OSError if the disk refuses."""
     now = round(time.time(), 3)
-    facts: dict[str, Any] = {"after": [str(run.path) for run in after]} if after else {}
     for one in given:
         job = one.planned.element.config.job
         line = {
@@ -226,7 +219,6 @@ def _record(
             "job": one.job.job_id,
             "nodes": job.nodes,
             "gpus": job.gpus,
-            **facts,
             **({"cluster": cluster} if cluster else {}),
             **({"name": one.name} if one.name else {}),
         }

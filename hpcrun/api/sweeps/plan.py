@@ -12,8 +12,8 @@ from hpcrun.api.submission.choose_config import (
     say_idle,
     warn_of,
 )
-from hpcrun.api.submission.continuing import compare
-from hpcrun.api.submission.plan import finished_result, permitted_executor, waits_for
+from hpcrun.api.submission.continuing import compare, finished_result
+from hpcrun.api.submission.plan import permitted_executor
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.api.sweeps.search import JOURNAL
@@ -73,10 +73,6 @@ class SweepPlan:
     def config(self) -> Config:
         """The config of the first element; the ``job`` section of others may differ."""
         return self.elements[0].config
-
-    def waits_for(self) -> list[RunDirectory]:
-        """Return the runs that must finish first; raises UserError if one of them never will."""
-        return waits_for(self.request, self.executor)
 
     def decided(self) -> tuple[SweepFile, list[Planned]]:
         """Return the sweep with its new elements, and the action for each element of this plan.

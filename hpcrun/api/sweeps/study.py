@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 # Seconds to the first look after a change; Slurm's controller serves many users.
 _LOOK = {"slurm": 5.0, "local": 0.5}
-_START = 20.0
 _ENDED = ("finished", "failed", "pruned")
 
 
@@ -173,7 +172,7 @@ class _Study:
                 self._waiting.append(self._study.ask())
             trial = self._waiting[0]
             run, values = self._plan.run_of(trial.number), suggested(trial, self._space)
-            now = _settled_state(run) if run.exists() else None
+            now = jobs.state(run) if run.exists() else None
             if now is None or not (now.live or now.word in _ENDED or was_pruned(read_events(run))):
                 try:
                     submit_sweep(self._plan.of_trial(trial.number, values))
@@ -282,14 +281,6 @@ class _Study:
         if self._left:
             self._report(f"the same command continues {', '.join(self._left)}")
         return end
-
-
-def _settled_state(run: RunDirectory) -> RunState:
-    """Return the state of ``run``, on this machine after the time within which a new job gets a process."""
-    sent = max((one.time for one in read_events(run) if one.what == "submitted"), default=0.0)
-    while (now := jobs.state(run)).word == "lost" and time.time() < sent + _START:
-        time.sleep(_LOOK["local"])
-    return now
 
 
 def _shown(values: Mapping[str, Any]) -> str:

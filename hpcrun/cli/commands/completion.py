@@ -4,14 +4,12 @@
          hpcrun completion bash > FOLDER/hpcrun
   zsh    hpcrun completion zsh > ~/.hpcrun.zsh
          add `source ~/.hpcrun.zsh` to ~/.zshrc
-  fish   hpcrun completion fish > ~/.config/fish/completions/hpcrun.fish
 
 The shell starts no Python for it. Repeat the command after an upgrade.
 """
 
 import argparse
 import importlib
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,29 +18,33 @@ from hpcrun.config import Config
 from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.printing import say
 
-_SHELLS = ("bash", "zsh", "fish")
+_SHELLS = ("bash", "zsh")
 _INTERNAL = ("batch", "finalize")
+# With these lines zsh understands the completion of bash.
+_ZSH = (
+    "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }",
+    "autoload -Uz bashcompinit && bashcompinit",
+)
 _LIST = 'cd "${HPCRUN_RUNS:-runs}" 2>/dev/null && ls -d -- */ 2>/dev/null | tr -d /'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's argument."""
-    parser.usage = "hpcrun completion bash|zsh|fish"
-    parser.add_argument("shell", metavar="bash|zsh|fish", nargs="?", help="the shell")
+    parser.usage = "hpcrun completion bash|zsh"
+    parser.add_argument("shell", metavar="bash|zsh", nargs="?", help="the shell")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the completion."""
     shell = require_subcommand("completion", arguments.shell, _SHELLS, "shell")
-    say(*(_fish() if shell == "fish" else [*_zsh_start(shell), *_bash()]))
+    say(*(_ZSH if shell == "zsh" else ()), *_bash())
     return 0
 
 
 @dataclass(frozen=True)
 class _Command:
-    """Words of a command: help by option, values by option, other words, and if it takes a run."""
+    """Words of a command: values by option, other words, and if it takes a run."""
 
-    options: dict[str, str]
     values: dict[str, list[str]]
     words: list[str]
     runs: bool
@@ -56,27 +58,16 @@ def _commands() -> dict[str, _Command]:
     for name in COMMANDS.keys() - _INTERNAL:
         parser = Parser(name, None)
         importlib.import_module(f"hpcrun.cli.commands.{name}").add_arguments(parser)
-        options, values, words, runs = dict[str, str](), dict[str, list[str]](), list[str](), False
+        values, words, runs = dict[str, list[str]](), list[str](), False
         for action in parser._actions:
             metavar = str(action.metavar or "")
             runs = runs or (not action.option_strings and "RUN" in metavar)
             words += keys if action.dest == "overrides" else []
             words += metavar.split("|") if "|" in metavar and metavar.islower() else []
             for option in action.option_strings:
-                options[option] = str(action.help)
                 values[option] = [str(choice) for choice in action.choices or ()]
-        found[name] = _Command(options, values, words, runs)
+        found[name] = _Command(values, words, runs)
     return dict(sorted(found.items()))
-
-
-def _zsh_start(shell: str) -> list[str]:
-    """Return the lines with which zsh understands the completion of bash."""
-    if shell == "bash":
-        return []
-    return [
-        "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }",
-        "autoload -Uz bashcompinit && bashcompinit",
-    ]
 
 
 def _bash() -> Iterator[str]:
@@ -97,7 +88,7 @@ def _bash() -> Iterator[str]:
             if values:
                 yield f'    "{name} {option}") words="{" ".join(values)}" ;;'
     for name, command in commands.items():
-        words = " ".join([*command.options, *command.words])
+        words = " ".join([*command.values, *command.words])
         yield f'    "{name} "*) words="{words}{" $(_hpcrun_runs)" if command.runs else ""}" ;;'
     yield "    esac; fi"
     # Not compgen: that of zsh does not compare with the word.
@@ -106,25 +97,3 @@ def _bash() -> Iterator[str]:
     yield '    if [[ "${COMPREPLY[0]}" == *= ]]; then compopt -o nospace 2>/dev/null; fi'
     yield "}"
     yield "complete -o default -F _hpcrun hpcrun"
-
-
-def _fish() -> Iterator[str]:
-    commands = _commands()
-    # fish's own __fish_use_subcommand would take the host for a command.
-    yield "function __hpcrun_command; set -l words (commandline -opc)"
-    yield "    test (count $words) -gt 1; and string match -q -- '--host=*' $words[2]; and set -e words[2]"
-    yield "    test (count $words) -gt 2; and test $words[2] = --host; and set -e words[2..3]"
-    yield "    test (count $words) = 1; end"
-    yield "complete -c hpcrun -n __fish_is_first_token -l host -x -d 'run the command on this host'"
-    yield f"complete -c hpcrun -f -n __hpcrun_command -a {shlex.quote(' '.join(commands))}"
-    for name, command in commands.items():
-        start = f"complete -c hpcrun -n '__fish_seen_subcommand_from {name}'"
-        if command.words:
-            yield f"{start} -a {shlex.quote(' '.join(command.words))}"
-        if command.runs:
-            yield f"{start} -a {shlex.quote(f'(sh -c {shlex.quote(_LIST)})')}"
-        for option, about in command.options.items():
-            kind, word = ("l", option[2:]) if option.startswith("--") else ("s", option[1:])
-            values = command.values[option]
-            choice = f" -x -a {shlex.quote(' '.join(values))}" if values else ""
-            yield f"{start} -{kind} {word} -d {shlex.quote(about)}{choice}"

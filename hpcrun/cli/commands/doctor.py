@@ -31,8 +31,7 @@ from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
-from hpcrun.run.replaced_nodes import replaced_now
-from hpcrun.run.slow_nodes import slow_now
+from hpcrun.run.slow_nodes import replaced_now, slow_now
 from hpcrun.slurm.launch import jobs
 
 

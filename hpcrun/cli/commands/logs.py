@@ -13,7 +13,6 @@ not name their rank are marked with the node.
 """
 
 import argparse
-import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,17 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--tail", type=_count, metavar="LINES", help="begin with the last LINES lines"
     )
-    parser.add_argument(
-        "--grep", metavar="REGEX", help="only lines that match this Python regular expression"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log, and follow it with --follow."""
     rank = _rank(arguments.rank)
-    pattern = _pattern(arguments.grep)
     directory = find_run(arguments)
-    reader = _Reader(directory, rank, pattern)
+    reader = _Reader(directory, rank)
     _require_log(directory, rank, reader, arguments.follow)
     try:
         reader.tell(arguments.follow, arguments.tail)
@@ -80,10 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
 class _Reader:
     """Reads a run's logs, attempt by attempt."""
 
-    def __init__(
-        self, run: RunDirectory, rank: int | None, pattern: "re.Pattern[str] | None"
-    ) -> None:
-        self._run, self._rank, self._pattern = run, rank, pattern
+    def __init__(self, run: RunDirectory, rank: int | None) -> None:
+        self._run, self._rank = run, rank
         self.per_file = _ranks_of_a_file(run)
         self._steps = StepTimes(run.metrics)
         self._logs: dict[tuple[Attempt, Path], tuple[RankLog | BatchLog, Tail]] = {}
@@ -166,11 +159,7 @@ class _Reader:
         return [path for path in files if path.name == wanted]
 
     def _chosen(self, lines: Iterable[MergedLine]) -> Iterator[MergedLine]:
-        for line in lines:
-            if self._rank is not None and line.rank not in (None, self._rank):
-                continue
-            if self._pattern is None or self._pattern.search(line.text):
-                yield line
+        return (line for line in lines if self._rank is None or line.rank in (None, self._rank))
 
     def _say(self, lines: Iterable[MergedLine]) -> None:
         shown: list[str] = []
@@ -198,15 +187,6 @@ def _rank(text: str) -> int | None:
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"--rank {text}: give the number of a rank, or all")
     return int(text)
-
-
-def _pattern(text: str | None) -> "re.Pattern[str] | None":
-    if text is None:
-        return None
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise UserError(f"--grep {text}: not a regular expression: {error}") from None
 
 
 def _count(text: str) -> int:

@@ -1,19 +1,18 @@
 """Plot loss, learning rate, throughput and goodput of one or several runs.
 
 RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
-`hpcrun aggregate`. The plots go to the terminal; with -o also into a file.
-Runs that differ in their configs have the values in their names. With --by
-there is one curve for each value of a key: the mean of the finished runs, or
-of all runs if none has finished. In a file it has a band, the 95% t-interval.
+`hpcrun aggregate`. Runs that differ in their configs have the values in their
+names. With --by there is one curve for each value of a key: the mean of the
+finished runs, or of all runs if none has finished. `hpcrun report` draws
+pictures.
 
   hpcrun plot gpt-7
-  hpcrun plot runs/sweep-3 --by train.lr --metric validation_loss -o sweep-3.pdf
+  hpcrun plot runs/sweep-3 --by train.lr --metric validation_loss
 """
 
 import argparse
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.cli.arguments import add_runs_dir, keys, runs_dir
@@ -34,9 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="+", metavar="RUN", help="run directories, folders, names, or one .h5 file"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="also write FILE: .png, .pdf or .svg"
-    )
-    parser.add_argument(
         "--metric",
         action="append",
         metavar="NAME",
@@ -52,23 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plots, and write the file."""
+    """Print the plots."""
     from hpcrun.results import require
 
     if not 3 <= arguments.height <= 100:
         raise UserError(f"--height {arguments.height}: should be 3 to 100")
-    require("report", "matplotlib", "scipy")
+    require("report", "scipy")
     from hpcrun.results.groups import known_metrics
-    from hpcrun.results.report.plotting import (
-        default_metrics,
-        require_place,
-        save_plot,
-        terminal_lines,
-    )
+    from hpcrun.results.report.plotting import default_metrics, terminal_lines
     from hpcrun.results.report.runs import iterate_runs, open_results
 
-    if arguments.output is not None:
-        require_place(arguments.output)
     with open_results(arguments.runs, runs_dir(arguments)) as store:
         known = known_metrics(store)
         runs = list(iterate_runs(store))
@@ -85,9 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
         what = "runs: the terminal shows" if by is None else "values: the terminal shows"
         say(f"{len(series)} {what} the first {_MOST_RUNS}; `hpcrun report` shows all")
     say(*terminal_lines(series[:_MOST_RUNS], metrics, width, arguments.height))
-    if arguments.output is not None:
-        save_plot(series, metrics, arguments.output)
-        say(f"{arguments.output}: {len(runs)} run{'s' * (len(runs) > 1)}")
     return 0
 
 
@@ -111,12 +97,7 @@ def _by(runs: Sequence["ReportedRun"], by: Sequence[str]) -> "list[Series]":
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(" ".join(_values(run.config, by)) or "without", []).append(run)
-    found = []
-    for name, group in groups.items():
-        finished = [run for run in group if run.state == "finished"]
-        others = [run for run in group if finished and run not in finished]
-        found.append(Series(name, finished or group, others))
-    return found
+    return [Series(name, group) for name, group in groups.items()]
 
 
 def _values(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:

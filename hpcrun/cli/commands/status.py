@@ -24,13 +24,10 @@ from hpcrun.api.overview import Overview, folded
 from hpcrun.cli.arguments import add_runs_dir, runs_dir
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs_table import (
-    SORTS,
     STATES,
     Row,
     chosen,
     fold,
-    in_order,
-    period,
     table_lines,
     wanted_states,
 )
@@ -54,12 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", metavar="GLOB", help="only names that match, such as 'gpt-*' or 'sweep/*'"
     )
-    parser.add_argument(
-        "--since", metavar="TIME", help="only runs active within this time: 30m, 12h, 2d"
-    )
-    parser.add_argument(
-        "--sort", choices=tuple(SORTS), metavar="KEY", help=f"sort by {', '.join(SORTS)}"
-    )
     add_runs_dir(parser)
 
 
@@ -81,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif not rows:
         states = " or ".join(sorted(table.states or ()))
         what = f"no runs are {states}" if states else "there are no runs"
-        fits = " that match --name and --since" if arguments.name or arguments.since else ""
+        fits = " that match --name" if arguments.name else ""
         say(f"hpcrun: {what}{fits} in {runs_dir(arguments)}; `hpcrun submit` starts one")
     else:
         _print(rows, arguments)
@@ -94,19 +85,17 @@ class _Table:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments, self._folder = arguments, runs_dir(arguments)
-        self.states, self._since = wanted_states(arguments.state), period(arguments.since)
+        self.states = wanted_states(arguments.state)
         if not arguments.runs and arguments.runs_dir is not None and not self._folder.is_dir():
             raise RunError(
                 f"{self._folder}: no such directory; name one that holds runs with --runs-dir"
             )
-        self._overview = Overview((), whole=len(arguments.runs) == 1)
+        self._overview = Overview(())
         self.notes: list[str] = []
-        self.live_first = arguments.sort is None
 
     def look(self) -> list[dict[str, Any]]:
-        """Return the rows, filtered, folded and sorted."""
-        given = self._arguments
-        selection = chosen(given.runs, self._folder, given.name, self._since)
+        """Return the rows, filtered and folded."""
+        selection = chosen(self._arguments.runs, self._folder, self._arguments.name)
         self._overview.entries = selection.entries
         rows = self._overview.look()
         self.notes = []
@@ -120,7 +109,7 @@ class _Table:
                 self.notes.append(f"{name}: {folded(name, of_sweep, self._folder)['says']}")
         if not self._overview.answered:
             self.notes.append(f"hpcrun: {_SILENT}")
-        return in_order([row for row in rows if self._fits(row)], given.sort)
+        return [row for row in rows if self._fits(row)]
 
     def _fits(self, row: dict[str, Any]) -> bool:
         found = row["counts"] if row["kind"] == "sweep" else (row["state"],)
@@ -192,7 +181,7 @@ def _watch(table: _Table) -> int:
     with full_screen() as screen, contextlib.suppress(KeyboardInterrupt):
         while True:
             begun = time.monotonic()
-            rows = sorted(table.look(), key=_place) if table.live_first else table.look()
+            rows = sorted(table.look(), key=_place)
             slow = any(row["executor"] == "slurm" for row in rows)
             every = _EVERY_SLURM if slow else _EVERY_LOCAL
             every = max(every, _SHARE * (time.monotonic() - begun))
@@ -222,6 +211,6 @@ def _page(
     room = max(1, lines - 2 - len(notes))
     page = [(heading, "bold"), *zip(table[:room], styles, strict=False)]
     if len(table) > room:
-        more = f"… {len(table) - room + 1} more: choose with --state, --name or --since"
+        more = f"… {len(table) - room + 1} more: choose with --state or --name"
         page[-1] = (more, "dim")
     return [*page, *((note, "dim") for note in notes), (footer, "dim")]

@@ -45,13 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where to run it")
     add_options(where, Job)
     where.add_argument(
-        "--after",
-        action="append",
-        default=[],
-        metavar="RUN",
-        help="start when that run has finished; may be given several times",
-    )
-    where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
     )
     add_continuing(what, snapshot=False)
@@ -103,11 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = plan_submission(request_of(arguments))
     if arguments.dry_run:
         plan.require_packages()
-        if plan.replaced:
-            from hpcrun.api.submission.handover import refuse_live
-
-            refuse_live(plan.run)
-        return _show(plan, _waiting(plan), arguments.json)
+        return _show(plan, arguments.json)
     return start(plan, arguments)
 
 
@@ -130,7 +119,7 @@ def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
         raise UserError("--json shows no training; omit it with --executor debug")
     submitted = plan.carry_out()
     if executor == "prepared":
-        return _say_prepared(run, _waiting(plan), arguments.json)
+        return _say_prepared(run, plan.config, arguments.json)
     if submitted is None:
         from hpcrun.api.submission.handover import run_here
 
@@ -145,16 +134,6 @@ def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
     from hpcrun.cli.follow import follow
 
     return follow(run, plan.config, stop_on_interrupt=local)
-
-
-def _waiting(plan: SubmissionPlan) -> Config:
-    """Return the config with a job that waits for the runs of --after."""
-    after = plan.waits_for()
-    if not after:
-        return plan.config
-    from hpcrun.slurm.launch.stopping import with_dependency
-
-    return with_dependency(plan.config, after)
 
 
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
@@ -182,8 +161,8 @@ def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> i
     return 0
 
 
-def _show(plan: SubmissionPlan, config: Config, as_json: bool) -> int:
-    run, executor = plan.run, plan.executor
+def _show(plan: SubmissionPlan, as_json: bool) -> int:
+    run, config, executor = plan.run, plan.config, plan.executor
     script, text = submission.preview(run, config, executor), to_yaml(config, mask=True)
     if as_json:
         shown = {"run": str(run.path), "executor": executor, "script": script}
@@ -192,10 +171,6 @@ def _show(plan: SubmissionPlan, config: Config, as_json: bool) -> int:
     say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")
     if plan.finished is not None:
         say("# it is finished already: nothing would be submitted")
-    elif plan.replaced:
-        from hpcrun.api.submission.continuing import shortened
-
-        say(f"# no step of its config was saved; replaced: {shortened(plan.replaced)}")
     say(f"# executor: {executor}", "", *script.split("\n"), f"# {run.config}")
     say(*text.rstrip("\n").split("\n"))
     return 0

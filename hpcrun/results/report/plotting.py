@@ -1,28 +1,19 @@
-"""The plots of `hpcrun plot`: in the terminal, and as one file drawn by matplotlib."""
+"""The plots of `hpcrun plot` in the terminal."""
 
 from __future__ import annotations
 
-import io
-import logging
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from hpcrun.errors import UserError
-from hpcrun.results.report.drawing import COLORS, GRAY, label, metric_label, wants_log
-from hpcrun.results.report.runs import ReportedRun, require_file_place
-from hpcrun.results.statistics import half_width
-from hpcrun.run.files import write_atomic
+from hpcrun.results.report.drawing import label, metric_label, wants_log
+from hpcrun.results.report.runs import ReportedRun
 
-FORMATS = (".png", ".pdf", ".svg")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _BAR = 24
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -31,24 +22,21 @@ _GUTTER = 10
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that share a curve: those of the mean, and those that do not count."""
+    """Runs that share a curve."""
 
     name: str
-    counting: Sequence[ReportedRun]
-    others: Sequence[ReportedRun] = ()
-
-    @property
-    def runs(self) -> list[ReportedRun]:
-        """All runs."""
-        return [*self.counting, *self.others]
+    runs: Sequence[ReportedRun]
 
     def curve(self, metric: str) -> Curve:
-        """Return the curve of a run, or the mean of several runs over the range that all share.
+        """Return the curve of a run, or the mean of the finished runs, or of all if none has finished.
+
+        The mean covers the range that all its runs share.
 
         A curve has a value between two of its points by linear interpolation. Outside the shared range
         the mean would be of other runs than inside.
         """
-        known = [run.series(metric) for run in self.counting]
+        finished = [run for run in self.runs if run.state == "finished"]
+        known = [run.series(metric) for run in finished or self.runs]
         known = [(x, y) for x, y in known if len(x)]
         if len(known) < 2:
             return Curve(self.name, *(known[0] if known else (np.empty(0), np.empty(0))))
@@ -56,17 +44,16 @@ class Series:
         low, high = max(x[0] for x, _ in known), min(x[-1] for x, _ in known)
         grid = grid[(grid >= low) & (grid <= high)]
         values = np.array([np.interp(grid, x, y) for x, y in known])
-        return Curve(self.name, grid, values.mean(axis=0), half_width(values))
+        return Curve(self.name, grid, values.mean(axis=0))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points in the order of x. ``half``: half of the t-interval of a mean."""
+    """Points in the order of x."""
 
     name: str
     x: NDArray[np.float64]
     y: NDArray[np.float64]
-    half: NDArray[np.float64] | None = None
 
 
 def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
@@ -95,78 +82,6 @@ def terminal_lines(
             lines.append(f"  without {metric}: {', '.join(without)}")
         lines.append("")
     return [*lines, *_goodput_lines([run for one in series for run in one.runs])]
-
-
-def require_place(path: Path) -> None:
-    """Raise UserError if the file cannot be written.
-
-    Raises:
-        UserError: the suffix is unknown, or the folder is missing.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"{path}: should end in .png, .pdf or .svg")
-    require_file_place(path, "plot.png")
-
-
-def save_plot(series: Sequence[Series], metrics: Sequence[str], path: Path) -> None:
-    """Write curves of ``metrics`` as one PNG, PDF or SVG, atomically; a mean has a band, its 95% t-interval.
-
-    Raises:
-        UserError: no run has anything to draw.
-        OSError: the disk refused.
-    """
-    if not metrics:
-        raise UserError(f"{path}: no run has metrics; nothing was drawn")
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
-    rows = -(-len(metrics) // 2)
-    own = str(files("hpcrun.results.report").joinpath("report.mplstyle"))
-    # The ticks of a loss of 1e308 overflow, without harm.
-    with matplotlib.style.context(own), warnings.catch_warnings(), np.errstate(all="ignore"):
-        # Few machines have all fonts of the style.
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure = Figure(figsize=(8.6, 2.3 * rows + 0.5), layout="constrained")
-        axes = list(figure.subplots(rows, 2, squeeze=False).flat)
-        for panel, metric in zip(axes, metrics, strict=False):
-            _draw_curves(panel, metric, series)
-        for spare in axes[len(metrics) :]:
-            spare.set_axis_off()
-        if len(series) > 1:
-            names = [
-                f"{label(one.name, 56)}  (n={len(one.counting)})" for one in series[: len(COLORS)]
-            ]
-            if len(series) > len(COLORS):
-                names.append(f"{len(series) - len(COLORS)} more")
-            lines = axes[0].get_lines()[: len(names)]
-            figure.legend(lines, names, loc="outside lower left", ncols=2)
-        kind = path.suffix.removeprefix(".").lower()
-        stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-        whole = io.BytesIO()
-        figure.savefig(whole, format=kind, dpi=200, facecolor="white", metadata=stamp[kind])
-    # Figures are for others too, so the umask decides who may read them.
-    write_atomic(path, whole.getvalue(), mode=0o666)
-
-
-def _draw_curves(axes: Any, metric: str, series: Sequence[Series]) -> None:
-    """Draw a line for each series, without points if it lacks ``metric``; gray after the last color."""
-    values = []
-    for at, one in enumerate(series):
-        color, width = (COLORS[at], 1.6) if at < len(COLORS) else (GRAY, 0.7)
-        curve = one.curve(metric)
-        x, y, dot = curve.x, curve.y, "o" if len(curve.x) == 1 else None
-        axes.plot(x, y, color=color, lw=width, marker=dot, zorder=3 if at < len(COLORS) else 2)
-        if curve.half is not None:
-            axes.fill_between(x, y - curve.half, y + curve.half, color=color, alpha=0.18, lw=0)
-        values.append(y)
-    whole = np.concatenate(values)
-    if wants_log(whole):
-        axes.set_yscale("log")
-        # The lower end of an interval may be below zero, which a logarithmic axis cannot show.
-        axes.set_ylim(whole.min() / 1.3, whole.max() * 1.3)
-    axes.set_xlabel("step")
-    axes.set_ylabel(label(metric_label(metric)))
 
 
 def _lettered(items: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -64,13 +64,6 @@ def current_job(run: RunDirectory, read: Reader = read_events) -> tuple[str, str
     return next(((executor, job) for job, executor in reversed(executors.items())), None)
 
 
-def waited_for(run: RunDirectory, read: Reader = read_events) -> list[RunDirectory]:
-    """Return the runs for which the newest submission of ``run`` waits."""
-    reported = [event.fields for event in read(run) if event.what == "submitted"]
-    named = reported[-1].get("after", []) if reported else []
-    return [RunDirectory(Path(path)) for path in named if Path(path).is_dir()]
-
-
 def states(
     runs: Iterable[RunDirectory],
     read: Reader = read_events,
@@ -175,8 +168,6 @@ def _state(
         return ended
     if word == "CANCELLED" or (not word and was_cancelled(read(run), job_id)):
         detail = "cancelled; `hpcrun resume` continues it"
-        if waited_for(run, read) and _by_events(read(run)) == "pending":
-            detail = "cancelled while it waited for another run; `hpcrun resume` continues it"
         return RunState("cancelled", detail, False, executor, job_id)
     if word == "COMPLETED":
         detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"

@@ -1,20 +1,14 @@
 """Cancel, kill or preempt a run's job, on any executor."""
 
 import contextlib
-import signal
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from hpcrun import slurm
-from hpcrun.config import Config, load_resolved
+from hpcrun.config import load_resolved
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.files import read_json
-from hpcrun.slurm.launch import jobs
-from hpcrun.slurm.launch import submission as without_scheduler
-from hpcrun.slurm.launch.jobs import pauses, state
+from hpcrun.slurm.launch.jobs import state
 from hpcrun.slurm.launch.slurm_jobs import has_opened, kill_steps
 from hpcrun.slurm.local import job_files
 
@@ -26,7 +20,9 @@ def cancel(run: RunDirectory) -> str:
         LaunchError: the run is not running, or the scheduler refused.
     """
     executor, job, waiting = _live_job(run)
-    if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
+    if executor == "local":
+        job_files.send(run.job_logs(job), job_files.CANCEL)
+    else:
         _checked(slurm.scancel_command(job))
         note_cancelled(run, job)
     if waiting:
@@ -52,7 +48,8 @@ def kill(run: RunDirectory) -> str:
             "there, it stops writing once another job has the run"
         )
     executor, job, waiting = _live_job(run)
-    if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
+    if executor == "local":
+        job_files.send(run.job_logs(job), job_files.KILL)
         return f"job {job}: killed"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
     ranks = not waiting and has_opened(run, job)
@@ -86,11 +83,11 @@ def preempt(run: RunDirectory) -> str:
     name = config.warn_signal
     # Recorded first: the ranks may end before this program continues.
     record_event(run, "preempted", attempt=_newest(run, job))
-    if not _told_here(run, executor, job, job_files.PREEMPT, signal.Signals[f"SIG{name}"]):
+    if executor == "local":
+        job_files.send(run.job_logs(job), job_files.PREEMPT)
+    else:
         _checked(slurm.scancel_command(job, signal=name))
     saves = "" if config.command else "saves and "
-    if executor == "direct":
-        return f"{job}: SIG{name} to rank 0; it {saves}stops, and nothing restarts it"
     return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
 
 
@@ -131,28 +128,11 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
             "another cluster; run the command there, or, if that cluster is gone for good, write "
             "the job off with `hpcrun cancel --now`"
         )
-    if now.executor == "debug":
-        raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
+    if now.executor in ("debug", "direct"):
+        raise LaunchError(
+            f"{run.name}: has no job ({now.job} runs {now.detail}); end it there with Ctrl-C"
+        )
     return now.executor, now.job, now.word == "pending"
-
-
-def _told_here(
-    run: RunDirectory, executor: str, job: str, controller: signal.Signals, rank: signal.Signals
-) -> bool:
-    """Send ``controller`` to the local cluster's controller, or ``rank`` to rank 0 of a job started by hand.
-
-    Returns whether the job is one of these two; False for a Slurm job.
-
-    Raises:
-        LaunchError: no process is there to receive the signal.
-    """
-    if executor == "local":
-        job_files.send(run.job_logs(job), controller)
-    elif executor == "direct":
-        without_scheduler.send(run, rank)
-    else:
-        return False
-    return True
 
 
 def _newest(run: RunDirectory, job: str) -> Attempt:
@@ -169,74 +149,3 @@ def _checked(command: list[str]) -> None:
     done = slurm.run(command)
     if done.returncode != 0:
         raise LaunchError(f"{command[0]}: {' '.join(done.stderr.split())}")
-
-
-_POLL = 1.0
-
-
-def unfinished_runs(runs: Sequence[RunDirectory], executor: str) -> list[RunDirectory]:
-    """Return those of ``runs`` that have not finished yet.
-
-    Args:
-        executor: the executor of the waiting job.
-
-    Raises:
-            LaunchError: a run has no job and so never finishes, or the job cannot wait for it there.
-    """
-    waiting = []
-    for run, now in zip(runs, jobs.states(runs), strict=True):
-        if _finished(run) and not now.live:
-            continue
-        if not now.live:
-            raise LaunchError(
-                f"--after {run.name}: has not finished and does not run ({now.word}); continue it first "
-                f"with `hpcrun resume {run.name}`, or submit without --after"
-            )
-        if executor == "debug" or (now.executor == "slurm") != (executor in ("slurm", "prepared")):
-            raise LaunchError(
-                f"--after {run.name}: runs on {now.executor}, where a job of {executor} cannot wait for "
-                "it; choose the same --executor"
-            )
-        if now.cluster is not None:
-            raise LaunchError(
-                f"--after {run.name}: runs on cluster {now.cluster}, and Slurm has no dependencies between "
-                "clusters; submit on that cluster, or without --after"
-            )
-        waiting.append(run)
-    return waiting
-
-
-def with_dependency(config: Config, runs: Sequence[RunDirectory]) -> Config:
-    """Return ``config`` with a Slurm job that starts when the jobs of ``runs`` have ended with exit code 0.
-
-    A requeued job has not ended, so its restarts are waited for (sbatch(1), --dependency). If a job
-    fails, the waiting job is cancelled; otherwise it would wait forever.
-    """
-    if not runs:
-        return config
-    given = [job for run in runs if (job := jobs.current_job(run))]
-    depends = "--dependency=" + ",".join(f"afterok:{job}" for _, job in given)
-    options = [*config.job.sbatch_args, depends, "--kill-on-invalid-dep=yes"]
-    return config.model_copy(update={"job": config.job.model_copy(update={"sbatch_args": options})})
-
-
-def wait_for_runs(paths: Sequence[str], given_up: Callable[[], bool]) -> str | None:
-    """Wait until the runs at ``paths`` have finished; return None, or the reason why they never will.
-
-    Args:
-        given_up: returns True if the waiting job was cancelled.
-    """
-    for run in map(RunDirectory, map(Path, paths)):
-        executor, _ = jobs.current_job(run) or (None, "")
-        pause = pauses(executor, _POLL)
-        while jobs.state(run).live:
-            if given_up():
-                return "cancelled while it waited"
-            time.sleep(next(pause))
-        if not _finished(run):
-            return f"{run.name}, which it waited for, has not finished"
-    return None
-
-
-def _finished(run: RunDirectory) -> bool:
-    return (read_json(run.result) or {}).get("state") == "finished"

@@ -1,12 +1,10 @@
 """From a run directory to a job: choose the executor and submit.
 
-Rank 0 records its process in the run's event log. Nothing restarts such a run, so its state is that of the
-process, and the only request is a signal, which rank 0 passes to the other ranks by agreement.
+Rank 0 of a run that a person started by hand records its process in the run's event log. Nothing restarts
+such a run, so its state is that of the process.
 """
 
-import os
 import shutil
-import signal
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -87,16 +85,8 @@ def own_cluster() -> str | None:
     return slurm.parse_cluster_name(shown)
 
 
-def submit(
-    run: RunDirectory,
-    config: Config,
-    executor: ExecutorName,
-    after: Sequence[RunDirectory] = (),
-) -> Submitted:
+def submit(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitted:
     """Start a job for ``run`` and log it.
-
-    Args:
-        after: runs that must finish first.
 
     Raises:
         LaunchError: the scheduler refused; the text has its message.
@@ -104,18 +94,17 @@ def submit(
     """
     from hpcrun.run.events import record_event
 
-    facts: dict[str, Any] = {"after": [str(other.path) for other in after]} if after else {}
+    facts: dict[str, Any] = {}
     if executor == "slurm":
         from hpcrun.slurm.launch.slurm_submission import submit_slurm
-        from hpcrun.slurm.launch.stopping import with_dependency
 
         # Query the cluster's name first: the event must follow the submission without a pause.
         if (cluster := own_cluster()) is not None:
             facts["cluster"] = cluster
-        handed = submit_slurm(run, with_dependency(config, after))
+        handed, begin = submit_slurm(run, config), None
         facts["name"] = job_name(run, config.job)
     else:
-        handed = submit_local(run, config, after)
+        handed, begin = submit_local(run, config)
     try:
         record_event(
             run,
@@ -129,6 +118,8 @@ def submit(
     except OSError as error:
         take_back(run, handed, error)
         raise
+    if begin is not None:
+        begin()
     return handed
 
 
@@ -146,23 +137,7 @@ def process_state(run: RunDirectory, read: Reader = read_events) -> tuple[str, s
     if host != socket.gethostname():
         ended = any(event.what == "ended" and event.attempt == opened.attempt for event in events)
         return ("", "") if ended else ("RUNNING", f"on {host}, according to its files")
-    return ("RUNNING", "started by hand") if _process(opened) else ("", "")
-
-
-def send(run: RunDirectory, number: signal.Signals) -> None:
-    """Send ``number`` to rank 0 of the attempt that opened ``run`` last.
-
-    Raises:
-        LaunchError: rank 0 runs on another host, or has ended.
-    """
-    opened = _opened(read_events(run))
-    host = opened.fields.get("host") if opened else None
-    if host is not None and host != socket.gethostname():
-        raise LaunchError(f"{run.name}: was started by hand on {host}; run the command there")
-    process = opened and _process(opened)
-    if not process:
-        raise LaunchError(f"{run.name}: its rank 0 has ended; nothing was done")
-    os.kill(process.pid, number)
+    return ("RUNNING", "in the terminal that started it") if _process(opened) else ("", "")
 
 
 def _opened(events: Sequence[Event]) -> Event | None:

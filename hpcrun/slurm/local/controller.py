@@ -34,6 +34,7 @@ from hpcrun.slurm.local.job_files import (
     is_withdrawn,
     job_environment,
     own_status,
+    released,
     step_environment,
     write_status,
 )
@@ -270,17 +271,11 @@ class NodeSetupFailed(Exception):
 def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
     """Run attempts until the last; return the job's final state and its number of restarts."""
     number = Attempt(request.job_id, 0)
-    if is_withdrawn(Path(request.folder)):
+    begins = None
+    while begins is None and not orders.cancel:
+        begins = released(_TICK)
+    if not begins or is_withdrawn(Path(request.folder)):
         return "CANCELLED", 0
-    if request.wait_for:
-        # The imports of this command are heavy, and no other controller needs them.
-        from hpcrun.slurm.launch.stopping import wait_for_runs
-
-        say(f"waits for {', '.join(request.wait_for)}")
-        why = wait_for_runs(request.wait_for, lambda: orders.cancel)
-        if why is not None:
-            say(why)
-            return "CANCELLED", 0
     end, keepers = _end_of(request), _Keepers(request)
     while True:
         attempt = LocalAttempt(request, number, orders, end)

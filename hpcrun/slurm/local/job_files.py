@@ -1,8 +1,11 @@
-"""A job of the local cluster as files in the run's logs: request, state, and the controller's pid."""
+"""A job of the local cluster as files in the run's logs, and the processes that work on it."""
 
 import os
+import select
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any, Literal
 from hpcrun.errors import LaunchError
 from hpcrun.run.attempt import IN_PLACE, Attempt
 from hpcrun.run.files import read_json, write_json
+from hpcrun.slurm.environment import scrub
 
 State = Literal["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED"]
 
@@ -33,8 +37,7 @@ class JobRequest:
     ``warn_signal``: the signal of that warning and of a preemption, such as USR2.
     ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once per node;
     ``preflight``: the command that checks this machine after that.
-    ``wait_for``: the run directories that must finish first. ``devices``: the GPUs to assign, an equal
-    number to each node, or None for a CPU job.
+    ``devices``: the GPUs to assign, an equal number to each node, or None for a CPU job.
     """
 
     job_id: str
@@ -51,7 +54,6 @@ class JobRequest:
     setup: Sequence[str]
     env: dict[str, str]
     after: Sequence[str]
-    wait_for: Sequence[str] = ()
     node_setup: Sequence[str] = ()
     preflight: Sequence[str] = ()
     warn_signal: str = "USR2"
@@ -65,6 +67,11 @@ class JobRequest:
     def path(self) -> Path:
         """The file of the request."""
         return Path(self.folder) / "request.json"
+
+    @property
+    def controller_log(self) -> Path:
+        """The output of the controller."""
+        return Path(self.folder) / "controller.log"
 
     @classmethod
     def read(cls, path: Path) -> "JobRequest":
@@ -114,6 +121,36 @@ def read_status(folder: Path) -> JobStatus | None:
         return None if value is None else JobStatus(**value)
     except TypeError:
         return None
+
+
+def start_controller(request: JobRequest) -> "subprocess.Popen[bytes]":
+    """Start the controller of a job, which waits for :func:`release`; raises OSError if it cannot start."""
+    return start_process("controller", request.write(), request.controller_log)
+
+
+def start_process(module: str, file: Path, log_file: Path) -> "subprocess.Popen[bytes]":
+    """Start a module of this package with ``file``, as a process that outlives this one."""
+    with log_file.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", f"hpcrun.slurm.local.{module}", str(file)],
+            env=scrub(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def release(process: "subprocess.Popen[bytes]") -> None:
+    """Let the jobs of ``process`` begin; raises OSError if it has ended."""
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(b"\n")
+
+
+def released(wait: float) -> bool | None:
+    """Return True after :func:`release`, False if the submitter ended before, None after ``wait`` seconds."""
+    return bool(os.read(0, 1)) if select.select([0], [], [], wait)[0] else None
 
 
 def is_alive(status: JobStatus) -> bool:

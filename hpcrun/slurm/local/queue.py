@@ -6,7 +6,6 @@ hpcrun.slurm.local.queue FILE``, in a new session.
 """
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from typing import Any
 
 from hpcrun.errors import LaunchError
 from hpcrun.run.files import read_json
-from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.local.controller import tell
 from hpcrun.slurm.local.job_files import (
     JobRequest,
@@ -27,6 +25,9 @@ from hpcrun.slurm.local.job_files import (
     is_withdrawn,
     own_status,
     read_status,
+    release,
+    released,
+    start_controller,
     write_status,
 )
 
@@ -44,6 +45,7 @@ class Queue:
         self._limits = limits
         self._running: list[tuple[JobRequest, subprocess.Popen[bytes]]] = []
         self.stopping = False
+        self._released: bool | None = None
 
     def run(self) -> None:
         """Run until no job is left."""
@@ -53,8 +55,11 @@ class Queue:
             # A full disk or a full process table may be temporary: the next round tries again.
             with contextlib.suppress(OSError):
                 self._reap()
+                if self._released is None:
+                    self._released = released(0.0)
+                    self.stopping |= self._released is False
                 self._drop_withdrawn()
-                while self._waiting and self._has_room(self._waiting[0]):
+                while self._released and self._waiting and self._has_room(self._waiting[0]):
                     self._start(self._waiting[0])
                     self._waiting.popleft()
             time.sleep(_TICK)
@@ -85,17 +90,9 @@ class Queue:
             return
         devices = request.devices and self._free()[: len(request.devices)]
         mine = replace(request, devices=devices)
-        mine.write()
-        with (Path(request.folder) / "controller.log").open("ab") as log:
-            controller = subprocess.Popen(
-                [sys.executable, "-m", "hpcrun.slurm.local.controller", str(mine.path)],
-                env=scrub(os.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        controller = start_controller(mine)
         self._running.append((mine, controller))
+        release(controller)
 
     def _has_room(self, request: JobRequest) -> bool:
         if len(self._running) >= self._limits.at_once:

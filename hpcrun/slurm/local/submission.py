@@ -17,7 +17,6 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import make_numbered_folder, write_json
 from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.containers import Container, container_of, image_request
-from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
@@ -76,26 +75,28 @@ def refuse_task_counts(job: Job) -> None:
         )
 
 
-def submit_local(
-    run: RunDirectory,
-    config: Config,
-    after: Sequence[RunDirectory],
-    start: Callable[[JobRequest], None] | None = None,
-) -> Submitted:
-    """Start the job of ``run`` on this machine, after the runs ``after``.
+def submit_local(run: RunDirectory, config: Config) -> tuple[Submitted, Callable[[], None]]:
+    """Give the job of ``run`` to this machine.
 
-    Args:
-        start: called with the request instead of starting its controller.
+    Returns:
+        The job, and the function that lets it begin, for the time when the job is recorded. If this process
+        ends before, the job is cancelled.
 
     Raises:
-        LaunchError: the machine has fewer GPUs than the job asks for, or the controller does not begin.
+        LaunchError: the machine has fewer GPUs than the job asks for, or the controller does not start.
         OSError: the disk refuses.
     """
+    request = local_request(run, config)
+    return Submitted("local", request.job_id), start_job(request)
+
+
+def local_request(run: RunDirectory, config: Config) -> JobRequest:
+    """Return the request for the job of ``run``, with a new folder; raises as :func:`submit_local`."""
     job, own = config.job, [sys.executable, "-m", "hpcrun"]
     container = local_container(run, job)
     devices = local_devices(config)
     folder = new_job_folder(run.logs)
-    request = JobRequest(
+    return JobRequest(
         job_id=folder.name,
         folder=str(folder),
         command=worker(run, job),
@@ -114,10 +115,7 @@ def submit_local(
         preflight=[*own, "preflight", str(run.path), "--before-ranks"] if job.preflight else [],
         env={**container.env, **job.env},
         after=[*own, "finalize", str(run.path)],
-        wait_for=[str(other.path) for other in after],
     )
-    (start or start_job)(request)
-    return Submitted("local", request.job_id)
 
 
 def local_container(run: RunDirectory, job: Job) -> Container:
@@ -138,24 +136,21 @@ def worker(run: RunDirectory, job: Job) -> list[str]:
 def submit_local_sweep(
     folder: Path,
     runs: Sequence[tuple[RunDirectory, Config]],
-    after: Sequence[RunDirectory],
     at_once: int | None,
 ) -> tuple[list[str], Callable[[], None]]:
     """Give the elements of a sweep to this machine, ``at_once`` at a time.
 
     Returns:
-        The id of each job, and the function that starts the queue.
+        The id of each job, and the function that lets the jobs begin, as of :func:`submit_local`.
 
     Raises:
-        LaunchError: the process of the queue does not start; the function raises it.
+        LaunchError: the process of the queue does not start.
         OSError: the disk refuses.
     """
-    requests: list[JobRequest] = []
-    for run, config in runs:
-        submit_local(run, config, after, start=requests.append)
+    requests = [local_request(run, config) for run, config in runs]
     devices = visible_devices() if any(request.devices for request in requests) else []
     limits = QueueLimits(at_once or _sane_limit(requests), devices)
-    return [request.job_id for request in requests], partial(start_queue, folder, requests, limits)
+    return [request.job_id for request in requests], start_queue(folder, requests, limits)
 
 
 def _sane_limit(requests: Sequence[JobRequest]) -> int:
@@ -178,27 +173,29 @@ def new_job_folder(parent: Path) -> Path:
     return make_numbered_folder(parent, int(time.time()))
 
 
-def start_job(request: JobRequest) -> None:
-    """Start the controller of a job.
+def start_job(request: JobRequest) -> Callable[[], None]:
+    """Start the controller of a job; return the function that lets the job begin.
 
     Raises:
-        LaunchError: the controller does not begin.
+        LaunchError: the controller does not start.
         OSError: the disk refuses.
     """
-    request.write()
-    log = Path(request.folder) / "controller.log"
-    words = [sys.executable, "-m", "hpcrun.slurm.local.controller", str(request.path)]
-    _start(words, log, [request])
+    return _started(job_files.start_controller(request), request.controller_log, [request])
 
 
-def start_queue(folder: Path, requests: Sequence[JobRequest], limits: QueueLimits) -> None:
+def start_queue(
+    folder: Path, requests: Sequence[JobRequest], limits: QueueLimits
+) -> Callable[[], None]:
     """Start the process that runs the jobs one after the other, as many at a time as ``limits`` allow.
 
     Args:
         folder: where the process keeps its list and its log.
 
+    Returns:
+        The function that lets the jobs begin.
+
     Raises:
-        LaunchError: the process does not begin.
+        LaunchError: the process does not start.
         OSError: the disk refuses.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -206,21 +203,14 @@ def start_queue(folder: Path, requests: Sequence[JobRequest], limits: QueueLimit
     path = folder / f"{name}.json"
     jobs = [asdict(request) for request in requests]
     write_json(path, {"limits": asdict(limits), "jobs": jobs})
-    words = [sys.executable, "-m", "hpcrun.slurm.local.queue", str(path)]
-    _start(words, folder / f"{name}.log", requests)
+    log = folder / f"{name}.log"
+    return _started(job_files.start_process("queue", path, log), log, requests)
 
 
-def _start(words: Sequence[str], log_file: Path, requests: Sequence[JobRequest]) -> None:
-    """Start a process that outlives this one, and wait until each job has a first state."""
-    with log_file.open("ab") as log:
-        process = subprocess.Popen(
-            words,
-            env=scrub(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+def _started(
+    process: "subprocess.Popen[bytes]", log_file: Path, requests: Sequence[JobRequest]
+) -> Callable[[], None]:
+    """Wait until each job has a first state; return the function that lets the jobs begin."""
     deadline = time.monotonic() + _START_TIMEOUT + 0.1 * len(requests)
     for request in requests:
         while job_files.read_status(Path(request.folder)) is None:
@@ -233,3 +223,4 @@ def _start(words: Sequence[str], log_file: Path, requests: Sequence[JobRequest])
                     "free space and the processes of this machine"
                 )
             time.sleep(0.02)
+    return partial(job_files.release, process)

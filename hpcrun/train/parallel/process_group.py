@@ -117,7 +117,7 @@ def join_run(
         return setup_distributed(config, timeout=timeout)
     if config.rank == 0:
         allow_connections(config.world_size)
-    rendezvous_file = RendezvousFile(run, attempt, first=config.local_rank == 0)
+    rendezvous_file = RendezvousFile(run, attempt, ranks=config.world_size)
     ports = wanted_ports(os.environ, attempt.owner)
     config, store = meet(config, rendezvous_file, ports, interface=interface, timeout=timeout)
     os.environ.update(config.to_env_dict())
@@ -128,7 +128,6 @@ def join_run(
         world_size=config.world_size,
         timeout=datetime.timedelta(seconds=timeout),
     )
-    rendezvous_file.clear()
     return config
 
 

@@ -101,34 +101,13 @@ def test_a_reason_that_only_the_log_knows_is_waited_for(site: Site) -> None:
     site.answers(ENDING, late=site.log)
     found = ending_of(site.run, FIRST)
     assert CANCELLED in found.log
-    assert (found.view and found.view.state, found.word) == ("COMPLETING", "cancelled")
-
-
-def test_the_words_are_found_where_the_errors_go_elsewhere(site: Site) -> None:
-    errors = site.folder / "errors"
-    before = CANCELLED.replace(
-        "2026-11-21T19:48:15 ***", "2026-11-21T10:00:00 DUE TO PREEMPTION ***"
-    )
-    errors.write_text(f"{before}\n")
-    shown = (
-        f"printf '%s\\n' 'JobId=7 JobState=COMPLETING Restarts=0' "
-        f"'StartTime=2026-11-21T12:00:00 EndTime=1' 'StdErr={errors}' 'StdOut={site.log}'"
-    )
-    site.answers(shown, late=errors)
-    found = ending_of(site.run, FIRST)
-    # The end of the previous start does not count.
-    assert CANCELLED in found.log
-    assert "PREEMPTION" not in found.log
     assert found.word == "cancelled"
-    assert reason_given(site.run, FIRST, found.view) == "cancelled"
 
 
-def test_the_state_at_the_verdict_gives_no_reason_later(site: Site) -> None:
-    """Otherwise a preempted job could not be cancelled while its end is classified."""
-    preempted = JobView("RUNNING", 0, True, None)
-    assert reason_given(site.run, FIRST, preempted) is None
+def test_a_cancellation_during_the_verdict_is_read(site: Site) -> None:
+    assert reason_given(site.run, FIRST) is None
     site.log.write_text(f"{site.log.read_text()}{CANCELLED}\n")
-    assert reason_given(site.run, FIRST, preempted) == "cancelled"
+    assert reason_given(site.run, FIRST) == "cancelled"
 
 
 @pytest.mark.parametrize(("state", "near"), [("RUNNING", True), ("COMPLETING", False)])

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from hpcrun.ranks.deadline import DeadlineWatch, JobEnd
+from hpcrun.ranks.deadline import DeadlineWatch
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
     def time(self) -> float:
         return self.now
 
-    def pass_pause(self, end: JobEnd) -> None:
+    def pass_pause(self, end: DeadlineWatch) -> None:
         """Let the pause before the next question pass, and ask."""
         self.now += end.pause()
         end.ask()
@@ -25,36 +25,36 @@ class Clock:
 def test_an_extension_that_comes_shortly_before_the_stop_is_heard() -> None:
     clock = Clock()
     ends = [clock.now + 3600.0]
-    end = JobEnd(lambda: ends[0], lead=10.0, refresh=300.0, clock=clock.time)
+    end = DeadlineWatch(lambda: ends[0], lead=10.0, refresh=300.0, clock=clock.time)
     while clock.now < ends[0] - 10.0 - 5.0:
         clock.pass_pause(end)
-        assert not end.is_near(asking=False)
+        assert not end.due()
     ends[0] += 3600.0
     clock.pass_pause(end)
     clock.now = ends[0] - 3600.0
-    assert not end.is_near(asking=False)
+    assert not end.due()
 
 
 def test_the_deadline_is_due_a_lead_before_the_end() -> None:
     clock = Clock()
     last = clock.now + 20.0
     answers: list[float | None] = [last]
-    end = JobEnd(
+    end = DeadlineWatch(
         lambda: answers.pop() if answers else None, lead=5.0, refresh=300.0, clock=clock.time
     )
     while clock.now < last - 5.0:
-        assert not end.is_near(asking=False)
+        assert not end.due()
         clock.pass_pause(end)
-    assert end.is_near(asking=False)
+    assert end.due()
 
 
 def test_a_job_without_a_limit_is_never_due() -> None:
     clock = Clock()
-    end = JobEnd(lambda: None, lead=5.0, clock=clock.time)
-    assert not end.is_near(asking=False)
+    end = DeadlineWatch(lambda: None, lead=5.0, clock=clock.time)
+    assert not end.due()
     clock.pass_pause(end)
     assert clock.now == 1_000_300.0
-    assert not end.is_near(asking=False)
+    assert not end.due()
 
 
 def test_its_thread_asks_by_itself_until_it_is_closed() -> None:
@@ -67,7 +67,7 @@ def test_its_thread_asks_by_itself_until_it_is_closed() -> None:
         return 0.0
 
     before = threading.active_count()
-    watch = DeadlineWatch(JobEnd(end_time, lead=0.0, shortest=0.001))
+    watch = DeadlineWatch(end_time, lead=0.0, shortest=0.001).start()
     assert enough.wait(60)
     watch.close()
     wait_until(lambda: threading.active_count() == before)
@@ -84,8 +84,8 @@ def test_after_a_suspension_slurm_is_asked_for_the_end() -> None:
         return ends[0]
 
     watch = DeadlineWatch(
-        JobEnd(end_time, lead=10.0, refresh=0.001, shortest=0.001, clock=clock.time)
-    )
+        end_time, lead=10.0, refresh=0.001, shortest=0.001, clock=clock.time
+    ).start()
     try:
         asking.set()
         # Suspended beyond the known end.

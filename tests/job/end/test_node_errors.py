@@ -8,7 +8,7 @@ import pytest
 from hpcrun.errors import NotDeterministic
 from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
-from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
 from hpcrun.job.script_end import ScriptFailed
 from hpcrun.run.directory import RunDirectory, create
@@ -127,13 +127,13 @@ def test_a_successor_s_script_words_are_no_bad_input(
     record_event(run, "started", attempt=FIRST)
     ends = time.time() + 90.0
     monkeypatch.setattr(time, "time", lambda: ends)
-    finalize(run, FIRST, 143, of_script(Budgets()), Ending("preemption"))
+    finalize(run, FIRST, 143, Budgets(script=True), Ending("preemption"))
     record_event(run, "submitted", job="8", executor="slurm", continues="7")
     later = Attempt("8", 0)
     opened(run, later, nodes=1, script=True)
     failure = ScriptFailed("a.py ended with exit code 2: a.py: error: unrecognized arguments: -x")
     record_failure(run.attempt_logs(Attempt("8", 0)), 0, failure, None, "n1")
-    classification = finalize(run, later, 1, of_script(Budgets()))
+    classification = finalize(run, later, 1, Budgets(script=True))
     assert (classification.cause, classification.decision.restart) == (Cause.CRASH, True)
 
 
@@ -148,4 +148,4 @@ def test_the_words_of_a_script_count_in_its_first_minute(
     record_failure(
         run.attempt_logs(Attempt("7", 0)), 0, ScriptFailed("a.py: SyntaxError: bad"), None, "n1"
     )
-    assert finalize(run, FIRST, 1, of_script(Budgets())).cause is cause
+    assert finalize(run, FIRST, 1, Budgets(script=True)).cause is cause

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcrun.job.history import AttemptRecord, histories, last_committed
-from hpcrun.job.policy import Budgets, decide, of_script
+from hpcrun.job.policy import Budgets, decide
 from hpcrun.run.events import Attempt, Cause, Event
 
 
@@ -64,7 +64,7 @@ def script_ends(*causes: Cause, killed: bool = True) -> list[AttemptRecord]:
 
 
 def test_a_script_that_dies_of_every_warning_is_given_up() -> None:
-    budgets = of_script(Budgets())
+    budgets = Budgets(script=True)
     early = decide(script_ends(Cause.TIME_LIMIT), budgets)
     assert early.restart
     assert "3 consecutive if the script dies of it: restarts.no_progress" in early.reason
@@ -77,12 +77,12 @@ def test_a_script_that_dies_of_every_warning_is_given_up() -> None:
     assert "have it save on that signal (job.warn_signal)" in told.reason
     assert "restarts.no_progress=null" in told.reason
     assert decide(
-        script_ends(*[Cause.TIME_LIMIT] * 9), of_script(Budgets(no_progress=None))
+        script_ends(*[Cause.TIME_LIMIT] * 9), Budgets(no_progress=None, script=True)
     ).restart
 
 
 def test_a_script_that_handles_the_warning_always_continues() -> None:
-    budgets = of_script(Budgets())
+    budgets = Budgets(script=True)
     assert decide(script_ends(*[Cause.TIME_LIMIT] * 9, killed=False), budgets).restart
     assert decide(script_ends(*[Cause.PREEMPTION] * 9), budgets).restart
     saved = script_ends(Cause.TIME_LIMIT, killed=False)
@@ -90,24 +90,24 @@ def test_a_script_that_handles_the_warning_always_continues() -> None:
     assert decide([*deaths, *saved, *deaths], budgets).restart
 
 
-def timed(cause: Cause, seconds: float, failure: str | None = None, **more: int) -> AttemptRecord:
-    return AttemptRecord(Attempt("1", 0), 0.0, cause=cause, ended=seconds, failure=failure, **more)
+def timed(cause: Cause, seconds: float, **more: int) -> AttemptRecord:
+    return AttemptRecord(Attempt("1", 0), 0.0, cause=cause, ended=seconds, **more)
 
 
 def test_a_script_that_continues_without_work_is_given_up() -> None:
     hasty = timed(Cause.CONTINUED, 3.0)
-    assert decide([hasty] * 2, of_script(Budgets())).restart
-    told = decide([hasty] * 3, of_script(Budgets()))
+    assert decide([hasty] * 2, Budgets(script=True)).restart
+    told = decide([hasty] * 3, Budgets(script=True))
     assert not told.restart
     assert "3 consecutive times the script asked to be continued within a minute" in told.reason
-    assert decide([hasty] * 9, of_script(Budgets(no_progress=None))).restart
+    assert decide([hasty] * 9, Budgets(no_progress=None, script=True)).restart
     # Its own clock ends it every few hours.
-    assert decide([timed(Cause.CONTINUED, 9000.0)] * 99, of_script(Budgets())).restart
-    assert decide([hasty, timed(Cause.CONTINUED, 90.0), hasty, hasty], of_script(Budgets())).restart
+    assert decide([timed(Cause.CONTINUED, 9000.0)] * 99, Budgets(script=True)).restart
+    assert decide([hasty, timed(Cause.CONTINUED, 90.0), hasty, hasty], Budgets(script=True)).restart
 
 
 def test_a_script_that_reports_saves_is_judged_like_a_task() -> None:
-    budgets = of_script(Budgets())
+    budgets = Budgets(script=True)
     further = [timed(Cause.CONTINUED, 3.0, begun_at=n, committed=n + 1) for n in range(9)]
     assert decide(further, budgets).restart
     idle_ends = [timed(Cause.CONTINUED, 9000.0, begun_at=9)] * 3
@@ -116,30 +116,6 @@ def test_a_script_that_reports_saves_is_judged_like_a_task() -> None:
     assert "committed no new step (restarts.no_progress)" in told.reason
     killed = AttemptRecord(Attempt("1", 0), 0.0, begun_at=9, committed=10, cause=LIMIT, killed=True)
     assert decide([killed] * 9, budgets).restart
-
-
-def test_a_script_that_fails_twice_at_start_is_given_up() -> None:
-    first = timed(Cause.CRASH, 4.0, "ScriptFailed: a.py ended with exit code 1: ImportError: x")
-    other = timed(Cause.CRASH, 4.0, "ScriptFailed: a.py ended with exit code 1: OSError: y")
-    assert decide([first], of_script(Budgets())).restart
-    told = decide([first, first], of_script(Budgets()))
-    assert not told.restart
-    assert (
-        "2 consecutive times after about the same time, with the same message (restarts.same_step)"
-        in told.reason
-    )
-    assert decide([first, other], of_script(Budgets())).restart
-    # Imports from a busy file system take minutes.
-    slow = [timed(Cause.CRASH, seconds, first.failure) for seconds in (400.0, 350.0)]
-    assert not decide(slow, of_script(Budgets())).restart
-    later = timed(Cause.CRASH, 700.0, first.failure)
-    assert decide([*slow[:1], later], of_script(Budgets())).restart
-    assert decide([later, *slow[:1]], of_script(Budgets())).restart
-    assert decide([first, first], of_script(Budgets(same_step=None))).restart
-    # Once the script has worked, equal messages may come from an unavailable file server.
-    assert decide([timed(Cause.PREEMPTION, 90.0), first, first], of_script(Budgets())).restart
-    # A task's message may be the same at different steps.
-    assert decide([first, first], Budgets(no_progress=None)).restart
 
 
 def test_two_crashes_at_one_step_stop_the_run() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from hpcrun.job import script as running
 from hpcrun.job.finalize import finalize
-from hpcrun.job.policy import Budgets, of_script
+from hpcrun.job.policy import Budgets
 from hpcrun.job.script import ScriptTerms, rank_code, run_script
 from hpcrun.job.script_end import ProgressWatch, ScriptEnd, note_stop
 from hpcrun.job.script_watch import ScriptWatch, code_of_all
@@ -23,7 +23,8 @@ from hpcrun.run import record as owner
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
 from hpcrun.run.events import Attempt, Cause, read_events, record_event
-from hpcrun.run.record import OwnerPolling, claim
+from hpcrun.run.record import claim
+from hpcrun.run.reports import ScriptProgress, publish
 from tests import jobs
 
 FIRST = Attempt("7", 0)
@@ -56,7 +57,6 @@ def test_a_script_ends_if_another_process_owns_the_run(
     capfd: pytest.CaptureFixture[str],
     rank: int,
 ) -> None:
-    monkeypatch.setattr(OwnerPolling, "SHORTEST", 0.1)
     run, attempt = create(tmp_path / "a", "{}\n", {}), Attempt("7", 0)
     claim(run, attempt)
 
@@ -65,7 +65,7 @@ def test_a_script_ends_if_another_process_owns_the_run(
         claim(run, attempt)
 
     with subprocess.Popen(["sleep", "60"]) as child:
-        watched = watch(child, run, StopFlag(), rank)
+        watched = watch(child, run, StopFlag(), rank, owner_every=0.1)
         timer = threading.Timer(1.5, taken_over)
         timer.start()
         assert watched.wait(0.0) == -signal.SIGKILL
@@ -140,7 +140,7 @@ def test_a_stop_that_any_rank_heard_is_no_end(
     monkeypatch.setattr(running, "meet_rank_zero", lambda *_: config)
     monkeypatch.setattr(running, "ScriptWatch", hear_and_watch)
     assert run_script(["true"], run, FIRST, config, flag, ScriptTerms(5.0)) == 0
-    classification = finalize(run, FIRST, 0, of_script(Budgets()))
+    classification = finalize(run, FIRST, 0, Budgets(script=True))
     assert (classification.cause, classification.decision.restart) == (Cause.PREEMPTION, True)
     assert classification.line == "the warning signal: the script ended with exit code 0"
     assert not run.result.exists()
@@ -183,7 +183,12 @@ def test_exit_code_0_after_a_signal(
     terms = ScriptTerms(5.0, zero_finishes=zero == "finished")
     command = [sys.executable, "-c", script]
     assert run_script(command, run, FIRST, config, flag, terms) == 0
-    ended = finalize(run, FIRST, 0, of_script(Budgets()))
+    if rank and said:
+        # The script of rank 0 has reported the same.
+        publish(run.attempt_logs(FIRST), ScriptProgress(**said))
+        if "saved" in said:
+            record_event(run, "saved", attempt=FIRST, step=4)
+    ended = finalize(run, FIRST, 0, Budgets(script=True))
     assert (ended.cause, ended.decision.restart) == (cause, restart), ended
 
 
@@ -194,7 +199,7 @@ def test_the_unfinished_work_of_one_rank_counts(tmp_path: Path) -> None:
     logs = run.attempt_logs(Attempt("7", 0))
     record_heard_stop(logs, 1, HeardStop("warning", -12))
     record_heard_stop(logs, 2, HeardStop("warning", 0, done=True))
-    assert finalize(run, FIRST, 0, of_script(Budgets())).cause is Cause.PREEMPTION
+    assert finalize(run, FIRST, 0, Budgets(script=True)).cause is Cause.PREEMPTION
 
 
 def test_rank_0_alone_reports_the_end(tmp_path: Path) -> None:
@@ -203,8 +208,8 @@ def test_rank_0_alone_reports_the_end(tmp_path: Path) -> None:
     note_stop(run, FIRST, StopReason.WARNING, 0, None, done=True)
     record_heard_stop(run.attempt_logs(Attempt("7", 0)), 1, HeardStop("warning", 0))
     # The scheduler killed a rank that still worked.
-    assert finalize(run, FIRST, 137, of_script(Budgets())).cause is Cause.PREEMPTION
-    assert finalize(run, FIRST, 0, of_script(Budgets())).cause is Cause.FINISHED
+    assert finalize(run, FIRST, 137, Budgets(script=True)).cause is Cause.PREEMPTION
+    assert finalize(run, FIRST, 0, Budgets(script=True)).cause is Cause.FINISHED
 
 
 def test_a_script_without_output_is_a_hang(
@@ -229,7 +234,7 @@ def test_a_script_without_output_is_a_hang(
     terms = ScriptTerms(5.0, silent_after=2.0)
     assert run_script([sys.executable, "-c", script], run, FIRST, config, flag, terms) == 137
     assert time.monotonic() - began > 6
-    ended = finalize(run, FIRST, 137, of_script(Budgets()))
+    ended = finalize(run, FIRST, 137, Budgets(script=True))
     assert (ended.cause, ended.decision.restart) == (Cause.HANG, True)
     assert ended.line == "no rank printed anything for 2 s (job.silent_after)"
     assert last_output(logs) == log.stat().st_mtime

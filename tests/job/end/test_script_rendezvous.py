@@ -52,11 +52,10 @@ def test_a_script_without_peers_gets_a_port_that_is_free(
 
 
 def publish(run: RunDirectory, end: End | None) -> None:
-    rendezvous_file = RendezvousFile(run, FIRST, first=True)
+    rendezvous_file = RendezvousFile(run, FIRST)
     rendezvous_file.publish(Rendezvous(("127.0.0.1",), 1, script_port=2))
     if end is not None:
         rendezvous_file.publish_end(end)
-    rendezvous_file.clear()
 
 
 @pytest.fixture

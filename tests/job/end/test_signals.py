@@ -9,7 +9,11 @@ import textwrap
 import time
 from pathlib import Path
 
+import torch.distributed as dist
+
+from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import StopFlag, StopReason, end_helpers, kill_helpers
+from tests.on_ranks import ranks
 
 
 def test_the_weightiest_signal_is_remembered(flag: StopFlag) -> None:
@@ -77,42 +81,18 @@ def test_the_log_of_a_crashed_worker_names_the_line(tmp_path: Path) -> None:
     assert "in train_here" in ended.stderr
 
 
-AGREEMENT = textwrap.dedent(
-    """
-    import os, sys, torch.distributed as dist
-    from hpcrun.ranks.collective import StopAgreement
-    from hpcrun.ranks.signals import StopReason
-    rank, size, port = map(int, sys.argv[1:])
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    agreement = StopAgreement(dist.group.WORLD)
+@ranks(3)
+def test_all_ranks_stop_at_the_same_step(rank: int) -> None:
+    agreement = StopAgreement(dist.new_group(backend="gloo"))
+    # Each of two ranks gets another signal, at a different step.
+    signals = {1: (17, StopReason.WARNING), 2: (18, StopReason.TERMINATE)}
+    begins, reason = signals.get(rank, (100, StopReason.NONE))
     for step in range(100):
-        # Each rank gets another signal, at a different step.
-        mine = StopReason.NONE
-        if rank == 1 and step >= 17: mine = StopReason.WARNING
-        if rank == 2 and step >= 18: mine = StopReason.TERMINATE
-        agreed = agreement.exchange(step, mine)
+        agreed = agreement.exchange(step, reason if step >= begins else StopReason.NONE)
         if agreed:
-            print(step, agreed.name, flush=True)
             break
     agreement.finish()
-    dist.destroy_process_group()
-    """
-)
-
-
-def test_all_ranks_stop_at_the_same_step(free_port: int) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", AGREEMENT, str(rank), "3", str(free_port)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(3)
-    ]
-    told = [rank.communicate(timeout=300)[0].strip() for rank in ranks]
-    assert told == ["18 WARNING"] * 3
+    assert (step, agreed) == (18, StopReason.WARNING)
 
 
 def test_a_process_ends_only_its_own_helpers():

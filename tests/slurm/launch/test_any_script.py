@@ -4,9 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.slurm.launch import jobs as run_jobs
@@ -36,38 +33,6 @@ def logs(run: RunDirectory, restart: int) -> list[str]:
     assert current is not None
     folder = run.attempt_logs(Attempt(current[1], restart))
     return [path.read_text() for path in sorted(folder.glob("rank-*.log"))]
-
-
-# The same test runs on a real Slurm by default.
-@pytest.mark.slow
-def test_a_plain_ddp_script_ends_as_if_undisturbed(
-    tmp_path: Path,
-) -> None:
-    calm = start_ddp(tmp_path, "calm", 30, 0.0)
-    jobs.wait_for_end(calm)
-    assert outcome(calm) == ("finished", ["finished"])
-    assert all(f"rank {rank} of 2" in log for rank, log in enumerate(logs(calm, 0)))
-
-    rough = start_ddp(tmp_path, "rough", 30, 0.15)
-    jobs.wait_for(lambda: bool(logs(rough, 0)) and "starts at" in logs(rough, 0)[0])
-    done = jobs.hpcrun("preempt", "rough", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    jobs.wait_for(lambda: "starts at" in "".join(logs(rough, 1)[:1]))
-    (tmp_path / "rough" / "crash").touch()
-    jobs.wait_for_end(rough)
-    assert outcome(rough) == ("finished", ["preemption", "crash", "finished"]), logs(rough, 1)
-    # Once each: the cluster signals the script's process as well as its parent.
-    assert [log.count("got SIGUSR2") for log in logs(rough, 0)] == [1, 1]
-    crash = str(jobs.events(rough, "ended")[1].fields["reason"])
-    assert crash.startswith("rank 1 on local1: ScriptFailed: ")
-    # After its peers are gone, a script may abort in its teardown after an exception.
-    assert "ended with exit code 1: " in crash or "was killed by SIGABRT: " in crash
-    assert "ValueError: broken data" in crash
-    states = [torch.load(tmp_path / name / "state.pt") for name in ("calm", "rough")]
-    for key, value in states[0]["model"].items():
-        assert torch.equal(value, states[1]["model"][key])
-    told = jobs.hpcrun("status", "rough", "--json", cwd=tmp_path)
-    assert json.loads(told.stdout)["state"] == "finished"
 
 
 def test_several_runs_are_canceled_together(tmp_path: Path) -> None:

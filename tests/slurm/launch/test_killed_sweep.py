@@ -167,7 +167,8 @@ def test_a_local_sweep_whose_submission_was_killed_begins_no_run(
 ) -> None:
     submit_killed(tmp_path, "local", HANDOVER, name, call)
     folder = tmp_path / "runs" / "s"
-    assert {state for state, _ in shown(tmp_path)} <= {"new", "lost"}
+    # The queue notices that the submission has ended.
+    jobs.wait_for(lambda: {state for state, _ in shown(tmp_path)} <= {"new", "cancelled"})
     assert "4 runs submitted" in hpcrun(tmp_path, "submit", *SHAPE, "--executor", "local", *AXES)
     runs = [RunDirectory(folder / f"{number:03d}") for number in range(4)]
     jobs.wait_for(lambda: all(run_jobs.state(run).word == "finished" for run in runs))

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.slurm.launch import jobs as run_jobs
-from tests import jobs, scripts_of_others
+from tests import jobs
 from tests.jobs import outcome
 from tests.slurm.launch.test_any_script import logs
 
@@ -60,44 +59,6 @@ def test_one_task_per_node_is_one_rank(
     told = [json.loads(log.splitlines()[0]) for log in logs(usual, 0)]
     assert {variables["OMP_NUM_THREADS"] for variables in told} == {str(max(1, cores // 4))}
     assert outcome(run) == ("finished", ["finished"])
-
-
-def wait_for_start(run: RunDirectory, restart: int) -> None:
-    """Wait until a rank of the attempt has started; fail if the job ends before."""
-
-    def started() -> bool:
-        return "starts at" in "".join(logs(run, restart))
-
-    jobs.wait_for(lambda: started() or not run_jobs.state(run).live)
-    assert started(), (outcome(run), logs(run, restart))
-
-
-@pytest.mark.slow
-def test_torchrun_survives_a_preemption_and_a_crash(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "train.py").write_text(scripts_of_others.DDP)
-    (tmp_path / "saved").mkdir()
-    command = ("--launcher", "torchrun", "--", "train.py", "60", "saved", "0.1")
-    run = submit(tmp_path, "launched", *command)
-    wait_for_start(run, 0)
-    assert jobs.hpcrun("preempt", "launched", cwd=tmp_path).returncode == 0
-    wait_for_start(run, 1)
-    (tmp_path / "saved" / "crash").touch()
-    jobs.wait_for_end(run)
-    assert outcome(run) == ("finished", ["preemption", "crash", "finished"]), logs(run, 1)
-    first = "".join(logs(run, 0))
-    for rank in range(4):
-        assert f"rank {rank} of 4 starts at step 0\n" in first
-        assert f"rank {rank} stops after step" in first
-        assert f"rank {rank} is done" in "".join(logs(run, 2))
-    assert "starts at step 0\n" not in "".join(logs(run, 1))
-    crash = str(jobs.events(run, "ended")[1].fields["reason"])
-    assert crash.startswith(
-        "rank 0 on local0: ScriptFailed: train.py 60 saved 0.1 ended with exit code 1"
-    )
-    # The other node's launcher fails with its peers, sometimes before it is ended.
-    assert "rank 1: ValueError: broken data" in crash
 
 
 def test_75_of_ranks_of_torchrun_asks_for_another_start(tmp_path: Path) -> None:

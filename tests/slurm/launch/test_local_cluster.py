@@ -70,7 +70,7 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
         program = [sys.executable, "-m", "tests.slurm.launch.local_tasks", str(folder)]
         command = [*program, function.__name__, *map(json.dumps, arguments)]
         usual = {"job_id": folder.name, "devices": None, "grace": 30.0}
-        start_job(request(**usual, folder=str(folder), command=command, **own))
+        start_job(request(**usual, folder=str(folder), command=command, **own))()
         return LocalJob(folder)
 
     return on_two_by_two
@@ -136,29 +136,6 @@ def test_a_failed_task_ends_the_others_with_its_code(submit: Submit) -> None:
     first, *others = read_exits(job.folder / "restart-0")
     assert (first.rank, first.code, first.induced, first.host) == (2, 7, False, "local1")
     assert {(ended.signal, ended.induced) for ended in others} == {(signal.SIGKILL, True)}
-
-
-def test_cancel_sends_sigterm_and_the_job_is_cancelled(submit: Submit, tmp_path: Path) -> None:
-    job = submit(wait_for_signal, str(tmp_path))
-    wait_for_files(tmp_path, "ready-*-0")
-    job.send(job_files.CANCEL)
-    wait_for_files(tmp_path, "got-*-0")
-    assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGTERM))}
-    job.wait_for("CANCELLED")
-    with pytest.raises(LaunchError, match="is not running on this machine"):
-        job.send(job_files.CANCEL)
-
-
-def test_a_preemption_sends_the_warning_and_starts_the_job_again(
-    submit: Submit, tmp_path: Path
-) -> None:
-    job = submit(wait_for_signal, str(tmp_path))
-    wait_for_files(tmp_path, "ready-*-0")
-    job.send(job_files.PREEMPT)
-    wait_for_files(tmp_path, "got-*-1")
-    assert {path.read_text() for path in tmp_path.glob("got-*-0")} == {str(int(signal.SIGUSR2))}
-    job.wait_for("COMPLETED")
-    assert job.status.restart == 1
 
 
 def test_a_time_limit_sends_sigusr2_ahead(submit: Submit, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def ended(requests: list[JobRequest]) -> bool:
 
 def test_jobs_with_different_gpu_counts_share_no_gpu(tmp_path: Path) -> None:
     requests = [request(tmp_path, number, gpus) for number, gpus in enumerate((1, 2, 1, 1))]
-    start_queue(tmp_path, requests, QueueLimits(len(requests), ["a", "b"]))
+    start_queue(tmp_path, requests, QueueLimits(len(requests), ["a", "b"]))()
     jobs.wait_for(lambda: ended(requests))
     seen = (tmp_path / "seen").read_text().split()
     assert sorted(map(len, seen)) == [1, 1, 1, 3]

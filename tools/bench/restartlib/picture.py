@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-_STYLE = Path(__file__).resolve().parents[3] / "hpcrun" / "results" / "report" / "report.mplstyle"
+_STYLE = Path(__file__).with_name("picture.mplstyle")
 _WORDS = {
     "end": "ranks end",
     "decide": "cause and decision",
