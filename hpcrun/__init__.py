@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
-    from hpcrun.train.data.batching import Mixture
     from hpcrun.train.determinism import choose_kernels
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.process_group import (
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
         is_main_process,
         setup_distributed,
     )
-    from hpcrun.train.parallel.strategies import compression
     from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
 
@@ -60,7 +58,6 @@ __all__ = [
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
-    "Mixture",
     "Preparation",
     "Results",
     "Retention",
@@ -71,7 +68,6 @@ __all__ = [
     "UserError",
     "choose_kernels",
     "cleanup_distributed",
-    "compression",
     "get_rank",
     "get_world_size",
     "is_main_process",
@@ -98,7 +94,6 @@ _HOMES = {
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.ranks.distributed",
     "FSDP": "hpcrun.config",
-    "Mixture": "hpcrun.train.data.batching",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
     "Retention": "hpcrun.checkpoint.storage.retention",
@@ -110,7 +105,6 @@ _HOMES = {
     "UserError": "hpcrun.errors",
     "choose_kernels": "hpcrun.train.determinism",
     "cleanup_distributed": "hpcrun.train.parallel.process_group",
-    "compression": "hpcrun.train.parallel.strategies",
     "get_rank": "hpcrun.train.parallel.process_group",
     "get_world_size": "hpcrun.train.parallel.process_group",
     "is_main_process": "hpcrun.train.parallel.process_group",

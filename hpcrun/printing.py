@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.table import Table
 
 # Controls (C0, DEL, C1), line and paragraph separators, characters that reverse or hide text, surrogates.
 # The joiners U+200C and U+200D are allowed: words of Persian and families of emoji need them.
@@ -73,13 +72,6 @@ def say_aside(*lines: str) -> None:
 def quoted(text: str) -> Iterator[str]:
     """Yield the lines of a foreign text after a mark, so that no line looks like the program's own."""
     return (f"    | {line}" for line in text.rstrip("\n").split("\n"))
-
-
-def show_table(table: "Table", width: int) -> None:
-    """Print a table, in colors if the terminal has any; its cells must be :func:`escaped`."""
-    from rich.console import Console
-
-    Console(width=width).print(table)
 
 
 class Screen:

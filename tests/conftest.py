@@ -13,14 +13,20 @@ from tests import ports
 from tests.on_ranks import RankTests
 from tests.start_server import HOOK, VARIABLE, StartServer
 
-# Long files start first: a long file that starts last would keep the other workers waiting.
+# Long files start first: a long file that starts last would keep the other workers waiting. The browser uses
+# the processor while tests on a real Slurm wait.
 _LONGEST = (
     "on_slurm/test_chaos",
+    "results/report/test_browser",
     "on_slurm/",
     "test_main_job",
     "slurm/launch/",
     "test_quickstart",
     "tools/",
+    "cli/test_remote",
+    "checkpoint/test_every_crash",
+    "train/test_runs",
+    "train/test_equivalence",
 )
 
 # The longest slow test cancels 50 jobs, one after the other.
@@ -30,7 +36,7 @@ _SLOW_TIMEOUT_SECONDS = 2 * 3600
 _PERSONAL = ("HPCRUN_", "XDG_", "GIT_", "NCCL_", "BASH_ENV", "HF_HOME", "MPLCONFIGDIR")
 _OF_TESTS = (
     *("HPCRUN_TEST_", "HPCRUN_REQUIRE_SLURM", "HPCRUN_SLURM_UNAVAILABLE", "HPCRUN_WRITE_GOLDEN"),
-    *("HPCRUN_CANCELLATIONS", "HPCRUN_TRIALS", "HPCRUN_VENV"),
+    *("HPCRUN_CANCELLATIONS", "HPCRUN_VENV"),
 )
 _HOME = "HPCRUN_TEST_HOME"
 

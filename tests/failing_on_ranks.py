@@ -19,7 +19,7 @@ def test_an_assertion_of_one_rank(rank):
     gathered(rank)
 
 
-@ranks(2, limit=15)
+@ranks(2, limit=8)
 def test_a_rank_that_waits(rank):
     if rank == 1:
         time.sleep(1000)

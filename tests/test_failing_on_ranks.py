@@ -35,7 +35,7 @@ def test_a_failed_assertion_shows_rank_values_and_output(reports):
 def test_a_rank_that_waits_is_ended_with_its_stack(reports):
     report = reports["test_a_rank_that_waits"]
     assert 'failing_on_ranks.py", line 26 in test_a_rank_that_waits' in report
-    assert re.search(r"^rank 1: still running after 15 s: .*line 25 in", report, re.MULTILINE)
+    assert re.search(r"^rank 1: still running after 8 s: .*line 25 in", report, re.MULTILINE)
 
 
 def test_a_killed_rank_comes_before_the_ranks_that_lose_it(reports):

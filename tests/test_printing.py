@@ -37,7 +37,6 @@ INTO_LOGS = (
 INTO_PIPES = (
     "network/agent.py",
     "network/torch_rank.py",
-    "network/tune/worker.py",
     "run/import_path.py",
 )
 
@@ -229,17 +228,3 @@ def test_the_progress_bar_shows_metric_names_as_data(tmp_path: Path) -> None:
     assert obeyed(re.sub(r"\x1b\[A|\r", "", screen.text).replace("\n", "")) == set()
     assert r"e\x1b[2J\x9b\r\n/s 3" in screen.text
     assert r"forged\x1b]0;x\x07\nline" in screen.text
-
-
-def test_the_table_of_a_network_check_has_names_as_data(capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcrun.network.measurements import Transfer
-    from hpcrun.network.rate_report import table
-    from hpcrun.printing import show_table
-
-    names = ("a\x1b[2J", "[bold]b")
-    found = [Transfer(names[0], names[1], 1e9)]
-    show_table(table(names, found), 200)
-    out = capsys.readouterr().out
-    assert "\x1b" not in out
-    assert r"a\x1b[2J" in out
-    assert "[bold]b" in out

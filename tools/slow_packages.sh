@@ -33,7 +33,6 @@ install_for_slow_tests() {
     PATH="$PATH:/usr/sbin:/sbin"
     want accounting slurmdbd tools/devcluster install --accounting
     want gluster glusterfsd tools/devcluster install --shared-fs gluster
-    want moosefs mfsmaster tools/devcluster install --shared-fs moosefs
     want ext4 mkfs.ext4 "${apt[@]}" e2fsprogs
     want iperf3 iperf3 "${apt[@]}" iperf3
     want wandb wandb python -m pip install --quiet --disable-pip-version-check -c constraints.txt wandb

@@ -2,8 +2,8 @@
 # Installs the requirements of the tests and runs them: style, types, import rules, then pytest.
 # Starts a real Slurm and an sshd as root on Debian; elsewhere the Slurm tests skip with a reason.
 # Arguments go to pytest. Slow tests run on request only: tools/test.sh -m slow
-# This installs further packages (GlusterFS, MooseFS, slurmdbd and MariaDB, iperf3, e2fsprogs, wandb).
-# Without arguments, the lifecycle tests run on the newest Slurm, then all other tests on the system's Slurm.
+# This installs further packages (GlusterFS, slurmdbd and MariaDB, iperf3, e2fsprogs, wandb).
+# Without arguments, the lifecycle tests run on the newest Slurm, beside all other tests on the system's Slurm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
@@ -55,9 +55,9 @@ rm "$unavailable"
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && asks_for_slow "$@"; then
     install_for_slow_tests
 fi
-# Three workers, also on two cores: tests on a real Slurm mostly wait. A file stays on one
-# worker, and each worker has its own cluster. pytest uses the last of several -m or -n options. -rs prints
-# the reasons of skipped tests. The timeout ends a full run that hangs.
+# More workers than cores: tests on a real Slurm mostly wait. A file stays on one worker, and each worker has
+# its own cluster. pytest uses the last of several -m or -n options. -rs prints the reasons of skipped tests.
+# The timeout ends a full run that hangs.
 limit="timeout --foreground --signal=INT --kill-after=60 2400"
 tests() {
     $limit python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs \
@@ -69,43 +69,30 @@ if [ $# -gt 0 ]; then
     tests -m "not slow" "$@"
     exit
 fi
-# A failed test runs again after all other tests, because a busy machine
-# must not block a change. A test that then passes is still a defect, and the last lines name it. If more than
-# five tests fail, the change is the cause, and no test runs again.
-unsteady=
-again() {
-    local what=$1 code=$2 list
-    shift 2
-    [ "$code" = 1 ] || return "$code"
-    list=$(python - <<'PY'
-import json, pathlib
-found = pathlib.Path(".pytest_cache/v/cache/lastfailed")
-print("\n".join(json.loads(found.read_text())) if found.exists() else "")
-PY
-    )
-    if [ -z "$list" ] || [ "$(wc -l <<<"$list")" -gt 5 ]; then return "$code"; fi
-    printf '\n==== Again, without other tests (%s):\n%s\n' "$what" "$list"
-    $limit python -m pytest -n 1 --lf --lfnf=none -rs "$@" || return
-    unsteady="$unsteady$list"$'\n'
-}
 newest=26.05
 rest="not slow"
 failed=0
-rm -f .pytest_cache/v/cache/lastfailed
+lifecycle=
 if [[ "$HPCRUN_SLURM_UNAVAILABLE " != *" $newest "* ]]; then
-    printf '\n==== Lifecycle tests on Slurm %s\n' "$newest"
-    lifecycle=(-m "lifecycle and not slow" tests/on_slurm)
-    export HPCRUN_TEST_SLURM=$newest
-    tests "${lifecycle[@]}" || again "Slurm $newest" $? "${lifecycle[@]}" || failed=$?
-    unset HPCRUN_TEST_SLURM
+    # Beside the other tests, which use the processor while these tests wait.
     rest="not slow and not lifecycle"
-    rm -f .pytest_cache/v/cache/lastfailed
+    output=$(mktemp)
+    HPCRUN_TEST_SLURM=$newest tests -n 2 -p no:cacheprovider -m "lifecycle and not slow" tests/on_slurm \
+        >"$output" 2>&1 &
+    lifecycle=$!
+    trap 'kill "$lifecycle" 2>/dev/null || true; rm -f "$output"' EXIT
 else
     echo "NOTICE: the lifecycle tests run on the system's Slurm: Slurm $newest could not be installed" >&2
 fi
-require_style
-printf '\n==== All other tests, on the Slurm of this system\n'
-tests -m "$rest" || again "the Slurm of this system" $? -m "$rest" || exit
-[ -z "$unsteady" ] || printf 'UNSTEADY: failed in the full run, passed separately; fix each:\n%s' "$unsteady" >&2
-[ "$failed" = 0 ] || echo "FAILED: the lifecycle tests on Slurm $newest, see above" >&2
+printf '\n==== Tests on the Slurm of this system\n'
+tests -m "$rest" || failed=$?
+if [ -n "$lifecycle" ]; then
+    code=0
+    wait "$lifecycle" || code=$?
+    printf '\n==== Lifecycle tests on Slurm %s\n' "$newest"
+    cat "$output"
+    [ "$code" = 0 ] || echo "FAILED: the lifecycle tests on Slurm $newest, see above" >&2
+    [ "$failed" != 0 ] || failed=$code
+fi
+require_style || failed=$?
 exit "$failed"

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from hpcrun.checkpoint.export_folder import INDEX_OF_SHARDS
+from hpcrun.checkpoint.export import INDEX_OF_SHARDS
 from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.manifest import MANIFEST, committed_steps

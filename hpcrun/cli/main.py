@@ -29,7 +29,7 @@ COMMANDS = {
     "preempt": "send a run its time-limit warning signal",
     "aggregate": "collect runs into one HDF5 file",
     "compare": "compare configs over their seeds",
-    "plot": "loss, rate, throughput and goodput of runs",
+    "plot": "loss, learning rate and throughput of runs in the terminal",
     "report": "one HTML file about many runs",
     "verify": "read a run's checkpoints and compare every byte",
     "export": "write a run's model as safetensors, DCP or .pt",

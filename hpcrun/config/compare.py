@@ -39,7 +39,7 @@ _SHARD = "fsdp.shard"
 _BEFORE_THE_KEY = {_REDUCE_EACH: False, _SHARD: "full"}
 # Keys that may change until the decay of the learning rate begins.
 _LENGTH = ("train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction")
-# Keys of validation, which may change unless early stopping or the best weights depend on validation.
+# Keys that may change unless early stopping or the best weights depend on validation.
 _VALIDATION = ("train.validate_every", "train.validate_batches")
 # A resume may change how many best checkpoints are kept, but not whether any are kept.
 _BEST = "checkpoint.keep_best"
@@ -88,7 +88,8 @@ def changes_since(
         return None
     refused = training_differences(old, config, steps_done)
     lines = differing(_flat(recorded(old)), _flat(recorded(config)))
-    known = {line.partition(":")[0] for line in refused} | {*_WAYS}
+    # Each start chooses the last key anew, and names the choice.
+    known = {line.partition(":")[0] for line in refused} | {*_WAYS, "fsdp.reshard_after_forward"}
     allowed = [line for line in lines if line.partition(":")[0] not in known]
     return Changes(refused, allowed, lengths_left(old, config, steps_done))
 

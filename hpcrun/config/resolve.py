@@ -130,12 +130,6 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["train.accumulation", "train.micro_batch"],
             "follows from train.micro_batch and the number of ranks; omit one of them",
         )
-    if train.compression != "none" and train.parallel == "single":
-        yield (
-            ["train.compression", "train.parallel"],
-            f"{train.compression} is a hook of DDP, and single does not communicate gradients; "
-            "use ddp, or compression none",
-        )
     if train.patience is not None and not train.validate_every:
         yield (
             ["train.validate_every", "train.patience"],

@@ -114,21 +114,11 @@ def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
 
 def _of_fsdp(config: Config) -> Iterator[Contradiction]:
     job, train = config.job, config.train
-    if train.compression != "none":
-        yield (
-            ["train.compression", "train.parallel"],
-            f"{train.compression} is a hook of DDP; with fsdp set fsdp.reduce_dtype",
-        )
     if train.find_unused_parameters:
         yield (
             ["train.find_unused_parameters", "train.parallel"],
             "fsdp needs the same parameters on all ranks; use them all, times 0 where they do not count, or "
             "use ddp",
-        )
-    if train.channels_last:
-        yield (
-            ["train.channels_last", "train.parallel"],
-            "fsdp does not support channels_last; use ddp",
         )
     if train.compile and train.compile_mode == "reduce-overhead":
         yield (
@@ -151,7 +141,6 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
 
 # Keys, the other key, the values of the other key without effect, and those with an effect.
 _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
-    ("train.min_delta", "train.patience", (None,), "a number of validations"),
     ("train.compile_mode", "train.compile", (False,), "true"),
     ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
     ("train.connect_timeout", "train.hang_after", (None,), "a number of seconds"),

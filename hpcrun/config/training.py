@@ -50,10 +50,6 @@ class Train(Section):
         default=None,
         description="Maximum samples per micro-batch; accumulation follows from it.",
     )
-    uneven: Literal["across", "drop", "pad"] = Field(
-        default="across",
-        description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked).",
-    )
     lr: Positive = Field(default=3e-4, description="Peak learning rate.")
     clip_norm: Positive | None = Field(
         default=1.0, description="Gradient norm for clipping; null: no clipping."
@@ -75,9 +71,6 @@ class Train(Section):
     patience: Count | None = Field(
         default=None,
         description="Validations without a better loss before training ends; null: no early stopping.",
-    )
-    min_delta: NotNegative = Field(
-        default=0.0, description="Minimum decrease of the validation loss that counts as better."
     )
     init_from: Word | None = Field(
         default=None,
@@ -111,9 +104,6 @@ class Train(Section):
         default=None,
         description="DDP: MiB of gradients per all-reduce; null: from the parameters and the ranks.",
     )
-    compression: Literal["none", "fp16", "bf16"] = Field(
-        default="none", description="DDP: compression of gradients for the all-reduce."
-    )
     compile: bool = Field(default=False, description="Compile the model with torch.compile.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         default="default", description="Mode of torch.compile."
@@ -121,9 +111,6 @@ class Train(Section):
     activation_checkpointing: Literal["none", "full", "selective"] = Field(
         default="none",
         description="Recompute activations: of all blocks, or all but costly operations.",
-    )
-    channels_last: bool = Field(
-        default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."
     )
     deterministic: Literal[True, False, "warn", "strict"] = Field(
         default=True,
@@ -151,9 +138,7 @@ class Train(Section):
     profile: StepWindow | None = Field(
         default=None, description="Steps to profile, such as 10-15 (inclusive)."
     )
-    affinity: bool = Field(
-        default=True, description="Bind each rank to separate CPU cores near its GPU."
-    )
+    affinity: bool = Field(default=True, description="Bind each rank to separate CPU cores.")
 
 
 class FSDP(Section):
@@ -171,8 +156,9 @@ class FSDP(Section):
         description="Units to gather: blocks of lists and large layers, only blocks, or modules by class.",
     )
     classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
-    reshard_after_forward: bool = Field(
-        default=True, description="Free gathered weights after the forward pass, to save memory."
+    reshard_after_forward: Literal["auto", True, False] = Field(
+        default="auto",
+        description="Free gathered weights after the forward pass; auto: from 10 % of memory.",
     )
     deferred_init: Literal["auto", True, False] = Field(
         default="auto",

@@ -44,10 +44,7 @@ def main() -> int:
 
 
 def estimate(config: Config, memory: int, gpu: str) -> dict[str, Any]:
-    """Return the memory of a rank under ``config``, and advice if it does not fit ``memory`` bytes.
-
-    ``other``: with FSDP the memory with the other value of ``fsdp.reshard_after_forward``.
-    """
+    """Return the memory of a rank under ``config``, and advice if it does not fit ``memory`` bytes."""
     from hpcrun.estimate.fake_run import trace
     from hpcrun.train.determinism import seed_alike
     from hpcrun.train.health.out_of_memory import advice
@@ -59,17 +56,11 @@ def estimate(config: Config, memory: int, gpu: str) -> dict[str, Any]:
     ranks = config.job.min_nodes * config.job.tasks_on_node
     task = load_task(config)
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
-    found, other = trace(task, config, memory, _tell, gpu=gpu), {}
-    resolved = with_fsdp(config, shard=found.shard)
-    if found.parallel == "fsdp" and ranks > 1:
-        frees = not config.fsdp.reshard_after_forward
-        changed = with_fsdp(resolved, reshard_after_forward=frees)
-        size = needed(trace(task, changed, memory, _tell).peak)
-        other = {"reshard_after_forward": frees, "needed": size, "fits": size <= memory}
+    found = trace(task, config, memory, _tell, gpu=gpu)
+    resolved = with_fsdp(config, shard=found.shard, reshard_after_forward=found.reshards)
     fits = needed(found.peak) <= memory
     return {
         **asdict(found),
-        "other": other,
         "needed": needed(found.peak),
         "fits": fits,
         "advice": [] if fits else list(advice(resolved, found.parallel, ranks)),

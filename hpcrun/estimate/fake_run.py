@@ -35,7 +35,7 @@ from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.metrics.timing import forward_flops, samples_in
 from hpcrun.train.model.checks import require_model, unshardable
 from hpcrun.train.model.prepare import blocks
-from hpcrun.train.parallel.choose import decide, decide_shard, need, with_fsdp
+from hpcrun.train.parallel.choose import decide, decide_reshard, decide_shard, need, with_fsdp
 from hpcrun.train.parallel.network import Group, machine_named
 from hpcrun.train.step.gate import StepDecision, trained_by
 from hpcrun.train.step.precision import LossFunction
@@ -61,7 +61,7 @@ def trace(
     """Return the memory of a rank under ``config`` in a step on fake tensors.
 
     Args:
-        memory: bytes of the rank's GPU, for ``train.parallel=auto`` and ``fsdp.shard=auto``.
+        memory: bytes of the rank's GPU, for ``auto`` in ``train.parallel`` and in ``fsdp``.
         gpu: name of the GPU, for ``fsdp.shard=auto``.
 
     Raises:
@@ -82,14 +82,19 @@ def trace(
     )
     batch = first_batch(task, config, micro_batch, tell)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _build(task, mode, tell)
+    model = _build(task, mode)
     require_model(model, task, config, ranks=ranks, gpu=False)
     parallel = _parallel(config, model, memory)
-    config = with_fsdp(config, shard=_shard(config, model, parallel, memory, gpu))
+    sharded = parallel == "fsdp" and ranks > 1
+    if sharded:
+        reshards, line = decide_reshard(config, model, memory)
+        config = with_fsdp(config, reshard_after_forward=reshards)
+        config = with_fsdp(config, shard=_shard(config, model, memory, gpu))
+        if line:
+            tell(line)
     count = sum(parameter.numel() for parameter in model.parameters())
     layers = max(1, len(blocks(model)))
     flops = flops_of_sample(task, batch)
-    sharded = parallel == "fsdp" and ranks > 1
     distributed = DistributedConfig(
         world_size=ranks if sharded else 1,
         num_nodes=job.min_nodes if sharded else 1,
@@ -98,7 +103,7 @@ def trace(
     compiled = config.train.compile
     # Compilation and unused parameters read values.
     without = {"compile": False, "find_unused_parameters": False}
-    changed = config.train.model_copy(update=without | {"compression": "none"})
+    changed = config.train.model_copy(update=without)
     config = config.model_copy(update={"train": changed})
     with (
         _fake_group(config, distributed) as mesh,
@@ -129,6 +134,7 @@ def trace(
     return Traced(
         *(parallel, ranks, micro_batch, accumulation, count, live.peak, parts, layers, flops),
         shard=config.fsdp.shard,
+        reshards=config.fsdp.reshard_after_forward is not False,
         reduces_each=reduces_each,
         unit=task.unit,
         units=task.units_per_sample,
@@ -187,23 +193,16 @@ def _step(
     return kept | {"rest": live.peak - sum(kept.values())}
 
 
-def _build(task: Task, mode: FakeTensorMode, tell: Callable[[str], None]) -> nn.Module:
-    """Build the model on fake tensors; if its code needs values, build it with values and drop these."""
+def _build(task: Task, mode: FakeTensorMode) -> nn.Module:
+    """Build the model on fake tensors."""
     try:
         with mode:
             model = task.build_model()
     except Exception as error:
-        tell(
-            f"build_model() needs real memory ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}); building the whole model"
-        )
-        try:
-            model = task.build_model()
-        except Exception as real:
-            raise UserError(
-                f"task: {type(task).__name__}.build_model() raised {type(real).__name__}: "
-                f"{' '.join(str(real).split())}"
-            ) from real
+        raise UserError(
+            f"task: {type(task).__name__}.build_model() raised {type(error).__name__} on tensors without "
+            f"values: {' '.join(str(error).split())}; estimate needs a build that reads no values"
+        ) from error
     if isinstance(model, nn.Module):
         _forget_data(model, mode)
     return model
@@ -222,11 +221,11 @@ def _parallel(config: Config, model: nn.Module, memory: int) -> Any:
     return decide(config, need(config, model), memory, unfit=unshardable(model)[0])[0]
 
 
-def _shard(config: Config, model: nn.Module, parallel: str, memory: int, gpu: str) -> str:
+def _shard(config: Config, model: nn.Module, memory: int, gpu: str) -> str:
     nodes, on_node = config.job.min_nodes, config.job.tasks_on_node
     if config.fsdp.shard != "auto":
         return config.fsdp.shard
-    if parallel != "fsdp" or 1 in (nodes, on_node):
+    if 1 in (nodes, on_node):
         return "full"
     group = Group(nodes * on_node, on_node, machine_named(gpu))
     return decide_shard(config, model, group, memory)[0]

@@ -21,8 +21,9 @@ class Traced:
     ``peak``: of the tensors on the GPU. ``parts``: weights, optimizer, average, and the rest at the peak
     (gradients, activations, gathered weights, buffers of collectives). ``flops``: of a sample, forward and
     backward, without recomputation; None if the model needs values. ``layers``: blocks of the model.
-    ``shard``: of FSDP, full or hybrid. ``reduces_each``: FSDP reduces gradients in each micro-batch. A sample
-    has ``units`` of ``unit``, such as tokens.
+    ``shard``: of FSDP, full or hybrid. ``reshards``: FSDP frees gathered weights after the forward pass.
+    ``reduces_each``: FSDP reduces gradients in each micro-batch. A sample has ``units`` of ``unit``, such as
+    tokens.
     """
 
     parallel: str
@@ -35,6 +36,7 @@ class Traced:
     layers: int
     flops: float | None
     shard: str
+    reshards: bool
     reduces_each: bool
     unit: str
     units: int

@@ -99,8 +99,7 @@ def step_time(
         shards = group.on_node if hybrid else ranks
     elif ranks > 1:
         bucket = train.bucket_mb or default_bucket(4 * parameters, ranks) or 25
-        of_fp32 = 1.0 if train.compression == "none" else 0.5
-        reduce = ddp(of_fp32 * parameters, group, bucket, allowed(config))
+        reduce = ddp(parameters, group, bucket, allowed(config))
     # Computation of a pass, and communication at the same time.
     passes: list[tuple[float, float]] = []
     for number in range(accumulation):

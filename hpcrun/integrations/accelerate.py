@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.errors import UserError
 from hpcrun.integrations.buckets import BucketOrder
-from hpcrun.integrations.folder_session import FolderSession
 from hpcrun.integrations.loader import ExactLoader, next_pass
 from hpcrun.integrations.session import (
     ENDED,
+    FolderSession,
     default_folder,
     refuse_in_a_line,
     require_first,

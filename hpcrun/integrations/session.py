@@ -1,22 +1,26 @@
-"""Commits, the agreed stop and the exit code of a training loop that is not hpcrun's."""
+"""Commits, the agreed stop and the exit code of a training loop that is not hpcrun's.
+
+The checkpoints are those of hpcrun (:class:`Session`) or of a framework (:class:`FolderSession`).
+"""
 
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
-from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
+from hpcrun.integrations.checkpoint_folders import CheckpointFolders
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.ranks.making import new_control_group
@@ -31,25 +35,57 @@ ENDED: set[Path] = set()
 """Folders of the trainings that have ended in this process."""
 
 
-class Session:
-    """Checkpoints and stop of a training on one process or all ranks of torch.distributed.
+class Stop:
+    """The agreed stop of a training on one process or all ranks of torch.distributed.
 
-    Every method is collective. The constructor handles the stop signals, so call it in the main thread.
-
-    Args:
-        folder: the folder of the checkpoints; None: as :func:`default_folder`.
-        model, optimizer, scheduler, scaler, extra, own: as in :class:`hpcrun.Checkpointer`.
-        every: steps between saves.
-        minutes: minutes between saves; replaces ``every``.
-        retention: rule for the checkpoints to keep.
+    The constructor is collective, and handles the stop signals, so call it in the main thread.
 
     Attributes:
         ranks: all ranks, with a control group.
+
+    Raises:
+        UserError: the launcher started several ranks, and torch.distributed is not initialized.
+    """
+
+    def __init__(self) -> None:
+        rank, size = own_place()
+        STOP.install()
+        group = new_control_group() if size > 1 else None
+        self.ranks = Ranks(rank, size, group, CheckpointError)
+        self._agreement = StopAgreement(group)
+
+    def reason(self, steps: int) -> StopReason:
+        """Report the step, and return the reason to stop that the ranks have agreed on, or NONE.
+
+        Args:
+            steps: number of finished steps, the same on all ranks; larger at each call.
+        """
+        report(steps)
+        return self._agreement.exchange(steps, STOP.reason)
+
+    def _end(self, steps: int, reason: StopReason) -> NoReturn:
+        self._say(f"stopped after step {steps} ({reason.name.lower()}), saved; exit code {AGAIN}")
+        end_helpers()
+        raise SystemExit(AGAIN)
+
+    def _say(self, text: str) -> None:
+        if self.ranks.rank == 0:
+            say_aside(f"hpcrun: {text}")
+
+
+class Session(Stop):
+    """Checkpoints and stop of a training with a ``Checkpointer``. Every method is collective.
+
+    Args:
+        folder: the folder of the checkpoints; None: as :func:`default_folder`.
+        every: as ``minutes``, ``retention`` and the parts of the state (``state``), an argument of
+            :class:`hpcrun.Checkpointer`.
+
+    Attributes:
         checkpointer: the ``Checkpointer`` that saves.
         unchecked: number of the next steps that check whether the state can be saved.
 
     Raises:
-        UserError: the launcher started several ranks, and torch.distributed is not initialized.
         CheckpointError: as :class:`hpcrun.Checkpointer`.
     """
 
@@ -57,35 +93,17 @@ class Session:
         self,
         folder: Path | str | None = None,
         *,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any = None,
-        scaler: Any = None,
-        extra: dict[str, Any] | None = None,
-        own: dict[str, Any] | None = None,
         every: int = 100,
         minutes: float | None = None,
         retention: Retention | None = None,
+        **state: Any,
     ) -> None:
-        rank, size = own_place()
-        STOP.install()
-        group = new_control_group() if size > 1 else None
-        self.ranks = Ranks(rank, size, group, CheckpointError)
-        self._agreement = StopAgreement(group)
+        super().__init__()
         # The optimizer may have no state before the second call.
         self.unchecked = 2
         self.folder = default_folder(folder)
         self.checkpointer = Checkpointer(
-            self.folder,
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            extra=extra,
-            own=own,
-            every=every,
-            minutes=minutes,
-            retention=retention,
+            self.folder, every=every, minutes=minutes, retention=retention, **state
         )
 
     def restore(self) -> int:
@@ -98,19 +116,10 @@ class Session:
             CheckpointError: as :meth:`hpcrun.Checkpointer.restore`.
         """
         steps = self.checkpointer.restore()
-        if steps and self.ranks.rank == 0:
+        if steps:
             notes = "".join(f"; {note}" for note in self.checkpointer.notes)
-            say_aside(f"hpcrun: resumed after step {steps} from {self.folder}{notes}")
+            self._say(f"resumed after step {steps} from {self.folder}{notes}")
         return steps
-
-    def reason(self, steps: int) -> StopReason:
-        """Report the step, and return the reason to stop that the ranks have agreed on, or NONE.
-
-        Args:
-            steps: number of finished steps, the same on all ranks; larger at each call.
-        """
-        report(steps)
-        return self._agreement.exchange(steps, STOP.reason)
 
     def step(self, steps: int) -> StopReason:
         """Do as :meth:`reason`; save asynchronously if the interval has passed and no stop is due.
@@ -151,12 +160,7 @@ class Session:
         """
         self.save(steps)
         self.close()
-        if self.ranks.rank == 0:
-            say_aside(
-                f"hpcrun: stopped after step {steps} ({reason.name.lower()}), saved; exit code 75"
-            )
-        end_helpers()
-        raise SystemExit(AGAIN)
+        self._end(steps, reason)
 
     def finish(self, steps: int) -> None:
         """Save after the last step, wait for the commit, and report that the work is done.
@@ -169,6 +173,57 @@ class Session:
         self.save(steps)
         self.close()
         report(steps, done=True)
+
+
+class FolderSession(Stop):
+    """Checkpoint folders and stop of a training with checkpoints of a framework. Every method is collective.
+
+    The arguments are those of :class:`CheckpointFolders`; the number of ranks is added to ``facts``.
+    """
+
+    def __init__(self, root: Path, *, keep: int | None, facts: dict[str, Any]) -> None:
+        super().__init__()
+        size = self.ranks.world_size
+        commits = replace(self.ranks, group=new_control_group() if size > 1 else None)
+        facts = {"the number of ranks": size, **facts}
+        self.folders = CheckpointFolders(root, self.ranks, commits, keep=keep, facts=facts)
+
+    def newest(self) -> tuple[int, dict[str, Any]] | None:
+        """Return step and own state of the newest valid checkpoint; None without a checkpoint.
+
+        Raises:
+            CheckpointError: as :meth:`CheckpointFolders.newest`.
+        """
+        step = self.folders.newest()
+        if step is None:
+            return None
+        with explained("be read", self._own(step)):
+            own: dict[str, Any] = torch.load(self._own(step), weights_only=True)
+        self._say(f"resumed after step {step} from {self.folders.path(step)}")
+        return step, own
+
+    def commit(self, step: int, own: dict[str, Any], protect: Path | None = None) -> None:
+        """Add this rank's ``own`` state to the folder of ``step``, and commit the folder in a thread."""
+        torch.save(own, self._own(step))
+        self.folders.commit(step, protect)
+
+    def leave(self, step: int, reason: StopReason) -> NoReturn:
+        """Wait for the commit of ``step``, and end the program with exit code 75.
+
+        Raises:
+            SystemExit: always, with the code 75, unless the commit failed.
+            CheckpointError: the commit failed. Raised on all ranks.
+        """
+        self.finish()
+        self._end(step, reason)
+
+    def finish(self) -> None:
+        """Wait for the commit in progress, and release the folder; raises CheckpointError if it failed."""
+        self._agreement.finish()
+        self.folders.close()
+
+    def _own(self, step: int) -> Path:
+        return self.folders.path(step) / f"hpcrun-rank-{self.ranks.rank}.pt"
 
 
 def refuse_in_a_line() -> None:

@@ -19,9 +19,8 @@ from transformers import Trainer, TrainerCallback
 from hpcrun.errors import UserError
 from hpcrun.integrations.accelerate import ExactBase, exact_shard
 from hpcrun.integrations.buckets import BucketOrder
-from hpcrun.integrations.folder_session import FolderSession
 from hpcrun.integrations.loader import next_pass
-from hpcrun.integrations.session import default_folder, refuse_in_a_line
+from hpcrun.integrations.session import FolderSession, default_folder, refuse_in_a_line
 from hpcrun.integrations.wandb import continue_wandb_run
 from hpcrun.ranks.signals import STOP, StopReason
 

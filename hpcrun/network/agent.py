@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from hpcrun.network.links import Links
 from hpcrun.network.probes import Needs, probes, read, write
 from hpcrun.network.torch_child import NodeRanks
+from hpcrun.ranks.interfaces import own_interfaces
 
 
 class Agent:
@@ -34,7 +36,8 @@ class Agent:
             "names": self._links.names,
             "round": self._links.exchange,
             "prepare": self._ranks.prepare,
-            "all-reduce": self._all_reduce,
+            "measure": self._measure,
+            "site": site,
         }
 
     def hello(self) -> None:
@@ -65,11 +68,20 @@ class Agent:
     def _probe(self, name: str, needs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return (asdict(one) for one in probes()[name].function(Needs(**needs)))
 
-    def _all_reduce(self, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """Run this node's ranks of the all-reduce in the group that contains this node."""
+    def _measure(self, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
+        """Run this node's ranks of the collectives in the group that contains this node."""
         group = next(one for one in groups if self.name in one["members"])
         rank, count = group["members"][self.name]
         return self._ranks.run({**group, "members": {}}, rank, count)
+
+
+def site() -> dict[str, Any]:
+    """Return the facts about this node that decide which NCCL settings are tried."""
+    devices = Path("/sys/class/infiniband")
+    return {
+        "interfaces": sorted(own_interfaces()),
+        "rdma": devices.is_dir() and any(devices.iterdir()),
+    }
 
 
 def main() -> None:

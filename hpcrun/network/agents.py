@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ class Processes:
 
     def __init__(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._words: list[str] = []
+        self._words: deque[str] = deque(maxlen=50)
         self._started = [
             subprocess.Popen(
                 list(command),
@@ -37,6 +38,7 @@ class Processes:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                errors="replace",
                 env=dict(environ),
                 start_new_session=True,
             )
@@ -63,13 +65,16 @@ class Processes:
     def hear(self, timeout: float) -> dict[str, Any] | None:
         """Return the next answer; None after ``timeout`` seconds, or when all processes have ended."""
         try:
-            return self._answers.get(timeout=max(0.0, timeout))
+            answer = self._answers.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
+        if answer is None:
+            self._answers.put(None)  # for the next call
+        return answer
 
     def words(self) -> str:
         """Return the last lines of standard error."""
-        return "\n".join(self._words[-50:])
+        return "\n".join(self._words)
 
     def ended(self) -> bool:
         """Return True if every process has ended, or srun reports that Slurm cancels the step."""
@@ -90,6 +95,17 @@ class Processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=10)
                 process.kill()
+        self.join()
+
+    def kill(self) -> None:
+        """End the processes at once. One that waits for an unavailable file server cannot be killed."""
+        for process in self._started:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+
+    def join(self) -> None:
+        """Wait for the last lines of processes that have ended."""
         for reader in self._readers:
             reader.join(timeout=2)
 

@@ -212,7 +212,7 @@ def gemm(needs: Needs) -> Records:
                 if one["stage"] == "product":
                     yield from product(one, needs)
     finally:
-        child.close()
+        child.kill()
     if here["stage"] == "hangs":
         yield Answer(
             "unknown", f"torch is not imported in {_IMPORT:g} s", "look at the file system"

@@ -11,12 +11,14 @@ from hpcrun.network.agents import Nodes
 from hpcrun.network.findings import THRESHOLD, Suspects, excluded, findings, suspects
 from hpcrun.network.links import CONNECT
 from hpcrun.network.measurements import (
+    SIZES,
     Collective,
     NameCheck,
     NetworkMeasurements,
     Pair,
     Transfer,
     all_pairs,
+    bus_bandwidth,
     rounds_for,
 )
 from hpcrun.network.probes import Needs, findings_of, probes, record_from
@@ -211,9 +213,7 @@ class AllReduce:
             members = {name for group in whole for name in group}
             seconds = max(order["limit"] for order in orders) + 2 * _GRACE
             self._answers |= {name: {"stage": "hangs"} for name in members}
-            self._answers |= self._nodes.ask(
-                "all-reduce", seconds, members, lose=False, groups=orders
-            )
+            self._answers |= self._nodes.ask("measure", seconds, members, lose=False, groups=orders)
         return [all(self._stage(name) == "done" for name in group) for group in groups]
 
     def _stage(self, name: str) -> str:
@@ -235,13 +235,16 @@ class AllReduce:
             "peers": [self._addresses[name] for name in (group[1], group[0])],
             "port": ready[group[0]]["port"],
             "limit": self._limit + ranks * _CONNECTING,
-            "seconds": self._seconds,
+            "collectives": ["all_reduce"],
+            "sizes": SIZES,
+            "seconds": self._seconds / len(SIZES),
+            "longest": self._seconds / len(SIZES),
         }
 
     def _figures(self, names: Sequence[str]) -> Collective:
-        order, first = self._orders[names[0]], self._answers[names[0]]
-        figures = (first["bytes"], first["seconds"], first["busbw"])
-        return Collective(tuple(names), order["backend"], order["ranks"], *figures)
+        order, (*_, (_, size, seconds)) = self._orders[names[0]], self._answers[names[0]]["cells"]
+        busbw = bus_bandwidth(size, seconds, order["ranks"])
+        return Collective(tuple(names), order["backend"], order["ranks"], size, seconds, busbw)
 
     def _failure(self, names: Sequence[str]) -> Collective:
         bad = [self._answers[name] for name in names if self._stage(name) != "done"]

@@ -1,7 +1,7 @@
 """A process with torch for the checks of a node: ``python -m hpcrun.network.torch_rank``.
 
 The process first prints a line with its versions, the number of GPUs, and the port on which it would listen
-as rank 0. Then it reads one order from standard input, a matrix product or an all-reduce, and prints its
+as rank 0. Then it reads one order from standard input, a matrix product or collectives, and prints its
 progress. The agent ends a process that hangs.
 """
 
@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import time
+import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +20,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from hpcrun.devices import accelerator, vendor
-from hpcrun.network.measurements import MIB, SIZES, bus_bandwidth
+from hpcrun.network.measurements import MIB
 from hpcrun.ranks.addresses import listen, wanted_ports
 from hpcrun.ranks.interfaces import gloo_interface
 
-_REPEATS = 5
 _SIZE = 512
 # Large enough that the launch time of the kernel does not matter.
-_TIMED_SIZE, _TIMED, _WARM = 4096, 20, 5
+_TIMED_SIZE, _TIMED, _WARM_UP = 4096, 20, 5
+# Calls of a collective.
+_WARM, _FEWEST_CALLS, _MOST_CALLS = 2, 3, 200
+_VALUE = 2.0
 
 
 def main() -> None:
@@ -47,7 +50,7 @@ def main() -> None:
             _say(stage="done")
         else:
             listening = listener.detach() if order["rank"] == 0 else None
-            _say(stage="done", **_measured(order, listening))
+            _say(stage="done", cells=_measured(order, listening))
     except (RuntimeError, ValueError, OSError) as error:
         _say(stage="failed", problem=" ".join(str(error).split())[:300])
     # Exit even if NCCL or gloo still waits.
@@ -94,7 +97,7 @@ def _multiply(
 def _product_seconds(device: torch.device) -> float:
     """Return the seconds of one large product in bfloat16."""
     large = torch.ones(_TIMED_SIZE, _TIMED_SIZE, device=device, dtype=torch.bfloat16)
-    for _ in range(_WARM):
+    for _ in range(_WARM_UP):
         large @ large
     accelerator.synchronize(device)
     began = time.perf_counter()
@@ -104,12 +107,13 @@ def _product_seconds(device: torch.device) -> float:
     return (time.perf_counter() - began) / _TIMED
 
 
-def _measured(order: Mapping[str, Any], listening: int | None) -> dict[str, Any]:
-    """Join the group and return the all-reduce's figures."""
+def _measured(order: Mapping[str, Any], listening: int | None) -> list[tuple[str, int, float]]:
+    """Join the group; return name, bytes and seconds of a call, for each collective and size."""
     limit = datetime.timedelta(seconds=order["limit"])
-    on_gpu = order["backend"] == "nccl"
-    if on_gpu:
-        accelerator.make_current(accelerator.device(order["local"]))
+    device = torch.device("cpu")
+    if order["backend"] == "nccl":
+        device = accelerator.device(order["local"])
+        accelerator.make_current(device)
     os.environ.update(gloo_interface(os.environ, order["peers"]))
     store = TCPStore(
         order["address"],
@@ -127,43 +131,84 @@ def _measured(order: Mapping[str, Any], listening: int | None) -> dict[str, Any]
         world_size=order["ranks"],
         timeout=limit,
     )
-    device = accelerator.default_device() if on_gpu else torch.device("cpu")
-    _sum(torch.ones(1, device=device), order["ranks"])
+    dist.barrier()
     _say(stage="joined")
-    size = SIZES[0]
-    seconds = _timed(size, order["ranks"], device, 1)
-    for larger in SIZES[1:]:
-        if seconds * (larger / size) * _REPEATS > order["seconds"]:
-            break
-        size, seconds = larger, _timed(larger, order["ranks"], device, 1)
-    seconds = _timed(size, order["ranks"], device, _REPEATS)
-    busbw = bus_bandwidth(size, seconds, order["ranks"])
-    return {"bytes": size, "seconds": seconds, "busbw": busbw}
+    # The newer names of these calls are not in the oldest torch that is supported.
+    warnings.simplefilter("ignore", FutureWarning)
+    found = list(_cells(order, device))
+    dist.barrier()
+    # srun mixes long lines of several tasks.
+    return found if order["rank"] == 0 else []
 
 
-def _timed(size: int, ranks: int, device: torch.device, repeats: int) -> float:
-    """Return the seconds of one all-reduce of ``size`` bytes: those of the slowest rank, the same on all.
+def _cells(order: Mapping[str, Any], device: torch.device) -> Iterator[tuple[str, int, float]]:
+    """Yield the times of each collective, up to the size whose call would take too long."""
+    sizes = order["sizes"]
+    for collective in order["collectives"]:
+        for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
+            try:
+                real, seconds = _timed(collective, size, order, device)
+            except RuntimeError as error:
+                # Where no rank has begun the call, all ranks come here.
+                if "not support" not in str(error).lower():
+                    raise
+                break
+            yield collective, real, seconds
+            # Below 1 MiB a call's time does not grow with the size.
+            if size >= MIB and seconds * following / size > order["longest"]:
+                break
+
+
+def _timed(
+    collective: str, size: int, order: Mapping[str, Any], device: torch.device
+) -> tuple[int, float]:
+    """Return the bytes of the whole array, and the lower quartile of the seconds of some calls.
+
+    A call takes as long as on the slowest rank. Other work on the node only makes calls longer, so the lower
+    quartile varies less.
 
     Raises:
-        ValueError: a sum is wrong.
+        ValueError: the first call has a wrong result.
     """
-    tensor = torch.zeros(size // 4, device=device)
-    dist.barrier()
-    begun = time.perf_counter()
-    for _ in range(repeats):
-        dist.all_reduce(tensor)
-    accelerator.synchronize(device)
-    longest = torch.tensor([(time.perf_counter() - begun) / repeats], device=device)
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    _sum(torch.ones(MIB // 4, device=device), ranks)
-    return float(longest)
+    ranks = order["ranks"]
+    # As nccl-tests has it: each rank's share has the same number of elements.
+    share = max(1, size // 4 // ranks)
+    count = size // 4 if collective == "all_reduce" else share * ranks
+    whole = torch.full((count,), _VALUE, device=device)
+    part = torch.full((share,), _VALUE, device=device)
+    # In place, as a training does; the values grow, and only those of the first call are compared.
+    calls: dict[str, tuple[Callable[[], object], torch.Tensor, int]] = {
+        "all_reduce": (lambda: dist.all_reduce(whole), whole, ranks),
+        "all_gather": (lambda: dist.all_gather_into_tensor(whole, part), whole, 1),
+        "reduce_scatter": (lambda: dist.reduce_scatter_tensor(part, whole), part, ranks),
+    }
+    call, result, factor = calls[collective]
+
+    def seconds_of(repeats: int) -> float:
+        dist.barrier()
+        accelerator.synchronize(device)
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        accelerator.synchronize(device)
+        return (time.perf_counter() - begun) / repeats
+
+    first = _most(seconds_of(1), device)
+    if _most(int((result != _VALUE * factor).sum()), device):
+        raise ValueError(f"the {collective} over {ranks} ranks has a wrong result")
+    usual = _most(seconds_of(_WARM if first < order["seconds"] else 1), device)
+    repeats = int(min(_MOST_CALLS, max(_FEWEST_CALLS, order["seconds"] / max(usual, 1e-7))))
+    times = torch.tensor([seconds_of(1) for _ in range(repeats)], dtype=torch.float64)
+    slowest = times.to(device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return whole.numel() * 4, sorted(slowest.tolist())[repeats // 4]
 
 
-def _sum(tensor: torch.Tensor, ranks: int) -> None:
-    """Add up ``tensor`` over the ranks, and check the sum."""
-    dist.all_reduce(tensor)
-    if not bool((tensor == ranks).all()):
-        raise ValueError(f"the all-reduce over {ranks} ranks has a wrong sum")
+def _most(value: float, device: torch.device) -> float:
+    """Return the largest of the values of all ranks."""
+    found = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
 
 
 def _say(**facts: Any) -> None:

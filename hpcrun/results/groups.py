@@ -111,7 +111,7 @@ def default_metric(store: ResultsFile) -> str:
         if name in known:
             return name
     raise ResultsError(
-        f"{store.path}: no run has a loss; name a metric with --metric: {', '.join(known) or 'none'}"
+        f"no run has a loss; name a metric with --metric: {', '.join(known) or 'none'}"
     )
 
 
@@ -146,9 +146,7 @@ def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
         _add_run(group, (key, pair, seed), row["state"].decode(), found, question)
     if not found.seen:
         known = ", ".join(known_metrics(store)) or "none"
-        raise ResultsError(
-            f"{store.path}: no run has the metric {question.metric}; there is: {known}"
-        )
+        raise ResultsError(f"--metric {question.metric}: no run has it; there is: {known}")
     ordered = list(groups.values())
     _label(ordered, question)
     _note_missing(ordered)

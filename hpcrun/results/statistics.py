@@ -6,10 +6,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special, stats
 
 CONFIDENCE = 0.95
@@ -60,15 +58,11 @@ def describe(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Spre
     found, low, high, std = np.asarray(values, np.float64), None, None, None
     mean = float(found.mean())
     if len(found) > 1:
-        half, std = float(half_width(found, confidence)), float(found.std(ddof=1))
+        half = float(stats.t.ppf(0.5 + confidence / 2, len(found) - 1) * stats.sem(found))
+        std = float(found.std(ddof=1))
         low, high = mean - half, mean + half
     interval = ConfidenceInterval(mean, low, high)
     return Spread(len(found), interval, std, float(np.median(found)))
-
-
-def half_width(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> Any:
-    """Return half of the t-interval of the mean over the first axis, which has at least two values."""
-    return stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * stats.sem(values)
 
 
 def compare(

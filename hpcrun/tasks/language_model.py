@@ -12,6 +12,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset
@@ -22,14 +23,55 @@ from hpcrun.tasks import corpus
 from hpcrun.tasks.hugging_face import require_same
 from hpcrun.tasks.llama import Llama, generate
 from hpcrun.tasks.options import BYTES, LanguageModelData, LanguageModelShape
-from hpcrun.tasks.windows import Windows
-from hpcrun.train.data.batching import Mixture
 from hpcrun.train.task import Task
 
 SAMPLE_PROMPT = b"def "
 SAMPLE_BYTES = 200
 # At a lower temperature, a model as small as the quick start's writes indentation without end.
 SAMPLE_TEMPERATURE = 0.85
+
+
+class Windows(Dataset[Tensor]):
+    """Windows of a flat, memory-mapped file of tokens: little-endian numbers without a header, as of nanoGPT.
+
+    Window i has the tokens [i * context, (i + 1) * context], ends included: uint8 or int64 [context + 1]. The
+    last token of a window, which is only predicted there, is the first token of the next window.
+    """
+
+    def __init__(self, file: Path, context: int, dtype: str = "uint8") -> None:
+        """Map ``file``, which holds values of ``dtype`` without a header.
+
+        Raises:
+            UserError: the file cannot be read, or does not fill a window.
+        """
+        self._place = file, context, dtype
+        try:
+            self.tokens = np.memmap(file, np.dtype(dtype).newbyteorder("<"), "r")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"{file}: cannot be read: {reason}; name a file that every node can read"
+            ) from error
+        self.context = context
+        if not len(self):
+            raise UserError(
+                f"{file}: {len(self.tokens)} tokens do not fill a sample of {context + 1}; use a smaller "
+                "model.context, or more text"
+            )
+
+    def __reduce__(self) -> tuple[type[Windows], tuple[Path, int, str]]:
+        # A loader process that does not fork maps the file itself.
+        return Windows, self._place
+
+    def __len__(self) -> int:
+        return max(0, len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        start = index * self.context
+        window = np.array(self.tokens[start : start + self.context + 1])
+        return torch.from_numpy(window if window.itemsize == 1 else window.astype(np.int64))
 
 
 class LanguageModel(Task):
@@ -63,16 +105,16 @@ class LanguageModel(Task):
             corpus.pack(corpus.standard_library(), self.corpus, self.data)
         corpus.verify(self.corpus)
 
+    def _require_weights_of(self, source: str) -> None:
+        require_same(self.shape, Path(source))
+
     def build_model(self) -> nn.Module:
-        if self.config.train.init_from is not None:
-            require_same(self.shape, Path(self.config.train.init_from))
         return Llama(self.shape, seed=self.config.seed)
 
     def train_dataset(self) -> Dataset[Tensor]:
         if not self.data.tokens:
             return self._split("train")
-        files = [self._windows(path) for path in self.data.tokens]
-        return Mixture(files, self.data.weights or [len(file) for file in files])
+        return ConcatDataset([self._windows(path) for path in self.data.tokens])
 
     def validation_dataset(self) -> Dataset[Tensor] | None:
         if not self.data.tokens:
@@ -99,11 +141,11 @@ class LanguageModel(Task):
         """Return losses in nats per token, and of bytes a text sample; keeps the global random state."""
         found: dict[str, Any] = {}
         if validation_loss is not None:
-            found["validation_loss"] = validation_loss
+            name = "perplexity" if self.data.tokens else "bits_per_byte"
+            per_token = math.exp if self.data.tokens else _bits
+            found = {"validation_loss": validation_loss, name: per_token(validation_loss)}
         if self.data.tokens:
-            return found | self._of_tokens(validation_loss)
-        if validation_loss is not None:
-            found["bits_per_byte"] = validation_loss / math.log(2)
+            return found
         sample = generate(
             getattr(model, "module", model),
             SAMPLE_PROMPT,
@@ -120,23 +162,15 @@ class LanguageModel(Task):
             "sample": printable(sample).rstrip(),
         }
 
-    def _of_tokens(self, validation_loss: float | None) -> dict[str, Any]:
-        """Return the passes over each file of tokens, and the perplexity."""
-        mixture = self.train_dataset()
-        assert isinstance(mixture, Mixture)
-        samples = self.step * self.config.train.batch_size
-        shares = zip(self.data.tokens, mixture.shares(), mixture.sizes, strict=True)
-        passes = {path: round(samples * share / size, 4) for path, share, size in shares}
-        found: dict[str, Any] = {"passes": passes}
-        return (
-            found if validation_loss is None else found | {"perplexity": math.exp(validation_loss)}
-        )
-
     def _split(self, split: str) -> Windows:
         return Windows(corpus.split_path(self.corpus, split), self.shape.context)
 
     def _windows(self, path: str) -> Windows:
         return Windows(Path(path), self.shape.context, self.data.dtype)
+
+
+def _bits(nats: float) -> float:
+    return nats / math.log(2)
 
 
 def printable(text: bytes) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from hpcrun.tasks.chunked_loss import linear_cross_entropy
@@ -81,7 +82,8 @@ class Decoder(nn.Module):
         tokens = tokens.long()
         shape = self.shape
         mask = None
-        if shape.document_end is not None:
+        # On fake tensors without a mask: causal attention keeps what flex_attention keeps on a GPU.
+        if shape.document_end is not None and not isinstance(tokens, FakeTensor):
             mask = document_mask(tokens, shape.document_end)
         x = F.dropout(self.embed_tokens(tokens), shape.dropout, self.training)
         angles = rotation(

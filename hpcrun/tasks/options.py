@@ -151,16 +151,6 @@ class LanguageModelShape(Section):
         return -(-self.vocabulary // VOCABULARY_UNIT) * VOCABULARY_UNIT
 
 
-def one_per_file(weights: list[float] | None, others: ValidationInfo) -> list[float] | None:
-    """Return ``weights`` if there is one for each file of tokens; else raise ValueError."""
-    files = len(others.data.get("tokens", ()))
-    if weights is not None and len(weights) != files:
-        raise ValueError(
-            f"has {len(weights)} numbers for {files} files of data.tokens; give one for each"
-        )
-    return weights
-
-
 def with_tokens(files: list[str], others: ValidationInfo) -> list[str]:
     """Return ``files`` if there are files of tokens to train on too; else raise ValueError."""
     if files and not others.data.get("tokens"):
@@ -186,10 +176,8 @@ class LanguageModelData(Section):
         default=0.05, description="Fraction of the files for validation."
     )
     tokens: Annotated[list[ShellText], AfterValidator(all_from_here)] = Field(
-        default=[], description="Flat files of tokens to train on, instead of the corpus."
-    )
-    weights: Annotated[list[Positive] | None, AfterValidator(one_per_file)] = Field(
-        default=None, description="Share of each file of tokens in the samples; null: by its size."
+        default=[],
+        description="Flat files of tokens to train on, instead of the corpus; may repeat a file.",
     )
     validation_tokens: Annotated[
         list[ShellText], AfterValidator(all_from_here), AfterValidator(with_tokens)

@@ -17,7 +17,6 @@ from hpcrun.train.model.deferred import Deferred, fill, give_memory
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel.choose import Parallel
-from hpcrun.train.parallel.strategies import compression
 from hpcrun.train.step.precision import shortfall
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
@@ -51,11 +50,9 @@ def build_trainer(
         ema=wanted.ema,
         parallel=parallel,
         fsdp=config.fsdp,
-        compression=compression(wanted.compression),
         preparation=Preparation(
             checkpointing=wanted.activation_checkpointing,
             compile=compile_mode(config, distributed, parallel),
-            channels_last=wanted.channels_last,
         ),
     )
     precision_note = shortfall(config.amp, trainer.device)

@@ -203,7 +203,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         run, attempt, ranks.gather(node_name()), replace=config.restarts.replace_slow
     )
     position.start = start
-    early = EarlyStopping(config.train.patience, config.train.min_delta)
+    early = EarlyStopping(config.train.patience)
     early.load_state_dict(resumed.extra("early_stopping", early.state_dict()))
     steps = range(start, early.end(config.train.steps))
     batches = build_batches(context, opened, resumed, steps)

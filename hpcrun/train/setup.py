@@ -46,7 +46,7 @@ from hpcrun.train.model.checks import require_model
 from hpcrun.train.model.deferred import Deferred, build_deferred, build_drawn
 from hpcrun.train.model.initial_weights import covers, load_initial_weights
 from hpcrun.train.parallel import process_group
-from hpcrun.train.parallel.choose import Parallel, resolve_parallel, resolve_shard
+from hpcrun.train.parallel.choose import Parallel, resolve_fsdp, resolve_parallel
 from hpcrun.train.position import PREPARING
 from hpcrun.train.saving import restore
 from hpcrun.train.step.trainer import DistributedAMPTrainer
@@ -154,7 +154,7 @@ def make_model(
         # The same seed on every rank, so that all ranks start with the same weights.
         seed_alike(config.seed)
         with explain_refusals():
-            return _build(task, config)
+            return _build(task, config, resumes=resumes)
 
     wanted = config.train.parallel == "fsdp" and config.fsdp.deferred_init is not False
     if distributed.world_size == 1 or not wanted:
@@ -177,10 +177,13 @@ def make_model(
     return model, deferred
 
 
-def _build(task: Task, config: Config) -> Any:
+def _build(task: Task, config: Config, *, resumes: bool) -> Any:
     model = task.build_model()
     source = config.train.init_from
-    if source is not None and isinstance(model, nn.Module):
+    if source is None or not isinstance(model, nn.Module):
+        return model
+    if not (resumes and covers(task, model)):
+        task._require_weights_of(source)
         load_initial_weights(model, source, config.train.init_rename)
     return model
 
@@ -232,7 +235,7 @@ def _validation_keys(config: Config) -> list[str]:
 class Resumed:
     """A trainer, the checkpoint that it restored (None for a new training), and this environment.
 
-    ``config``: with the choice of ``fsdp.shard=auto``. ``parallelism``: its keys that may change bits, and
+    ``config``: with the choices of ``auto`` in ``fsdp``. ``parallelism``: its keys that may change bits, and
     that differ from those of the checkpoint. ``drift``: the parts of the environment that differ from those
     of the checkpoint.
     """
@@ -280,7 +283,7 @@ def build_model(
     config, distributed = context.config, context.distributed
     earlier, shards = _earlier_choices(context)
     parallel = resolve_parallel(config, opened.model, distributed, context.ranks, earlier)
-    config = resolve_shard(config, opened.model, distributed, context.ranks, parallel, shards)
+    config = resolve_fsdp(config, opened.model, distributed, context.ranks, parallel, shards)
     with replace(context, config=config).explain_memory(parallel):
         with context.at("wrapping the model") as advance:
             deferred = opened.deferred is not None
@@ -362,7 +365,6 @@ def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps:
             workers=worker_processes(config, os.environ, opened.task.loader_processes),
             pin_memory=is_accelerator(resumed.trainer.device),
             saved=resumed.stream_state(),
-            uneven=config.train.uneven,
             prefetch=config.data.prefetch,
             collate=opened.collate,
         )

@@ -75,6 +75,9 @@ class Task(ABC):
         """Record that ``step`` steps have been taken; called by the loop."""
         self.__step = step
 
+    def _require_weights_of(self, source: str) -> None:
+        """Raise UserError if the files ``source`` (``train.init_from``) describe another model."""
+
     def prepare(self) -> None:
         """Make the data ready, e.g. download it. Called on rank 0 only, before any rank opens the data.
 
@@ -94,7 +97,7 @@ class Task(ABC):
         """Return a map-style dataset or a stream; :meth:`collate` gets its items.
 
         A map-style dataset may define its order: ``sample_order(positions, seed)`` returns the index at each
-        global position (int64 arrays), and must depend on nothing else. ``hpcrun.Mixture`` has one.
+        global position (int64 arrays), and must depend on nothing else.
         A stream is an ``IterableDataset`` with ``state_dict()`` and ``load_state_dict(state)``. Its attribute
         ``shards_itself`` is True if each rank iterates its own samples: docs/checkpointing.md, Streams.
         """

@@ -136,17 +136,13 @@ def _weight(task: Task, batch: Any, samples: int) -> float:
 class EarlyStopping:
     """Early stopping on losses that are identical on all ranks, so all ranks decide the same.
 
-    ``best`` is the lowest loss and ``best_step`` its step. For ``patience``, a loss counts as better only
-    if it is ``min_delta`` below ``reference``, the last loss that counted as better; ``waited`` counts the
-    validations since. ``seen`` and ``loss`` are the last validation's step and loss. A checkpoint holds all
-    of these.
+    ``best`` is the lowest loss and ``best_step`` its step; ``waited`` counts the validations since. ``seen``
+    and ``loss`` are the last validation's step and loss. A checkpoint holds all of these.
     """
 
     patience: int | None = None
-    min_delta: float = 0.0
     best: float | None = None
     best_step: int | None = None
-    reference: float | None = None
     waited: int = 0
     seen: int | None = None
     loss: float | None = None
@@ -165,35 +161,25 @@ class EarlyStopping:
         if loss is None:
             return False
         self.seen, self.loss = step, loss
-        finite = math.isfinite(loss)
-        if finite and (self.reference is None or loss < self.reference - self.min_delta):
-            self.reference, self.waited = loss, 0
-        else:
+        if not math.isfinite(loss) or (self.best is not None and loss >= self.best):
             self.waited += 1
-        if not finite or (self.best is not None and loss >= self.best):
             return False
-        self.best, self.best_step = loss, step
+        self.best, self.best_step, self.waited = loss, step, 0
         return True
 
     def reason(self) -> str:
         """Return the reason for the end of training, once it is due."""
-        wanted, best = "a better loss", ""
-        if self.min_delta and self.reference is not None:
-            # Not below ``best``: a later, slightly lower loss may be the best.
-            wanted = f"a loss {self.min_delta:g} (train.min_delta) below {self.reference:.6g}"
+        best = ""
         if self.best is not None:
             best = f"; the best was {self.best:.6g}, at step {self.best_step}"
         validations = "1 validation" if self.waited == 1 else f"{self.waited} validations"
-        return f"at step {self.seen}: {validations} without {wanted}{best}"
+        return f"at step {self.seen}: {validations} without a better loss{best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the recorded values as plain data, without the options."""
-        return {key: value for key, value in asdict(self).items() if key not in _OPTIONS}
+        """Return the recorded values as plain data, without ``patience``."""
+        return {key: value for key, value in asdict(self).items() if key != "patience"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         for key in self.state_dict():
             setattr(self, key, state[key])
-
-
-_OPTIONS = ("patience", "min_delta")

@@ -20,8 +20,9 @@ def kind_of(words):
     """Return which server has the modules of a program: of ranks and scripts with torch, or of commands.
 
     Slurm signals all processes of a step, but it does not know the children of a fork. So a program that
-    starts ranks or scripts runs itself: torchrun, mp.spawn, and the worker of a script.
+    starts ranks or scripts runs itself: torchrun in a job, mp.spawn, and the worker of a script.
     """
+    local = not os.environ.get("SLURM_JOB_ID")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # A rank names its job by torchrun, its parent.
         return None
@@ -30,6 +31,10 @@ def kind_of(words):
     if words[:2] == ["-m", "hpcrun"]:
         # Only where the caller needs no process group: a key on a terminal reaches a whole group.
         return "commands" if os.environ.get("HPCRUN_TEST_COMMANDS") else None
+    if words[:2] == ["-m", "hpcrun.estimate"] or (
+        local and words[:2] == ["-m", "torch.distributed.run"]
+    ):
+        return "torch"
     if words[:2] == ["-m", "hpcrun.worker"]:
         # A template of hpcrun's own fork server must start by itself.
         loop = "\ncommand: []\n" in text_of(f"{words[-1]}/config.yaml")

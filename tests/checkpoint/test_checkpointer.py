@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import warnings
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.making import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
 from hpcrun.train.step.ema import TrainerCheckpoints
+from tests.on_ranks import ranks
 from tests.pages import code_blocks
 from tests.train.forks import fork_ranks
 
@@ -104,80 +104,70 @@ def test_a_failed_save_is_raised_on_leaving_and_can_repeat(tmp_path):
     assert ckpt.wait().ok
 
 
-def test_ranks_that_see_a_failure_late_start_the_same_saves(tmp_path):
+@ranks(2)
+def test_ranks_that_see_a_failure_late_start_the_same_saves(rank, tmp_path):
     place = tmp_path / "checkpoints"
 
-    def play(rank):
-        torch.set_num_threads(1)
-        store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
-        patience = timedelta(seconds=300)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
-        everybody = Ranks(rank, 2, new_control_group())
-        assert (
-            folder_engine(folder_store(place), everybody, pinned=False).staging.ranks_on_host == 2
-        )
-        ckpt = Checkpointer(place, **parts(), every=1)
-        if rank == 0:
-            block(place)
-        heard, run = threading.Event(), CommitProtocol.run
+    everybody = Ranks(rank, 2, new_control_group())
+    assert folder_engine(folder_store(place), everybody, pinned=False).staging.ranks_on_host == 2
+    ckpt = Checkpointer(place, **parts(), every=1)
+    if rank == 0:
+        block(place)
+    heard, run = threading.Event(), CommitProtocol.run
 
-        def late(protocol, job):
-            outcome = run(protocol, job)
-            assert rank == 0 or heard.wait(300)
-            return outcome
+    def late(protocol, job):
+        outcome = run(protocol, job)
+        assert rank == 0 or heard.wait(300)
+        return outcome
 
-        CommitProtocol.run = late  # in this forked process only
-        assert ckpt.maybe_save(1)
-        while rank == 0 and ckpt.saving:
-            time.sleep(0.01)
-        # As in the micro-batches of a step: rank 0 knows that the save has failed, rank 1 does not.
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            assert not ckpt.maybe_save(1)
-        texts = [str(each.message) for each in told if each.category is CheckpointWarning]
-        assert len(texts) == (rank == 0)
-        assert all("step 1 was not saved: rank 0 (" in text for text in texts)
-        heard.set()
-        dist.barrier()
-        if rank == 0:
-            place.unlink()
-        dist.barrier()
-        ckpt.save(1)
-        assert ckpt.wait().ok
-        ckpt.save(1)
+    CommitProtocol.run = late  # in this forked process only
+    assert ckpt.maybe_save(1)
+    while rank == 0 and ckpt.saving:
+        time.sleep(0.01)
+    # As in the micro-batches of a step: rank 0 knows that the save has failed, rank 1 does not.
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         assert not ckpt.maybe_save(1)
-        # A state that one rank cannot save is reported as a failure, and other ranks do not hang.
-        ckpt.extra["best"] = np.float32(1) if rank else 1.0
-        ckpt.save(2)
-        with pytest.raises(CheckpointError, match=r"step 2 was not saved: rank 1 .*numpy\.float32"):
-            ckpt.wait()
-        ckpt.extra["best"] = 2.0
-        ckpt.save(2)
-        assert ckpt.wait().ok
+    texts = [str(each.message) for each in told if each.category is CheckpointWarning]
+    assert len(texts) == (rank == 0)
+    assert all("step 1 was not saved: rank 0 (" in text for text in texts)
+    heard.set()
+    dist.barrier()
+    if rank == 0:
+        place.unlink()
+    dist.barrier()
+    ckpt.save(1)
+    assert ckpt.wait().ok
+    ckpt.save(1)
+    assert not ckpt.maybe_save(1)
+    # A state that one rank cannot save is reported as a failure, and other ranks do not hang.
+    ckpt.extra["best"] = np.float32(1) if rank else 1.0
+    ckpt.save(2)
+    with pytest.raises(CheckpointError, match=r"step 2 was not saved: rank 1 .*numpy\.float32"):
+        ckpt.wait()
+    ckpt.extra["best"] = 2.0
+    ckpt.save(2)
+    assert ckpt.wait().ok
 
-        def leave(step, end):
-            with ckpt:
-                ckpt.save(step)
-                raise end
+    def leave(step, end):
+        with ckpt:
+            ckpt.save(step)
+            raise end
 
-        for step, end in ((3, SystemExit(0)), (4, SystemExit(3)), (5, KeyError("a bug"))):
-            with pytest.raises(type(end)):
-                leave(step, end)
-            assert (ckpt.outcome.ok, ckpt.outcome.step) == (True, step)
-        # A rank that waits for another rank that never takes part ends anyway.
-        coming = threading.Event()
-        CommitProtocol.run = lambda *save: (coming.wait(300 * rank), run(*save))[1]
-        ckpt.patience = 0.1
-        given_up = pytest.warns(CheckpointWarning, match="step 6 was not saved within 0.1 s")
-        with given_up, pytest.raises(KeyError):
-            leave(6, KeyError("a bug"))
-        dist.barrier()
-        coming.set()
-        assert ckpt.wait().step == 6
-
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
+    for step, end in ((3, SystemExit(0)), (4, SystemExit(3)), (5, KeyError("a bug"))):
+        with pytest.raises(type(end)):
+            leave(step, end)
+        assert (ckpt.outcome.ok, ckpt.outcome.step) == (True, step)
+    # A rank that waits for another rank that never takes part ends anyway.
+    coming = threading.Event()
+    CommitProtocol.run = lambda *save: (coming.wait(300 * rank), run(*save))[1]
+    ckpt.patience = 0.1
+    given_up = pytest.warns(CheckpointWarning, match="step 6 was not saved within 0.1 s")
+    with given_up, pytest.raises(KeyError):
+        leave(6, KeyError("a bug"))
+    dist.barrier()
+    coming.set()
+    assert ckpt.wait().step == 6
 
 
 class Normed(nn.Module):
@@ -234,48 +224,41 @@ def follows_sharded(folder, model):
         Checkpointer(folder, **words, extra={"adam": torch.optim.Adam(critic.parameters())})
 
 
-def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
+@ranks(2)
+def test_each_rank_gets_its_own_buffers_back_where_they_differ(rank, tmp_path):
     def build(rank):
         model = DistributedDataParallel(Normed(), broadcast_buffers=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return model, Checkpointer(tmp_path / "checkpoints", model=model, optimizer=optimizer)
 
-    def play(rank):
-        torch.set_num_threads(1)
-        store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        model, ckpt = build(rank)  # releases the folder when the object is gone
-        model(torch.full((4, 2), float(rank + 1))).sum().backward()
-        ckpt.save(1)
+    model, ckpt = build(rank)  # releases the folder when the object is gone
+    model(torch.full((4, 2), float(rank + 1))).sum().backward()
+    ckpt.save(1)
+    ckpt.wait()
+    del ckpt
+    after, ckpt = build(rank)
+    assert ckpt.restore() == 1
+    there, here = model.module.state_dict(), after.module.state_dict()
+    assert all(torch.equal(here[name], value) for name, value in there.items())
+    mean = here["module.last.running_mean"]
+    assert mean[0] == pytest.approx(0.1 * (rank + 1))
+    follows_sharded(tmp_path / "sharded", after)
+    # Without DDP all tensors except buffers are compared.
+    apart, same = tmp_path / "apart", nn.ModuleList([after.module, nn.Linear(1, 1)])
+    with torch.no_grad():
+        same[1].weight.fill_(rank)
+    ckpt = Checkpointer(apart, model=same, optimizer=torch.optim.SGD(same.parameters()))
+    ckpt.extra["seen"] = {1} if rank else 1
+    ckpt.save(0)
+    with pytest.raises(CheckpointError, match=r"step 0 was not saved: rank 1 .*builtins\.set"):
         ckpt.wait()
-        del ckpt
-        after, ckpt = build(rank)
-        assert ckpt.restore() == 1
-        there, here = model.module.state_dict(), after.module.state_dict()
-        assert all(torch.equal(here[name], value) for name, value in there.items())
-        mean = here["module.last.running_mean"]
-        assert mean[0] == pytest.approx(0.1 * (rank + 1))
-        follows_sharded(tmp_path / "sharded", after)
-        # Without DDP all tensors except buffers are compared.
-        apart, same = tmp_path / "apart", nn.ModuleList([after.module, nn.Linear(1, 1)])
-        with torch.no_grad():
-            same[1].weight.fill_(rank)
-        ckpt = Checkpointer(apart, model=same, optimizer=torch.optim.SGD(same.parameters()))
-        ckpt.extra["seen"] = {1} if rank else 1
-        ckpt.save(0)
-        with pytest.raises(CheckpointError, match=r"step 0 was not saved: rank 1 .*builtins\.set"):
-            ckpt.wait()
-        ckpt.extra.clear()
-        with pytest.raises(CheckpointError, match=r"model/1\.weight differs between the ranks"):
-            ckpt.save(1)
-        with torch.no_grad():
-            same[1].weight.fill_(0)
+    ckpt.extra.clear()
+    with pytest.raises(CheckpointError, match=r"model/1\.weight differs between the ranks"):
         ckpt.save(1)
-        assert ckpt.wait().ok
-
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
+    with torch.no_grad():
+        same[1].weight.fill_(0)
+    ckpt.save(1)
+    assert ckpt.wait().ok
 
 
 def test_an_interrupt_of_a_single_process_commits_the_pending_save(tmp_path, monkeypatch):
@@ -328,29 +311,22 @@ def test_a_job_learns_of_each_commit_before_close_returns(tmp_path, monkeypatch)
     assert newest_report(tmp_path).saved == 6
 
 
-def test_a_rank_that_ends_without_close_waits_for_its_patience(tmp_path):
+@ranks(2)
+def test_a_rank_that_ends_without_close_waits_for_its_patience(rank, tmp_path):
     """Without this limit, the rank would still wait when the other rank takes part at last."""
 
-    def play(rank):
-        torch.set_num_threads(1)
-        store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        coming, run = threading.Event(), CommitProtocol.run
-        CommitProtocol.run = lambda *save: (coming.wait(300 * rank), run(*save))[1]
-        ckpt = Checkpointer(tmp_path / "checkpoints", **parts())
-        ckpt.patience = 0.1
-        ckpt.save(1)
-        at_last = threading.Timer(30, coming.set)
-        at_last.start()
-        del ckpt  # As at the end of the interpreter.
-        assert not (tmp_path / "checkpoints" / "step-000000001").exists()
-        at_last.cancel()
-        dist.barrier()
-        coming.set()
-
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
+    coming, run = threading.Event(), CommitProtocol.run
+    CommitProtocol.run = lambda *save: (coming.wait(300 * rank), run(*save))[1]
+    ckpt = Checkpointer(tmp_path / "checkpoints", **parts())
+    ckpt.patience = 0.1
+    ckpt.save(1)
+    at_last = threading.Timer(30, coming.set)
+    at_last.start()
+    del ckpt  # As at the end of the interpreter.
+    assert not (tmp_path / "checkpoints" / "step-000000001").exists()
+    at_last.cancel()
+    dist.barrier()
+    coming.set()
 
 
 def engine_of_trainer(folder, device="cpu"):

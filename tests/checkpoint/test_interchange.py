@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.fsdp import fully_shard
 
 from hpcrun import Checkpointer
-from hpcrun.checkpoint.export import export_model
-from hpcrun.checkpoint.export_folder import INDEX_OF_SHARDS, write_shards
+from hpcrun.checkpoint.export import INDEX_OF_SHARDS, export_model, write_shards
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel

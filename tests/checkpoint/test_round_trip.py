@@ -348,3 +348,17 @@ def test_pieces_cover_a_tensor_only_without_gap_or_overlap(boxes, whole):
     place = Place("rank-00000.bin", 0, 0, "")
     pieces = tuple(Piece(offsets, sizes, place) for offsets, sizes in boxes)
     assert covered(TensorEntry("float32", (3, 4), pieces)) is whole
+
+
+def test_many_shards_of_columns_are_compared_with_their_neighbors_only():
+    class Offset(int):
+        compared = 0
+
+        def __lt__(self, other):
+            Offset.compared += 1
+            return int(self) < other
+
+    place = Place("rank-00000.bin", 0, 0, "")
+    pieces = tuple(Piece((Offset(0), at), (3, 1), place) for at in range(1000))
+    assert covered(TensorEntry("float32", (3, 1000), pieces))
+    assert Offset.compared < 10_000

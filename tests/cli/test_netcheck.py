@@ -18,7 +18,6 @@ def test_a_report_of_this_machine(tmp_path: Path) -> None:
     assert done.returncode in (0, 1), done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["node", "rate", "score", "round", "trip"]
-    assert "Gbit/s, from row to column" in lines
     assert done.stderr == ""
 
 

@@ -27,8 +27,8 @@ BEGUN = ["job.gpus=2", "train.batch_size=32"]
     [
         *("seed=1", "train.batch_size=64", "train.clip_norm=0.5", "train.ema=0.9", "train.lr=0.1"),
         *("optim.warmup_steps=3", "optim.weight_decay=0.2", "optim.eps=1e-5"),
-        *("optim.name=sgd", "amp.dtype=fp16 amp.init_scale=4", "train.uneven=pad"),
-        *("train.compression=fp16", "data.path=there", "model.width=3", "task=digits-classifier"),
+        *("optim.name=sgd", "amp.dtype=fp16 amp.init_scale=4"),
+        *("data.path=there", "model.width=3", "task=digits-classifier"),
         *("checkpoint.keep_best=1", "train.patience=3 train.validate_every=2"),
         "train.steps=9",
     ],
@@ -149,14 +149,11 @@ ROUNDING = set(parallelism(Config()))
 LENGTH = {"train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction"}
 DECIDES = {
     *("task", "command", "seed", "model", "data"),
-    *("train.batch_size", "train.uneven", "train.lr"),
-    *("train.clip_norm", "train.patience", "train.min_delta", "train.ema"),
+    *("train.batch_size", "train.lr"),
+    *("train.clip_norm", "train.patience", "train.ema"),
     *("train.init_from", "train.init_rename"),
-    *(
-        "train.broadcast_buffers",
-        "train.compression",
-    ),
-    *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype"),
+    "train.broadcast_buffers",
+    *("fsdp.param_dtype", "fsdp.reduce_dtype"),
     *("optim.name", "optim.betas", "optim.eps", "optim.weight_decay", "optim.momentum"),
     *("optim.warmup_steps", "checkpoint.keep_best"),
     *("amp.dtype", "amp.init_scale", "amp.growth_factor", "amp.backoff_factor"),

@@ -18,7 +18,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 # A key without effect, the key that disables it, and a value with which it has an effect.
 IDLE = [
-    ("train.min_delta=0.1", "train.patience=null", "train.patience=3"),
     ("train.compile_mode=max-autotune", "train.compile=false", "train.compile=true"),
     ("optim.momentum=0.5", "optim.name=adamw", "optim.name=sgd"),
     ("optim.decay_steps=9", "optim.schedule=cosine", "optim.schedule=wsd"),

@@ -169,10 +169,6 @@ def test_a_batch_too_small_for_the_ranks_names_the_minimum(
             "train.accumulation: follows from train.micro_batch",
         ),
         (
-            "train: {compression: bf16, parallel: single}",
-            "train.compression: bf16 is a hook of DDP, and single does not communicate gradients",
-        ),
-        (
             "{train: {steps: 9}, optim: {schedule: wsd, warmup_steps: 4, decay_steps: 6}}",
             "optim.decay_steps: warm-up and decay take 10 steps, but train.steps is 9",
         ),

@@ -53,7 +53,7 @@ CASES = {
         "language-model", "examples.bdh:BDHTask"
     ),
     "tokens": "task=language-model model.layers=2 model.heads=4 model.kv_heads=2 model.width=256 "
-    "model.context=128 model.vocabulary=8000 model.document_end=0 train.batch_size=4 "
+    "model.context=128 model.vocabulary=8000 train.batch_size=4 "
     "data.tokens=[FOLDER/tokens.bin]",
     "classifier": "task=examples.classifier:Classifier model.blocks=4 model.channels=64 train.batch_size=64",
     "autoencoder": "task=examples.autoencoder:Autoencoder model.hidden=2048 train.batch_size=512",

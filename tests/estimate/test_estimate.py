@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import GIB, gpu_memory
 from hpcrun.estimate.spares import spare_nodes
+from tests.start_server import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs"
@@ -22,15 +24,19 @@ import hpcrun
 
 class Half(hpcrun.Task):
     def build_model(self):
-        model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)])
-        assert model[0].weight.abs().max() > 0, "needs numbers"
-        return model
+        return nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)])
 
     def train_dataset(self):
         return torch.utils.data.TensorDataset(torch.zeros(64, 512))
 
     def loss(self, model, batch):
         return model(batch[0]).square().mean()
+
+class Reads(Half):
+    def build_model(self):
+        model = super().build_model()
+        assert model[0].weight.abs().max() > 0
+        return model
 
 class Chooses(Half):
     def loss(self, model, batch):
@@ -51,7 +57,8 @@ def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}", "XDG_CACHE_HOME": str(folder)},
+        env=os.environ
+        | {"PYTHONPATH": f"{ROOT}:{folder}", "XDG_CACHE_HOME": str(folder), COMMANDS: "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -73,11 +80,10 @@ def estimate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return program(folder, "-m", "hpcrun", "estimate", *words)
 
 
-def test_a_model_that_needs_numbers_is_built_with_advice(tmp_path):
+def test_a_model_that_does_not_fit_gets_advice(tmp_path):
     words = ["task=users:Half", "train.batch_size=20000", "--gpu-memory", "2.2GiB", "--json"]
     done = estimate(tmp_path, *words)
     assert done.returncode == 1, done.stderr
-    assert "needs real memory" in done.stderr
     found = json.loads(done.stdout)
     assert not found["fits"]
     assert found["time"] is None
@@ -89,18 +95,31 @@ def test_a_model_that_needs_numbers_is_built_with_advice(tmp_path):
 
 def test_a_range_of_nodes_is_estimated_for_the_smallest_number(tmp_path):
     words = ["task=users:Half", "train.batch_size=60", "train.parallel=fsdp", "--gpu", "h100"]
-    done = estimate(tmp_path, *words, "--nodes", "2-4", "--gpus", "2", "--json")
+    shape_words = ["--nodes", "2-4", "--gpus", "2", "--json"]
+    done = estimate(tmp_path, *words, *shape_words)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     # Of 8 ranks, one has 8 samples; 4 ranks with 15 samples take two micro-batches of at most 8.
     shape = [found[key] for key in ("nodes", "ranks", "micro_batch", "accumulation")]
     assert shape == [2, 4, 8, 2]
-    # NCCL's latency decides for shards within the nodes of two ranks.
-    assert found["shard"] == "hybrid"
-    assert found["parts"]["weights"] == (512 * 512 + 512) * 4 * 4 / 2
-    other = found["other"]
-    assert (other["reshard_after_forward"], other["fits"]) == (False, True)
-    assert other["needed"] > found["needed"]
+    # By the memory, and then by NCCL's latency.
+    assert (found["reshards"], found["shard"]) == (False, "full")
+    assert "fsdp.reshard_after_forward=auto chooses false: all weights" in done.stderr
+    assert found["parts"]["weights"] == (512 * 512 + 512) * 4
+    words += ["fsdp.reshard_after_forward=true", "fsdp.shard=full"]
+    freed = json.loads(estimate(tmp_path, *words, *shape_words).stdout)
+    assert freed["peak"] < found["peak"]
+
+
+def test_packed_documents_are_counted_without_a_mask(tmp_path):
+    np.arange(9000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    words = ["task=language-model", "data.tokens=[tokens.bin]", "model.vocabulary=9000", "--json"]
+    words += ["model.context=4096", "train.batch_size=2", "--gpu", "h100", "--gpus", "1"]
+    packed, plain = (
+        json.loads(estimate(tmp_path, *words, *more).stdout)["peak"]
+        for more in (["model.document_end=0"], [])
+    )
+    assert packed == plain
 
 
 @pytest.mark.parametrize(
@@ -110,6 +129,7 @@ def test_a_range_of_nodes_is_estimated_for_the_smallest_number(tmp_path):
         (["--gpu", "h1000"], "did you mean h100?"),
         (["--gpu-memory", "many"], "many is not a size"),
         (["--gpu", "h100", "task=absent:Task"], "absent"),
+        (["--gpu", "h100", "task=users:Reads"], "estimate needs a build that reads no values"),
         (["--gpu", "h100", "task=users:Wrong"], "the fake run raised RuntimeError"),
         (["--gpu", "h100", "task=users:Chooses"], "the step depends on the values of its data"),
         (

@@ -62,7 +62,7 @@ def test_one_rank_per_node_pays_the_whole_network_latency():
 
 def test_hybrid_shards_communicate_less_on_many_nodes():
     group = Group(4096, 8)
-    assert fsdp(1e9, 16, group, hybrid=True) < fsdp(1e9, 16, group, hybrid=False)
+    assert sum(fsdp(1e9, 16, group, hybrid=True)) < sum(fsdp(1e9, 16, group, hybrid=False))
     assert fsdp(1e9, 16, Group(8, 8), hybrid=True) == fsdp(1e9, 16, Group(8, 8), hybrid=False)
     assert ddp(1e9, group, 200, DETERMINISTIC) < ddp(1e9, group, 25, DETERMINISTIC)
 
@@ -132,24 +132,23 @@ def test_the_communication_of_fsdp_follows_its_options():
     assert spent(once) == pytest.approx(4 * gathered + reduced)
     assert spent(keep, once) == pytest.approx(gathered + reduced)
     few = spent(parameters=4 * 10**8)
-    assert few == pytest.approx(fsdp(4e8, 16, group, DETERMINISTIC, hybrid=False, gathers=4))
+    gathered, reduced = fsdp(4e8, 16, group, DETERMINISTIC, hybrid=False)
+    assert few == pytest.approx(4 * gathered + reduced)
     full = spent(once, "fsdp.param_dtype=fp32", "fsdp.reduce_dtype=bf16", accumulation=1)
-    assert full == pytest.approx(
-        fsdp(1e9, 16, group, DETERMINISTIC, hybrid=False, weight=4, gradient=2)
-    )
+    gathered, reduced = fsdp(1e9, 16, group, DETERMINISTIC, hybrid=False, weight=4, gradient=2)
+    assert full == pytest.approx(2 * gathered + reduced)
 
 
 def test_ddp_hides_all_reduces_in_the_last_backward_pass():
-    once, often = (time(*SEVERAL, accumulation=count) for count in (1, 10))
+    small = (*SEVERAL, "train.bucket_mb=25")
+    once, often = (time(*small, accumulation=count) for count in (1, 10))
     assert once.communication == often.communication > 0
     # Two of three parts of the only micro-batch, however many come before.
     hidden = once.computation * 2 / 3
     assert once.exposed == pytest.approx(once.communication - hidden)
     assert often.exposed == pytest.approx(once.exposed)
-    again = time(*SEVERAL, "train.activation_checkpointing=full", accumulation=1)
+    again = time(*small, "train.activation_checkpointing=full", accumulation=1)
     assert again.exposed == pytest.approx(once.communication - again.computation * 3 / 4)
-    half = time(*SEVERAL, "train.compression=bf16", accumulation=1)
-    assert half.communication < once.communication
 
 
 def test_fsdp_gathers_in_each_pass_and_reduces_when_told():

@@ -21,13 +21,13 @@ def again(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> Callab
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "0")
     # This process does not end: the workers of the next start must live.
-    monkeypatch.setattr("hpcrun.integrations.folder_session.end_helpers", lambda: None)
+    monkeypatch.setattr("hpcrun.integrations.session.end_helpers", lambda: None)
 
     def restart() -> None:
         for thread in threading.enumerate():
             if thread.name.startswith("commit"):  # a process waits for it at its exit
                 thread.join()
-        monkeypatch.setattr("hpcrun.integrations.folder_session.STOP", flag := StopFlag())
+        monkeypatch.setattr("hpcrun.integrations.session.STOP", flag := StopFlag())
         if "hpcrun.integrations.transformers" in sys.modules:
             monkeypatch.setattr("hpcrun.integrations.transformers.STOP", flag)
             monkeypatch.setattr("hpcrun.integrations.transformers.TRAINED", set())

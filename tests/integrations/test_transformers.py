@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hpcrun import CheckpointError, UserError
-from hpcrun.integrations.folder_session import FolderSession
+from hpcrun.integrations.session import FolderSession
 from tests.on_ranks import gathered, ranks
 
 from . import trainings

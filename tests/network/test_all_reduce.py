@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.findings import findings
+from hpcrun.network.findings import as_data, collective_line, findings
 from hpcrun.network.measurements import MIB, Collective, NetworkMeasurements, bus_bandwidth
 from hpcrun.network.netcheck import Check, Options, isolate
-from hpcrun.network.rate_report import as_data, collective_line
 from hpcrun.network.torch_child import NodeRanks
 
-FIGURES = {"stage": "done", "bytes": 4 * MIB, "seconds": 0.01, "busbw": 6e8}
+FIGURES = {"stage": "done", "cells": [["all_reduce", MIB, 1e-3], ["all_reduce", 4 * MIB, 0.01]]}
+BUSBW = bus_bandwidth(4 * MIB, 0.01, 4)
 
 
 class Played:
@@ -34,7 +34,7 @@ class Played:
         self, what: str, _seconds: float, nodes: Any = None, lose: bool = True, **order: Any
     ) -> Any:
         """Answer immediately."""
-        if what == "all-reduce":
+        if what == "measure":
             self.groups.append(order["groups"])
             return {name: answer for group in order["groups"] for name, answer in self._run(group)}
         return {
@@ -81,11 +81,11 @@ def test_all_nodes_take_part_and_figures_are_reported() -> None:
     nodes = Played(4)
     found = measured(nodes)
     assert findings(found) == []
-    assert found.collective == Collective(tuple(nodes.live), "gloo", 4, 4 * MIB, 0.01, 6e8)
+    assert found.collective == Collective(tuple(nodes.live), "gloo", 4, 4 * MIB, 0.01, BUSBW)
     assert collective_line(found.collective) == (
-        "all-reduce over 4 nodes (gloo, 4 ranks): 4 MiB in 10 ms, busbw 0.6 GB/s"
+        "all-reduce over 4 nodes (gloo, 4 ranks): 4 MiB in 10 ms, busbw 0.629 GB/s"
     )
-    assert as_data(found, [])["collective"]["busbw_bytes_per_second"] == 6e8
+    assert as_data(found, [])["collective"]["busbw_bytes_per_second"] == BUSBW
     ((order,),) = nodes.groups
     assert (order["address"], order["port"]) == ("10.0.0.0", 5000)
     assert order["members"] == {"n0": (0, 1), "n1": (1, 1), "n2": (2, 1), "n3": (3, 1)}

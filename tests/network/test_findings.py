@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.findings import excluded, findings, rate_text, suspects
+from hpcrun.network.findings import (
+    as_data,
+    conclusion,
+    excluded,
+    findings,
+    node_lines,
+    rate_text,
+    suspects,
+)
 from hpcrun.network.measurements import (
     NameCheck,
     NetworkMeasurements,
@@ -22,7 +30,6 @@ from hpcrun.network.measurements import (
     usual_rate,
 )
 from hpcrun.network.probes import Finding, Same, findings_of
-from hpcrun.network.rate_report import as_data, conclusion, node_lines
 
 SEEDS = range(10)
 Rate = Callable[[str, str, random.Random], float | None]

@@ -16,7 +16,6 @@ from hpcrun.network.agents import Nodes, Processes, here, not_launched, srun_com
 from hpcrun.network.findings import findings
 from hpcrun.network.measurements import NetworkMeasurements, Transfer
 from hpcrun.network.netcheck import Check, Options, Progress
-from hpcrun.network.rate_report import matrix, table
 
 QUICK = Options(seconds=0.5, streams=2)
 
@@ -147,17 +146,6 @@ def test_the_round_trip_is_measured() -> None:
     with first, second:
         threading.Thread(target=links.echo, args=(second, 60), daemon=True).start()
         assert 0 < links.round_trip(first, 60) < 30
-
-
-def test_the_picture_in_the_terminal_shows_what_failed() -> None:
-    from rich.console import Console
-
-    transfers = [Transfer("a", "b", 1e10), Transfer("b", "a", None)]
-    assert matrix(["a", "b"], transfers) == [[None, 1e10], [0.0, None]]
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(table(["a", "b"], transfers))
-    assert "10" in captured.get()
 
 
 def test_json_of_a_check_has_no_nan() -> None:

@@ -56,7 +56,7 @@ def why_not(spec: ClusterSpec | None = None) -> str | None:
 def excused(version: str, features: Collection[str] = ()) -> bool:
     """Return True if ``missing`` is listed as unavailable and is not installed.
 
-    HPCRUN_SLURM_UNAVAILABLE lists versions of Slurm and features (`accounting`, `gluster`, `moosefs`) that
+    HPCRUN_SLURM_UNAVAILABLE lists versions of Slurm and features (`accounting`, `gluster`) that
     could not be downloaded.
     """
     listed = os.environ.get("HPCRUN_SLURM_UNAVAILABLE", "").split()

@@ -77,9 +77,9 @@ def weights(run: RunDirectory) -> str:
 
 def test_a_killed_and_preempted_script_ends_with_the_same_bits(bench: Bench) -> None:
     bench.write("train.py", SCRIPT)
+    run = bench.submit("disturbed", "--", "python", "train.py", "disturbed")
     calm = bench.submit("calm", "--", "python", "train.py", "calm")
     bench.wait_for_end(bench.status("calm")["job"])
-    run = bench.submit("disturbed", "--", "python", "train.py", "disturbed")
     bench.slurm.wait_until(
         lambda: any(line["step"] >= 15 for line in read_lines(run.metrics)),
         ENDED,

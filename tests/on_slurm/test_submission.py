@@ -95,7 +95,6 @@ def without_scancel(slurm: SlurmCluster) -> dict[str, str]:
         (signal.SIGINT, True),
         (signal.SIGINT, False),
         (signal.SIGHUP, True),
-        (signal.SIGTERM, True),
     ],
 )
 def test_a_signal_during_sbatch_leaves_no_unrecorded_job(

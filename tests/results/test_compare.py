@@ -114,7 +114,7 @@ def test_computed_values_have_few_digits(tmp_path: Path, make_run: MakeRun) -> N
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--metric", "lost"], "no run has the metric lost; there is: loss"),
+        (["--metric", "lost"], "--metric lost: no run has it; there is: loss"),
         (["--at", "soon"], "should be last, best or a step"),
         (["--against", "3"], "choose a row from 1 to 2"),
         (["--by", "train.rl"], "no run has this key"),

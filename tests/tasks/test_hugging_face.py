@@ -10,11 +10,14 @@ from hpcrun import Config
 from hpcrun.checkpoint.state.capture import alike, capture_shared
 from hpcrun.cli.main import guarded
 from hpcrun.errors import UserError
+from hpcrun.ranks.collective import Ranks
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run import directory
 from hpcrun.tasks.hugging_face import FILE, config_json, require_same
 from hpcrun.tasks.language_model import LanguageModel
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.initial_weights import load_initial_weights
+from hpcrun.train.setup import make_model
 from tests.checkpoint.single_rank import engine
 
 SCALING = {
@@ -116,9 +119,10 @@ def test_weights_of_another_model_are_refused_in_a_line(changed, line, tmp_path)
     described = json.loads(config_json(shape_of())) | changed
     (tmp_path / FILE).write_text(json.dumps(described))
     config = {"train": {"init_from": str(tmp_path)}, "model": KEYS, "data": {"tokens": ["t.bin"]}}
-    task = LanguageModel(Config.model_validate(config))
+    task, place = LanguageModel(Config.model_validate(config)), DistributedConfig()
     with pytest.raises(UserError) as refused:
-        task.build_model()
+        make_model(task, task.config, place, Ranks())
+    assert make_model(task, task.config, place, Ranks(), resumes=True)[0]
     assert line in str(refused.value)
     assert str(tmp_path / FILE) in str(refused.value)
 

@@ -29,7 +29,6 @@ def checked(*overrides: str):
             "model.kv_heads: should divide model.heads = 4, unlike 3: use 1 or 2 or 4",
         ),
         ("model.document_end=256", "model.document_end: is 256, outside model.vocabulary = 256"),
-        ("data.weights=[1]", "data.weights: has 1 numbers for 0 files of data.tokens"),
         ("data.validation_tokens=[a]", "data.validation_tokens: needs data.tokens"),
         ("data.tokens=['']", "data.tokens: is empty"),
     ],

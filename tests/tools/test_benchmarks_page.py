@@ -18,10 +18,8 @@ tools/bench/loop.py --only mlp --starts 1 --rounds 1
 tools/bench/checkpoint.py --gigabytes 0.05 --window 0.5 --repeat 1
 tools/bench/scaling.py --rounds 1 --only fsdp --width 32 --layers 1 --context 32 --batch 4 --steps 20
 python tools/bench/startup.py 1
-python tools/bench/fork_server.py 1
 tools/bench/restart.py --rounds 1 --cases crash --systems "in place"
 tools/bench/build_memory.py --ranks 2 --width 64 --layers 2
-tools/bench/control.py --quick
 tools/bench/scale.py --quick
 tools/bench/casts.py --width 32 --vocabulary 256
 tools/bench/network_model.py --gpu a100-80
@@ -29,8 +27,6 @@ tools/bench/graphs.py --layers 3
 tools/bench/estimate_published.py --only "llm-foundry 13B"
 tools/bench/netcheck.py --nodes 2 --seconds 0.5
 tools/bench/aggregate.py --runs 20 --rows 50
-python tools/bench/status.py 30
-tools/bench/sweep.py 6 1
 """.splitlines()
 NAMED = re.findall(r"`((?:python )?tools/bench/[^`]*)`", PAGE)
 COMMANDS = [*SMALL, *NAMED]
@@ -38,7 +34,6 @@ COMMANDS = [*SMALL, *NAMED]
 
 def test_every_benchmark_is_on_the_page_with_a_short_version() -> None:
     programs = {f"tools/bench/{path.name}" for path in BENCH.glob("*.py")}
-    programs.remove("tools/bench/libraries.py")
     for commands in (NAMED, SMALL):
         named = {word for command in commands for word in command.split() if "tools/" in word}
         assert named == programs

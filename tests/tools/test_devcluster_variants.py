@@ -72,9 +72,7 @@ LOCK = (
 )
 
 
-@pytest.mark.parametrize(
-    "variant", [{"shared_fs": "gluster"}, {"shared_fs": "moosefs"}], indirect=True
-)
+@pytest.mark.parametrize("variant", [{"shared_fs": "gluster"}], indirect=True)
 def test_all_hosts_see_the_same_shared_file_system(variant):
     kinds = variant.run(["srun", "-N2", "stat", "-f", "-c", "%T", "."]).stdout.split()
     assert kinds == ["fuseblk"] * 2
@@ -85,9 +83,7 @@ def test_all_hosts_see_the_same_shared_file_system(variant):
     assert variant.run(["ls"], host="node1").stdout == "kept\n"
 
 
-@pytest.mark.parametrize(
-    "variant", [{"shared_fs": "gluster"}, {"shared_fs": "moosefs"}], indirect=True
-)
+@pytest.mark.parametrize("variant", [{"shared_fs": "gluster"}], indirect=True)
 def test_a_node_that_lost_power_comes_back_with_its_mount(variant):
     variant.kill_node("node2")
     assert variant.run(["ls"], host="node1").stdout == ""

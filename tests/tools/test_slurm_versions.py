@@ -242,10 +242,10 @@ def test_a_missing_version_is_excused_if_listed_as_unavailable(cache, monkeypatc
 
 def test_a_missing_feature_is_excused_if_listed_as_unavailable(monkeypatch):
     monkeypatch.setenv("HPCRUN_REQUIRE_SLURM", "1")
-    monkeypatch.setenv("HPCRUN_SLURM_UNAVAILABLE", "26.05 moosefs")
+    monkeypatch.setenv("HPCRUN_SLURM_UNAVAILABLE", "26.05 gluster")
     with pytest.raises(pytest.skip.Exception):
-        unavailable("why", features=["moosefs"])
-    for features in ([], ["gluster"]):
+        unavailable("why", features=["gluster"])
+    for features in ([], ["accounting"]):
         with pytest.raises(pytest.fail.Exception):
             unavailable("why", features=features)
 

@@ -79,12 +79,6 @@ def test_noise_of_loader_processes_depends_on_the_position_only():
     assert len({noise for _, *noise_of in samples for noise in noise_of}) == 3 * 28
 
 
-def test_noise_of_loader_processes_ignores_the_rank_count():
-    one = sorted(steps(Noisy(10), 2, 3, workers=1)[0][0] + steps(Noisy(10), 2, 3, workers=1)[0][1])
-    two = [steps(Noisy(10), 2, 3, workers=1, rank=rank, world_size=2)[0] for rank in (0, 1)]
-    assert sorted(sample for rank in two for micro in rank for sample in micro) == one
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reading_does_not_use_the_saved_generators(workers):
     torch.manual_seed(1)

@@ -95,7 +95,7 @@ def test_a_micro_batch_never_grows_on_fewer_nodes(least, more, gpus, accumulatio
     for nodes, batching in divided.items():
         assert batching.micro_batch <= divided[most].micro_batch
         parts = [
-            count for rank in range(nodes * gpus) for count in batching.counts(7, rank)
+            count for rank in range(nodes * gpus) for count in batching.counts(rank)
         ]  # fmt: skip
         assert sum(parts) == batch
 

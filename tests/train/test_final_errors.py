@@ -67,16 +67,11 @@ def trained(run: RunDirectory, attempt: Attempt) -> None:
     record_event(run, "started", attempt=attempt, step=0)
 
 
-def test_a_first_start_without_gpus_is_bad_input(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("restart", "cause"), [(0, Cause.BAD_INPUT), (1, Cause.CRASH)])
+def test_only_a_first_start_without_gpus_is_bad_input(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, restart: int, cause: Cause
 ) -> None:
-    assert unfit(run, Attempt("7", 0), monkeypatch) is Cause.BAD_INPUT
-
-
-def test_a_later_restart_without_gpus_is_not_the_end(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert unfit(run, Attempt("7", 1), monkeypatch) is Cause.CRASH
+    assert unfit(run, Attempt("7", restart), monkeypatch) is cause
 
 
 def test_a_node_without_gpus_does_not_end_a_training(

@@ -122,13 +122,18 @@ def test_a_checkpoint_covers_a_model_whose_weights_it_holds_all() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_resume_builds_with_the_same_initial_weights(tmp_path: Path, world: int) -> None:
+def test_a_resume_reads_initial_weights_only_where_needed(world: int) -> None:
     class Given(Regression):
         def build_model(self) -> nn.Module:
             return Varied()
 
+    class Anchored(Given):
+        def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
     missing = resolve([override_layer(["train.parallel=fsdp", "train.init_from=/nowhere"])])
     place = DistributedConfig(world_size=world)
-    for resumes in (False, True):
+    for task, resumes in ((Given, False), (Anchored, True)):
         with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):
-            make_model(Given(missing), missing, place, Ranks(), resumes=resumes)
+            make_model(task(missing), missing, place, Ranks(), resumes=resumes)
+    assert make_model(Given(missing), missing, place, Ranks(), resumes=True)[0]

@@ -63,7 +63,7 @@ def run_loop(run, saver, last, loss, validate=lambda: None):
         agreement=StopAgreement(None),
         reason_to_stop=lambda: StopReason.WARNING if position.step == last - 1 else StopReason.NONE,
         validate=validate,
-        early=EarlyStopping(None, 0.0),
+        early=EarlyStopping(None),
         metrics=MetricsLog(
             *(config, task, trainer, batching, measured, sinks),
             ranks=Ranks(),

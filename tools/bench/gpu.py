@@ -1,13 +1,9 @@
 #!/usr/bin/env python3
-"""Measure one GPU with hpcrun's trainer: throughput, MFU, memory, checkpoint cost, and parity.
+"""Measure one GPU with hpcrun's trainer: throughput, MFU, memory, and checkpoint cost.
 
-Needs a Python with torch and this checkout. Missing libraries of the trainer
-(numpy, orjson, pydantic, PyYAML, tqdm, xxhash) are installed once into a folder below ~/.cache; the
-environment does not change. Each part runs in a separate process: a failed part does not affect the others:
+Needs a Python with hpcrun's requirements. Each part runs in a separate process: a failed part does not
+affect the others. tools/gpu_acceptance.py checks the results of a GPU:
 
-parity       fp16 loss scaling compared with torch's own loop, bit by bit
-world        DDP and FSDP with one NCCL rank, compared with a single process
-repeat       two equal trainings, compared bit by bit
 speed        language models of about 1 and 7 billion parameters (bf16, torch.compile, fused AdamW) on
              random tokens; weights in fp32 if they fit with gradients and moments, otherwise in bf16
 deterministic  the same with train.deterministic=true
@@ -35,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from gpulib.sizes import SIZES
-from libraries import TRAINING, Unavailable, provide
 
-PARTS = ("parity", "world", "repeat", "speed", "deterministic", "checkpoint")
-SIZED = ("speed", "deterministic", "checkpoint")
+PARTS = ("speed", "deterministic", "checkpoint")
+NEEDED = ("torch", "numpy", "orjson", "pydantic", "tqdm", "xxhash", "yaml")
+REMEDY = "run this with the Python of hpcrun's environment"
 Told = dict[str, Any]
 
 
@@ -63,7 +59,7 @@ def jobs(wanted: argparse.Namespace) -> list[Told]:
 def perform(job: Told, environ: dict[str, str], limit: float) -> Told:
     """Run ``job`` in a separate process; repeat it with half the batch if it does not fit."""
     told = run_part(job, environ, limit)
-    while told.get("memory") and job["part"] in SIZED and job["batch"] > 1:
+    while told.get("memory") and job["batch"] > 1:
         job = {**job, "batch": job["batch"] // 2}
         print(f"gpu: out of memory; again with a batch of {job['batch']}", file=sys.stderr)
         told = run_part(job, environ, limit)
@@ -118,43 +114,10 @@ def checkpoint_line(figures: Told) -> str:
     )
 
 
-def parity_line(figures: Told) -> str:
-    if not figures["torch_repeats"]:
-        found = "unknown: torch's own loop is not deterministic here"
-    elif figures["equal"]:
-        found = "yes"
-    else:
-        found = f"NO, from step {figures['first_difference']} on"
-    return (
-        f"fp16 loss scaling equals torch's own loop, bit by bit, {figures['overflows']} overflows among 50 "
-        f"steps: {found}"
-    )
-
-
-def world_line(figures: Told) -> str:
-    distances = ", ".join(f"{name} {value:.1e}" for name, value in figures["furthest"].items())
-    found = "NO" if "wrong" in figures else "yes"
-    return f"a {figures['backend']} world of one rank trains like a single process: {found} ({distances})"
-
-
-def repeat_line(figures: Told) -> str:
-    equal, seconds = figures["equal"], figures["step_seconds"]
-    strict = "yes" if equal["true"] else "NO"
-    others = (f"{'yes' if equal[value] else 'no'} with {value}" for value in ("warn", "false"))
-    cost = (f"{seconds[value] / seconds['false']:.2f} x ({value})" for value in ("true", "warn"))
-    return (
-        f"two equal trainings end with the same bits: {strict} with train.deterministic=true, "
-        f"{', '.join(others)}; a small model's step takes {' and '.join(cost)} of what it does with false"
-    )
-
-
 LINES: dict[str, Callable[[Told], str]] = {
     "speed": speed_line,
     "deterministic": lambda figures: f"train.deterministic=true: {speed_line(figures)}",
     "checkpoint": checkpoint_line,
-    "parity": parity_line,
-    "world": world_line,
-    "repeat": repeat_line,
 }
 
 
@@ -163,7 +126,7 @@ def report(wanted: argparse.Namespace, environ: dict[str, str]) -> int:
     failures: list[str] = []
     measured = 0
     for job in jobs(wanted):
-        name = f"{job['part']} {job['size']}" if job["part"] in SIZED else job["part"]
+        name = f"{job['part']} {job['size']}"
         told = perform(job, environ, wanted.limit)
         if "refused" in told:
             print(f"gpu: {told['refused']}", file=sys.stderr)
@@ -247,24 +210,13 @@ def main() -> int:
         parser.error("--steps: at least one has to be timed")
     if wanted.dir is not None and not wanted.dir.is_dir():
         parser.error(f"--dir: there is no folder {wanted.dir}")
-    if find_spec("torch") is None:
-        print(
-            f"gpu: {sys.executable} has no torch; run this with a Python that has", file=sys.stderr
-        )
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        print(f"gpu: {sys.executable} has no {', '.join(missing)}; {REMEDY}", file=sys.stderr)
         return 2
-    environ = dict(os.environ)
-    try:
-        folder = provide(TRAINING)
-    except Unavailable as error:
-        print(f"gpu: {error}", file=sys.stderr)
-        return 2
-    if folder is not None:
-        # Before the environment's libraries: these versions were installed together and fit together.
-        paths = [str(folder), environ.get("PYTHONPATH", "")]
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     # A signal to this process also ends the running part.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    return report(wanted, environ)
+    return report(wanted, dict(os.environ))
 
 
 if __name__ == "__main__":

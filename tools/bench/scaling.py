@@ -7,7 +7,7 @@ the throughput relative to one rank in the same round, the median over rounds. E
 turn, so that other work on the machine affects all of them. Two ranks on two cores share memory and
 caches: the last row, two independent single ranks, is the limit of the machine.
 
-    tools/bench/scaling.py --rounds 3 --plot scaling.png     # about five minutes per round
+    tools/bench/scaling.py --rounds 3     # about five minutes per round
 """
 
 import argparse
@@ -47,8 +47,6 @@ class Way:
 
 WAYS = [
     Way("ddp", ("train.parallel=ddp",)),
-    Way("ddp, fp16 compression", ("train.parallel=ddp", "train.compression=fp16")),
-    Way("ddp, bf16 compression", ("train.parallel=ddp", "train.compression=bf16")),
     Way("fsdp", ("train.parallel=fsdp",)),
 ]
 
@@ -152,29 +150,6 @@ def measure(size: Size, rounds: int, ways: list[Way]) -> dict[str, dict[str, flo
     }
 
 
-def plot(results: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw bars of weak and strong scaling, and the line of a perfect doubling."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = list(results)
-    figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
-    for offset, kind in ((-0.2, "weak"), (0.2, "strong")):
-        places = [place + offset for place, name in enumerate(names) if kind in results[name]]
-        heights = [results[name][kind] for name in names if kind in results[name]]
-        bars = axes.bar(places, heights, width=0.38, label=f"{kind} scaling")
-        axes.bar_label(bars, fmt="%.2f", fontsize=8)
-    axes.axhline(2, color="grey", linewidth=0.8, linestyle="--", label="twice one rank")
-    axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names], fontsize=8)
-    axes.set_ylim(0, 2.3)
-    axes.set_ylabel("throughput / one rank's")
-    axes.set_title("One rank to two, CPU, gloo on loopback")
-    axes.legend(fontsize=8, ncols=3, loc="upper center")
-    figure.savefig(path, dpi=120)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -186,7 +161,6 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16, help="samples per rank (default 16)")
     parser.add_argument("--steps", type=int, default=40, help="steps per run (default 40)")
     parser.add_argument("--only", metavar="WAY", help="only variants with this text in their name")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="save the bars as a picture")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     wanted = parser.parse_args()
     if len(os.sched_getaffinity(0)) < 2:
@@ -202,8 +176,6 @@ def main() -> int:
         for name, kinds in results.items():
             cells = [f"{kinds[kind]:.2f} x" if kind in kinds else "" for kind in ("weak", "strong")]
             print(f"| {name} | {' | '.join(cells)} |")
-    if wanted.plot is not None:
-        plot(results, wanted.plot)
     return 0
 
 

@@ -82,9 +82,9 @@ def slurmd_argv(layout: Layout, slurm: str, node: str) -> list[str]:
 def daemon_argv(layout: Layout, spec: ClusterSpec, daemon: str) -> list[str]:
     """Return the command line of ``daemon`` in the foreground."""
     if daemon in sharedfs.KINDS[spec.shared_fs].ports:
-        return sharedfs.server_argv(layout, daemon)
+        return sharedfs.server_argv(layout)
     if daemon.startswith("mount-"):
-        return sharedfs.client_argv(layout, spec.shared_fs, host_of(daemon))
+        return sharedfs.client_argv(layout, host_of(daemon))
     if daemon == "munged":
         return munged_argv(layout)
     if daemon == "mariadbd":

@@ -44,11 +44,6 @@ GLUSTER = Feature(
     packages=("glusterfs-common", "glusterfs-client"),
     option="--shared-fs gluster",
 )
-MOOSEFS = Feature(
-    programs=("mfsmaster", "mfschunkserver", "mfsmount"),
-    packages=("moosefs-master", "moosefs-chunkserver", "moosefs-client"),
-    option="--shared-fs moosefs",
-)
 
 
 def features(*, accounting: bool, shared_fs: str) -> list[Feature]:
@@ -58,8 +53,6 @@ def features(*, accounting: bool, shared_fs: str) -> list[Feature]:
         wanted.append(ACCOUNTING)
     if shared_fs == "gluster":
         wanted.append(GLUSTER)
-    if shared_fs == "moosefs":
-        wanted.append(MOOSEFS)
     return wanted
 
 

@@ -26,7 +26,6 @@ class SharedFileSystem:
 KINDS = {
     "local": SharedFileSystem(ports={}),
     "gluster": SharedFileSystem(ports={"glusterfsd": GLUSTER_PORT}),
-    "moosefs": SharedFileSystem(ports={"mfsmaster": 9421, "mfschunkserver": 9422}),
 }
 
 
@@ -78,22 +77,6 @@ def gluster_client() -> str:
     )
 
 
-def moosefs_common(layout: Layout) -> dict[str, str]:
-    """Return settings of both servers; the defaults need a system user and the highest priority."""
-    return {
-        "WORKING_USER": "root",
-        "WORKING_GROUP": "root",
-        "NICE_LEVEL": "0",
-        "DISABLE_OOM_KILLER": "0",
-        "DATA_PATH": str(store(layout)),
-    }
-
-
-def moosefs_settings(settings: dict[str, str]) -> str:
-    """Return the text of an mfs*.cfg."""
-    return "".join(f"{key} = {value}\n" for key, value in settings.items())
-
-
 def configuration(layout: Layout, kind: str) -> dict[Path, str]:
     """Return the configuration files of the file system ``kind``."""
     if kind == "gluster":
@@ -101,48 +84,20 @@ def configuration(layout: Layout, kind: str) -> dict[Path, str]:
             layout.etc / "gluster-server.vol": gluster_server(layout),
             layout.etc / "gluster-client.vol": gluster_client(),
         }
-    if kind == "moosefs":
-        common = moosefs_common(layout)
-        master = common | {"EXPORTS_FILENAME": str(layout.etc / "mfsexports.cfg")}
-        chunks = common | {
-            "MASTER_HOST": "ctl",
-            "HDD_CONF_FILENAME": str(layout.etc / "mfshdd.cfg"),
-            "HDD_TEST_SPEED": "0",
-        }
-        return {
-            layout.etc / "mfsmaster.cfg": moosefs_settings(master),
-            layout.etc / "mfschunkserver.cfg": moosefs_settings(chunks),
-            layout.etc / "mfsexports.cfg": "* / rw,alldirs,admin,maproot=0:0\n",
-            layout.etc / "mfshdd.cfg": f"{store(layout) / 'brick'}\n",
-            # The master accepts this text as the metadata of an empty file system.
-            store(layout) / "metadata.mfs": "MFSM NEW",
-        }
     return {}
 
 
-def server_argv(layout: Layout, server: str) -> list[str]:
-    """Return the command line of a server in the foreground."""
-    if server == "glusterfsd":
-        return [
-            "glusterfsd",
-            "--no-daemon",
-            f"--volfile={layout.etc}/gluster-server.vol",
-            f"--log-file={layout.daemon_log(server)}",
-        ]
-    return [server, "-f", "-c", f"{layout.etc}/{server}.cfg", "start"]
-
-
-def client_argv(layout: Layout, kind: str, host: str) -> list[str]:
-    """Return the command line of a host's mount process in the foreground."""
-    if kind == "gluster":
-        return [
-            "glusterfs",
-            "--no-daemon",
-            f"--volfile={layout.etc}/gluster-client.vol",
-            f"--log-file={layout.daemon_log(client_name(host))}",
-            str(layout.shared),
-        ]
+def server_argv(layout: Layout) -> list[str]:
+    """Return the command line of the server in the foreground."""
     return [
-        *("mfsmount", "-f", "-H", "ctl", str(layout.shared)),
-        *("-o", "nonempty,mfsnice=0,mfsallowoomkiller"),
+        *("glusterfsd", "--no-daemon", f"--volfile={layout.etc}/gluster-server.vol"),
+        f"--log-file={layout.daemon_log('glusterfsd')}",
+    ]
+
+
+def client_argv(layout: Layout, host: str) -> list[str]:
+    """Return the command line of a host's mount process in the foreground."""
+    return [
+        *("glusterfs", "--no-daemon", f"--volfile={layout.etc}/gluster-client.vol"),
+        *(f"--log-file={layout.daemon_log(client_name(host))}", str(layout.shared)),
     ]

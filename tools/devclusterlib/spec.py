@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from .errors import Refusal
 
-SHARED_FILE_SYSTEMS = ("local", "gluster", "moosefs")
+SHARED_FILE_SYSTEMS = ("local", "gluster")
 MAX_NODES = 200
 
 

@@ -34,7 +34,7 @@ def compare(run: RunDirectory, config: Config) -> dict[str, Any] | None:
     Raises:
         RunError: its checkpoints are gone; OtherConfigError: it has another config.
     """
-    done, steps = finished_result(run), _steps(run)
+    done, steps = finished_result(run), saved_steps(run)
     stands = max(steps, default=0)
     old = load(run.config)
     differences = training_differences(old, config, None if done else stands)
@@ -87,7 +87,7 @@ def require_unchanged(run: RunDirectory, config: Config) -> None:
             f"{run.path}: another command changed its config just now; run `hpcrun resume` again"
         )
     _require_as_saved(run, config)
-    if not _steps(run):
+    if not saved_steps(run):
         _require_none_lost(run)
 
 
@@ -114,7 +114,7 @@ def _require_as_saved(run: RunDirectory, config: Config) -> None:
         raise RunError(found.refusal(run.config, newest.step))
 
 
-def _steps(run: RunDirectory) -> list[int]:
+def saved_steps(run: RunDirectory) -> list[int]:
     from hpcrun.checkpoint.storage.store import CheckpointStore
 
     return CheckpointStore(run.checkpoints, "submit-0").steps()

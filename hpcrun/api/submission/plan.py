@@ -88,17 +88,20 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     warn_of(config.job.env)
     run = RunDirectory(request.runs / config.name)
     finished: dict[str, Any] | None = None
+    saved = False
     # What only an existing run needs is not imported for a new run.
     if any(run.path.parent.glob(f"{config.name}*")):
-        from hpcrun.api.submission.continuing import compare, numbered
+        from hpcrun.api.submission.continuing import compare, numbered, saved_steps
 
         if not any("name" in layer.values for layer in layers[1:]):
             run = numbered(run, config)
             config = config.model_copy(update={"name": run.path.name})
-        finished = compare(run, config) if run.exists() else None
+        if run.exists():
+            finished, saved = compare(run, config), bool(saved_steps(run))
     if finished is None:
         check_command(config, Path.cwd())
-        _require_weights(config)
+        if not saved:
+            _require_weights(config)
     executor: ExecutorName = "prepared" if request.prepare else permitted_executor(config, layers)
     if finished is None:
         check_image(config.job, run, Path.cwd(), here=executor == "local")

@@ -112,17 +112,14 @@ class Copies:
         ranks = dist.get_process_group_ranks(holders.group)
         # In a tree of control groups, a broadcast from another rank than rank 0 takes a detour.
         loads = dict.fromkeys(ranks[:1] if holders.name == _CONTROL else ranks, 0)
-        parts = [(name, _local(self._tensors[name])) for name in names]
-        share = sum(part.nbytes for _, part in parts) // len(loads)
-        for group in _grouped(parts, max(_LEAST, min(share, _BUCKET))):
+        parts = {name: _local(self._tensors[name]) for name in names}
+        share = sum(part.nbytes for part in parts.values()) // len(loads)
+        sizes = {name: part.nbytes for name, part in parts.items()}
+        for group in in_groups(sizes, max(_LEAST, min(share, _BUCKET))):
             reader = min(loads, key=lambda rank: (loads[rank], rank))
-            loads[reader] += sum(part.nbytes for _, part in group)
-            yield Bucket(
-                tuple(name for name, _ in group),
-                tuple(part for _, part in group),
-                reader,
-                holders.group,
-            )
+            loads[reader] += sum(sizes[name] for name in group)
+            found = tuple(parts[name] for name in group)
+            yield Bucket(tuple(group), found, reader, holders.group)
 
 
 _CONTROL = "control"
@@ -161,18 +158,17 @@ def supports(group: Any, device: str) -> bool:
     return any(each.type == device for each in group._device_types)
 
 
-def _grouped(parts: Iterable[tuple[str, Tensor]], limit: int) -> Iterable[list[tuple[str, Tensor]]]:
-    """Yield ``parts`` in order, in lists of one part or of at most ``limit`` bytes."""
-    found: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, part in parts:
-        if found and size + part.nbytes > limit:
-            yield found
-            found, size = [], 0
-        found.append((name, part))
-        size += part.nbytes
-    if found:
-        yield found
+def in_groups(sizes: Mapping[str, int], limit: int) -> Iterable[list[str]]:
+    """Yield the names in their order, in groups of at most ``limit`` in sum, or of one larger tensor."""
+    group: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if group and total + size > limit:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += size
+    yield group
 
 
 def broadcast(bucket: Bucket, sends: bool) -> None:

@@ -117,18 +117,23 @@ def decode(raw: bytes) -> Index:
 
 def covered(entry: TensorEntry) -> bool:
     """Return True if the pieces cover the tensor exactly: within its bounds, no overlap, no gap."""
-    boxes = sorted((piece.offsets, piece.sizes) for piece in entry.pieces if math.prod(piece.sizes))
+    boxes = [(piece.offsets, piece.sizes) for piece in entry.pieces if math.prod(piece.sizes)]
     if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(entry.shape):
         return False
-    for number, (offsets, sizes) in enumerate(boxes):
+    for offsets, sizes in boxes:
         if not len(offsets) == len(sizes) == len(entry.shape):
             return False
         if any(map(operator.gt, map(operator.add, offsets, sizes), entry.shape)):
             return False
+    # Along the dimension that has most cuts, few boxes are beside each other.
+    cuts = [len(set(offsets)) for offsets in zip(*(offsets for offsets, _ in boxes), strict=True)]
+    axis = cuts.index(max(cuts)) if cuts else 0
+    boxes.sort(key=lambda box: box[0][axis:])
+    for number, (offsets, sizes) in enumerate(boxes):
         # No slice: its copies would make the loop quadratic in the number of ranks that hold a shard.
         for follower in range(number + 1, len(boxes)):
             others, extents = boxes[follower]
-            if sizes and others[0] >= offsets[0] + sizes[0]:
+            if sizes and others[axis] >= offsets[axis] + sizes[axis]:
                 break  # sorted: later boxes cannot overlap either
             if all(
                 low < other + extent and other < low + size

@@ -93,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({**found, "nodes": config.job.min_nodes, "gpus": config.job.gpus, **known})
     else:
         say(*_lines(found, config, arguments.gpu or "GPU"))
-        say(*([_other_line(found, config, gpu)] if found["other"] else []))
         say(*([_time_line(time, found)] if isinstance(time, StepTime) else ()))
         say(*(_spare_lines(spares, config.job.max_nodes) if spares else ()))
     return 0 if found["fits"] else _DOES_NOT_FIT
@@ -124,20 +123,11 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
         yield from (f"  {line}" for line in found["advice"])
 
 
-def _time(found: dict[str, Any], config: Config, gpu: str, **options: Any) -> StepTime | str:
-    fsdp = config.fsdp.model_copy(update={"shard": found["shard"], **options})
+def _time(found: dict[str, Any], config: Config, gpu: str) -> StepTime | str:
+    chosen = {"shard": found["shard"], "reshard_after_forward": found["reshards"]}
+    fsdp = config.fsdp.model_copy(update=chosen)
     config = config.model_copy(update={"fsdp": fsdp})
     return step_time(config, gpu, **{name: found[name] for name in _OF_TIME})
-
-
-def _other_line(found: dict[str, Any], config: Config, gpu: str) -> str:
-    """Return the memory and the communication with the other value of ``fsdp.reshard_after_forward``."""
-    other = found["other"]
-    value = other["reshard_after_forward"]
-    line = f"with fsdp.reshard_after_forward={str(value).lower()} {gib(other['needed'])}"
-    line += ", fits" if other["fits"] else ", does not fit"
-    time = _time(found, config, gpu, reshard_after_forward=value)
-    return line if isinstance(time, str) else f"{line}; communication {time.communication:.2g} s"
 
 
 def _time_line(time: StepTime, found: dict[str, Any]) -> str:

@@ -15,8 +15,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -33,7 +32,7 @@ from hpcrun.cli.output import plural, print_json
 from hpcrun.config.layers import file_layer
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
-from hpcrun.network import agents
+from hpcrun.network import agents, tune
 from hpcrun.network.nccl import advise as advice
 from hpcrun.network.nccl.lint import (
     NcclFinding,
@@ -44,13 +43,11 @@ from hpcrun.network.nccl.lint import (
 )
 from hpcrun.network.nccl.machine import inspect_node
 from hpcrun.network.nccl.rules import Setting, installed_nccl, is_version, rules, settings_of
-from hpcrun.network.tune import search
-from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
 
 _FORMATS = {"table": advice.as_table, "shell": advice.as_shell, "yaml": advice.as_yaml}
-_COLLECTIVES = "all_reduce,all_gather,reduce_scatter,broadcast,alltoall,sendrecv"
+_START = 300.0
 _MAX_BYTES = 1 << 20
 
 
@@ -89,14 +86,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only settings that keep the order of addition",
     )
-    for option, kind, default, value, words in (
-        ("sizes", str, "8:1G:16", "A:B:F", "bytes from A to B, by factor F (default: 8:1G:16)"),
-        ("collectives", str, _COLLECTIVES, "LIST", "comma-separated names (default: all six)"),
-        ("seconds", float, Grid.seconds, "S", "seconds per size in a trial"),
-    ):
-        if kind is float:
-            words = f"{words} (default {default:g})"
-        group.add_argument(f"--{option}", type=kind, default=default, metavar=value, help=words)
+    group.add_argument(
+        "--sizes",
+        default="8:1G:16",
+        metavar="A:B:F",
+        help="bytes from A to B, by factor F (default: 8:1G:16)",
+    )
+    group.add_argument(
+        "--collectives",
+        nargs="+",
+        choices=tune.COLLECTIVES,
+        default=tune.COLLECTIVES,
+        help="what to measure (default: all three)",
+    )
+    group.add_argument(
+        "--seconds",
+        type=float,
+        default=tune.Grid.seconds,
+        metavar="S",
+        help=f"seconds per size in a trial (default {tune.Grid.seconds:g})",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -202,39 +211,40 @@ def _tune(arguments: argparse.Namespace) -> int:
     gpus = visible_gpus(os.environ)
     if arguments.backend == "nccl" and not gpus:
         raise UserError("--backend nccl: no GPU is visible here; use --backend gloo")
-    grid = Grid(
+    grid = tune.Grid(
         arguments.backend or ("nccl" if gpus else "gloo"),
-        search.collectives_of(arguments.collectives),
-        search.sizes_of(arguments.sizes),
+        arguments.collectives,
+        tune.sizes_of(arguments.sizes),
         seconds=arguments.seconds,
     )
-    start, ranks, where = _ranks(arguments, gpus)
-    with (
-        TrialRanks(start(), ranks) as crew,
-        tqdm(disable=None, unit="trial", file=sys.stderr, leave=False) as bar,
-    ):
+    begin, names, count = _place(arguments, gpus)
+    nodes = agents.start(begin, names, _START)
+    try:
+        crew = tune.TuneNodes(nodes, count)
+        with tqdm(disable=None, unit="trial", file=sys.stderr, leave=False) as bar:
 
-        def trial(env: search.Env) -> search.Trial:
-            measured = crew.trial(env, grid)
-            bar.update()
-            return measured
+            def trial(env: tune.Env) -> tune.Trial:
+                measured = crew.trial(env, grid)
+                bar.update()
+                return measured
 
-        found = search.search(
-            trial,
-            search.knobs_for(
-                grid.backend, crew.site, os.environ, deterministic=arguments.deterministic
-            ),
-            lambda text: bar.set_description(escaped(text)),
-        )
-    trials = [*found.default, *found.setting]
-    if all(one.problem for one in trials):
-        raise UserError(f"no collective could be measured: {trials[0].problem}")
-    about = f"{grid.backend}, {ranks} ranks, {where}"
+            found = tune.search(
+                trial,
+                tune.knobs_for(
+                    grid.backend, crew.site, os.environ, deterministic=arguments.deterministic
+                ),
+                lambda text: bar.set_description(escaped(text)),
+            )
+    finally:
+        nodes.close()
+    if all(one.problem for one in found.default) and not found.env:
+        raise UserError(f"no collective could be measured: {found.default[0].problem}")
     if arguments.json:
-        facts = {"backend": grid.backend, "ranks": ranks, "where": where}
-        print_json(search.as_data(found, ranks, facts))
+        facts = {"backend": grid.backend, "ranks": crew.ranks, "nodes": len(names)}
+        print_json(facts | tune.as_data(found))
     else:
-        say(about, *search.finding_lines(found))
+        where = "this machine" if arguments.local is not None else f"{len(names)} nodes"
+        say(f"{grid.backend}, {crew.ranks} ranks, {where}", *tune.finding_lines(found))
     return 0
 
 
@@ -244,12 +254,10 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         raise UserError(f"--seconds {arguments.seconds:g}: should be above 0 seconds")
 
 
-def _ranks(
-    arguments: argparse.Namespace, gpus: int
-) -> tuple[Callable[[], agents.Processes], int, str]:
-    """Return the function that starts the ranks, their number, and their place."""
+def _place(arguments: argparse.Namespace, gpus: int) -> tuple[agents.Begin, Sequence[str], int]:
+    """Return the function that starts the agents, the names of the nodes, and the ranks on each."""
     if arguments.local is not None:
-        return partial(here, arguments.local), arguments.local, "this machine"
+        return agents.here, ["127.0.0.1"], arguments.local
     if "SLURM_JOB_ID" not in os.environ:
         raise UserError(
             "nccl tune runs in an allocation (salloc, sbatch); on one machine, give the number of ranks, "
@@ -261,4 +269,4 @@ def _ranks(
         raise UserError(
             "this allocation has one rank, so nothing is sent; request more nodes, or use --local 2"
         )
-    return partial(on_slurm, nodes, tasks), len(nodes) * tasks, f"{len(nodes)} nodes"
+    return agents.on_slurm(), nodes, tasks

@@ -12,7 +12,6 @@ Exit code 1: a problem was found; the last line has the --exclude option to use.
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -25,21 +24,19 @@ from hpcrun.cli.arguments import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.errors import UserError
 from hpcrun.network.agents import here, on_slurm, start
-from hpcrun.network.findings import findings
-from hpcrun.network.measurements import NetworkMeasurements
-from hpcrun.network.netcheck import Check, Options
-from hpcrun.network.probes import Finding
-from hpcrun.network.rate_report import (
+from hpcrun.network.findings import (
     as_data,
     collective_line,
     conclusion,
+    findings,
     node_lines,
-    table,
 )
-from hpcrun.printing import escaped, say, show_table
+from hpcrun.network.measurements import NetworkMeasurements
+from hpcrun.network.netcheck import Check, Options
+from hpcrun.network.probes import Finding
+from hpcrun.printing import escaped, say
 from hpcrun.ranks.launchers import step_hosts
 
-_WIDE_TABLE = 40
 _ALL_REDUCE = 60.0
 # Name, default, least value, help.
 _MEASURE: Sequence[tuple[str, float, float, str]] = (
@@ -129,10 +126,6 @@ def _show(bar: "tqdm[Any]", step: int, steps: int, text: str) -> None:
 
 def _print(measured: NetworkMeasurements, found: list[Finding]) -> None:
     say(*node_lines(measured))
-    if len(measured.nodes) <= _WIDE_TABLE and measured.transfers:
-        say("", "Gbit/s, from row to column")
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
-        show_table(table(measured.nodes, measured.transfers), width)
     if measured.collective is not None:
         say("", collective_line(measured.collective))
     say("", *conclusion(found))

@@ -1,4 +1,4 @@
-"""Plot loss, learning rate, throughput and goodput of one or several runs.
+"""Plot loss, learning rate and throughput of one or several runs.
 
 RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
 `hpcrun aggregate`. Runs that differ in their configs have the values in their

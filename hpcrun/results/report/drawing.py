@@ -1,4 +1,4 @@
-"""Colors, names and the thinning of curves, which the figures of pages, files and terminals share."""
+"""Colors, names and the thinning of curves, which the figures of pages and terminals share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _NAMES = {
     "data_wait": "wait for data (s)",
 }
 Item = TypeVar("Item")
-Line = NDArray[np.float64]
 
 
 def label(text: str, longest: int = 44) -> str:
@@ -63,9 +62,3 @@ def thinned(values: NDArray[Any], most: int) -> NDArray[np.int64]:
     for chunk in np.array_split(np.arange(len(values)), most // 2 - 1):
         kept |= {int(chunk[values[chunk].argmin()]), int(chunk[values[chunk].argmax()])}
     return np.array(sorted(kept))
-
-
-def wants_log(values: Line) -> bool:
-    """Return True if all values are positive and span more than a factor of 30."""
-    # A product of Python's floats becomes infinite without a warning.
-    return bool(len(values) and values.min() > 0 and float(values.max()) > 30 * float(values.min()))

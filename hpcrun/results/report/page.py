@@ -23,7 +23,7 @@ from hpcrun.results.groups import BEST_IS_BIASED
 from hpcrun.results.report import times
 from hpcrun.results.report.content import MOST_CURVES, Content, ReportRequest, collect, shown
 from hpcrun.results.report.drawing import metric_label, several
-from hpcrun.results.report.runs import counts, require_file_place
+from hpcrun.results.report.runs import counts
 from hpcrun.results.store import ResultsFile, package_version
 from hpcrun.run.files import write_atomic
 
@@ -63,7 +63,11 @@ def require_place(output: Path) -> None:
     Raises:
         UserError: the folder is missing, or a file of another kind is in the way.
     """
-    require_file_place(output, "report.html")
+    if output.is_dir():
+        raise UserError(f"{output}: is a directory; name a file, such as {output / 'report.html'}")
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such directory; make it, or choose another -o")
     if output.is_file():
         with output.open("rb") as stream:
             head = stream.read(len(_HEAD)).decode(errors="replace")

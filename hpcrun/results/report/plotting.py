@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.cells import cell_len
 
-from hpcrun.results.report.drawing import label, metric_label, wants_log
+from hpcrun.results.report.drawing import metric_label
 from hpcrun.results.report.runs import ReportedRun
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_BAR = 24
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _GUTTER = 10
 
 
@@ -66,7 +63,7 @@ def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
 def terminal_lines(
     series: Sequence[Series], metrics: Sequence[str], width: int, height: int
 ) -> list[str]:
-    """Return the plots of ``metrics`` and the goodput of each run as lines of text."""
+    """Return the plots of ``metrics`` as lines of text."""
     lines: list[str] = []
     if len(series) > 1:
         lines.append("curves")
@@ -81,33 +78,11 @@ def terminal_lines(
         if without and len(without) < len(curves):
             lines.append(f"  without {metric}: {', '.join(without)}")
         lines.append("")
-    return [*lines, *_goodput_lines([run for one in series for run in one.runs])]
+    return lines[:-1]
 
 
 def _lettered(items: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(LETTERS[at % len(LETTERS)], item) for at, item in enumerate(items)]
-
-
-def _goodput_lines(runs: Sequence[ReportedRun]) -> list[str]:
-    timed = [run for run in runs if run.events]
-    if not timed:
-        return ["goodput: no run has an event log"]
-    width = max(cell_len(label(run.label, 40)) for run in timed)
-    lines = ["goodput: productive share of all time except idle"]
-    for run in timed:
-        parts = {name: seconds for name, seconds in vars(run.goodput).items() if name != "idle"}
-        rest = ", ".join(
-            f"{name.replace('_', ' ')} {seconds:.0f} s"
-            for name, seconds in parts.items()
-            if seconds >= 0.5
-        )
-        ettr = run.goodput.ettr
-        share = f"{ettr:4.0%}" if ettr is not None else "   –"
-        name = label(run.label, 40)
-        name += " " * (width - cell_len(name))
-        lines.append(f"  {name} {share} {bar(ettr or 0.0, _BAR)} {rest}")
-    left = [run.label for run in runs if not run.events]
-    return [*lines, *([f"  without events: {', '.join(left)}"] if left else [])]
 
 
 def plot(title: str, curves: Sequence[Curve], width: int, height: int) -> list[str]:
@@ -118,7 +93,7 @@ def plot(title: str, curves: Sequence[Curve], width: int, height: int) -> list[s
     lettered = [(letter, curve) for letter, curve in _lettered(curves) if len(curve.x)]
     if not lettered:
         return []
-    log = wants_log(np.concatenate([curve.y for _, curve in lettered]))
+    log = _wants_log(np.concatenate([curve.y for _, curve in lettered]))
     points = [
         (letter, curve.x, np.log10(curve.y) if log else curve.y) for letter, curve in lettered
     ]
@@ -142,13 +117,6 @@ def plot(title: str, curves: Sequence[Curve], width: int, height: int) -> list[s
     return [*lines, " " * (_GUTTER + 2) + first + gap + last]
 
 
-def bar(share: float, width: int) -> str:
-    """Return a bar for ``share`` (0 to 1) of ``width`` characters, to an eighth of a character."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    whole, rest = divmod(eighths, 8)
-    return (_EIGHTHS[8] * whole + (_EIGHTHS[rest] if rest else "")).ljust(width)
-
-
 def _range(values: NDArray[np.float64]) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     half = abs(low) / 2 or 0.5
@@ -168,3 +136,9 @@ def _cells(across: NDArray[np.float64], down: NDArray[np.float64]) -> list[tuple
         ):
             found.append((round(float(one)), round(float(other))))
     return found
+
+
+def _wants_log(values: NDArray[np.float64]) -> bool:
+    """Return True if all values are positive and span more than a factor of 30."""
+    # A product of Python's floats becomes infinite without a warning.
+    return bool(values.min() > 0 and float(values.max()) > 30 * float(values.min()))

@@ -206,16 +206,3 @@ def open_results(
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder for collected runs, which is removed at the end of its ``with``."""
     return tempfile.TemporaryDirectory(prefix="hpcrun-report-")
-
-
-def require_file_place(path: Path, example: str) -> None:
-    """Raise UserError if a file cannot be written to ``path``.
-
-    Raises:
-        UserError: it is a directory, or its folder is missing.
-    """
-    if path.is_dir():
-        raise UserError(f"{path}: is a directory; name a file, such as {path / example}")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such directory; make it, or choose another -o")

@@ -17,7 +17,7 @@ from torch.utils.data import (
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.data import batching as order
-from hpcrun.train.data.batching import Batching, Uneven, reseed, start_worker
+from hpcrun.train.data.batching import Batching, reseed, start_worker
 from hpcrun.train.data.streams import Shape, StreamState, StreamSteps, require_stream
 
 Places = list[Sequence[int]]
@@ -180,7 +180,6 @@ def training_steps(
     workers: int,
     pin_memory: bool,
     saved: StreamState | None = None,
-    uneven: Uneven = "across",
     prefetch: int = 2,
     collate: Callable[[list[Any]], Any] = default_collate,
 ) -> Steps:
@@ -201,27 +200,21 @@ def training_steps(
         workers: DataLoader processes; 0 reads in this process.
         pin_memory: copy batches to page-locked memory, for faster copies to a GPU.
         saved: for a stream, its position after ``steps.start`` steps, from ``saved()`` of the result.
-        uneven: treatment of an epoch's last, incomplete batch: see ``train.uneven``.
         prefetch: batches that each loader process reads ahead.
         collate: makes a micro-batch from its samples.
 
     Raises:
-        UserError: the dataset has no samples or no length, is a stream that cannot resume, or its samples do
-            not fill a single batch.
+        UserError: the dataset has no samples or no length, or is a stream that cannot resume.
     """
     if isinstance(dataset, IterableDataset):
         require_stream(dataset, world_size, workers)
-        batching = _of_stream(dataset, Batching(batch_size, world_size, accumulation, uneven))
+        batching = Batching(batch_size, world_size, accumulation)
+        _require_samples(dataset, batching)
         shape = Shape(rank, batching, workers, prefetch, collate)
         stream = StreamSteps(dataset, steps, shape, seed, saved)
         return Steps(stream.read(pin_memory=pin_memory), batching, stream.saved)
     size = length(dataset)
-    batching = Batching(batch_size, world_size, accumulation, uneven, size)
-    if not batching.steps_per_epoch:
-        raise UserError(
-            f"train.uneven: drop would drop all of the {size} samples, which do not fill a batch of "
-            f"{batch_size}; use a smaller train.batch_size, or another train.uneven"
-        )
+    batching = Batching(batch_size, world_size, accumulation, size)
     ordered = order_of(dataset, size, seed)
     placed, places = MicroBatchDataset(dataset, seed), _MicroBatches(ordered, steps, rank, batching)
     if not workers and not pin_memory:
@@ -252,26 +245,19 @@ def order_of(dataset: Dataset[Any], size: int, seed: int) -> Order:
     return lambda positions: own(positions, seed)
 
 
-def _of_stream(stream: IterableDataset[Any], batching: Batching) -> Batching:
-    """Return ``batching`` if it fits a stream; raises UserError."""
-    name = type(stream).__name__
-    if batching.uneven != "across":
-        raise UserError(
-            f"train.uneven: {batching.uneven} needs the end of an epoch, but data: {name} is a stream, which "
-            "does not know its end in advance; use across: each reader starts new passes independently"
-        )
+def _require_samples(stream: IterableDataset[Any], batching: Batching) -> None:
+    """Raise UserError if a micro-batch of a stream would have no sample."""
     if batching.batch_size < batching.ranks * batching.accumulation:
         raise UserError(
             f"train.batch_size: {batching.batch_size} samples are too few for {batching.ranks} ranks x "
-            f"{batching.accumulation} micro-batches, and data: {name}, a stream, has no padding; use a "
-            "larger train.micro_batch"
+            f"{batching.accumulation} micro-batches, and data: {type(stream).__name__}, a stream, has no "
+            "padding; use a larger train.micro_batch"
         )
-    return batching
 
 
 def _by_step(
     loader: Iterable[Any], steps: range, batching: Batching
 ) -> Generator[list[Any], None, None]:
     batches = iter(loader)
-    for step in steps:
-        yield [next(batches) for _ in range(batching.micro_batches(step))]
+    for _ in steps:
+        yield [next(batches) for _ in range(batching.accumulation)]

@@ -4,26 +4,17 @@ A library's random permutation may change with the library's version, and starti
 whole permutation. The permutation here can be computed for any single index: a Feistel network over the
 smallest even power of two that holds the dataset, iterated until the result is in range (J. Black,
 P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It is not for cryptography.
-
-With a mixture, the sample at a global position is a pure function of (seed, position) too (invariant 5). Each
-block of 4096 consecutive positions has the same number of samples of each dataset, in an order that the seed
-and the number of the block determine. Each dataset is read in separate passes; two may overlap in a block.
 """
 
 import random
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
 
 from hpcrun.config import Config
-from hpcrun.errors import UserError
 from hpcrun.ranks.signals import ignore_in_helper_process
 
 Indices = npt.NDArray[np.int64]
@@ -106,21 +97,17 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-Uneven = Literal["across", "drop", "pad"]
-
-
 @dataclass(frozen=True)
 class Batching:
     """Division of a step's ``batch_size`` samples among ``ranks`` x ``accumulation`` micro-batches.
 
-    The sizes differ by at most one sample. ``epoch``: samples in an epoch; None for a stream, for which
-    ``uneven`` has no meaning.
+    The sizes differ by at most one sample. A batch may span two epochs. ``epoch``: samples in an epoch; None
+    for a stream.
     """
 
     batch_size: int
     ranks: int
     accumulation: int = 1
-    uneven: Uneven = "across"
     epoch: int | None = None
 
     @property
@@ -130,43 +117,16 @@ class Batching:
 
     @property
     def always_even(self) -> bool:
-        """True if all micro-batches of all steps have the same number of samples."""
-        divides = self.batch_size % (self.ranks * self.accumulation) == 0
-        return divides and (self.uneven in ("across", "drop") or not self._left_over)
-
-    @property
-    def steps_per_epoch(self) -> float:
-        """Number of steps in an epoch; a fraction for ``across``, without the last batch for ``drop``."""
-        if self.epoch is None:
-            return float("inf")
-        if self.uneven == "across":
-            return self.epoch / self.batch_size
-        whole = self.epoch // self.batch_size
-        return whole + (self.uneven != "drop" and self._left_over > 0)
+        """True if all micro-batches have the same number of samples."""
+        return self.batch_size % (self.ranks * self.accumulation) == 0
 
     def span(self, step: int) -> range:
         """Return the global positions of a step: consecutive, and independent of the number of ranks."""
-        if self.uneven == "across" or self.epoch is None:
-            return range(step * self.batch_size, (step + 1) * self.batch_size)
-        epoch, within = divmod(step, int(self.steps_per_epoch))
-        first = epoch * self.epoch + within * self.batch_size
-        return range(first, min(first + self.batch_size, (epoch + 1) * self.epoch))
+        return range(step * self.batch_size, (step + 1) * self.batch_size)
 
     def samples(self, steps: range) -> int:
         """Return the total number of samples in ``steps``."""
-        if self.uneven in ("across", "drop"):
-            return len(steps) * self.batch_size
-        # Other modes use every sample.
-        return self.span(steps.stop).start - self.span(steps.start).start
-
-    def micro_batches(self, step: int) -> int:
-        """Return the number of micro-batches per rank at ``step``; an epoch's short last batch has fewer."""
-        if self.uneven in ("across", "drop"):
-            return self.accumulation
-        count = len(self.span(step))
-        if count == self.batch_size:
-            return self.accumulation
-        return _ceil(_ceil(count, self.ranks), self.micro_batch)
+        return len(steps) * self.batch_size
 
     def positions(self, step: int, rank: int) -> list[Indices]:
         """Return the global positions of each micro-batch of ``rank``.
@@ -175,23 +135,13 @@ class Batching:
         the weight 0.
         """
         span = self.span(step)
-        shares = divide(span, rank, self.ranks, self.micro_batches(step))
+        shares = divide(span, rank, self.ranks, self.accumulation)
         padding = np.array([span.start], dtype=np.int64)
         return [share if len(share) else padding for share in shares]
 
-    def counts(self, step: int, rank: int) -> list[int]:
+    def counts(self, rank: int) -> list[int]:
         """Return the number of samples in each micro-batch of ``rank``; zero for padding."""
-        return [
-            len(it) for it in divide(self.span(step), rank, self.ranks, self.micro_batches(step))
-        ]
-
-    def weights(self, step: int, rank: int) -> list[int] | None:
-        """Return :meth:`counts`, or None if all micro-batches of the step have the same number of samples."""
-        if self.always_even:
-            return None
-        if len(self.span(step)) % (self.ranks * self.micro_batches(step)) == 0:
-            return None
-        return self.counts(step, rank)
+        return [len(it) for it in divide(self.span(0), rank, self.ranks, self.accumulation)]
 
     def lines(self, steps: int) -> Iterator[str]:
         """Yield lines for the user at the start of a training of ``steps`` steps."""
@@ -203,18 +153,9 @@ class Batching:
         yield f"batch of {self.batch_size}: {parallel} x {each} samples{weighted}"
         if self.epoch is None:
             return
-        left = f"the last one has {self._left_over} samples, and empty ranks"
-        ending = {
-            "across": "",
-            "drop": f"; the last {self._left_over} are dropped",
-            "pad": f"; {left} compute padding of weight 0",
-        }[self.uneven if self._left_over else "across"]
-        yield f"epoch of {_many(self.epoch, 'sample')}: {_about(self.steps_per_epoch, 'step')}{ending}"
-        yield f"{_many(steps, 'step')} in all: {_about(steps / self.steps_per_epoch, 'epoch')}"
-
-    @property
-    def _left_over(self) -> int:
-        return 0 if self.epoch is None else self.epoch % self.batch_size
+        per_epoch = self.epoch / self.batch_size
+        yield f"epoch of {_many(self.epoch, 'sample')}: {_about(per_epoch, 'step')}"
+        yield f"{_many(steps, 'step')} in all: {_about(steps / per_epoch, 'epoch')}"
 
 
 def accumulation_of(config: Config, ranks: int) -> int:
@@ -303,121 +244,3 @@ def worker_processes(config: Config, environ: Mapping[str, str], default: int | 
     given = environ.get("SLURM_CPUS_PER_TASK", "").strip()
     cores = config.job.cpus_per_task or (int(given) if given.isdecimal() else 1)
     return max(0, min(_MOST_WORKERS, cores - 1))
-
-
-BLOCK = 4096
-"""Positions in which every dataset has exactly its share; a share is a multiple of 1/4096."""
-
-_BLOCKS_SEED = 0x5851F42D4C957F2D
-_DATASET_SEED = 0x14057B7EF767814F
-"""Numbers that separate the permutations of blocks and of datasets; any odd 64-bit numbers do."""
-
-
-class Mixture(Dataset[Any]):
-    """Map-style dataset of the samples of several datasets; training takes them in the ratio of weights.
-
-    In training, each block of 4096 consecutive samples has the same number of samples of each dataset. Index
-    i counts through the datasets one after the other. Validation reads the indices, so it weights each
-    dataset by its size.
-
-    Attributes:
-        datasets: the datasets.
-        sizes: number of samples of each dataset.
-        counts: number of samples of each dataset in a block of 4096.
-    """
-
-    def __init__(self, datasets: Sequence[Dataset[Any]], weights: Sequence[float]) -> None:
-        """Check the datasets and divide each block among them.
-
-        Args:
-            datasets: map-style datasets with a length.
-            weights: one positive number for each dataset; only their ratio matters.
-
-        Raises:
-            UserError: a dataset is empty, the numbers of weights and datasets differ, or a weight is not
-                positive or is below 1/4096 of all weights.
-        """
-        self.datasets = list(datasets)
-        self.sizes = [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
-        if not all(self.sizes):
-            raise UserError(
-                f"data: dataset {self.sizes.index(0)} of the mixture has no samples; remove it"
-            )
-        self.counts = block_counts(weights)
-        if len(self.counts) != len(self.datasets):
-            raise UserError(
-                f"data: {len(self.counts)} weights for {len(self.datasets)} datasets; give one for each"
-            )
-        self._starts = [0, *accumulate(self.sizes)]
-
-    def __len__(self) -> int:
-        """Return the number of samples of all datasets."""
-        return self._starts[-1]
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a sample.
-
-        Raises:
-            IndexError: ``index`` is not in ``range(len(self))``.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"no sample {index}: the mixture has {len(self)}, from 0")
-        number = bisect_right(self._starts, index) - 1
-        return self.datasets[number][index - self._starts[number]]
-
-    def sample_order(self, positions: Indices, seed: int) -> Indices:
-        """Return the index of the sample at each global position; a pure function of the arguments.
-
-        Args:
-            positions: int64 of shape (n,), counted over all ranks from the start of training.
-            seed: the config's ``seed``.
-
-        Returns:
-            int64 of shape (n,), each in ``range(len(self))``.
-        """
-        if len(self.datasets) == 1:
-            return samples(positions, self.sizes[0], seed)
-        numbers, ordinals = divided(positions, self.counts, seed)
-        indices = np.empty_like(ordinals)
-        for number, (size, start) in enumerate(zip(self.sizes, self._starts, strict=False)):
-            mine = numbers == number
-            own = (seed + (number + 1) * _DATASET_SEED) % 2**64
-            indices[mine] = start + samples(ordinals[mine], size, own)
-        return indices
-
-    def shares(self) -> list[float]:
-        """Return the fraction of the training samples that each dataset gives, a multiple of 1/4096."""
-        return [count / BLOCK for count in self.counts]
-
-
-def divided(positions: Indices, counts: Sequence[int], seed: int) -> tuple[Indices, Indices]:
-    """Return for each global position the number of its dataset, and which sample of that dataset it is.
-
-    The second number counts the dataset's samples from the start of training, over all passes.
-    """
-    starts = np.array([0, *accumulate(counts)], dtype=np.int64)
-    within = samples(positions, BLOCK, seed ^ _BLOCKS_SEED)
-    numbers = np.searchsorted(starts, within, side="right") - 1
-    per_block = np.array(counts, dtype=np.int64)[numbers]
-    return numbers, positions // BLOCK * per_block + within - starts[numbers]
-
-
-def block_counts(weights: Sequence[float]) -> list[int]:
-    """Return the samples of each dataset in a block: the weights' shares, rounded by largest remainder.
-
-    Raises:
-        UserError: a weight is not a positive number, or its share is below 1/4096.
-    """
-    if not weights or not all(0 < weight < float("inf") for weight in weights):
-        raise UserError(f"data: the weights {list(weights)} of a mixture must be positive numbers")
-    exact = [weight * BLOCK / sum(weights) for weight in weights]
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda number: counts[number] - exact[number])
-    for number in by_remainder[: BLOCK - sum(counts)]:
-        counts[number] += 1
-    if not all(counts):
-        raise UserError(
-            f"data: the weight {weights[counts.index(0)]:g} is less than 1/{BLOCK} of all weights; "
-            "raise it, or remove the dataset"
-        )
-    return counts

@@ -213,7 +213,7 @@ class _Feed(IterableDataset[_Item]):
 
     def _part(self, reader: "_Reader", worker: int) -> Iterator[_Item]:
         shape = self._shape
-        shares = shape.batching.counts(self._steps.start, shape.rank)  # those of every step
+        shares = shape.batching.counts(shape.rank)
         last = self._steps.stop * len(shares)
         for number in range(self.first - self.lead + worker, last, shape.readers):
             if number < self.first:

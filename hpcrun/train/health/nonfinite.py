@@ -206,7 +206,7 @@ def samples_of(dataset: Dataset[Any], batching: Batching, seed: int) -> Samples 
     size = length(dataset)
 
     def samples(step: int, rank: int) -> list[list[int]]:
-        taken = zip(batching.positions(step, rank), batching.counts(step, rank), strict=True)
+        taken = zip(batching.positions(step, rank), batching.counts(rank), strict=True)
         return [order.samples(part, size, seed).tolist() for part, count in taken if count]
 
     return samples

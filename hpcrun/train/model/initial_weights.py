@@ -38,7 +38,7 @@ def load_initial_weights(
 
 
 def _load(model: nn.Module, source: Path, renames: Mapping[str, str | None]) -> None:
-    from hpcrun.checkpoint.export_folder import in_groups
+    from hpcrun.checkpoint.sharded.copies import in_groups
     from hpcrun.checkpoint.weights import open_weights
 
     wanted, weights = initial_state(model), open_weights(source)

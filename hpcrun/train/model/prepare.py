@@ -1,7 +1,6 @@
-"""Prepare a model before it is wrapped: layout, activation checkpointing, compilation.
+"""Prepare a model before it is wrapped: activation checkpointing, compilation.
 
-The order is torch's: layout, activation checkpointing, compilation. FSDP compiles blocks before it
-shards them, DDP after wrapping.
+FSDP compiles blocks before it shards them, DDP after wrapping.
 The names in a checkpoint do not depend on the preparation.
 
 Find the blocks of a model: the units of FSDP, activation checkpointing and compilation.
@@ -29,7 +28,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     checkpoint_wrapper,
 )
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from hpcrun.devices.vendor import CompileMode
@@ -177,7 +175,7 @@ _COSTLY_ELSEWHERE = re.compile(
 
 @dataclass(frozen=True)
 class Preparation:
-    """Options for a model before it is wrapped: memory layout, activation checkpointing, compilation.
+    """Options for a model before it is wrapped: activation checkpointing, compilation.
 
     A block is an element of an ``nn.ModuleList`` or ``nn.Sequential`` of modules of one class.
 
@@ -187,23 +185,18 @@ class Preparation:
             the results of matrix products, convolutions and attention. Sources: ``torch.utils.checkpoint``;
             Chen et al. 2016, arXiv:1604.06174.
         compile: mode of ``torch.compile``; None: no compilation.
-        channels_last: store 4-dimensional weights as NHWC (``torch.channels_last``).
     """
 
     checkpointing: Literal["none", "full", "selective"] = "none"
     compile: CompileMode | None = None
-    channels_last: bool = False
 
 
 def prepare(module: nn.Module, wanted: Preparation) -> None:
-    """Set the layout and activation checkpointing in place; the strategy compiles later.
+    """Set activation checkpointing in place; the strategy compiles later.
 
     Raises:
-        UserError: the model has no blocks to checkpoint, or recomputation would change the training.
+        UserError: the model has no blocks to checkpoint.
     """
-    if wanted.channels_last:
-        # Only weights with 4 dimensions: a convolution's output takes the layout of its weight.
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if wanted.checkpointing != "none":
         _checkpoint_activations(module, wanted)
 
@@ -229,30 +222,13 @@ def of_torch(part: nn.Module) -> bool:
     return type(part).__module__.startswith("torch.nn.")
 
 
-def why_not_recomputed(module: nn.Module) -> str | None:
-    """Return why ``module`` cannot be trained with activation checkpointing; None if it can."""
+def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
     found = blocks(module)
     if not found:
-        return (
+        raise UserError(
             f"train.activation_checkpointing: {type(module).__name__} has no blocks (elements of one class "
             "in an nn.ModuleList or nn.Sequential); put its layers into one, or set none"
         )
-    for block in found:
-        if any(
-            isinstance(part, _NormBase) and part.track_running_stats for part in block.modules()
-        ):
-            return (
-                f"train.activation_checkpointing: {kind(block).__name__} has running statistics, "
-                "which a recomputed block would update twice; set none"
-            )
-    return None
-
-
-def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
-    refusal = why_not_recomputed(module)
-    if refusal is not None:
-        raise UserError(refusal)
-    found = blocks(module)
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_costly)

@@ -18,13 +18,17 @@ from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.model.checks import unshardable
 from hpcrun.train.model.prepare import blocks
 from hpcrun.train.parallel.fsdp import FSDPStrategy
-from hpcrun.train.parallel.network import Group, fsdp_step, machine_named
+from hpcrun.train.parallel.network import BYTES, Group, fsdp_step, machine_named
 from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
 
 Parallel = Literal["single", "ddp", "fsdp"]
 
 HEADROOM = 0.4
 """The fraction of a device's memory reserved for activations, workspaces and fragmentation."""
+
+KEPT = 0.1
+"""The fraction of a device's memory that gathered weights may take between the passes: a quarter of
+`HEADROOM`, so that most of it remains for activations."""
 
 _MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}
 
@@ -121,7 +125,7 @@ def decide(
     )
 
 
-def resolve_shard(
+def resolve_fsdp(
     config: Config,
     model: nn.Module,
     distributed: DistributedConfig,
@@ -129,16 +133,22 @@ def resolve_shard(
     parallel: Parallel,
     earlier: str | None = None,
 ) -> Config:
-    """Return ``config`` with the choice of ``fsdp.shard=auto``, if FSDP shards ``model``. Collective.
+    """Return ``config`` with the choices of ``auto`` in ``fsdp``, if FSDP shards ``model``. Collective.
 
-    ``earlier``: on rank 0 the choice that a checkpoint of as many ranks records. A change would round
+    ``earlier``: on rank 0 the shards that a checkpoint of as many ranks records. A change would round
     differently.
     """
     world, nodes = distributed.world_size, distributed.num_nodes
-    if parallel != "fsdp" or world == 1 or config.fsdp.shard != "auto":
+    if parallel != "fsdp" or world == 1:
         return config
     room = least_of_ranks(_device_memory(distributed), ranks.group)
     on_node = least_of_ranks(distributed.num_gpus_per_node, ranks.group)
+    reshards, line = decide_reshard(config, model, room if distributed.device_ids else 0)
+    config = with_fsdp(config, reshard_after_forward=reshards)
+    if line and distributed.rank == 0:
+        print(f"hpcrun: {line}", flush=True)
+    if config.fsdp.shard != "auto":
+        return config
 
     def choose() -> tuple[str, str]:
         if on_node * nodes != world or 1 in (on_node, nodes):
@@ -155,6 +165,23 @@ def resolve_shard(
     if line and distributed.rank == 0:
         print(f"hpcrun: {line}", flush=True)
     return with_fsdp(config, shard=chosen)
+
+
+def decide_reshard(config: Config, model: nn.Module, room: int) -> tuple[bool, str]:
+    """Choose for ``fsdp.reshard_after_forward=auto`` with ``room`` bytes per rank; return choice and line.
+
+    No line without a choice: if the key is set, ``room`` is 0 (the CPU), or shards stay on the CPU.
+    """
+    options = config.fsdp
+    if options.reshard_after_forward != "auto" or options.cpu_offload or not room:
+        return options.reshard_after_forward is not False, ""
+    dtype = options.param_dtype or config.amp.dtype
+    gathered = BYTES[dtype] * sum(p.numel() for p in model.parameters())
+    reshards = gathered > KEPT * room
+    return reshards, (
+        f"fsdp.reshard_after_forward=auto chooses {str(reshards).lower()}: all weights in {dtype} take "
+        f"{amount(gathered)}, and {KEPT:.0%} of the device's memory are {amount(int(KEPT * room))}"
+    )
 
 
 def decide_shard(config: Config, model: nn.Module, group: Group, room: int) -> tuple[str, str]:
@@ -186,13 +213,8 @@ def with_fsdp(config: Config, **values: Any) -> Config:
 
 
 def only_ddp(config: Config) -> str | None:
-    """Return the first key of ``config`` that only DDP supports, or None."""
-    train = config.train
-    if train.compression != "none":
-        return "train.compression"
-    if train.find_unused_parameters:
-        return "train.find_unused_parameters"
-    return "train.channels_last" if train.channels_last else None
+    """Return the key of ``config`` that only DDP supports, or None."""
+    return "train.find_unused_parameters" if config.train.find_unused_parameters else None
 
 
 def need(config: Config, model: nn.Module) -> Need:

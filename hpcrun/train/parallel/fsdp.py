@@ -106,7 +106,10 @@ class FSDPStrategy(Strategy):
         if dist.get_backend() == "nccl":
             connect_groups(mesh, self._device)
         options = self._sharding(mesh)
-        below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}
+        # Without a config of a run nothing has decided for auto.
+        below: dict[str, Any] = {
+            "reshard_after_forward": self._options.reshard_after_forward is not False
+        }
         # The backward pass starts with the root's weights, so torch keeps them until then.
         at_root = {} if self._options.reshard_after_forward else below
         norms = self._running_norms(module)

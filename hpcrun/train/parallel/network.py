@@ -61,6 +61,9 @@ DETERMINISTIC = [("ring", "Simple")]
 """What train.deterministic=true leaves to NCCL."""
 ANY = [(algorithm, protocol) for algorithm in _START for protocol in _PROTOCOLS]
 
+_BUCKETS = 4
+"""Fewest buckets of DDP, so that communication overlaps with the backward pass."""
+
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 MANY_GRADIENTS = 2 * 10**9
 """Bytes of unsharded gradients from which FSDP reduces gradients in every micro-batch by default.
@@ -150,46 +153,29 @@ def fsdp(
     allowed: list[tuple[str, str]] = ANY,
     *,
     hybrid: bool,
-    gathers: int = 2,
-    reductions: int = 1,
     weight: int = 2,
     gradient: int = 4,
-) -> float:
-    """Return the seconds of FSDP's collectives in a step, with ``weight`` and ``gradient`` in bytes.
+) -> tuple[float, float]:
+    """Return the seconds in which FSDP gathers all weights once, and reduces all gradients once.
 
-    A step has ``gathers`` and ``reductions`` of each layer, within a node with ``hybrid``; then the gradients
-    of each shard are reduced over the nodes.
+    ``weight`` and ``gradient``: in bytes. With ``hybrid`` both are within a node; then the gradients of each
+    shard are reduced over the nodes.
     """
     whole = Group(group.on_node, group.on_node, group.gpu) if hybrid else group
     copies = Group(group.nodes if hybrid else 1, 1, group.gpu)
     of_layer = parameters / layers
     reduced = seconds("reduce_scatter", gradient * of_layer, whole, allowed)
     reduced += seconds("all_reduce", gradient * of_layer / whole.ranks, copies, allowed)
-    gathered = seconds("all_gather", weight * of_layer, whole, allowed)
-    return layers * (gathers * gathered + reductions * reduced)
+    return layers * seconds("all_gather", weight * of_layer, whole, allowed), layers * reduced
 
 
 def fsdp_passes(
     config: Config, parameters: int, layers: int, group: Group, *, hybrid: bool
 ) -> tuple[float, float]:
-    """Return the seconds in which FSDP gathers all weights once, and reduces all gradients once."""
+    """Return :func:`fsdp` with the precisions and the algorithms of ``config``."""
     weights = config.fsdp.param_dtype or config.amp.dtype
-    gradient = BYTES[config.fsdp.reduce_dtype or weights]
-    gathered, reduced = (
-        fsdp(
-            parameters,
-            layers,
-            group,
-            allowed(config),
-            hybrid=hybrid,
-            gathers=gathers,
-            reductions=1 - gathers,
-            weight=BYTES[weights],
-            gradient=gradient,
-        )
-        for gathers in (1, 0)
-    )
-    return gathered, reduced
+    sizes = {"weight": BYTES[weights], "gradient": BYTES[config.fsdp.reduce_dtype or weights]}
+    return fsdp(parameters, layers, group, allowed(config), hybrid=hybrid, **sizes)
 
 
 def fsdp_step(
@@ -219,8 +205,17 @@ def allowed(config: Config) -> list[tuple[str, str]]:
 def default_bucket(gradients: float, ranks: int) -> float | None:
     """Return the MiB per all-reduce of DDP for bytes of ``gradients``; None: torch's, 25 after a first of 1.
 
-    The latency of an all-reduce grows with the ranks, and each bucket pays for it. So buckets grow above 64
-    ranks. At least four buckets remain, so that communication overlaps with the backward pass.
+    Each bucket pays for the latency of an all-reduce, and the last one overlaps with nothing: the number of
+    buckets, at least four, has the least time for all of them and the last again. It is the time of DGX H100
+    with `DETERMINISTIC` for all machines, so that a requeue to other nodes does not change the order of sums.
     """
-    wanted = min(25 * ranks / 64, gradients / 2**22)
-    return wanted if wanted > 25 else None
+    most = int(gradients / (25 * 2**20))
+    if most <= _BUCKETS or ranks == 1:
+        return None
+    on_node = min(ranks, GPUS_OF_NODE)
+    group = Group(math.ceil(ranks / on_node) * on_node, on_node)
+
+    def time(count: int) -> float:
+        return (count + 1) * seconds("all_reduce", gradients / count, group, DETERMINISTIC)
+
+    return float(math.ceil(gradients / min(range(_BUCKETS, most), key=time) / 2**20))

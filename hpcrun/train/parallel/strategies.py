@@ -6,16 +6,11 @@ A strategy holds no tensors. The trainer calls it at the few points where the ki
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    bf16_compress_hook,
-    fp16_compress_hook,
-)
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.devices import vendor
@@ -139,28 +134,6 @@ class DDPStrategy(Strategy):
     def changes_buckets(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first bucket layout.
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
-
-
-CompressionHook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
-
-
-def compression(kind: Literal["none", "fp16", "bf16"]) -> CompressionHook | None:
-    """Make a gradient compression for ``DistributedAMPTrainer(compression=…)``; None for ``none``.
-
-    Source: ``torch.distributed.algorithms.ddp_comm_hooks``.
-
-    Args:
-        kind: ``fp16`` and ``bf16`` all-reduce gradients in half precision.
-    """
-    if kind == "none":
-        return None
-    compress: Any = fp16_compress_hook if kind == "fp16" else bf16_compress_hook
-
-    # Under another name: DDP accepts torch's bf16 hook on GPUs only, but gloo supports bf16 too.
-    def compressed(_: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        return compress(dist.group.WORLD, bucket)  # type: ignore[no-any-return]
-
-    return compressed
 
 
 @torch.no_grad()

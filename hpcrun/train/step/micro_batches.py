@@ -42,19 +42,19 @@ class MicroBatchStep:
         if self._plain:
             result = self._trainer.training_step(micro_batches, self._loss)
         else:
-            result = self._weighted(step, micro_batches)
+            result = self._weighted(micro_batches)
         self._loss = self._bare
         if self._frozen:
             self._frozen.require(step)
         self._task._reached(step + 1)
         return result
 
-    def _weighted(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
+    def _weighted(self, micro_batches: Sequence[Any]) -> StepResult:
         trainer, loss, batching = self._trainer, self._loss, self._batching
-        counts = batching.weights(step, self._rank)
+        counts = None if batching.always_even else batching.counts(self._rank)
         weights, total = self._weights(micro_batches, counts), None
         if weights is None and counts is not None:
-            weights, total = counts, len(batching.span(step))
+            weights, total = counts, batching.batch_size
         if weights is None:
             return trainer.training_step(micro_batches, loss)
         return trainer.training_step(micro_batches, loss, weights, total)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -23,7 +22,7 @@ from hpcrun.train.model.checks import kept_buffers, kept_gradients, require_all_
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
-from hpcrun.train.parallel.strategies import CompressionHook, Strategy
+from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.precision import LossFunction, StepResult, to_device
 
@@ -59,7 +58,6 @@ class DistributedAMPTrainer(AMPTrainer):
         parallel: Parallel = "ddp",
         fsdp: FSDP | None = None,
         preparation: Preparation | None = None,
-        compression: CompressionHook | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         backend: Backend | None = None,
@@ -79,8 +77,7 @@ class DistributedAMPTrainer(AMPTrainer):
                 made one, otherwise the launcher's variables.
             parallel: the parallelism; a single rank trains as with ``single``, for any value.
             fsdp: sharding options for ``parallel="fsdp"``.
-            preparation: memory layout, activation checkpointing and compilation.
-            compression: gradient compression for DDP, from ``hpcrun.compression``.
+            preparation: activation checkpointing and compilation.
             rank: as for :meth:`DistributedConfig.from_values`, like the next three; without ``distributed``.
             world_size: number of ranks.
             backend: ``nccl`` or ``gloo``.
@@ -88,7 +85,7 @@ class DistributedAMPTrainer(AMPTrainer):
 
         Raises:
             ValueError: ``distributed`` and one of the last four arguments; ``single`` with several ranks;
-                an optimizer of parameters that FSDP will replace; compression with FSDP.
+                an optimizer of parameters that FSDP will replace.
             ClusterError: the launcher's variables are missing or contradict each other (without
                 ``distributed``).
         """
@@ -106,9 +103,6 @@ class DistributedAMPTrainer(AMPTrainer):
         self.distributed = distributed or DistributedConfig.from_env()
         self._parallel, self._fsdp = parallel, fsdp or FSDP()
         self._preparation = preparation or Preparation()
-        self._compression = compression
-        if compression is not None and parallel == "fsdp":
-            raise ValueError("gradient compression uses DDP's hooks, which FSDP does not have")
         if device is None:
             ids = self.distributed.device_ids
             device = accelerator.device(ids[0]) if ids else torch.device("cpu")
@@ -174,8 +168,6 @@ class DistributedAMPTrainer(AMPTrainer):
             self._strategy.remember(self.module)
             prepare(self.module, self._preparation)
             self.model = self._strategy.wrap(self.module, self._preparation.compile)
-            if self._compression is not None and isinstance(self.model, DistributedDataParallel):
-                self.model.register_comm_hook(None, self._compression)
             self._wrapped = True
         return self.model
 

@@ -1,7 +1,7 @@
 """Program of ``test_fake_gpus.py``: the trainer on fake CUDA tensors, as rank 0 of a world of fake ranks.
 
-``python -m tests.devices.fake.train WAY CASES`` prints a line of JSON for each case. WAY is one of ``WAYS``,
-and CASES is ``few`` or ``all``. The last case has a planted mistake.
+``python -m tests.devices.fake.train CASES`` prints a line of JSON for each way of ``WAYS`` and each case.
+CASES is ``few`` or ``all``. The last case of a way has a planted mistake.
 """
 
 import itertools
@@ -240,18 +240,24 @@ def misplaced(optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def main() -> None:
-    way, which = sys.argv[1:]
+    (which,) = sys.argv[1:]
     device.install()
     answer_reads()
     torch.amp.GradScaler.get_scale = lambda self: SCALE if self.is_enabled() else 1.0
-    world = WAYS[way][0]
-    if world > 1:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-        answer()
-    for case in cases(which):
-        report(way, case, planted=False)
-    gate.not_finite = misplaced
-    report(way, Case("bf16", clip=False, accumulation=True, ema=False, fused=True), planted=True)
+    found = gate.not_finite
+    for number, (way, (world, _, _)) in enumerate(WAYS.items()):
+        gate.not_finite = found
+        if world > 1:
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+            if number == 1:
+                answer()
+        for case in cases(which):
+            report(way, case, planted=False)
+        gate.not_finite = misplaced
+        last = Case("bf16", clip=False, accumulation=True, ema=False, fused=True)
+        report(way, last, planted=True)
+        if world > 1:
+            dist.destroy_process_group()
 
 
 def report(way: str, case: Case, *, planted: bool) -> None:
@@ -264,7 +270,7 @@ def report(way: str, case: Case, *, planted: bool) -> None:
         ]
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         told = {"error": f"{text} in {' '.join(frames[-8:])}"}
-    print(json.dumps({**asdict(case), "planted": planted, **told}), flush=True)
+    print(json.dumps({"way": way, **asdict(case), "planted": planted, **told}), flush=True)
 
 
 if __name__ == "__main__":

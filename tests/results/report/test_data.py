@@ -11,7 +11,7 @@ from hpcrun.results.frames import load_results
 from hpcrun.results.groups import Question, grouped
 from hpcrun.results.report.content import swept_keys
 from hpcrun.results.report.drawing import thinned
-from hpcrun.results.report.plotting import Curve, bar, plot
+from hpcrun.results.report.plotting import Curve, plot
 from hpcrun.results.report.runs import iterate_runs, open_results
 from hpcrun.results.report.times import (
     FINISHED,
@@ -131,7 +131,6 @@ def test_a_terminal_plot_fits_its_width() -> None:
     assert len(one) == 11
     assert any("b" in line for line in two[1:9])
     assert plot("loss", [Curve("a", x[:0], x[:0])], 60, 8) == []
-    assert bar(0.5, 4) == "██  "
 
 
 def test_figures_of_time_show_a_sample_of_many_runs(make_run: MakeRun, tmp_path: Path) -> None:

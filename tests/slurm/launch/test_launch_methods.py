@@ -55,16 +55,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return jobs.final_state(run)
 
 
-def test_torchrun_trains_a_prepared_run(tmp_path: Path, trained: dict[str, str]) -> None:
-    run = prepare(tmp_path, "ours")
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    started = begin(tmp_path, sys.executable, *torchrun, "hpcrun.worker", str(run.path))
-    assert started.wait(jobs.PATIENCE) == 0
-    assert jobs.result(run)["state"] == "finished"
-    assert [event.cause for event in jobs.events(run, "ended")] == ["finished"]
-    assert jobs.final_state(run) == trained
-
-
 def test_plain_python_trains_a_run_of_one_rank(tmp_path: Path) -> None:
     run = prepare(tmp_path, "alone", job__gpus=1)
     worker = (sys.executable, "-m", "hpcrun.worker", str(run.path))

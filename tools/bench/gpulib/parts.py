@@ -1,4 +1,4 @@
-"""The measurements and comparisons: each part is a function of a job and returns plain figures."""
+"""The measurements: each part is a function of a job and returns plain figures."""
 
 import shutil
 import sys
@@ -6,25 +6,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpulib.models import adamw, batches, build, next_byte, one_rank, trainer_for
-from gpulib.sizes import REPEATED, SIZES, Size
+from gpulib.models import batches, next_byte, trainer_for
+from gpulib.sizes import SIZES, Size
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.determinism import choose_kernels, fix_compiler
 from hpcrun.train.metrics.timing import peak_here
-from hpcrun.train.parallel.fsdp import FSDPStrategy
-from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
-from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 Figures = dict[str, Any]
 
@@ -200,171 +195,7 @@ def _copy_seconds(parameters: list[nn.Parameter], device: torch.device) -> float
     return time.perf_counter() - began
 
 
-@dataclass(frozen=True)
-class _Learnt:
-    losses: list[Tensor]
-    weights: list[Tensor]
-    scale: float
-
-
-def parity(_job: Job, device: torch.device) -> Figures:
-    """Compare fp16 training with torch's own loop bit by bit: losses, weights and scale after 50 steps.
-
-    Torch's loop runs twice; if its two results differ, the comparison has no answer.
-    """
-    say("fp16 loss scaling: 50 small steps against torch's own loop")
-    choose_kernels(True)
-    size = SIZES["tiny"]
-    data = batches(size, device, 4)
-    amp = AMPConfig(dtype="fp16", init_scale=2.0**20, growth_interval=5)
-    model = build(size, device, torch.float32)
-    trainer = AMPTrainer(model, adamw, amp=amp, clip_norm=1.0, device=device)
-    losses = [trainer.training_step([data[step % 4]], next_byte).loss for step in range(50)]
-    trainer.gate.resolve_pending()
-    ours = _Learnt(losses, list(model.parameters()), trainer.scaler.get_scale())
-    theirs, again = (_torchs_own(size, device, data, amp) for _ in range(2))
-    figures: Figures = {
-        "equal": _first_difference(ours, theirs) is None,
-        "first_difference": _first_difference(ours, theirs),
-        "torch_repeats": _first_difference(theirs, again) is None,
-        "overflows": trainer.gate.skipped,
-    }
-    if figures["torch_repeats"] and not figures["equal"]:
-        figures["wrong"] = (
-            f"fp16 training differs from torch's own loop from step {figures['first_difference']} on"
-        )
-    return figures
-
-
-def _torchs_own(size: Size, device: torch.device, data: list[Tensor], amp: AMPConfig) -> _Learnt:
-    model = build(size, device, torch.float32)
-    optimizer = adamw(model)
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=amp.init_scale, growth_interval=amp.growth_interval
-    )
-    losses = []
-    for step in range(50):
-        with torch.autocast(device.type, dtype=torch.float16):
-            loss = next_byte(model, data[step % 4])
-        torch.autograd.backward(scaler.scale(loss))
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-    return _Learnt(losses, list(model.parameters()), scaler.get_scale())
-
-
-def _first_difference(one: _Learnt, other: _Learnt) -> int | None:
-    """Return the first step with another loss, or the step after the last if only the final state differs."""
-    for step, (a, b) in enumerate(zip(one.losses, other.losses, strict=True), start=1):
-        if not torch.equal(a, b):
-            return step
-    weights = zip(one.weights, other.weights, strict=True)
-    same = one.scale == other.scale and all(torch.equal(a, b) for a, b in weights)
-    return None if same else len(one.losses) + 1
-
-
-def repeat(job: Job, device: torch.device) -> Figures:
-    """Compare two equal trainings bit by bit for each value of train.deterministic, and time their steps."""
-    say("the same eight steps twice, with each value of train.deterministic")
-    size = SIZES["tiny"] if job.size == "tiny" else REPEATED
-    data = batches(size, device, 1)
-
-    def learnt(wanted: Literal[True, False, "warn"]) -> tuple[list[Tensor], float]:
-        choose_kernels(wanted)
-        model = build(size, device, torch.float32)
-        trainer = AMPTrainer(
-            model, adamw, amp=AMPConfig(dtype="bf16"), clip_norm=1.0, device=device
-        )
-        seconds: list[float] = []
-        for _ in range(_WARM + 5):
-            wait(device)
-            began = time.perf_counter()
-            trainer.training_step(data, next_byte)
-            wait(device)
-            seconds.append(time.perf_counter() - began)
-        return list(model.parameters()), min(seconds[_WARM:])
-
-    def tried(wanted: Literal[True, False, "warn"]) -> tuple[bool, float]:
-        (ones, first), (others, second) = learnt(wanted), learnt(wanted)
-        same = all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
-        return same, min(first, second)
-
-    found = {"true": tried(True), "warn": tried("warn"), "false": tried(False)}
-    figures: Figures = {
-        "equal": {value: same for value, (same, _) in found.items()},
-        "step_seconds": {value: seconds for value, (_, seconds) in found.items()},
-    }
-    if not figures["equal"]["true"]:
-        figures["wrong"] = (
-            "two equal trainings with train.deterministic=true end with different bits"
-        )
-    return figures
-
-
-class _Alone(DistributedAMPTrainer):
-    """A trainer with the requested strategy, also for a single rank."""
-
-    def _choose_strategy(self) -> Strategy:
-        if self.parallel == "single":
-            return Strategy()
-        if self.parallel == "ddp":
-            return DDPStrategy(self.distributed)
-        return FSDPStrategy(self.distributed, self._fsdp, self.amp.dtype)
-
-
-def world(_job: Job, device: torch.device) -> Figures:
-    """Compare DDP and FSDP in a process group of one rank with a single process."""
-    say("DDP and FSDP: ten small steps in a world of one")
-    choose_kernels(True)
-    size, rank = SIZES["tiny"], one_rank(device)
-    data = batches(size, device, 4)
-
-    def losses(parallel: Any) -> list[float]:
-        trainer = _Alone(
-            build(size, device, torch.float32),
-            adamw,
-            distributed=rank,
-            parallel=parallel,
-            amp=AMPConfig(dtype="fp32"),
-            clip_norm=1.0,
-            device=device,
-        )
-        trainer.wrap_model()
-        steps = [trainer.training_step([data[step % 4]], next_byte) for step in range(10)]
-        return [step.loss.item() for step in steps]
-
-    with tempfile.TemporaryDirectory() as place:
-        # A file instead of a port, because another program may use the port.
-        dist.init_process_group(
-            rank.backend,
-            init_method=(Path(place) / "meeting").as_uri(),
-            rank=0,
-            world_size=1,
-            timeout=timedelta(seconds=60),
-        )
-        try:
-            plain = losses("single")
-            furthest = {
-                name: max(abs(a - b) for a, b in zip(losses(name), plain, strict=True))
-                for name in ("ddp", "fsdp")
-            }
-        finally:
-            dist.destroy_process_group()
-    figures: Figures = {"backend": rank.backend, "furthest": furthest}
-    # Not `>`, which is false for NaN.
-    far = [name for name, distance in furthest.items() if not distance < 1e-4]
-    if far:
-        figures["wrong"] = f"{' and '.join(far)} with one rank differ from a single process"
-    return figures
-
-
 PARTS: dict[str, Callable[[Job, torch.device], Figures]] = {
-    "parity": parity,
-    "world": world,
-    "repeat": repeat,
     "speed": speed,
     "deterministic": deterministic,
     "checkpoint": checkpoint,

@@ -35,9 +35,6 @@ SIZES = {
     "7b": Size(34, 4096, 32, 2048, 4, recompute=True, vocabulary=50304),
 }
 
-REPEATED = Size(2, 512, 8, 1024, 4, recompute=False)
-"""Large enough that attention's backward pass divides a sum among many blocks of the device."""
-
 
 def kept_in(size: Size, free: float) -> str | None:
     """Return the precision of the weights on a device with ``free`` bytes: fp32, bf16, or None.

@@ -153,10 +153,8 @@ def install_ft_launcher(folder: Path) -> str | None:
 
     Without its dependencies: it would replace the torch of this Python.
     """
-    from libraries import pip_command
-
     names = ["nvidia-resiliency-ext", "defusedxml", "nvidia-ml-py"]
-    command = [*pip_command(folder / "pip"), "install", "--quiet", "--no-deps", "--target"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
     done = subprocess.run(
         [*command, str(folder / "packages"), *names], capture_output=True, text=True, check=False
     )

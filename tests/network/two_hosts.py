@@ -13,6 +13,8 @@ import pytest
 from tests import jobs
 
 LINKS = ("link0", "link1")
+HOSTS = ("10.77.0.1", "10.77.0.2")
+"""The address of each host on ``link0``."""
 
 
 def run(*words: str) -> None:

@@ -1,4 +1,6 @@
-"""A search over the knobs that keeps the default unless an option is faster in almost every pair of trials.
+"""A search over settings of NCCL and gloo, which keeps the default unless an option is clearly faster.
+
+A trial runs the collectives in new processes on the nodes of a check (:class:`hpcrun.network.agents.Nodes`).
 
 A trial is one observation, independent of its number of calls: the calls of one process group are not
 independent. A few trials of each option select the option that looks fastest. This choice exaggerates the
@@ -19,7 +21,9 @@ from typing import Any
 import yaml
 
 from hpcrun.errors import NetworkError
+from hpcrun.network.agents import Nodes
 from hpcrun.network.nccl.rules import version_key
+from hpcrun.network.torch_child import IMPORT
 
 Env = Mapping[str, str]
 
@@ -116,14 +120,8 @@ def _data() -> tuple[Mapping[str, tuple[Knob, ...]], Mapping[str, str]]:
     }, sources
 
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "alltoall",
-    "sendrecv",
-)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+"""What DDP and FSDP call."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MAX = 64 << 30
 
@@ -145,15 +143,6 @@ class Trial:
 
     timings: Mapping[Cell, float] = field(default_factory=dict)
     problem: str | None = None
-
-
-def bus_factor(collective: str, ranks: int) -> float:
-    """Return the factor from algbw to busbw, as nccl-tests' PERFORMANCE.md defines it."""
-    if collective == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if collective in ("all_gather", "reduce_scatter", "alltoall"):
-        return (ranks - 1) / ranks
-    return 1.0
 
 
 def sizes_of(text: str) -> list[int]:
@@ -181,25 +170,97 @@ def sizes_of(text: str) -> list[int]:
     return found + ([last] if last > first else [])
 
 
-def collectives_of(text: str) -> list[str]:
-    """Return the names in a list with commas.
-
-    Raises:
-        NetworkError: a name is unknown.
-    """
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in COLLECTIVES:
-            raise NetworkError(
-                f"--collectives {name}: no such collective; there is: {', '.join(COLLECTIVES)}"
-            )
-    return list(dict.fromkeys(names))
-
-
 def _bytes(text: str) -> int:
     number = text.upper().removesuffix("B").removesuffix("I")
     unit = number[-1:] if number[-1:] in ("K", "M", "G") else ""
     return int(number.removesuffix(unit)) * _UNITS[unit]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The measurements of a trial.
+
+    ``seconds``: approximate time for each cell. ``patience``: seconds for the collectives of a trial.
+    """
+
+    backend: str
+    collectives: Sequence[str]
+    sizes: Sequence[int]
+    seconds: float = 0.2
+    patience: float = 300.0
+
+
+# Seconds: a size is skipped if one call would take longer.
+_LONGEST = 2.0
+# Seconds for the agents to end the ranks of a trial.
+_STOPPING = 30.0
+
+
+class TuneNodes:
+    """The nodes of a search, with ``count`` ranks on each. The name of a node leads to it.
+
+    Raises:
+        NetworkError: a node has not started, or does not answer.
+    """
+
+    def __init__(self, nodes: Nodes, count: int) -> None:
+        self._nodes, self._names, self._count = nodes, [*nodes.live], count
+        self.ranks = len(self._names) * count
+        if nodes.silent:
+            words = (
+                f"{len(nodes.silent)} of {len(self._names) + len(nodes.silent)} nodes did not start"
+            )
+            raise NetworkError(f"{words}: {self._words()}")
+        facts = list(self._ask("site", _STOPPING).values())
+        ready = list(self._ask("prepare", IMPORT + _STOPPING, count=1).values())
+        self.site = Site(
+            nodes=len(facts),
+            ranks=self.ranks,
+            interfaces=tuple(sorted(set.intersection(*(set(one["interfaces"]) for one in facts)))),
+            rdma=all(one["rdma"] for one in facts),
+            version=ready[0].get("versions", {}).get("nccl"),
+        )
+
+    def trial(self, env: Env, grid: Grid) -> Trial:
+        """Measure ``grid`` with the variables ``env`` set in addition to the environment."""
+        ready = self._ask("prepare", IMPORT + _STOPPING, count=self._count, env=dict(env))
+        if problem := self._problem(ready, "here"):
+            return Trial(problem=problem)
+        first = self._names[0]
+        order = {
+            "members": {
+                name: (number * self._count, self._count) for number, name in enumerate(self._names)
+            },
+            "ranks": self.ranks,
+            "address": first,
+            "peers": [self._names[-1], first],
+            "port": ready[first]["port"],
+            "limit": grid.patience,
+            "longest": _LONGEST,
+            **{name: value for name, value in vars(grid).items() if name != "patience"},
+        }
+        answers = self._ask("measure", grid.patience + _STOPPING, groups=[order])
+        if problem := self._problem(answers, "done"):
+            return Trial(problem=problem)
+        timings = {Cell(name, size): seconds for name, size, seconds in answers[first]["cells"]}
+        return Trial(timings) if timings else Trial(problem="no collective was measured")
+
+    def _ask(self, what: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+        answers = self._nodes.ask(what, seconds, **arguments)
+        if missing := [name for name in self._names if name not in answers]:
+            raise NetworkError(f"{missing[0]} does not answer: {self._words()}")
+        return answers
+
+    def _problem(self, answers: Mapping[str, dict[str, Any]], stage: str) -> str | None:
+        bad = [(name, one) for name, one in answers.items() if one["stage"] != stage]
+        if not bad:
+            return None
+        # A failed rank explains more than the ranks that wait for it.
+        name, one = min(bad, key=lambda item: "problem" not in item[1])
+        return f"{name}: {one.get('problem', 'no end in time')}"
+
+    def _words(self) -> str:
+        return " ".join(self._nodes.words().split())[-300:] or "no answer"
 
 
 Measure = Callable[[Env], Trial]
@@ -239,15 +300,13 @@ class Found:
     """The result of a search. ``knob``, ``env``: the chosen option; ``env`` is empty if the default stays.
 
     ``tried``: each option with its first trials. ``best``: the option that seemed fastest, if it seemed fast
-    enough; ``final``: its fresh pairs. ``setting``, ``default``: the trials of ``final``; without ``final``,
-    ``default`` has the first trials.
+    enough; ``final``: its fresh pairs. ``default``: the last trials of the default.
     """
 
     tried: Sequence[tuple[Knob, Env, Comparison]]
     default: Sequence[Trial]
     best: tuple[Knob, Env] | None = None
     final: Comparison | None = None
-    setting: Sequence[Trial] = ()
 
     @property
     def env(self) -> Env:
@@ -284,7 +343,7 @@ def search(measure: Measure, knobs: Sequence[Knob], progress: Progress, *, seed:
     if knob is None or seen is None or seen.gain < MIN_EFFECT:
         return Found(tried, default)
     setting, default = trials([option, {}], PAIRS)
-    return Found(tried, default, (knob, option), compare(setting, default), setting)
+    return Found(tried, default, (knob, option), compare(setting, default))
 
 
 def compare(setting: Sequence[Trial], default: Sequence[Trial]) -> Comparison:
@@ -340,10 +399,9 @@ def finding_lines(found: Found) -> list[str]:
     return [*lines, "", f"set {evidence}", order, "", source, "job:", "  env:", *settings]
 
 
-def as_data(found: Found, ranks: int, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything as plain data: times in seconds, rates in bytes per second."""
+def as_data(found: Found) -> dict[str, Any]:
+    """Return the chosen variables, and the comparison of each option with the default, as plain data."""
     return {
-        **about,
         "env": dict(found.env),
         "changes_order": found.best is not None and bool(found.env) and found.best[0].order,
         "final": found.final and vars(found.final),
@@ -351,28 +409,7 @@ def as_data(found: Found, ranks: int, about: Mapping[str, Any]) -> dict[str, Any
             {"knob": knob.name, "env": dict(option), "order": knob.order, **vars(seen)}
             for knob, option, seen in found.tried
         ],
-        "default": _trials(found.default, ranks),
-        "setting": _trials(found.setting, ranks),
     }
-
-
-def _trials(trials: Sequence[Trial], ranks: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "problem": trial.problem,
-            "cells": [
-                {
-                    "collective": cell.collective,
-                    "size": cell.size,
-                    "seconds": seconds,
-                    "algbw": cell.size / seconds,
-                    "busbw": cell.size / seconds * bus_factor(cell.collective, ranks),
-                }
-                for cell, seconds in sorted(trial.timings.items())
-            ],
-        }
-        for trial in trials
-    ]
 
 
 def _figures(shown: Comparison) -> str:

@@ -1,1 +1,0 @@
-"""Measures collectives under candidate settings, and keeps the default unless a setting is better."""
