@@ -1,7 +1,7 @@
-"""Bind each rank of a node to separate CPU cores, so that ranks do not compete for cores.
+"""Bind each rank of a node to separate CPU cores near its GPU, so that ranks do not compete for cores.
 
-Without binding, the kernel moves threads between sockets, away from the memory they have filled. If Slurm is
-configured to bind tasks, nothing is left to do.
+Without binding, the kernel moves threads between sockets, away from the memory they have filled and from
+the GPU that they feed. If Slurm is configured to bind tasks, nothing is left to do.
 """
 
 import os
@@ -11,6 +11,8 @@ from pathlib import Path
 Core = tuple[int, ...]
 """The CPUs (hardware threads) of one core."""
 
+_WORD_BITS = 64
+
 
 def cpus_of_rank(environ: Mapping[str, str], ranks: int) -> int:
     """Return the number of CPUs that each of ``ranks`` ranks on this node may use, at least 1."""
@@ -19,15 +21,15 @@ def cpus_of_rank(environ: Mapping[str, str], ranks: int) -> int:
     return allowed if bound else max(1, min(allowed, _given(environ) or allowed) // ranks)
 
 
-def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int) -> int:
-    """Bind the calling thread, and all threads that it starts, to this rank's cores.
+def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: bool) -> int:
+    """Bind the calling thread, and all threads that it starts, to this rank's cores, near its GPU.
 
     The mask stays unchanged if there is one rank, a launcher has bound it already, Slurm lets the
     job run on CPUs that it did not allocate, there are fewer cores than ranks, or the kernel refuses.
 
     Args:
-        local_rank: index among the ``ranks`` on this node. The ranks get the cores in the order of the
-            sockets, as nodes with several GPUs have their GPUs in this order too.
+        local_rank: index among the ``ranks`` on this node.
+        gpu: whether the rank computes on a GPU.
 
     Returns:
         The number of CPUs that the rank may use.
@@ -40,7 +42,15 @@ def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int) -> int:
     confined = len(allowed) <= (_given(environ) or len(allowed))
     if own == len(allowed) or len(cores) < ranks or not confined:
         return own
-    cpus = [cpu for core in share(cores, local_rank, ranks) for cpu in core]
+    near = gpu_cpus(environ) if gpu else []
+    if len(near) == 1:
+        # The rank sees only its own GPU, so the cores near the other GPUs are unknown and not divided.
+        local = [core for core in cores if near[0].issuperset(core)]
+        share = local if len(local) >= len(cores) // ranks else cores
+    else:
+        wanted = [near[rank % len(near)] if near else frozenset() for rank in range(ranks)]
+        share = divide(cores, wanted)[local_rank]
+    cpus = [cpu for core in share for cpu in core]
     try:
         os.sched_setaffinity(0, cpus)
     except OSError:
@@ -59,11 +69,30 @@ def is_bound(allowed: int, environ: Mapping[str, str], parents: int) -> bool:
     return allowed < (_given(environ) or parents)
 
 
-def share(cores: Sequence[Core], rank: int, ranks: int) -> Sequence[Core]:
-    """Return the cores of ``rank``, consecutive ones; the ranks' numbers of cores differ by at most one."""
-    size, over = divmod(len(cores), ranks)
-    first = rank * size + min(rank, over)
-    return cores[first : first + size + (rank < over)]
+def divide(cores: Sequence[Core], near: Sequence[frozenset[int]]) -> list[list[Core]]:
+    """Divide ``cores`` among ranks: each core to one rank, as evenly as possible.
+
+    Args:
+        cores: in the order of their sockets.
+        near: for each rank the CPUs near its GPU; empty for no preference.
+
+    Each rank first gets its share of the cores near its GPU, then the rest from the remaining cores.
+    """
+    ranks = len(near)
+    quota = [len(cores) // ranks + (rank < len(cores) % ranks) for rank in range(ranks)]
+    free = list(cores)
+    shares: list[list[Core]] = []
+    for rank, wanted in enumerate(near):
+        local = [core for core in free if wanted.issuperset(core)] if wanted else []
+        sharing = sum(other == wanted for other in near[rank:])
+        share = local[: min(quota[rank], len(local) // sharing)]
+        free = [core for core in free if core not in share]
+        shares.append(share)
+    for rank, share in enumerate(shares):
+        missing = quota[rank] - len(share)
+        share += free[:missing]
+        free = free[missing:]
+    return shares
 
 
 def cores_of(allowed: set[int], system: Path = Path("/sys/devices/system/cpu")) -> list[Core]:
@@ -83,6 +112,31 @@ def cores_of(allowed: set[int], system: Path = Path("/sys/devices/system/cpu")) 
             socket, first = 0, cpu
         found.setdefault((socket, first), []).append(cpu)
     return [tuple(found[key]) for key in sorted(found)]
+
+
+def gpu_cpus(environ: Mapping[str, str]) -> list[frozenset[int]]:
+    """Return the CPUs near each of NVIDIA's GPUs, in the order of CUDA; empty without an answer of NVML."""
+    words = (os.cpu_count() or 1) // _WORD_BITS + 1
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        default = ",".join(map(str, range(pynvml.nvmlDeviceGetCount())))
+        entries = environ.get("CUDA_VISIBLE_DEVICES", default).replace(" ", "").split(",")
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(int(entry))
+            if entry.isdecimal()
+            else pynvml.nvmlDeviceGetHandleByUUID(entry)
+            for entry in entries
+        ]
+        return [_cpus(pynvml.nvmlDeviceGetCpuAffinity(handle, words)) for handle in handles]
+    except Exception:  # without the package, pynvml's own error has no name
+        return []
+
+
+def _cpus(mask: Sequence[int]) -> frozenset[int]:
+    bits = "".join(f"{word:0{_WORD_BITS}b}"[::-1] for word in mask)
+    return frozenset(cpu for cpu, bit in enumerate(bits) if bit == "1")
 
 
 def _given(environ: Mapping[str, str]) -> int | None:

@@ -82,7 +82,7 @@ def trace(
     )
     batch = first_batch(task, config, micro_batch, tell)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _build(task, mode)
+    model = _build(task, mode, tell)
     require_model(model, task, config, ranks=ranks, gpu=False)
     parallel = _parallel(config, model, memory)
     sharded = parallel == "fsdp" and ranks > 1
@@ -193,16 +193,23 @@ def _step(
     return kept | {"rest": live.peak - sum(kept.values())}
 
 
-def _build(task: Task, mode: FakeTensorMode) -> nn.Module:
-    """Build the model on fake tensors."""
+def _build(task: Task, mode: FakeTensorMode, tell: Callable[[str], None]) -> nn.Module:
+    """Build the model on fake tensors; if its code needs values, build it with values and drop these."""
     try:
         with mode:
             model = task.build_model()
     except Exception as error:
-        raise UserError(
-            f"task: {type(task).__name__}.build_model() raised {type(error).__name__} on tensors without "
-            f"values: {' '.join(str(error).split())}; estimate needs a build that reads no values"
-        ) from error
+        tell(
+            f"build_model() needs real memory ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}); building the whole model"
+        )
+        try:
+            model = task.build_model()
+        except Exception as real:
+            raise UserError(
+                f"task: {type(task).__name__}.build_model() raised {type(real).__name__}: "
+                f"{' '.join(str(real).split())}"
+            ) from real
     if isinstance(model, nn.Module):
         _forget_data(model, mode)
     return model

@@ -410,13 +410,14 @@ def prepare_environment(distributed: DistributedConfig, *, bind: bool, started: 
     Args:
         started: the number of ranks that the program of this task starts.
     """
+    gpu = bool(distributed.device_ids)
     index, ranks = distributed.local_rank, distributed.num_gpus_per_node
     if distributed.launch_method == "local":
         # All nodes of the local cluster are this machine.
         index, ranks = distributed.rank, distributed.world_size
     cpus = cpus_of_rank(os.environ, ranks)
     if bind:
-        cpus = bind_rank(os.environ, index, ranks)
+        cpus = bind_rank(os.environ, index, ranks, gpu=gpu)
     threads = threads_per_rank(os.environ, cpus, started)
     if not os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(threads)

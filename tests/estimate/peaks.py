@@ -33,6 +33,7 @@ SAMPLES = 4
 BYTES = "task=language-model data.max_bytes=1048576 model.context=128 train.batch_size=4"
 GPT = f"{BYTES} model.layers=4 model.heads=8 model.width=512"
 TWO = "job.gpus=2 train.batch_size=8"
+KEEP, FREE = (f"fsdp.reshard_after_forward={value}" for value in ("false", "true"))
 SLOW = "model.width=128 model.layers=2"  # A CPU takes seconds for each product in fp16.
 HYBRID = "job.nodes=2 job.gpus=2 train.batch_size=16 train.parallel=fsdp fsdp.shard=hybrid"
 CASES = {
@@ -40,15 +41,16 @@ CASES = {
     "bf16-accumulation": f"{GPT} amp.dtype=bf16 train.batch_size=8 train.accumulation=2",
     "bf16-checkpointing": f"{GPT} amp.dtype=bf16 train.activation_checkpointing=full",
     "ddp-accumulation": f"{GPT} job.gpus=2 train.parallel=ddp train.batch_size=16 train.accumulation=2",
-    "fsdp-accumulation": f"{GPT} job.gpus=2 train.parallel=fsdp train.batch_size=16 train.accumulation=2",
-    "fsdp-bf16-checkpointing": f"{GPT} {TWO} train.parallel=fsdp amp.dtype=bf16 "
+    "fsdp-accumulation": f"{GPT} {KEEP} job.gpus=2 train.parallel=fsdp train.batch_size=16 "
+    "train.accumulation=2",
+    "fsdp-bf16-checkpointing": f"{GPT} {TWO} {FREE} train.parallel=fsdp amp.dtype=bf16 "
     "train.activation_checkpointing=full",
     "fp16": f"{GPT} {SLOW} amp.dtype=fp16",
     "ema": f"{GPT} train.ema=0.9",
     "sgd": f"{GPT} optim.name=sgd",
     "selective-checkpointing": f"{GPT} train.activation_checkpointing=selective",
-    "hybrid": f"{GPT} {HYBRID}",
-    "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} train.ema=0.9 amp.dtype=fp16",
+    "hybrid": f"{GPT} {HYBRID} {FREE}",
+    "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} {KEEP} train.ema=0.9 amp.dtype=fp16",
     "bdh": f"{BYTES} model.layers=2 model.heads=4 model.width=128".replace(
         "language-model", "examples.bdh:BDHTask"
     ),

@@ -6,20 +6,55 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.devices.affinity import bind_rank, cores_of, cpus_of_rank, is_bound, share
+from hpcrun.devices.affinity import (
+    Core,
+    bind_rank,
+    cores_of,
+    cpus_of_rank,
+    divide,
+    gpu_cpus,
+    is_bound,
+)
+
+
+def flat(cores: list[Core]) -> list[int]:
+    return sorted(cpu for core in cores for cpu in core)
+
 
 # Two sockets of four cores with two threads each, numbered as in Linux: siblings are 8 apart.
 CORES = [(cpu, cpu + 8) for cpu in range(8)]
+FIRST = frozenset({0, 1, 2, 3, 8, 9, 10, 11})
+SECOND = frozenset({4, 5, 6, 7, 12, 13, 14, 15})
+ANYWHERE: frozenset[int] = frozenset()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_every_core_goes_to_exactly_one_rank_in_order(ranks: int) -> None:
-    given = [share(CORES, rank, ranks) for rank in range(ranks)]
-    assert [core for one in given for core in one] == CORES
-    sizes = [len(one) for one in given]
+def shares(near: list[frozenset[int]]) -> list[list[int]]:
+    return [[core[0] for core in share] for share in divide(CORES, near)]
+
+
+def test_without_gpus_the_cores_are_divided_evenly_in_order() -> None:
+    assert shares([ANYWHERE] * 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert shares([ANYWHERE] * 3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_each_rank_gets_the_cores_near_its_gpu() -> None:
+    assert shares([SECOND, FIRST]) == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    assert shares([FIRST, SECOND, FIRST, SECOND]) == [[0, 1], [4, 5], [2, 3], [6, 7]]
+
+
+def test_no_core_idles_where_all_gpus_are_at_one_socket() -> None:
+    assert shares([SECOND, SECOND]) == [[4, 5, 0, 1], [6, 7, 2, 3]]
+
+
+@pytest.mark.parametrize("near", [[FIRST, SECOND, SECOND], [FIRST, ANYWHERE, SECOND], [FIRST] * 5])
+def test_every_core_goes_to_exactly_one_rank(near: list[frozenset[int]]) -> None:
+    given = divide(CORES, near)
+    assert flat([core for share in given for core in share]) == flat(CORES)
+    sizes = [len(share) for share in given]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -41,7 +76,7 @@ def test_a_mask_that_a_launcher_has_set_is_seen(
 def test_a_job_that_slurm_does_not_confine_is_not_bound() -> None:
     before = os.sched_getaffinity(0)
     given = {"SLURM_CPUS_ON_NODE": "1"}
-    assert (cpus_of_rank(given, 2), bind_rank(given, 0, 2)) == (1, 1)
+    assert (cpus_of_rank(given, 2), bind_rank(given, 0, 2, gpu=False)) == (1, 1)
     assert os.sched_getaffinity(0) == before
 
 
@@ -57,11 +92,81 @@ def test_threads_of_a_core_stay_together_and_sockets_in_order(tmp_path: Path) ->
     assert cores_of({5, 7}, tmp_path) == [(5,), (7,)]
 
 
+class NVMLError(Exception):
+    pass
+
+
+def fake_nvml(masks: dict[object, list[int]]) -> SimpleNamespace:
+    def affinity(handle: object, words: int) -> list[int]:
+        if handle not in masks:
+            raise NVMLError
+        return masks[handle]
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(masks),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetCpuAffinity=affinity,
+    )
+
+
+def test_gpus_are_asked_in_cuda_s_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    masks: dict[object, list[int]] = {0: [0b11], 1: [0b1100], "GPU-a": [0, 1]}
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(masks))
+    assert gpu_cpus({"CUDA_VISIBLE_DEVICES": "1,0"}) == [{2, 3}, {0, 1}]
+    assert gpu_cpus({"CUDA_VISIBLE_DEVICES": "GPU-a"}) == [{64}]
+    assert gpu_cpus({"CUDA_VISIBLE_DEVICES": "MIG-b"}) == []
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_cpus({}) == []
+
+
+def span(text: str) -> frozenset[int]:
+    """Return the CPUs of a list as ``nvidia-smi topo -m`` prints it."""
+    ends = [part.split("-") for part in text.split(",") if part]
+    return frozenset(cpu for first, last in ends for cpu in range(int(first), int(last) + 1))
+
+
+# Nodes with eight GPUs: the CPUs that the job may use, distance between the two threads of a core, and the
+# column "CPU Affinity" of `nvidia-smi topo -m`, from public reports of users: we recorded none of them.
+REPORTED = {
+    # github.com/vllm-project/vllm/issues/13855
+    "a DGX with H100": ("0-223", 112, ["0-55,112-167"] * 4 + ["56-111,168-223"] * 4),
+    # github.com/rapidsai/dask-cuda/issues/1381: a job with 32 of 112 CPUs; the driver shows no others.
+    "A100 PCIe, a part of the CPUs": ("0-15,56-71", 56, ["0-15,56-71"] * 4 + [""] * 4),
+}
+
+
+@pytest.mark.parametrize("machine", REPORTED)
+def test_ranks_of_reported_nodes_get_equal_shares_near_their_gpus(
+    machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed, apart, columns = REPORTED[machine]
+    near = [span(column) for column in columns]
+    monkeypatch.setattr(os, "cpu_count", lambda: 2 * apart)
+    words = range(2 * apart // 64 + 1)
+    masks = [
+        [sum(1 << cpu - 64 * w for cpu in one if cpu // 64 == w) for w in words] for one in near
+    ]
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(dict(enumerate(masks))))
+    assert gpu_cpus({}) == near
+    cores = [(cpu, cpu + apart) for cpu in sorted(span(allowed)) if cpu < apart]
+    given = divide(cores, gpu_cpus({}))
+    assert {len(share) for share in given} == {len(cores) // 8}
+    assert flat([core for share in given for core in share]) == sorted(span(allowed))
+    for share, wanted in zip(given, near, strict=True):
+        assert not wanted or wanted.issuperset(flat(share))
+
+
 BIND = """
 import os, sys
 from hpcrun.devices.affinity import bind_rank
-own = bind_rank({}, int(sys.argv[1]), 2)
-again = bind_rank({}, int(sys.argv[1]), 2)
+own = bind_rank({}, int(sys.argv[1]), 2, gpu=False)
+again = bind_rank({}, int(sys.argv[1]), 2, gpu=False)
 print(own, again, *sorted(os.sched_getaffinity(0)))
 """
 
