@@ -43,11 +43,3 @@ def test_the_pages_program_trains_and_prints_what_the_page_shows(tmp_path: Path)
     (loss,) = set(re.findall(r"^step 500/500: loss (\d\.\d+),", done.stdout, re.M))
     assert float(loss) < 0.01
     assert (tmp_path / "model.pt").is_file()
-
-
-def test_the_readme_shows_the_same_program() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^   ```python\n(.*?)^   ```", readme, re.DOTALL | re.MULTILINE)
-    (indented,) = [block for block in blocks if "class MyTask" in block]
-    (program,) = code_blocks(PAGE, "python")
-    assert re.sub(r"^ {3}", "", indented, flags=re.MULTILINE) == program

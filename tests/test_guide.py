@@ -60,7 +60,7 @@ def test_each_block_of_commands_is_run_or_shown() -> None:
 
 def test_every_program_prints_the_table_below_it() -> None:
     programs = [number for number, (language, _) in enumerate(BLOCKS) if language == "python"]
-    assert len(programs) == 4
+    assert len(programs) == 3
     for number in programs:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

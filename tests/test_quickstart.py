@@ -64,18 +64,3 @@ def test_a_shipped_config_learns_what_its_comment_says(
     assert done.returncode == 0, done.stdout + done.stderr
     report = (read_json(RunDirectory(tmp_path / "runs" / name).result) or {})["report"]
     assert learnt(report), report
-
-
-def test_the_readmes_task_trains(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"^   ```python\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
-    (indented,) = [block for block in blocks if "class MyTask" in block]
-    (tmp_path / "my_module.py").write_text(re.sub(r"^ {3}", "", indented, flags=re.MULTILINE))
-    (tmp_path / "mine.yaml").write_text(
-        "task: my_module:MyTask\ntrain: {steps: 3, batch_size: 4}\n"
-    )
-    done = jobs.hpcrun(
-        "submit", "-c", "mine.yaml", "--executor", "local", "--cpu", "--gpus", "2", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "mine is finished" in done.stdout

@@ -1,4 +1,4 @@
-"""The handle of the other tests: the unchanged example of docs/devcluster.md."""
+"""The handle of the other tests, with the example that docs/devcluster.md names."""
 
 from __future__ import annotations
 
