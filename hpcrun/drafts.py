@@ -1,6 +1,6 @@
 """Drafts: hidden files and folders that a process fills and then renames. A killed process leaves its draft.
 
-The name of a draft tells the place and the process of its writer: ``.NAME.SPACE-PID.RANDOM.tmp``.
+The name of a draft has the place and the process of its writer: ``.NAME.SPACE-PID.RANDOM.tmp``.
 This base module may be imported by every package.
 """
 

@@ -1,4 +1,4 @@
-"""What spare nodes cost and when they pay, from the formula of docs/spares.md. Imports no torch."""
+"""The cost of spare nodes, and when they pay, from the formula of docs/spares.md. Imports no torch."""
 
 import math
 from dataclasses import dataclass

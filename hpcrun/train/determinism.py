@@ -1,4 +1,4 @@
-"""What decides the last bits: seeds, deterministic kernels, and the environment that a checkpoint records.
+"""The causes of the last bits: seeds, deterministic kernels, and the environment that a checkpoint records.
 
 A requeued job may start on other GPUs, or find another version of torch or NCCL. The training continues, but
 floating-point sums may round differently, so the last bits of the weights may differ.

@@ -105,7 +105,7 @@ def _require_none_lost(run: RunDirectory) -> None:
 
 
 def _require_as_saved(run: RunDirectory, config: Config) -> None:
-    """Raise RunError at once for a config that the ranks would refuse."""
+    """Raise RunError for a config that the ranks would refuse."""
     from hpcrun.checkpoint.storage.manifest import newest_manifest
 
     newest = newest_manifest(run.checkpoints)

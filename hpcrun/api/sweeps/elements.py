@@ -83,7 +83,7 @@ def written_sweep_file(sweep: SweepFile) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Common:
-    """What the elements of a submission share.
+    """The facts that all elements of a submission share.
 
     ``snapshot``: the copy of the code. ``identity``: the fields of run.json, and the uncommitted changes.
     ``fitted``: for each job section the config with the values that this cluster decides; empty on this

@@ -96,8 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--collectives",
         nargs="+",
         choices=tune.COLLECTIVES,
+        metavar="NAME",
         default=tune.COLLECTIVES,
-        help="what to measure (default: all three)",
+        help=f"{', '.join(tune.COLLECTIVES)} (default: all)",
     )
     group.add_argument(
         "--seconds",

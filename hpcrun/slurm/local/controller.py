@@ -75,7 +75,7 @@ REQUEUE = 75
 """The exit code with which the ``after`` command requests another attempt."""
 
 IN_PLACE = 76
-"""The exit code with which the ``after`` command requests another attempt at once."""
+"""The exit code with which the ``after`` command requests another attempt."""
 
 # Seconds of the time limit that an attempt needs after the warning before it, or it ends during its start.
 _START_SECONDS = 60.0

@@ -45,7 +45,7 @@ class Strategy:
     """True if the wrapper converts weights and inputs to half precision, instead of autocast."""
 
     auto_reduces = False
-    """What ``fsdp.reduce_each_micro_batch=auto`` stands for with the wrapped model."""
+    """The value of ``fsdp.reduce_each_micro_batch=auto`` with the wrapped model."""
 
     def place(self, module: nn.Module, device: torch.device) -> nn.Module:
         """Move the module to the device where it is wrapped."""
