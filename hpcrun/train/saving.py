@@ -108,7 +108,7 @@ class Saver:
         stream = self._batches.saved(done)
         extra = at | {
             "early_stopping": self._early.state_dict(),
-            "metrics": self._metrics.saved(done),
+            "metrics": self._metrics.saved(),
         }
         self._trainer._checkpoints.start(
             self._engine,

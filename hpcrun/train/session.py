@@ -218,7 +218,6 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         config,
         opened.task,
         trainer,
-        batches.batching,
         measured,
         sinks,
         ranks=ranks,

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.log import LossWindow
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.worker import leave
@@ -91,14 +90,14 @@ def resumed(device: str) -> Any:
 
 def mean_loss(device: str, hasty: bool = False) -> float:
     """Return the mean loss of a metrics line; ``hasty``: read with copies without a wait."""
-    trained, window = trainer(device), LossWindow(Batching(4, ranks=1))
+    trained, window = trainer(device), LossWindow()
     for step in range(OVERFLOWS):
         result = trained.training_step([batch(step)], loss)
         if hasty:
             early = result.loss.to("cpu", non_blocking=True)
             result = SimpleNamespace(loss=early, decision=result.decision)  # type: ignore[assignment]
         window.results.append(result)
-    return window.mean(OVERFLOWS)
+    return window.mean()
 
 
 def batches(device: str, reused: bool = False) -> Any:

@@ -13,7 +13,6 @@ from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines
-from hpcrun.train.data.batching import Batching
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
@@ -54,7 +53,7 @@ def run_loop(run, saver, last, loss, validate=lambda: None, window=None):
     sinks, position = Sinks([JsonLines(run, pause=3600.0)]), Position()
     task = SimpleNamespace(unit="samples", units_per_sample=1, loader_processes=None)
     measured = StepMeasurements(watch, FlopCounter(None, None), loss, None)
-    batching, agreement = Batching(3, ranks=1), StopAgreement(None)
+    agreement = StopAgreement(None)
     loop = Loop(
         config=config,
         steps=range(5),
@@ -65,7 +64,7 @@ def run_loop(run, saver, last, loss, validate=lambda: None, window=None):
         validate=validate,
         early=EarlyStopping(None),
         metrics=MetricsLog(
-            *(config, task, trainer, batching, measured, sinks),
+            *(config, task, trainer, measured, sinks),
             ranks=Ranks(),
             attempt={"restart": 0},
             slow=SlowNodeWatch(run, Attempt("1", 0), ["n0"], replace=False),

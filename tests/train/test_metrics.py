@@ -19,7 +19,6 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines, write_json
 from hpcrun.run.record import wandb_id
-from hpcrun.train.data.batching import Batching
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks
@@ -83,9 +82,9 @@ def clock_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 class Training:
     """Train a line with one weight, and return the logged lines."""
 
-    def __init__(self, device: str = "cpu", batching: Batching | None = None, **train: Any) -> None:
+    def __init__(self, device: str = "cpu", batch_size: int = 1, **train: Any) -> None:
         self.lines: list[dict[str, Any]] = []
-        config = Config.model_validate({"train": train})
+        config = Config.model_validate({"train": {"batch_size": batch_size, **train}})
         task = SimpleNamespace(unit="tokens", units_per_sample=6, loader_processes=None)
         self.watch = Stopwatch(torch.device(device))
         self.loss = self.watch.timed(self.passing)
@@ -94,12 +93,10 @@ class Training:
         self.trainer = AMPTrainer(line, optimizer, device="cpu")
         measured = StepMeasurements(self.watch, FlopCounter(None, 10.0), self.loss, 1e6)
         sinks = SimpleNamespace(write=self.lines.append)
-        batching = batching or Batching(1, ranks=1)
         self.log = MetricsLog(
             config,
             task,
             self.trainer,
-            batching,
             measured,
             sinks,
             ranks=Ranks(),
@@ -161,7 +158,7 @@ def test_slow_data_on_a_gpu_gets_one_hint(
 
 
 def test_rates_count_all_samples_of_a_step() -> None:
-    training = Training(batching=Batching(4, ranks=1), steps=4, log_every=3)
+    training = Training(batch_size=4, steps=4, log_every=3)
     for _ in range(4):
         training.step(1.0)
     for line in training.lines:
@@ -187,7 +184,7 @@ def test_a_skipped_step_does_not_count_in_the_loss(
 
 def test_a_line_is_the_mean_over_its_steps() -> None:
     # The fifth step is skipped.
-    shape = {"batching": Batching(4, ranks=1), "steps": 6, "log_every": 5}
+    shape = {"batch_size": 4, "steps": 6, "log_every": 5}
     losses = (1.0, 2.0, 3.0, 4.0, math.nan, 5.0)
     calm, first, second, third = (Training(**shape) for _ in range(4))
     for loss in losses:
@@ -197,12 +194,12 @@ def test_a_line_is_the_mean_over_its_steps() -> None:
             stopped.step(loss)
         assert not stopped.lines
         again.done = at
-        again.log.restore(stopped.log.saved(at))
+        again.log.restore(stopped.log.saved())
     for loss in losses[4:]:
         third.step(loss)
     assert [line["loss"] for line in calm.lines] == pytest.approx([2.5, 5.0])
     assert [line["loss"] for line in third.lines] == pytest.approx([2.5, 5.0])
-    assert third.log.saved(6) == []
+    assert third.log.saved() == []
 
 
 @pytest.mark.parametrize(

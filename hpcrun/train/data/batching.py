@@ -124,10 +124,6 @@ class Batching:
         """Return the global positions of a step: consecutive, and independent of the number of ranks."""
         return range(step * self.batch_size, (step + 1) * self.batch_size)
 
-    def samples(self, steps: range) -> int:
-        """Return the total number of samples in ``steps``."""
-        return len(steps) * self.batch_size
-
     def positions(self, step: int, rank: int) -> list[Indices]:
         """Return the global positions of each micro-batch of ``rank``.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import operator
 import os
 import resource
 import time
@@ -18,7 +17,7 @@ from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
 from hpcrun.printing import say
 from hpcrun.ranks.collective import Ranks, StopAgreement
-from hpcrun.train.data.batching import Batching, worker_processes
+from hpcrun.train.data.batching import worker_processes
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.sinks import Sinks
 from hpcrun.train.metrics.stopwatch import StepTimeMeans, Stopwatch
@@ -67,7 +66,6 @@ class MetricsLog:
         config: Config,
         task: Task,
         trainer: AMPTrainer,
-        batching: Batching,
         measured: StepMeasurements,
         sinks: Sinks | None,
         *,
@@ -81,9 +79,9 @@ class MetricsLog:
         self._trainer, self._sinks, self._ranks, self._attempt = trainer, sinks, ranks, attempt
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
         self._every, self._end = config.train.log_every, config.train.steps
-        self._batching = batching
+        self._batch_size = config.train.batch_size
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
-        self._window = LossWindow(batching)
+        self._window = LossWindow()
         self._slow = slow
         self._workers = worker_processes(config, os.environ, task.loader_processes)
         self._lines, self._hinted = 0, False
@@ -103,19 +101,18 @@ class MetricsLog:
         results = self._window.results
         if not results:
             return
-        loss = self._window.mean(done)
-        steps = range(done - len(results), done)
-        lap = self._watch.lap(len(steps))
+        steps, loss = len(results), self._window.mean()
+        lap = self._watch.lap(steps)
         stop, self._agreed = self._agreement.seconds - self._agreed, self._agreement.seconds
-        ranks = self._gather(loss, lap, stop / len(steps))
+        ranks = self._gather(loss, lap, stop / steps)
         if ranks is not None:
-            self._log(done, results[-1], self._batching.samples(steps) / len(steps), ranks)
+            self._log(done, results[-1], ranks)
             times, own = [one[1] for one in ranks], [one[3] for one in ranks]
-            self._slow.add(done, len(steps), own, max(times))
+            self._slow.add(done, steps, own, max(times))
 
-    def saved(self, done: int) -> list[float]:
-        """Return what a checkpoint after ``done`` steps needs about unlogged steps. Collective."""
-        return self._window.saved(done, self._ranks)
+    def saved(self) -> list[float]:
+        """Return what a checkpoint needs about unlogged steps. Collective."""
+        return self._window.saved(self._ranks)
 
     def restore(self, saved: Sequence[float]) -> None:
         """Restore what :meth:`saved` returned, so the next line includes the loss of these steps."""
@@ -164,22 +161,23 @@ class MetricsLog:
         dist.gather(mine, found, group=self._ranks.group)
         return [one.tolist() for one in found]
 
-    def _log(self, done: int, result: StepResult, samples: float, ranks: list[list[float]]) -> None:
-        """Write the line, on rank 0; ``samples``: per step, over all ranks."""
+    def _log(self, done: int, result: StepResult, ranks: list[list[float]]) -> None:
+        """Write the line, on rank 0."""
         losses, steps, waits, own, stops, memory, busy, used = map(list, zip(*ranks, strict=True))
         step = max(steps)
+        per_second = self._batch_size / step
         line: dict[str, Any] = {
             "step": done,
             "loss": sum(losses) / len(losses),
             "lr": float(result.learning_rate),
-            f"{self._unit}_per_second": round(samples * self._units_per_sample / step, 1),
+            f"{self._unit}_per_second": round(per_second * self._units_per_sample, 1),
             "step_time": _rounded(step),
             "data_wait": _rounded(max(waits)),
             "memory_gb": round(max(memory) / 1e9, 3),
             **gpu_facts(busy, used),
         }
         if self._peak is not None and self._flops.per_sample is not None:
-            achieved = self._flops.per_sample * samples / step
+            achieved = self._flops.per_sample * per_second
             line["mfu"] = _rounded(achieved / (self._peak * len(ranks)))
         if len(ranks) > 1:
             slowest = own.index(max(own))
@@ -240,34 +238,33 @@ def _rounded(value: float) -> float:
 
 
 _NOTHING = [0.0, 0.0, 0.0, 0.0]
-"""Sum of losses times samples, and number of samples: of steps that were taken, then of skipped steps."""
+"""Sum of losses and number of steps: of steps that were taken, then of skipped steps."""
 
 
 class LossWindow:
-    """Sums the losses of unlogged steps, weighted by their samples over all ranks.
+    """Sums the losses of unlogged steps. Skipped steps are excluded, unless all steps were skipped.
 
-    Skipped steps are excluded, unless all steps were skipped. ``results``: this process's unlogged steps.
+    ``results``: this process's unlogged steps.
     """
 
-    def __init__(self, batching: Batching) -> None:
-        self._batching = batching
+    def __init__(self) -> None:
         self.results: list[StepResult] = []
         self._before = _NOTHING
 
-    def mean(self, done: int) -> float:
-        """Return this rank's mean loss after ``done`` steps, and reset. Waits for the device once.
+    def mean(self) -> float:
+        """Return this rank's mean loss, and reset. Waits for the device once.
 
         The mean over ranks is the mean over all samples.
         """
-        taken, samples, skipped, skipped_samples = self._sums(done)
+        taken, steps, skipped, skipped_steps = self._sums()
         self.results, self._before = [], _NOTHING
-        return taken / samples if samples else skipped / skipped_samples
+        return taken / steps if steps else skipped / skipped_steps
 
-    def saved(self, done: int, ranks: Ranks) -> list[float]:
-        """Return what a checkpoint after ``done`` steps needs, identical on all ``ranks``. Collective."""
+    def saved(self, ranks: Ranks) -> list[float]:
+        """Return what a checkpoint needs, identical on all ``ranks``. Collective."""
         if not self.results and self._before is _NOTHING:
             return []
-        sums = torch.tensor(self._sums(done), dtype=torch.float64)
+        sums = torch.tensor(self._sums(), dtype=torch.float64)
         if ranks.world_size > 1:
             dist.all_reduce(sums, group=ranks.group)
             sums /= ranks.world_size
@@ -278,15 +275,13 @@ class LossWindow:
         """Restore what :meth:`saved` returned, on any number of ranks."""
         self._before = list(saved) or _NOTHING
 
-    def _sums(self, done: int) -> list[float]:
-        sums = [0.0, 0.0, 0.0, 0.0]
+    def _sums(self) -> list[float]:
+        sums = list(self._before)
         if self.results:
             # A few numbers sum faster on the host than on the device.
             losses: list[float] = torch.stack([result.loss for result in self.results]).tolist()
-            first = done - len(losses)
-            for step, (loss, result) in enumerate(zip(losses, self.results, strict=True), first):
-                samples = self._batching.samples(range(step, step + 1))
+            for loss, result in zip(losses, self.results, strict=True):
                 at = 2 if result.decision.peek() else 0
-                sums[at] += loss * samples
-                sums[at + 1] += samples
-        return list(map(operator.add, sums, self._before))
+                sums[at] += loss
+                sums[at + 1] += 1
+        return sums
