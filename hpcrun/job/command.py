@@ -118,10 +118,13 @@ _OWN_RENDEZVOUS = re.compile(
 )
 
 
+_MODULES = r"(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed)\b"
 _STARTS_RANKS = re.compile(
     r"(?:^|[\s/;&|('\"])(torchrun|deepspeed|accelerate launch)(?=\s|$)"
-    r"|-[a-zA-Z]*m ?(torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed)\b"
+    rf"|-[a-zA-Z]*m ?({_MODULES})"
 )
+# The words after a script or a module are its own, such as `--strategy deepspeed`.
+_SCRIPT = re.compile(rf"\S+\.(?:py|sh)\b|(?<=-m )(?!{_MODULES})\S+")
 
 
 def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, str] | None:
@@ -131,9 +134,10 @@ def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, str] | None
         text, word = _shell_runs(command)
         lines += [] if text else _read(folder / word).replace("\\\n", " ").splitlines()
     for line in lines:
-        words = re.split(r"\S+\.(?:py|sh)\b", line.partition(" #")[0])[0]
-        if not line.lstrip().startswith("#") and (found := _STARTS_RANKS.search(words)):
-            return found[1] or f"python -m {found[2]}", words
+        for part in re.split(r"[;&|]+", re.split(r"(?:^|\s)#", line)[0]):
+            words = _SCRIPT.split(part)[0]
+            if found := _STARTS_RANKS.search(words):
+                return found[1] or f"python -m {found[2]}", words
     return None
 
 

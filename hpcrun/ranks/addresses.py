@@ -34,7 +34,10 @@ def addresses_of(name: str) -> list[str]:
 
 def is_loopback(address: str) -> bool:
     """Return True if a numeric address ends on the host that uses it."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    found = ipaddress.ip_address(address.partition("%")[0])
+    # A server for IPv4 and IPv6 sees IPv4 as ::ffff:127.0.0.1, no loopback before Python 3.13.
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def is_link_local(address: str) -> bool:

@@ -32,21 +32,24 @@ class DeadlineWatch:
         lead: float,
         refresh: float = 300.0,
         *,
+        given: float | None = None,
         shortest: float = 2.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Ask for the first time; :meth:`start` starts the thread.
 
         Args:
-            end_time: returns the end in Unix seconds, or None if the job has no limit.
+            end_time: returns the end in Unix seconds; None without an answer, or if the job has no limit.
             lead: seconds before the end at which to stop.
             refresh: maximum seconds between two questions.
+            given: the end until the first answer.
             shortest: minimum seconds between two questions.
             clock: returns the time in Unix seconds.
         """
         self._end_time, self._lead, self._refresh = end_time, lead, refresh
         self._shortest, self._clock = shortest, clock
-        self._end = end_time()
+        found = end_time()
+        self._end = given if found is None else found
         self._next = clock() + self.pause()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
@@ -103,24 +106,28 @@ def query_end_time(job: str) -> float | None:
     return None if info is None or info.state == "PENDING" else info.end_time
 
 
-def end_time(
+def asked_end(
     environ: Mapping[str, str], query: Callable[[str], float | None] = query_end_time
 ) -> float | None:
-    """Return the end of this process's job in Unix seconds, None without a limit or a job.
-
-    The controller comes first: SLURM_JOB_END_TIME, set since Slurm 23.02 and in the local cluster, does not
-    follow an extended limit.
+    """Return the controller's answer about this process's job, in Unix seconds; None as ``query``.
 
     Args:
         environ: the environment of this rank.
         query: returns the end for a job's id; tests replace it.
-
-    Raises:
-        ClusterError: SLURM_JOB_END_TIME is not a number.
     """
     job = job_id(environ)
-    found = None if job is None or in_local_cluster(environ) else query(job)
+    return None if job is None or in_local_cluster(environ) else query(job)
+
+
+def given_end(environ: Mapping[str, str]) -> float | None:
+    """Return SLURM_JOB_END_TIME, set since Slurm 23.02 and in the local cluster; None without it.
+
+    It does not follow an extended limit, so it counts only until the controller has answered once.
+
+    Raises:
+        ClusterError: it is not a number.
+    """
     given = environ.get("SLURM_JOB_END_TIME", "").strip()
     if given and not _SECONDS.fullmatch(given):
         raise ClusterError(f"SLURM_JOB_END_TIME is {given!r}: expected Unix seconds; unset it")
-    return found or (float(given) if given else None)
+    return float(given) if given else None

@@ -12,7 +12,7 @@ from hpcrun.checkpoint.outcome import Restored
 from hpcrun.config import Config, parallelism, recorded
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import StopAgreement
-from hpcrun.ranks.deadline import DeadlineWatch, end_time
+from hpcrun.ranks.deadline import DeadlineWatch, asked_end, given_end
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.fork_client import offer_own_state
 from hpcrun.ranks.signals import StopFlag, StopReason
@@ -394,7 +394,8 @@ def stop_reason(
     deadline = None
     if main:
         lead = float(config.job.signal_lead)
-        deadline = DeadlineWatch(lambda: end_time(os.environ), lead).start()
+        given = given_end(os.environ)
+        deadline = DeadlineWatch(lambda: asked_end(os.environ), lead, given=given).start()
 
     def reason() -> StopReason:
         # A signal outranks the time, and the time outranks a slow node.

@@ -7,11 +7,20 @@ import pytest
 from hpcrun.ranks import addresses
 from hpcrun.ranks.addresses import (
     bound_address,
+    is_loopback,
     is_only_loopback,
     is_own,
     is_sound,
     outward_address,
 )
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.1.1", True), ("::ffff:10.0.0.1", False)],
+)
+def test_loopback_is_seen_through_an_ipv6_socket(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
 
 
 def test_localhost_is_loopback_and_an_unknown_name_is_not() -> None:

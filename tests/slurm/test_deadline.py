@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.deadline import end_time, query_end_time
+from hpcrun.ranks.deadline import asked_end, given_end, query_end_time
 
 Recorded = Callable[[str], dict[str, str]]
 
@@ -17,28 +17,23 @@ def unasked(job: str) -> float | None:
     raise AssertionError(f"Slurm was asked about {job}")
 
 
-@pytest.mark.parametrize(("answer", "end"), [(None, 1795253522.0), (5.0, 5.0)])
-def test_the_answer_comes_before_the_variable(answer: float | None, end: float) -> None:
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1795253522"}
-    assert end_time(environ, lambda _: answer) == end
-
-
 def test_an_older_slurm_is_asked_by_the_array_task(recorded_env: Recorded) -> None:
     environ = recorded_env("gpus-per-task")
     # Since 23.02 the job's environment contains it.
     environ.pop("SLURM_JOB_END_TIME", None)
-    assert end_time(environ, lambda job: {"3_1": 5.0}[job]) == 5.0
+    assert given_end(environ) is None
+    assert asked_end(environ, lambda job: {"3_1": 5.0}[job]) == 5.0
 
 
 def test_outside_slurm_no_scheduler_is_asked() -> None:
-    assert end_time({}, unasked) is None
-    assert end_time({"SLURM_JOB_ID": "7", "HPCRUN_LOCAL_CLUSTER": "1"}, unasked) is None
+    assert asked_end({}, unasked) is None
+    assert asked_end({"SLURM_JOB_ID": "7", "HPCRUN_LOCAL_CLUSTER": "1"}, unasked) is None
 
 
 @pytest.mark.parametrize("value", ["tomorrow", "nan", "-1", "2026-11-21T09:32:02"])
 def test_a_malformed_end_time_is_refused_by_name(value: str) -> None:
     with pytest.raises(ClusterError, match="SLURM_JOB_END_TIME"):
-        end_time({"SLURM_JOB_END_TIME": value}, unasked)
+        given_end({"SLURM_JOB_END_TIME": value})
 
 
 @pytest.fixture

@@ -47,6 +47,22 @@ def test_attempts_that_stop_in_the_window_keep_all_their_profiles(tmp_path: Path
         assert (tmp_path / "profile" / f"trace-{name}.json.gz").stat().st_size
 
 
+@pytest.mark.parametrize("place", ["stop", "events"])
+def test_a_failed_profile_does_not_end_the_training(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no records")
+
+    monkeypatch.setattr(torch.profiler.profile, place, fail)
+    watched = profile(tmp_path, "2-30", 0)
+    watched.before(1)
+    watched.stop(3)
+    watched.close()
+    watched.before(29)
+    assert "cannot write the profile: no records" in capsys.readouterr().err
+
+
 def event(name: str, start: float, end: float, device: str = "CUDA", note: bool = False) -> object:
     """Return an event of the profiler, from ``start`` to ``end`` in ms."""
     return SimpleNamespace(

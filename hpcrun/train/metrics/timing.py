@@ -1,10 +1,11 @@
 """Count the arithmetic of a step, know the devices' peaks, and profile steps."""
 
+import contextlib
 import copy
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -213,7 +214,10 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 class Profile:
-    """Profiles the steps of the window; in other steps it only compares two numbers."""
+    """Profiles the steps of the window; in other steps it only compares two numbers.
+
+    A profile that fails costs neither the training nor its checkpoint.
+    """
 
     def __init__(
         self,
@@ -254,14 +258,25 @@ class Profile:
             return
         self._done = done
         with self._position.at(PROFILING), self._watch.paused():
+            # Not caught: an error of the device is one of the training.
             accelerator.synchronize(self._device)
-            self._profiler.stop()
+            with self._tolerated():
+                self._profiler.stop()
 
     def close(self) -> None:
         """Write what was recorded, if that is not written yet."""
         if self._profiler is not None and self._done is not None:
-            with self._position.at(PROFILING), self._watch.paused():
+            with self._position.at(PROFILING), self._watch.paused(), self._tolerated():
                 self._write(self._done)
+
+    @contextlib.contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        """Give the profile up after an error in the block, and print the error."""
+        try:
+            yield
+        except Exception as error:
+            self._profiler, self._next = None, _NEVER
+            print(f"hpcrun: cannot write the profile: {error}", file=sys.stderr, flush=True)
 
     @property
     def _on_gpu(self) -> bool:
@@ -280,13 +295,12 @@ class Profile:
         operations = profiler.key_averages()
         times = step_times(profiler.events(), done - self._first)
         kind = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
-        try:
+        # The summary is printed on a full disk too.
+        with self._tolerated():
             self._folder.mkdir(mode=0o700, exist_ok=True)
             profiler.export_chrome_trace(str(self._folder / f"trace-{self._name}.json.gz"))
             table = operations.table(sort_by=kind, row_limit=_ROWS, max_name_column_width=80)
             (self._folder / f"operations-{self._name}.txt").write_text(f"{times}\n{table}")
-        except (OSError, RuntimeError) as error:
-            print(f"hpcrun: cannot write the profile: {error}", file=sys.stderr, flush=True)
         if self._rank == 0:
             print(self._summary(operations, kind, done, times), flush=True)
 

@@ -28,6 +28,7 @@ from hpcrun.job.command import rank_starter, require_script, separate_trainings
         ("bash -lc 'cd code && A=1 torchrun train.py | tee log'", "torchrun"),
         ("nohup bash -o pipefail -c 'if true; then torchrun x.py; fi'", "torchrun"),
         ("apptainer exec --nv image.sif torchrun train.py", "torchrun"),
+        ("bash -c 'python prepare.py && torchrun train.py'", "torchrun"),
     ],
 )  # fmt: skip
 def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> None:
@@ -42,6 +43,7 @@ def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> Non
         "python train.py --launcher torchrun",
         "python train.py torchrun",
         "python -m my.torchrun train.py",
+        "-m my.train --strategy deepspeed",
         "accelerate config",
         "uv run train.py torchrun",
         "bash -c 'python train.py # torchrun'",

@@ -48,6 +48,22 @@ def test_the_deadline_is_due_a_lead_before_the_end() -> None:
     assert end.due()
 
 
+def test_an_extension_outlives_a_controller_without_answers() -> None:
+    clock = Clock()
+    given = clock.now + 60.0
+    answers: list[float | None] = [clock.now + 3600.0, None]
+    end = DeadlineWatch(
+        lambda: answers.pop() if answers else None, lead=5.0, given=given, clock=clock.time
+    )
+    clock.now = given - 6.0
+    assert not end.due()
+    clock.pass_pause(end)
+    assert clock.now < given
+    clock.pass_pause(end)
+    clock.now = given
+    assert not end.due()
+
+
 def test_a_job_without_a_limit_is_never_due() -> None:
     clock = Clock()
     end = DeadlineWatch(lambda: None, lead=5.0, clock=clock.time)
