@@ -15,7 +15,7 @@ LONGEST = 500
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 25),
     "checkpoint": (6_610, 35),
-    "cli": (4_900, 34),
+    "cli": (4_910, 34),
     "config": (2_920, 14),
     "devices": (750, 6),
     "diagnose": (1_690, 9),
@@ -25,13 +25,13 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "job": (5_480, 23),
     "network": (4_280, 18),
     "nodes": (1_560, 8),
-    "ranks": (3_330, 17),
+    "ranks": (3_340, 17),
     "results": (3_990, 19),
     "run": (3_400, 18),
     "slurm": (4_360, 25),
     "tasks": (1_100, 8),
-    "tests": (58_740, 450),
-    "train": (10_360, 49),
+    "tests": (58_780, 450),
+    "train": (10_370, 49),
 }
 """The most lines and files of each package, and of the tests."""
 
