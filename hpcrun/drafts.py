@@ -79,12 +79,12 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def draft_folder(path: Path, patience: float = PATIENCE, *, mode: int = 0o777) -> Iterator[Path]:
+def draft_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     """Yield a new folder next to ``path``, with its parents; remove it after the block unless it was moved.
 
     The drafts of killed writers are removed first, as :func:`remove_left` does. Raises OSError.
     """
-    remove_left(path, patience)
+    remove_left(path)
     folder = draft_of(path)
     folder.mkdir(mode, parents=True)
     try:

@@ -90,7 +90,7 @@ class _Watcher:
         # The report of the end repeats these lines.
         self._last_word: list[str] = []
         self._waiting = ""
-        self._progress = ProgressDisplay(config.train.steps)
+        self._progress = ProgressDisplay(None if config.command else config.train.steps)
         self.say, self.close = self._progress.say, self._progress.close
 
     def greet(self, stop_on_interrupt: bool) -> None:
@@ -195,12 +195,16 @@ class _Watcher:
 
 # The terminal's echo of Ctrl-C would push a full line over the edge and leave half a bar on the screen.
 _ECHO = 3
+_BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}"
+# The steps of a script are unknown.
+_COUNT = "step {n_fmt}{postfix}"
 
 
 class ProgressDisplay:
     """The steps of a run: a bar if the terminal can move its cursor, else a line every ten seconds."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
+        """``total``: the steps of the run; None: unknown, as those of a script."""
         self._total, self._pace, self._lines = total, Pace(total), StepLines(total)
         self._draws = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._bar: tqdm[Any] | None = None
@@ -248,7 +252,7 @@ class ProgressDisplay:
             file=sys.stderr,
             smoothing=0.1,
             ncols=self._columns(),
-            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}",
+            bar_format=_COUNT if self._total is None else _BAR,
         )
         return self._bar
 

@@ -217,8 +217,10 @@ def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str] | N
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    # Without the dashes, which would make any two short options alike.
+    names = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else ""
 
 
 def _require_folder() -> None:

@@ -93,16 +93,16 @@ def require_given_gpus(environ: Mapping[str, str]) -> None:
     )
 
 
-def missing_driver(environ: Mapping[str, str], proc: Path = NVIDIA) -> str | None:
+def missing_driver(environ: Mapping[str, str]) -> str | None:
     """Return a warning if Slurm lists GPUs for a script, but this node has no driver for them; else None.
 
     hpcrun cannot import the libraries of a script, so it cannot see that the script trains on the CPU.
     """
     listed = given_gpus(environ) and "CUDA_VISIBLE_DEVICES" in environ
-    if listed and not _driver_count(proc) and not AMD_DRIVER.exists() and not _nvml_count():
+    if listed and not _driver_count(NVIDIA) and not AMD_DRIVER.exists() and not _nvml_count():
         return (
             f"WARNING: {socket.gethostname()}: Slurm gave this job GPUs here, and the node shows no GPU "
-            f"driver ({proc}): the script may train on the CPU; run nvidia-smi on this node"
+            f"driver ({NVIDIA}): the script may train on the CPU; run nvidia-smi on this node"
         )
     return None
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from hpcrun import slurm
@@ -91,12 +91,10 @@ def _given_by_the_user(
     return sorted(node for node in excluded if node not in ours)
 
 
-def _nodes_of(
-    events: Sequence[Event], attempt: Attempt, environ: Mapping[str, str] = os.environ
-) -> int:
+def _nodes_of(events: Sequence[Event], attempt: Attempt) -> int:
     reported = [event.fields.get("nodes") for event in events if event.attempt == attempt]
     counted = [count for count in reported if isinstance(count, int)]
-    given = environ.get("SLURM_JOB_NUM_NODES", "")
+    given = os.environ.get("SLURM_JOB_NUM_NODES", "")
     return max([1, *counted, *([int(given)] if given.isdecimal() else [])])
 
 

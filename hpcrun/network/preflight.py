@@ -52,7 +52,6 @@ def check_nodes(
     folder: Path | None,
     python: str | None = None,
     container: Container | None = None,
-    environ: Mapping[str, str] = os.environ,
 ) -> PreflightFacts:
     """Check the hosts of ``needs``, nodes of this allocation, in the environment of the ranks.
 
@@ -61,7 +60,7 @@ def check_nodes(
         python: ``job.python``.
         container: of the ranks.
     """
-    return measure(on_slurm(python, container, environ), needs.hosts, needs, folder)
+    return measure(on_slurm(python, container, os.environ), needs.hosts, needs, folder)
 
 
 def check_here(count: int, needs: Needs, *, folder: Path | None) -> PreflightFacts:

@@ -237,7 +237,8 @@ class Pace:
     The time of reading is no measure, because a reader may get many lines together.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
+        """``total``: the steps of the run; None: unknown, as those of a script."""
         self._total = total
         self._first: tuple[int, float] | None = None
         self._warm = False
@@ -255,15 +256,18 @@ class Pace:
         if not self._warm:
             # The first steps compile and warm up: later estimates exclude their time.
             self._first, self._warm = (step, when), True
-        if step <= first or when < began:
+        if self._total is None or step <= first or when < began:
             return None
         return str(tqdm.format_interval((when - began) / (step - first) * (self._total - step)))
 
 
 class StepLines:
-    """Lines at the start, at the end, and at most every ten seconds of training over ``total`` steps."""
+    """Lines at the start, at the end, and at most every ten seconds of training over ``total`` steps.
 
-    def __init__(self, total: int) -> None:
+    Without ``total`` (None) no line is the last one.
+    """
+
+    def __init__(self, total: int | None) -> None:
         self._total = total
         self._pace = Pace(total)
         self._printed: float | None = None
@@ -275,7 +279,7 @@ class StepLines:
 
     def due(self, step: int) -> bool:
         """Return True if it is time for a line after ``step`` steps."""
-        if self._printed is None or step >= self._total:
+        if self._printed is None or (self._total is not None and step >= self._total):
             return True
         return time.monotonic() - self._printed >= _SECONDS_PER_LINE
 
@@ -284,7 +288,8 @@ class StepLines:
         if not facts or not self.due(step):
             return None
         self._printed = time.monotonic()
-        return f"step {step}/{self._total}: {in_words(facts, self._pace.left(step, when))}"
+        done = f"{step}" if self._total is None else f"{step}/{self._total}"
+        return f"step {done}: {in_words(facts, self._pace.left(step, when))}"
 
 
 def in_words(facts: Mapping[str, str], left: str | None) -> str:

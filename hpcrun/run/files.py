@@ -65,17 +65,16 @@ def make_folders(folder: Path, *, below: Path) -> None:
 class HeldFolder:
     """An open folder. Its inode stays in use, so that a later folder of the same name is detected.
 
-    Args:
-        mark: a file that identifies the folder after a remount, which changes the inode.
+    After a remount, which changes the inode, ``run.json`` identifies the folder.
 
     Raises:
         OSError: the folder cannot be opened.
     """
 
-    def __init__(self, path: Path, *, mark: str = "run.json") -> None:
+    def __init__(self, path: Path) -> None:
         self._path, self._descriptor = path, -1
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        self._mark = path / mark
+        self._mark = path / "run.json"
         self._content = self._marked()
 
     def is_there(self) -> bool:

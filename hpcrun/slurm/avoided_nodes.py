@@ -130,9 +130,7 @@ def take_back_if_stuck(job: str, given: Sequence[str]) -> str | None:
     return reason
 
 
-def record_dead_nodes(
-    hosts: str, run: str, attempt: str, environ: Mapping[str, str] = os.environ
-) -> list[str]:
+def record_dead_nodes(hosts: str, run: str, attempt: str) -> list[str]:
     """Record the nodes of ``hosts`` (a host list) that Slurm reports as down; return them.
 
     Args:
@@ -145,7 +143,9 @@ def record_dead_nodes(
     states = slurm.parse_sinfo(listed.stdout) if listed.returncode == 0 else {}
     dead = [node for node, state in states.items() if state.upper().startswith(_DEAD)]
     for node in dead:
-        add_failure(bad_nodes_path(environ), node, f"node failure ({states[node]})", run, attempt)
+        add_failure(
+            bad_nodes_path(os.environ), node, f"node failure ({states[node]})", run, attempt
+        )
     return dead
 
 

@@ -41,6 +41,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "no such command": (["sbumit"], ["sbumit", "did you mean submit?"]),
     "no such option of the program": (["--verison"], ["--verison", "did you mean --version?"]),
     "no such option": (["submit", "--nodez", "2"], ["--nodez", "did you mean --nodes?", "--help"]),
+    "an option like no other": (["submit", "--after", "7"], ["--after: no such option (see"]),
     "a second run": (["resume", "a", "b"], ["resume: b: one argument too many", "--help"]),
     "too few steps for the quick start": (
         ["submit", "train.steps=2"],

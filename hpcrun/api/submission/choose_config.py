@@ -261,12 +261,12 @@ def require_packages(config: Config) -> None:
             )
 
 
-def warn_of(env: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
+def warn_of(env: Mapping[str, str]) -> None:
     """Print one line for each error in ``job.env`` and in the submitting shell, and count the warnings.
 
     A shell's variables reach the job through sbatch; ``job.env`` replaces variables of the same name.
     """
-    settings = [setting for setting in settings_of(environ, "shell") if _ours(setting.name)]
+    settings = [setting for setting in settings_of(os.environ, "shell") if _ours(setting.name)]
     settings += [setting for setting in settings_of(env, "job.env") if _ours(setting.name)]
     if not settings:
         return

@@ -98,7 +98,7 @@ _HOLD = re.compile(r"\.held-(\d{9,})-(\d+)-[A-Za-z0-9._-]+")
 
 
 @contextmanager
-def hold(root: Path, step: int, fs: FileSystem = LOCAL) -> Iterator[None]:
+def hold(root: Path, step: int) -> Iterator[None]:
     """Protect ``step`` from pruning during the block, for at most an hour.
 
     A reader without write permission gets no lease, and reads anyway.
@@ -108,14 +108,14 @@ def hold(root: Path, step: int, fs: FileSystem = LOCAL) -> Iterator[None]:
     name = f".held-{step:09d}-{until}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
     made = False
     with suppress(OSError):
-        fs.close(fs.create(root / name))
+        LOCAL.close(LOCAL.create(root / name))
         made = True
     try:
         yield
     finally:
         if made:
             with suppress(OSError):
-                fs.unlink(root / name)
+                LOCAL.unlink(root / name)
 
 
 def held(names: Iterable[str]) -> set[int]:

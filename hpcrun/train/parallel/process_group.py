@@ -222,17 +222,17 @@ def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.
     return PrefixStore(prefix, store)
 
 
-def broadcast_word(config: DistributedConfig, key: str, word: str, *, timeout: float = 60.0) -> str:
+def broadcast_word(config: DistributedConfig, key: str, word: str) -> str:
     """Return rank 0's ``word`` on all ranks, through the store of torchrun's agent, before any group exists.
 
     Raises:
-        RuntimeError: the store cannot be reached, or rank 0 sent nothing within ``timeout`` seconds.
+        RuntimeError: the store cannot be reached, or rank 0 sent nothing within a minute.
     """
     store = TCPStore(
         config.master_addr,
         config.master_port,
         is_master=False,
-        timeout=datetime.timedelta(seconds=timeout),
+        timeout=datetime.timedelta(minutes=1),
         wait_for_workers=False,
     )
     if config.rank == 0:
