@@ -27,10 +27,10 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "nodes": (1_560, 8),
     "ranks": (3_340, 17),
     "results": (3_990, 19),
-    "run": (3_400, 18),
+    "run": (3_410, 18),
     "slurm": (4_360, 25),
     "tasks": (1_100, 8),
-    "tests": (58_780, 450),
+    "tests": (58_790, 450),
     "train": (10_370, 49),
 }
 """The most lines and files of each package, and of the tests."""
