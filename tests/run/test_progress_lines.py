@@ -38,7 +38,7 @@ def test_step_lines_come_first_then_every_ten_seconds(clock: Clock) -> None:
     assert lines.line(100, 1045.0, {"loss": "1.2"}) == "step 100/100: loss 1.2, ETA 00:00"
 
 
-def test_a_line_of_a_script_has_no_last_step_and_no_remaining_time(clock: Clock) -> None:
+def test_a_line_of_a_script_has_no_last_step(clock: Clock) -> None:
     lines = StepLines(None)
     assert lines.line(1, 1000.0, {"loss": "1.5"}) == "step 1: loss 1.5"
     clock.now += 10.0
