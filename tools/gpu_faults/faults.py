@@ -153,10 +153,10 @@ FAULTS = (
         "times are read before the GPU has finished",
         "train/metrics/log.py",
         (
-            ("        loss = self._window.mean(done)\n", ""),
+            ("steps, loss = len(results), self._window.mean()\n", "steps = len(results)\n"),
             (
-                "        lap = self._watch.lap(len(steps))\n",
-                "        lap = self._watch.lap(len(steps))\n        loss = self._window.mean(done)\n",
+                "        lap = self._watch.lap(steps)\n",
+                "        lap = self._watch.lap(steps)\n        loss = self._window.mean()\n",
             ),
         ),
         LATE,
@@ -164,7 +164,7 @@ FAULTS = (
     Fault(
         "the profiler stops before the GPU has finished",
         "train/metrics/timing.py",
-        (("        accelerator.synchronize(self._device)\n", ""),),
+        (("            accelerator.synchronize(self._device)\n", ""),),
         LATE,
     ),
     Fault(
