@@ -17,7 +17,7 @@ from hpcrun.checkpoint.folder import (
     require_arguments,
     require_step,
 )
-from hpcrun.checkpoint.interval import choose_interval
+from hpcrun.checkpoint.interval import EverySeconds, EverySteps, SaveInterval
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.copies import require_alike
 from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, CheckpointEngine, wait_until_idle
@@ -55,8 +55,6 @@ class Checkpointer:
         every: steps between saves. :meth:`maybe_save` saves at each multiple, or at the first call after
             a multiple; 0: only :meth:`save` saves.
         minutes: minutes between saves; replaces ``every``.
-        failure_hours: mean hours between two failures of your jobs; the interval then follows from
-            Young's formula, which minimizes the lost time (J. W. Young, CACM 17(9), 1974).
         retention: rule for the checkpoints to keep.
         host_memory: gigabytes (10^9 bytes) of host memory per rank for a snapshot; None: half of the free
             memory.
@@ -85,7 +83,6 @@ class Checkpointer:
         own: dict[str, Any] | None = None,
         every: int = 100,
         minutes: float | None = None,
-        failure_hours: float | None = None,
         retention: Retention | None = None,
         host_memory: float | None = None,
     ) -> None:
@@ -111,12 +108,11 @@ class Checkpointer:
             store.make_root()
             lock.hold()
 
-        self._costs: list[tuple[float, float]] = []
         with self._ranks.agreed():
-            every = require_arguments(model, every, minutes, failure_hours, host_memory)
+            every = require_arguments(model, every, minutes, host_memory)
         self.require_savable()
         self._ranks.from_rank_0(store.require_private)
-        self._claimed = bool(every) or minutes is not None or failure_hours is not None
+        self._claimed = bool(every) or minutes is not None
         if self._claimed:
             self._ranks.from_rank_0(self._claim)
         self._engine = folder_engine(
@@ -127,14 +123,9 @@ class Checkpointer:
             retention=self._retention,
             host_memory=host_memory,
         )
-        costs = self._costs  # a reference to `self` would keep the object alive
-        self._interval = choose_interval(
-            every=every,
-            minutes=minutes,
-            failure_seconds=None if failure_hours is None else 3600.0 * failure_hours,
-            costs=lambda: costs[0] if costs else None,
-            ranks=self._ranks,
-        )
+        self._interval: SaveInterval = EverySteps(every)
+        if minutes is not None:
+            self._interval = EverySeconds(lambda: 60.0 * minutes, self._ranks)
         # Only values that are equal on all ranks may decide about a save; the result of `poll` differs
         # between ranks.
         self._compared = False
@@ -342,7 +333,6 @@ class Checkpointer:
             self._warn(f"step {outcome.step}: {note}")
         if outcome.ok:
             self._saved = outcome.step
-            self._costs[:] = [(outcome.stalled, outcome.seconds)]
 
     def _warn(self, text: str) -> None:
         if self._ranks.rank == 0:

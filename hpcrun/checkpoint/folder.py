@@ -79,23 +79,13 @@ def _owner() -> str:
     return f"{plain}-{restart}-{secrets.token_hex(3)}"
 
 
-def require_arguments(
-    model: nn.Module,
-    every: Any,
-    minutes: Any,
-    failure_hours: Any,
-    host_memory: Any,
-) -> int:
+def require_arguments(model: nn.Module, every: Any, minutes: Any, host_memory: Any) -> int:
     """Check the arguments, and return ``every`` as an int.
 
     Raises:
         CheckpointError: an argument has the wrong type or an impossible value.
     """
-    for name, value in (
-        ("minutes", minutes),
-        ("failure_hours", failure_hours),
-        ("host_memory", host_memory),
-    ):
+    for name, value in (("minutes", minutes), ("host_memory", host_memory)):
         number = isinstance(value, int | float) and math.isfinite(value) and value > 0
         if value is not None and not number:
             raise CheckpointError(f"{name}={value!r}: give a number above 0, or None")

@@ -12,9 +12,8 @@ from typing import Protocol
 
 from hpcrun.ranks.collective import Ranks
 
-FIRST_GUESS = 5.0
-"""Seconds that a save is assumed to cost before the first measurement."""
-
+# Seconds that a save is assumed to cost before the first measurement.
+_FIRST_GUESS = 5.0
 _SHORTEST, _LONGEST = 30.0, 7200.0
 
 
@@ -83,53 +82,16 @@ class EverySeconds:
         return False, done + max(1, ahead)
 
 
-def choose_interval(
-    *,
-    every: int,
-    minutes: float | None,
-    failure_seconds: float | None,
-    costs: Callable[[], tuple[float, float] | None],
-    ranks: Ranks,
-    clock: Callable[[], float] = time.monotonic,
-) -> SaveInterval:
-    """Make an interval: by Young's formula, in minutes, or in steps; the first that is not None.
-
-    Args:
-        every: steps.
-        minutes: minutes.
-        failure_seconds: mean time between failures, for Young's formula.
-        costs: returns (seconds that training waits, seconds until the commit) of the last save; None before
-            the first.
-    """
-    if failure_seconds is not None:
-        failure = failure_seconds
-
-        def best() -> float:
-            stalled, written = costs() or (None, None)
-            return pays(stalled, written, failure)
-
-        return EverySeconds(best, ranks, clock)
-    if minutes is not None:
-        seconds = 60.0 * minutes
-        return EverySeconds(lambda: seconds, ranks, clock)
-    return EverySteps(every)
-
-
-def young(save_seconds: float, failure_seconds: float) -> float:
-    """Return the optimal time between saves in seconds: the square root of 2 · T_fail · T_save.
+def young(cost: tuple[float, float] | None, failure_seconds: float) -> float:
+    """Return the seconds between saves, from 30 seconds to two hours: the square root of 2 · T_fail · T_save.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
-    """
-    return math.sqrt(2 * save_seconds * failure_seconds)
-
-
-def pays(stalled: float | None, written: float | None, failure_seconds: float) -> float:
-    """Return the seconds between saves by Young's formula, from 30 seconds to two hours.
 
     Args:
-        stalled: seconds that training waited for the last save; None before the first save.
-        written: seconds until the last save was committed; the interval is at least twice as long.
+        cost: seconds that training waited for the last save, and seconds until its commit; None before the
+            first save. The interval is at least twice the time until the commit.
         failure_seconds: mean time between failures.
     """
-    best = young(max(stalled or 0.0, 0.01) if stalled is not None else FIRST_GUESS, failure_seconds)
-    return min(_LONGEST, max(_SHORTEST, 2 * (written or 0.0), best))
+    stalled, written = (_FIRST_GUESS, 0.0) if cost is None else cost
+    best = math.sqrt(2 * max(stalled, 0.01) * failure_seconds)
+    return min(_LONGEST, max(_SHORTEST, 2 * written, best))

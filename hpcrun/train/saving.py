@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcrun.checkpoint.interval import EverySteps, SaveInterval, choose_interval
+from hpcrun.checkpoint.interval import EverySeconds, EverySteps, SaveInterval, young
 from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
@@ -294,14 +294,13 @@ def build_interval(
     first.
     """
     wanted = config.checkpoint
-    return choose_interval(
-        every=wanted.every,
-        minutes=wanted.minutes,
-        failure_seconds=failure_seconds(read_events(run), time.time()) if wanted.auto else None,
-        costs=costs,
-        ranks=ranks,
-        clock=clock,
-    )
+    if wanted.auto:
+        failure = failure_seconds(read_events(run), time.time())
+        return EverySeconds(lambda: young(costs(), failure), ranks, clock)
+    if wanted.minutes is not None:
+        seconds = 60.0 * wanted.minutes
+        return EverySeconds(lambda: seconds, ranks, clock)
+    return EverySteps(wanted.every)
 
 
 def memory_interval(config: Config) -> SaveInterval:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
+from hpcrun.checkpoint.interval import EverySeconds, EverySteps, young
 from hpcrun.checkpoint.sharded.commit import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
@@ -408,12 +408,11 @@ def test_quick_first_steps_do_not_delay_a_save(quick):
 
 
 def test_the_automatic_interval_is_young_s_within_bounds():
-    assert young(2.0, 3600.0) == 120.0
-    assert pays(2.0, 10.0, 3600.0) == 120.0
-    assert pays(2.0, 90.0, 3600.0) == 180.0
-    assert pays(0.0, 0.1, 60.0) == 30.0
-    assert pays(600.0, 1.0, 1e9) == 7200.0
-    assert pays(None, None, 3600.0) == young(5.0, 3600.0)
+    assert young((2.0, 10.0), 3600.0) == 120.0
+    assert young((2.0, 90.0), 3600.0) == 180.0
+    assert young((0.0, 0.1), 60.0) == 30.0
+    assert young((600.0, 1.0), 1e9) == 7200.0
+    assert young(None, 3600.0) == young((5.0, 0.0), 3600.0)
 
 
 def test_every_nth_the_best_and_the_newest_checkpoint_are_kept():

@@ -60,7 +60,6 @@ def test_a_model_in_fsdp1_is_refused_with_the_replacement(tmp_path, inner, where
         ({"every": 2.5}, r"every=2\.5"),
         ({"minutes": 0}, "minutes=0"),
         ({"minutes": float("nan")}, "minutes=nan"),
-        ({"failure_hours": "1"}, "failure_hours='1'"),
         ({"host_memory": -1}, "host_memory=-1"),
         ({"optimizer": stranger()}, "of the optimizer, .* is not part of the model"),
         ({"extra": {"seen": {1}}}, r"extra\.seen: a builtins\.set cannot be saved"),

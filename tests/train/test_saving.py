@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.checkpoint.interval import pays
+from hpcrun.checkpoint.interval import young
 from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
@@ -123,7 +123,7 @@ def test_auto_follows_the_cost_of_saves_and_failures(tmp_path):
             times.append(clock[0])
             costs[0] = (2.0, 10.0)
     # Before a measurement, the first save counts five seconds; then the measured two seconds count.
-    first, second = pays(None, None, failure), pays(2.0, 10.0, failure)
+    first, second = young(None, failure), young((2.0, 10.0), failure)
     assert first > 1.5 * second
     assert times[0] == pytest.approx(first, abs=3)
     assert [b - a for a, b in pairwise(times)] == pytest.approx([second] * (len(times) - 1), abs=3)
