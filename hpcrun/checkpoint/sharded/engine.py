@@ -173,7 +173,7 @@ class CheckpointEngine:
 
     @property
     def store(self) -> CheckpointStore:
-        """The store of the checkpoints; it remembers known damage."""
+        """The store of the checkpoints; it remembers proven damage."""
         return self._store
 
     @property

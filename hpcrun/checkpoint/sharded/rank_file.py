@@ -184,7 +184,7 @@ class StoreReader:
             self.index: Index = decode(raw)
         except DamagedCheckpoint as error:
             text = f"{store.path(step)}/{error}"
-            raise store.damaged(step, text, lasting=error.lasting) from error
+            raise DamagedCheckpoint(text, lasting=error.lasting) from error
         self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {
             (name, piece.offsets): piece
             for name, entry in self.index.tensors.items()
@@ -236,13 +236,13 @@ class StoreReader:
                     f"{name}: {entry.dtype} in the checkpoint, but {value.dtype} here"
                 )
             if not covered(entry):
-                raise self._store.damaged(self._step, f"{INDEX}: {name}: parts of it are missing")
+                raise DamagedCheckpoint(f"{INDEX}: {name}: parts of it are missing")
 
     def blob(self, name: str) -> Any:
         """Return the plain data saved under ``name``; raises CheckpointError or DamagedCheckpoint."""
         place = self.index.blobs.get(name)
         if place is None:
-            raise self._store.damaged(self._step, f"{INDEX}: has no entry {name}")
+            raise DamagedCheckpoint(f"{INDEX}: has no entry {name}")
         raw = bytearray(place.length)
         with self._store.opened(self._step, place.file) as file:
             self._fill(file, place, memoryview(raw))
@@ -321,7 +321,7 @@ class StoreReader:
     def _deal(self, file: RetryingFile, want: "_Want") -> None:
         piece, dtype = want.piece, _dtype(self.index.tensors[want.name].dtype)
         if piece.place.length != math.prod(piece.sizes) * dtype.itemsize:
-            raise self._store.damaged(self._step, f"{INDEX}: {want.name}: the sizes do not match")
+            raise DamagedCheckpoint(f"{INDEX}: {want.name}: the sizes do not match")
         whole: torch.Tensor | None = None
         for taker in want.takers:
             if whole is None and _takes_all(taker.target, piece, dtype):

@@ -96,7 +96,6 @@ def restore(
                 where, line = failed
                 text = _elsewhere(f"step {manifest.step}: {line}")
                 raise ReadFailure(text, here=ranks.rank in where)
-        store.mark_damaged(manifest.step)
         skipped.add(manifest.step)
         all_damaged = all_damaged and any(report.lasting for report in reports)
         troubles = [report.damage for report in reports if report.damage]
@@ -154,7 +153,6 @@ def _read_index(store: CheckpointStore, step: int) -> tuple[Manifest, bytes]:
         if not damage.lasting:
             raise
         require_whole(store, step, [damage.file] if damage.file else [])
-    store.trust(step)
     return once()
 
 
@@ -180,7 +178,6 @@ def _at_fault(
         require_whole(store, step, [name for name in files if name])
     except DamagedCheckpoint as damage:
         return ([0], ranks.named(damage)) if refused_to_read(damage) else None
-    store.trust(step)
     first = first_of([report.damage or "" for report in claims.values()])
     return list(claims), f"{first}; {ranks.named('reads the same files without damage')}"
 

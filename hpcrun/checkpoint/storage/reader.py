@@ -40,7 +40,6 @@ class CommittedSteps:
         self.root = root
         self._fs = fs
         self._patience = patience
-        self._distrusted: set[int] = set()
         self._proven: set[int] = set()
 
     def path(self, step: int) -> Path:
@@ -95,13 +94,12 @@ class CommittedSteps:
             raw = b"".join(blocks(self._fs, path, _MANIFEST_LIMIT, self._patience))
             manifest = decode(raw)
         except OSError as error:
-            raise self._unreadable(step, path, error) from error
+            raise _unreadable(path, error) from error
         except DamagedCheckpoint as error:
-            raise self.damaged(
-                step, f"{path}: {error}", lasting=error.lasting, file=MANIFEST
-            ) from error
+            text = f"{path}: {error}"
+            raise DamagedCheckpoint(text, lasting=error.lasting, file=MANIFEST) from error
         if manifest.step != step:
-            raise self.damaged(step, f"{path}: belongs to step {manifest.step}", file=MANIFEST)
+            raise DamagedCheckpoint(f"{path}: belongs to step {manifest.step}", file=MANIFEST)
         return manifest
 
     def valid(self) -> dict[int, Manifest]:
@@ -114,7 +112,7 @@ class CommittedSteps:
         for step in self.steps():
             with suppress(DamagedCheckpoint):
                 found[step] = self.inspect(step)
-        return {step: manifest for step, manifest in found.items() if step not in self._distrusted}
+        return {step: manifest for step, manifest in found.items() if step not in self._proven}
 
     def check(self, step: int, names: Iterable[str] | None = None) -> None:
         """Read the files ``names`` of ``step`` (None: all files) and compare them with the manifest.
@@ -136,7 +134,7 @@ class CommittedSteps:
             size += len(block)
         if size != record.size:
             text = f"{path}: does not have the {record.size} bytes that were written"
-            raise self.damaged(step, text, file=record.name)
+            raise DamagedCheckpoint(text, file=record.name)
         if content.hexdigest() != record.xxh3:
             raise self.changed(step, record.name)
 
@@ -160,10 +158,10 @@ class CommittedSteps:
             with closing(RetryingFile(self._fs, path, self._patience)) as file:
                 yield file
         except OSError as error:
-            raise self._unreadable(step, path, error) from error
+            raise _unreadable(path, error) from error
         except EOFError as error:
             text = f"{path}: is shorter than when it was written"
-            raise self.damaged(step, text, file=name) from error
+            raise DamagedCheckpoint(text, file=name) from error
 
     def inspect(self, step: int) -> Manifest:
         """Return the manifest of ``step`` after a check of the file sizes.
@@ -177,9 +175,8 @@ class CommittedSteps:
                 self._require_size(self.path(step) / record.name, record.size)
             except CheckpointError as error:
                 lasting = not refused_to_read(error)
-                raise self.damaged(
-                    step, str(error), lasting=lasting, file=record.name
-                ) from error.__cause__
+                damage = DamagedCheckpoint(str(error), lasting=lasting, file=record.name)
+                raise damage from error.__cause__
         return manifest
 
     def drop_cache(self, step: int, name: str) -> None:
@@ -192,31 +189,14 @@ class CommittedSteps:
             finally:
                 self._fs.close(descriptor)
 
-    def mark_damaged(self, step: int) -> None:
-        """Mark ``step`` as damaged: :meth:`valid` omits it from now on."""
-        self._distrusted.add(step)
-
-    def trust(self, step: int) -> None:
-        """Mark ``step`` as valid again, after a second check."""
-        self._distrusted.discard(step)
-        self._proven.discard(step)
-
     def prove(self, step: int) -> None:
-        """Mark ``step`` as damaged for good, after a second check on this rank."""
-        self._distrusted.add(step)
+        """Mark ``step`` as damaged, after a second check on this rank: :meth:`valid` omits it."""
         self._proven.add(step)
 
-    def damaged(
-        self, step: int, text: str, *, lasting: bool = True, file: str | None = None
-    ) -> DamagedCheckpoint:
-        """Mark ``step`` as damaged, and return an exception with ``text``."""
-        self._distrusted.add(step)
-        return DamagedCheckpoint(text, lasting=lasting, file=file)
-
     def changed(self, step: int, name: str) -> DamagedCheckpoint:
-        """Mark ``step`` as damaged, and return an exception about the hash of the file ``name``."""
+        """Return an exception about the hash of the file ``name`` of ``step``."""
         text = f"{self.path(step) / name}: its content differs from the written content (hash)"
-        return self.damaged(step, text, file=name)
+        return DamagedCheckpoint(text, file=name)
 
     def quarantined(self) -> list[str]:
         """Return the names of the folders of quarantined checkpoints, newest first.
@@ -229,23 +209,19 @@ class CommittedSteps:
 
     # Private helpers
 
-    def _unreadable(self, step: int, path: Path, error: OSError) -> DamagedCheckpoint:
-        text = f"{path}: cannot be read: {reason(error)}"
-        return self.damaged(step, text, lasting=missing(error), file=path.name)
-
     def _is_whole(self, step: int) -> bool:
         try:
             self.check(step)
         except DamagedCheckpoint:
             return False
-        return step not in self._distrusted
+        return step not in self._proven
 
     def _content(self, step: int, name: str, limit: int) -> Iterator[memoryview]:
         path = self.path(step) / name
         try:
             yield from blocks(self._fs, path, limit, self._patience)
         except OSError as error:
-            raise self._unreadable(step, path, error) from error
+            raise _unreadable(path, error) from error
 
     def _require_size(self, path: Path, size: int) -> None:
         require_size(self._fs, path, size, self._patience)
@@ -256,6 +232,11 @@ class CommittedSteps:
                 return self._fs.names(self.root)
             except FileNotFoundError:
                 return []
+
+
+def _unreadable(path: Path, error: OSError) -> DamagedCheckpoint:
+    text = f"{path}: cannot be read: {reason(error)}"
+    return DamagedCheckpoint(text, lasting=missing(error), file=path.name)
 
 
 def _refuse_open_to_all(path: Path, remedy: str) -> None:
