@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from hpcrun.checkpoint.sharded.copies import in_groups
-from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -96,30 +95,29 @@ def export_model(
         )
     if as_folder and os.path.lexists(target):
         raise CheckpointError(f"{target}: exists already; remove it, or name a new folder")
-    with hold(store.root, step):
-        model = StoredModel(store, step, averaged=averaged)
-        if kind == "safetensors":
-            _require_tensors(model, target)
-        # A folder: safetensors makes a temporary file of its own next to the file.
-        with explained("be written", target), draft_folder(target) as folder:
-            draft = folder / target.name
-            try:
-                _write(model, draft, kind, step, as_folder=as_folder)
-                if as_folder and kind == "safetensors":
-                    for name, text in (beside or {}).items():
-                        (draft / name).write_text(text, encoding="utf-8")
-                        sync(draft / name)
-            except (OSError, CheckpointError):
-                raise
-            except Exception as error:  # the formats raise their own types, also for a full disk
-                raise CheckpointError(
-                    f"{target}: cannot be written: {one_line(error)}; check the free space"
-                ) from error
-            files = [*draft.iterdir()] if as_folder else [draft]
-            size = sum(file.stat().st_size for file in files)
-            sync(draft)
-            draft.rename(target)
-            sync(target.parent)
+    model = StoredModel(store, step, averaged=averaged)
+    if kind == "safetensors":
+        _require_tensors(model, target)
+    # A folder: safetensors makes a temporary file of its own next to the file.
+    with explained("be written", target), draft_folder(target) as folder:
+        draft = folder / target.name
+        try:
+            _write(model, draft, kind, step, as_folder=as_folder)
+            if as_folder and kind == "safetensors":
+                for name, text in (beside or {}).items():
+                    (draft / name).write_text(text, encoding="utf-8")
+                    sync(draft / name)
+        except (OSError, CheckpointError):
+            raise
+        except Exception as error:  # the formats raise their own types, also for a full disk
+            raise CheckpointError(
+                f"{target}: cannot be written: {one_line(error)}; check the free space"
+            ) from error
+        files = [*draft.iterdir()] if as_folder else [draft]
+        size = sum(file.stat().st_size for file in files)
+        sync(draft)
+        draft.rename(target)
+        sync(target.parent)
     return {"tensors": len(model.entries), "bytes": size}
 
 

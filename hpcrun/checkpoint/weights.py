@@ -15,7 +15,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from hpcrun.checkpoint.export import INDEX_OF_SHARDS
-from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.manifest import MANIFEST, committed_steps
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -128,8 +127,7 @@ def _committed(root: Path, step: int | None) -> WeightSource:
     model = StoredModel(store, step)
 
     def read(names: Iterable[str]) -> dict[str, Tensor]:
-        with hold(root, step):
-            return model.tensors(names)
+        return model.tensors(names)
 
     shapes = {name: entry.shape for name, entry in model.entries.items()}
     return WeightSource(store.path(step), shapes, read)

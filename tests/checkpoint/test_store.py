@@ -12,6 +12,7 @@ from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.cli.commands.verify import verify
 from hpcrun.run.record import OwnedByAnotherAttempt
 
 from . import single_rank
@@ -213,12 +214,31 @@ def test_a_damaged_checkpoint_is_not_kept_as_the_best(root):
         Retention(keep=0)
 
 
-def test_a_checkpoint_is_not_pruned_during_its_restore(root):
+def test_a_checkpoint_pruned_during_its_restore_leads_to_the_next(root):
+    training = single_rank.engine(root, "7-0", keep=1)
+
     def prune(entries, skeleton):
-        assert single_rank.save(single_rank.engine(root, "7-1", keep=1), 2).ok
+        if training.store.steps() == [1]:
+            assert single_rank.save(training, 2).ok
         return {}
 
-    assert single_rank.save(single_rank.engine(root, "7-0"), 1).ok
-    single_rank.require_state(single_rank.engine(root, "8-0").restore(prune), 1)
-    assert [name for name in names(root) if name.startswith(".held")] == []
-    assert CheckpointStore(root, "7-1").prune(1) == [1]
+    assert single_rank.save(training, 1).ok
+    reader = single_rank.engine(root, "8-0")
+    single_rank.require_state(reader.restore(prune), 2)
+    assert single_rank.save(reader, 3).ok
+    assert names(root) == ["step-000000002", "step-000000003"]
+
+
+def test_a_step_pruned_during_a_verification_is_no_damage(root):
+    class Pruning(FileSystem):
+        def open(self, path):
+            if path.name == "rank-00000.pt" and training.steps() == [2, 1]:
+                training.prune(1)
+            return super().open(path)
+
+    training, reported = CheckpointStore(root, "7-0"), []
+    for step in (1, 2):
+        save(training, step)
+    reading = CheckpointStore(root, "8-0", fs=Pruning(), patience=0)
+    assert verify(reading, [1, 2], lambda *found: reported.append(found[:2])) == []
+    assert reported == [(2, None)]

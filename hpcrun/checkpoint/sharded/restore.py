@@ -5,7 +5,6 @@ valid, and a fallback would lose its progress.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from hpcrun.checkpoint.sharded.copies import Copies
 from hpcrun.checkpoint.sharded.rank_file import StoreReader, own_name
 from hpcrun.checkpoint.state.tree import join, split
 from hpcrun.checkpoint.storage.disk import BLOCK
-from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -77,25 +75,23 @@ def restore(
                 raise CheckpointError(_none_whole(store, notes, all_damaged, bool(skip)))
             return None
         manifest, index = choice.found
-        # Another process may train here: this may be an evaluation job, or a stale process of this run.
-        with hold(store.root, manifest.step) if ranks.rank == 0 else nullcontext():
-            load = _Load(store, ranks, manifest, index, template)
-            path = store.path(manifest.step)
-            reports = ranks.gather(_report(load.prepare, ranks, path))
-            if not any(report.trouble for report in reports):
-                load.divide()
-                reports = ranks.gather(_report(load.read, ranks, path))
-            misfits = [report.misfit for report in reports if report.misfit]
-            if misfits:
-                raise CheckpointError(f"step {manifest.step}: {first_of(misfits)}")
-            if not any(report.trouble for report in reports):
-                load.spread()
-                return load.restored(notes)
-            failed = ranks.from_rank_0(partial(_at_fault, store, ranks, manifest.step, reports))
-            if failed is not None:
-                where, line = failed
-                text = _elsewhere(f"step {manifest.step}: {line}")
-                raise ReadFailure(text, here=ranks.rank in where)
+        load = _Load(store, ranks, manifest, index, template)
+        path = store.path(manifest.step)
+        reports = ranks.gather(_report(load.prepare, ranks, path))
+        if not any(report.trouble for report in reports):
+            load.divide()
+            reports = ranks.gather(_report(load.read, ranks, path))
+        misfits = [report.misfit for report in reports if report.misfit]
+        if misfits:
+            raise CheckpointError(f"step {manifest.step}: {first_of(misfits)}")
+        if not any(report.trouble for report in reports):
+            load.spread()
+            return load.restored(notes)
+        failed = ranks.from_rank_0(partial(_at_fault, store, ranks, manifest.step, reports))
+        if failed is not None:
+            where, line = failed
+            text = _elsewhere(f"step {manifest.step}: {line}")
+            raise ReadFailure(text, here=ranks.rank in where)
         skipped.add(manifest.step)
         all_damaged = all_damaged and any(report.lasting for report in reports)
         troubles = [report.damage for report in reports if report.damage]

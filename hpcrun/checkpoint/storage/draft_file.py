@@ -1,22 +1,12 @@
-"""A checkpoint file during writing, which hashes its bytes, and leases of committed checkpoints.
-
-A lease is a file in the checkpoint folder; flock(2) is missing on Lustre (by default) and on old NFS. The
-name contains the expiry time, so that a killed reader does not block pruning forever.
-"""
+"""A checkpoint file during writing, which hashes its bytes."""
 
 import errno
-import os
-import re
-import secrets
-import socket
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import LOCAL, FileSystem
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount, is_space, parent_of, reason
 from hpcrun.checkpoint.storage.manifest import FileRecord
 
@@ -89,44 +79,3 @@ class DraftFile:
             self._fs.close(descriptor)
             self._descriptor = self._fs.append(self._path)
         return self._fs.write(self._descriptor, view)
-
-
-LEASE = 3600.0
-"""Seconds. Longer than a read takes, and longer than the clocks of a cluster differ."""
-
-_HOLD = re.compile(r"\.held-(\d{9,})-(\d+)-[A-Za-z0-9._-]+")
-
-
-@contextmanager
-def hold(root: Path, step: int) -> Iterator[None]:
-    """Protect ``step`` from pruning during the block, for at most an hour.
-
-    A reader without write permission gets no lease, and reads anyway.
-    """
-    until = int(time.time() + LEASE)
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
-    name = f".held-{step:09d}-{until}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
-    made = False
-    with suppress(OSError):
-        LOCAL.close(LOCAL.create(root / name))
-        made = True
-    try:
-        yield
-    finally:
-        if made:
-            with suppress(OSError):
-                LOCAL.unlink(root / name)
-
-
-def held(names: Iterable[str]) -> set[int]:
-    """Return the steps with a valid lease among these file names."""
-    now = time.time()
-    found = (_HOLD.fullmatch(name) for name in names)
-    return {int(match[1]) for match in found if match and int(match[2]) > now}
-
-
-def expired(names: Iterable[str]) -> list[str]:
-    """Return the names of expired leases; the margin allows for clocks that differ."""
-    now = time.time()
-    found = ((name, _HOLD.fullmatch(name)) for name in names)
-    return [name for name, match in found if match and int(match[2]) + LEASE < now]

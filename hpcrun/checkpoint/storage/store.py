@@ -24,7 +24,7 @@ from hpcrun.checkpoint.storage.disk import (
     sync_directory,
     with_retries,
 )
-from hpcrun.checkpoint.storage.draft_file import DraftFile, expired, held
+from hpcrun.checkpoint.storage.draft_file import DraftFile
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -216,7 +216,7 @@ class CheckpointStore(CommittedSteps):
     def prune(self, keep: int, protect: Iterable[int] = ()) -> list[int]:
         """Remove the oldest valid checkpoints beyond the newest ``keep``; for rank 0.
 
-        Damaged checkpoints do not count and are not removed; leased checkpoints stay. Each folder is renamed,
+        Damaged checkpoints do not count and are not removed. Each folder is renamed,
         and the renames are made durable, before any file is removed: after a crash, a checkpoint is
         complete or gone.
 
@@ -233,7 +233,7 @@ class CheckpointStore(CommittedSteps):
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least one checkpoint must be kept")
         valid = list(self.valid())
-        doomed = sorted(set(valid[keep:]) - set(protect) - held(self._names()))
+        doomed = sorted(set(valid[keep:]) - set(protect))
         with explained("be pruned", self.root):
             self._remove([self.path(step) for step in doomed])
         return doomed
@@ -266,7 +266,7 @@ class CheckpointStore(CommittedSteps):
         return lines
 
     def sweep(self) -> list[str]:
-        """Remove leftovers: temporary folders, half-removed folders, expired leases.
+        """Remove leftovers: temporary folders, and half-removed folders.
 
         Only the current owner of the run may call this, and only between saves: a temporary folder in use
         would be removed as well.
@@ -277,11 +277,9 @@ class CheckpointStore(CommittedSteps):
         Raises:
             CheckpointError: the disk refused a removal; the other leftovers are removed.
         """
-        names = self._names()
-        leftovers = expired(names)
-        for name in names:
-            if name.startswith(_TRASH) or _DRAFT.fullmatch(name):
-                leftovers.append(name)
+        leftovers = [
+            name for name in self._names() if name.startswith(_TRASH) or _DRAFT.fullmatch(name)
+        ]
         troubles = []
         for name in leftovers:
             try:

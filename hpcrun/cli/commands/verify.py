@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from hpcrun.checkpoint.storage.draft_file import hold
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint, amount
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -62,7 +61,7 @@ def verify(
     steps: Iterable[int],
     report: Callable[[int, str | None, int], None],
 ) -> list[int]:
-    """Read and check all files of ``steps``; a lease protects each step from pruning.
+    """Read and check all files of ``steps``, except steps that a training removes meanwhile.
 
     Args:
         report: called for each step with its problems (a line per damaged file) or None, and its size in
@@ -76,18 +75,19 @@ def verify(
     readers = max(4, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(readers, thread_name_prefix="verify") as pool:
         for step in steps:
-            with hold(store.root, step):
-                size, troubles = 0, []
-                try:
-                    manifest = store.manifest(step)
-                except DamagedCheckpoint as error:
-                    troubles = [str(error)]
-                else:
-                    size = manifest.size
-                    found = pool.map(
-                        lambda record, step=step: _check(store, step, record), manifest.files
-                    )
-                    troubles = [text for text in found if text]
+            size, troubles = 0, []
+            try:
+                manifest = store.manifest(step)
+            except DamagedCheckpoint as error:
+                troubles = [str(error)]
+            else:
+                size = manifest.size
+                found = pool.map(
+                    lambda record, step=step: _check(store, step, record), manifest.files
+                )
+                troubles = [text for text in found if text]
+            if troubles and step not in store.steps():
+                continue
             if troubles:
                 damaged.append(step)
             report(step, "\n".join(troubles) or None, size)
