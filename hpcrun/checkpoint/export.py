@@ -1,30 +1,17 @@
 """Export of the model to a file or folder, which PyTorch or safetensors reads without hpcrun.
 
-A folder does not need the whole model in memory: safetensors takes one shard, and DCP
-(torch.distributed.checkpoint) one piece as a rank wrote it.
+A folder of safetensors needs memory for one shard, every other format for the whole model.
 """
 
-import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
 
 from hpcrun.checkpoint.sharded.copies import in_groups
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
@@ -142,7 +129,7 @@ def _write(model: StoredModel, draft: Path, kind: str, step: int, *, as_folder: 
     if as_folder:
         draft.mkdir()
         if kind == "dcp":
-            write_dcp(model, draft)
+            write_dcp(model.state(), draft)
         else:
             write_shards(model, draft, about)
     elif kind == "pt":
@@ -187,7 +174,10 @@ def write_shards(
     """
     from safetensors.torch import save_file
 
-    sizes = {name: piece_bytes(model, name) for name in model.entries}
+    sizes = {
+        name: sum(piece.place.length for piece in entry.pieces)
+        for name, entry in model.entries.items()
+    }
     shards = [*in_groups(sizes, limit)]
     places: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
@@ -202,58 +192,16 @@ def write_shards(
         sync(folder / INDEX_OF_SHARDS)
 
 
-def write_dcp(model: StoredModel, folder: Path) -> None:
+def write_dcp(state: dict[str, Any], folder: Path) -> None:
     """Write a checkpoint that ``torch.distributed.checkpoint.load`` reads into ``model.state_dict()``."""
-    writer = FileSystemWriter(folder, single_file_per_rank=True, thread_count=1)
-    planner = _PiecesPlanner(model)
+    writer = FileSystemWriter(folder, thread_count=1)
+    planner = DefaultSavePlanner(flatten_state_dict=False)
     # Not dcp.save(): its CheckpointException, a BaseException, would hide the cause.
     writer.reset(folder)
-    planner.set_up_planner({}, writer.storage_meta(), is_coordinator=True)
+    planner.set_up_planner(state, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(is_coordinator=True)
     plan = writer.prepare_local_plan(planner.create_local_plan())
     plans, metadata = planner.create_global_plan([plan])
     (plan,) = writer.prepare_global_plan(plans)
     written = writer.write_data(planner.finish_plan(plan), planner).wait()
     writer.finish(metadata, [written])
-
-
-class _PiecesPlanner(DefaultSavePlanner):
-    """A plan with the pieces of ``model``; a piece is read when the writer writes it."""
-
-    def __init__(self, model: StoredModel) -> None:
-        super().__init__()
-        self._model = model
-
-    def create_local_plan(self) -> SavePlan:
-        items = [_item(self._model, name) for name in self._model.entries]
-        others = [
-            WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in self._model.others
-        ]
-        names: dict[str, Any] = {
-            name: (name,) for name in (*self._model.entries, *self._model.others)
-        }
-        self.plan = SavePlan([each for group in items for each in group] + others, None, names)
-        return self.plan
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        name, offset = write_item.index.fqn, write_item.index.offset
-        if offset is not None:
-            return self._model.piece(name, tuple(offset))
-        stream = io.BytesIO()
-        torch.save(self._model.others[name], stream)
-        return stream
-
-
-def _item(model: StoredModel, name: str) -> Iterator[WriteItem]:
-    entry = model.entries[name]
-    properties = TensorProperties(dtype=getattr(torch, entry.dtype))
-    for piece in entry.pieces:
-        chunk = ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
-        data = TensorWriteData(chunk, properties, torch.Size(entry.shape))
-        index = MetadataIndex(name, piece.offsets)
-        yield WriteItem(index, WriteItemType.SHARD, tensor_data=data)
-
-
-def piece_bytes(model: StoredModel, name: str) -> int:
-    """Return the bytes of a tensor."""
-    return sum(piece.place.length for piece in model.entries[name].pieces)

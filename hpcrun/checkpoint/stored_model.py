@@ -1,4 +1,4 @@
-"""The model in a committed checkpoint: its tensors by canonical name, read in groups or piece by piece."""
+"""The model in a committed checkpoint: its tensors by canonical name, read in groups."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -65,11 +65,6 @@ class StoredModel:
         """Return the complete state dict, with whole tensors on the CPU."""
         found = {**self.tensors(self.entries), **self.others}
         return {name: found[name] for name in self._order}
-
-    def piece(self, name: str, offsets: tuple[int, ...]) -> torch.Tensor:
-        """Return the piece of a tensor that begins at ``offsets``, as a rank wrote it."""
-        piece = next(each for each in self.entries[name].pieces if each.offsets == offsets)
-        return self._reader.piece(self._stored[name], piece)
 
     def _loaded(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         into = {name: self._reader.empty(name) for name in names}

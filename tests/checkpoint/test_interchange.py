@@ -82,7 +82,7 @@ def test_dcp_reads_an_export_in_plain_pytorch(store: CheckpointStore, tmp_path: 
 
 
 @ranks(2)
-def test_a_sharded_model_leaves_in_its_shards_and_comes_back(
+def test_a_sharded_model_leaves_whole_and_comes_back_in_shards(
     rank: int, root: Path, tmp_path: Path
 ) -> None:
     def sharded(seed: int) -> Net:
@@ -98,11 +98,6 @@ def test_a_sharded_model_leaves_in_its_shards_and_comes_back(
     store = CheckpointStore(root, "7-1")
     if rank == 0:
         export_model(store, 4, tmp_path / "out", kind="dcp")
-        metadata: Any = dcp.FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata
-        assert [tuple(chunk.sizes) for chunk in metadata["tokens.weight"].chunks] == [
-            (4, 5),
-            (3, 5),
-        ]
     torch.distributed.barrier()
     again = sharded(5)
     state: dict[str, Any] = again.state_dict()

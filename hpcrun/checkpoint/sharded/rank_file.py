@@ -262,12 +262,6 @@ class StoreReader:
         ]
         return min(places, default=("", 0))
 
-    def piece(self, name: str, piece: Piece) -> torch.Tensor:
-        """Return a piece of the tensor ``name`` on the CPU, verified; raises DamagedCheckpoint."""
-        target = torch.empty(piece.sizes, dtype=_dtype(self.index.tensors[name].dtype))
-        self._read([_Want(name, piece, [_Taker(target)])])
-        return target
-
     def empty(self, name: str) -> torch.Tensor:
         """Return an uninitialized CPU tensor for the whole of ``name``."""
         entry = self.index.tensors[name]
