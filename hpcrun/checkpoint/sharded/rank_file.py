@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from hpcrun.checkpoint.sharded.host_staging import Staging, bytes_of, copy_in
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan, resolve
-from hpcrun.checkpoint.storage.disk import RetryingFile
+from hpcrun.checkpoint.storage.disk import OpenFile
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, covered, decode
 from hpcrun.checkpoint.storage.manifest import FileRecord
@@ -312,7 +312,7 @@ class StoreReader:
             for want in run:
                 self._deal(file, want)
 
-    def _deal(self, file: RetryingFile, want: "_Want") -> None:
+    def _deal(self, file: OpenFile, want: "_Want") -> None:
         piece, dtype = want.piece, _dtype(self.index.tensors[want.name].dtype)
         if piece.place.length != math.prod(piece.sizes) * dtype.itemsize:
             raise DamagedCheckpoint(f"{INDEX}: {want.name}: the sizes do not match")
@@ -327,7 +327,7 @@ class StoreReader:
                 self._fill(file, piece.place, bytes_of(whole))
             taker.target.copy_(whole if taker.box is None else _box(whole, *taker.box))
 
-    def _fill(self, file: RetryingFile, place: Place, view: memoryview) -> None:
+    def _fill(self, file: OpenFile, place: Place, view: memoryview) -> None:
         content = xxhash.xxh3_128()
         for block in file.fill(place.position, view, _READ_BLOCK):
             content.update(block)

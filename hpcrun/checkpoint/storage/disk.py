@@ -151,24 +151,21 @@ def with_retries(call: Callable[[], int], patience: float) -> int:
         pause *= 2
 
 
-class RetryingFile:
-    """A file for reading at any position. Close it after use.
-
-    A stale handle (the NFS server was restarted) is opened again, within ``patience`` seconds.
-    """
+class OpenFile:
+    """A file for reading at any position. Close it after use."""
 
     def __init__(self, fs: FileSystem, path: Path, patience: float) -> None:
-        """Open the file; raises OSError."""
-        self._fs, self._path, self._patience = fs, path, patience
+        """Open the file; wait up to ``patience`` seconds for its name. Raises OSError."""
+        self._fs = fs
         self._descriptor = with_retries(lambda: fs.open(path), patience)
 
     def size(self) -> int:
         """Return the size in bytes; raises OSError."""
-        return self._patiently(self._fs.size)
+        return self._fs.size(self._descriptor)
 
     def read(self, position: int, view: memoryview) -> int:
         """Read from ``position`` into ``view``; return the number of bytes, 0 at the end. Raises OSError."""
-        return self._patiently(lambda descriptor: self._fs.read_into(descriptor, view, position))
+        return self._fs.read_into(self._descriptor, view, position)
 
     def fill(self, position: int, view: memoryview, block: int) -> Iterator[memoryview]:
         """Read from ``position`` into ``view``, and yield each filled block of ``block`` bytes.
@@ -189,28 +186,12 @@ class RetryingFile:
 
     def close(self) -> None:
         """Close the descriptor; raises OSError."""
-        if self._descriptor >= 0:
-            self._fs.close(self._descriptor)
-
-    def _patiently(self, call: Callable[[int], int]) -> int:
-        def once() -> int:
-            if self._descriptor < 0:
-                self._descriptor = self._fs.open(self._path)
-            try:
-                return call(self._descriptor)
-            except OSError as error:
-                if error.errno == errno.ESTALE:
-                    stale, self._descriptor = self._descriptor, -1
-                    with suppress(OSError):
-                        self._fs.close(stale)
-                raise
-
-        return with_retries(once, self._patience)
+        self._fs.close(self._descriptor)
 
 
 def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[memoryview]:
     """Yield the first ``limit`` bytes of a file (fewer if it is shorter) in blocks; raises OSError."""
-    with closing(RetryingFile(fs, path, patience)) as file:
+    with closing(OpenFile(fs, path, patience)) as file:
         done = 0
         while done < limit:
             view = memoryview(bytearray(min(limit - done, BLOCK)))
@@ -223,7 +204,7 @@ def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[
 
 def require_size(fs: FileSystem, path: Path, size: int, patience: float) -> None:
     """Raise CheckpointError unless ``path`` is a file of ``size`` bytes."""
-    with explained("be read", path), closing(RetryingFile(fs, path, patience)) as file:
+    with explained("be read", path), closing(OpenFile(fs, path, patience)) as file:
         found = file.size()
     if found != size:
         raise CheckpointError(f"{path}: has {found} bytes, but {size} were written")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import FileSystem, RetryingFile, blocks, require_size
+from hpcrun.checkpoint.storage.disk import FileSystem, OpenFile, blocks, require_size
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -147,7 +147,7 @@ class CommittedSteps:
         return found
 
     @contextmanager
-    def opened(self, step: int, name: str) -> Iterator[RetryingFile]:
+    def opened(self, step: int, name: str) -> Iterator[OpenFile]:
         """Open a file of ``step`` for reading in the block.
 
         Raises:
@@ -155,7 +155,7 @@ class CommittedSteps:
         """
         path = self.path(step) / name
         try:
-            with closing(RetryingFile(self._fs, path, self._patience)) as file:
+            with closing(OpenFile(self._fs, path, self._patience)) as file:
                 yield file
         except OSError as error:
             raise _unreadable(path, error) from error
