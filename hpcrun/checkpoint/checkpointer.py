@@ -132,9 +132,7 @@ class Checkpointer:
         self._asked: int | None = None
         self._saved: int | None = None
         self.notes: tuple[str, ...] = ()
-        """Notes of the last restore: skipped damage, a changed number of ranks, a new scheduler."""
         self.outcome: SaveOutcome | None = None
-        """Result of the last save that has ended, as far as this rank knows."""
         # For a program that ends without `close`: the interpreter must not exit while a thread saves.
         weakref.finalize(self, _leave, self._engine, self._lock, self._ranks)
 

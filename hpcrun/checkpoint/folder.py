@@ -27,16 +27,12 @@ def folder_store(folder: Path | str) -> CheckpointStore:
     return CheckpointStore(Path(folder).absolute(), _owner())
 
 
-def _anybody() -> None:
-    """Raise nothing: without a run directory there is no newer attempt that could own the folder."""
-
-
 def folder_engine(
     store: CheckpointStore,
     ranks: Ranks,
     *,
     pinned: bool,
-    still_mine: Callable[[], None] = _anybody,
+    still_mine: Callable[[], None] = lambda: None,
     retention: Retention | None = None,
     host_memory: float | None = None,
 ) -> CheckpointEngine:
@@ -52,9 +48,9 @@ def folder_engine(
     """
     prune = pruning(store, retention or Retention())
 
-    def after_commit(step: int) -> list[str]:
+    def after_commit(step: int) -> None:
         report(step, saved=True)
-        return prune(step)
+        prune(step)
 
     return CheckpointEngine(
         store,

@@ -16,7 +16,6 @@ class SaveOutcome:
         fenced: True if a newer attempt owns the run, so that this attempt must stop.
         notes: other problems, as text.
         stalled: seconds that training waited for this save.
-        waited: seconds of ``stalled`` spent on the previous save.
         staged: host memory held, in bytes.
         in_memory: True for a snapshot that was kept in memory only, and is no commit.
     """
@@ -30,7 +29,6 @@ class SaveOutcome:
     fenced: bool = False
     notes: tuple[str, ...] = ()
     stalled: float = 0.0
-    waited: float = 0.0
     staged: int = 0
     in_memory: bool = False
 

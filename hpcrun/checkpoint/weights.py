@@ -14,8 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from hpcrun.checkpoint.export import INDEX_OF_SHARDS
-from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.export import INDEX_OF_SHARDS, newest_readable
 from hpcrun.checkpoint.storage.manifest import MANIFEST, committed_steps
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
@@ -119,10 +118,7 @@ def _safetensors(source: Path, paths: Iterable[Path]) -> WeightSource:
 def _committed(root: Path, step: int | None) -> WeightSource:
     store = CheckpointStore(root, "weights-0")
     if step is None:
-        manifest = store.newest_valid()
-        if manifest is None:
-            raise CheckpointError(f"{root}: there is no valid checkpoint")
-        step = manifest.step
+        step = newest_readable(store)
     store.require_private([step])
     model = StoredModel(store, step)
 

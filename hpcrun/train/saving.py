@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, SaveInterval, young
@@ -269,7 +270,10 @@ def make_room(store: CheckpointStore, config: Config, step: int) -> None:
 
     On a full disk no save would get far enough to do this.
     """
-    for after_commit in (lambda: _pruning(store, config)(step), lambda: _quarantine_damaged(store)):
+    for after_commit in (
+        partial(_pruning(store, config), step),
+        partial(_quarantine_damaged, store),
+    ):
         try:
             after_commit()
         except CheckpointError as error:
@@ -308,7 +312,7 @@ def memory_interval(config: Config) -> SaveInterval:
     return EverySteps(config.checkpoint.memory_every or 0)
 
 
-def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:
+def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], None]:
     wanted = config.checkpoint
     return pruning(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best))
 

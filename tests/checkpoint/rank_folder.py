@@ -37,22 +37,18 @@ class RankFolder:
         whole = fs is None or self.rank != on
         store = CheckpointStore(self.root, owner, fs=FileSystem() if whole else fs, patience=0.5)
 
-        def after_commit(step):
-            store.prune(keep, protect=[step])
-            return []
-
         return CheckpointEngine(
             store,
             Ranks(self.rank, self.world_size, group or self._group),
             still_mine=still_mine,
-            after_commit=after_commit,
+            after_commit=lambda step: store.prune(keep, protect=[step]),
         )
 
     def save(self, engine, step) -> SaveOutcome:
         """Save a small state; return the outcome without its times, which differ between ranks."""
         shared = {"weights": torch.full((1000,), float(step))}
         outcome = engine.save(step, shared, {"rank": self.rank, "step": step}, {"step": step})
-        return dataclasses.replace(outcome, seconds=0.0, stalled=0.0, waited=0.0, staged=0)
+        return dataclasses.replace(outcome, seconds=0.0, stalled=0.0, staged=0)
 
     def restore(self, engine) -> Restored | None:
         return engine.restore(nothing)

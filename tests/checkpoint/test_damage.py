@@ -30,7 +30,7 @@ def require_noticed(store, name):
     with pytest.raises(DamagedCheckpoint, match=name.replace(".", r"\.")):
         store.check(2)
     store.check(1)
-    assert store.newest_valid(skip=[2]).step == 1
+    assert 1 in store.valid()
 
 
 @pytest.mark.parametrize("name", FILES)

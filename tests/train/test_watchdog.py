@@ -313,7 +313,7 @@ def test_all_groups_except_the_saves_wait_for_the_watchdog(
             CheckpointStore(tmp_path, "test-0"),
             Ranks(0, 2),
             still_mine=lambda: None,
-            after_commit=lambda _: [],
+            after_commit=lambda _: None,
             timeout=1800.0,
         )
         monkeypatch.setitem(dist.distributed_c10d._world.pg_map, OfGpus(), ("nccl", one))

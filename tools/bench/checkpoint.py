@@ -119,9 +119,8 @@ class Ways:
         self.last = 0.0
         self.notes: set[str] = set()
 
-    def keep_one(self, step: int) -> list[str]:
+    def keep_one(self, step: int) -> None:
         self.store.prune(1, [step])
-        return []
 
     def own_again(self) -> None:
         """Write to every page: after a fork, the first write to each page is slow for any process."""

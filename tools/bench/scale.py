@@ -163,7 +163,7 @@ def save(store: CheckpointStore, step: int, plan: WritePlan, world_size: int) ->
         store,
         Virtual(0, world_size, others=others),
         still_mine=lambda: None,
-        after_commit=lambda _: [],
+        after_commit=lambda _: None,
     )
     with clock("all"):
         outcome = protocol.run(SaveJob(step, plan, share_of(0, plan), {"step": step}))

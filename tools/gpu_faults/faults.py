@@ -280,8 +280,8 @@ FAULTS = (
             (
                 "        ended = self._join()\n"
                 "        self._unreported += [ended] if ended else []\n"
-                "        waited",
-                "        waited",
+                "        job = self._snapshot(",
+                "        job = self._snapshot(",
             ),
             (
                 "        straight = isinstance(",

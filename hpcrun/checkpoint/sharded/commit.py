@@ -46,7 +46,7 @@ class CommitProtocol:
 
     Args:
         still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
-        after_commit: called by rank 0 after the commit of a step; its result is reported to the user.
+        after_commit: called by rank 0 after the commit of a step; a CheckpointError becomes a note.
         memory: keeps a copy of each snapshot in the memory of the nodes; None: no copies.
     """
 
@@ -55,7 +55,7 @@ class CommitProtocol:
         store: CheckpointStore,
         ranks: Ranks,
         still_mine: Callable[[], None],
-        after_commit: Callable[[int], list[str]],
+        after_commit: Callable[[int], None],
         memory: MemoryCopies | None = None,
     ) -> None:
         self._store = store
@@ -193,7 +193,7 @@ class CommitProtocol:
         notes = [*self._left]
         try:
             if outcome.ok:
-                notes += self._tidy(job.step)
+                self._tidy(job.step)
             else:
                 self._store.abandon(draft)
         except CheckpointError as error:

@@ -66,7 +66,7 @@ class CheckpointEngine:
         ranks: Ranks,
         *,
         still_mine: Callable[[], None],
-        after_commit: Callable[[int], list[str]],
+        after_commit: Callable[[int], None],
         staging: Staging | None = None,
         memory: MemoryCopies | None = None,
         timeout: float = 1800.0,
@@ -123,7 +123,6 @@ class CheckpointEngine:
         began = time.perf_counter()
         ended = self._join()
         self._unreported += [ended] if ended else []
-        waited = time.perf_counter() - began
         job = self._snapshot(step, shared, own, meta, alike, trouble)
         job = replace(job, disk=disk, memory=memory)
         straight = isinstance(job.share, RankShard) and not job.share.safe
@@ -147,7 +146,6 @@ class CheckpointEngine:
                     outcome,
                     seconds=seconds,
                     stalled=seconds if straight else stalled,
-                    waited=waited,
                     staged=self._staging.size,
                 )
             )

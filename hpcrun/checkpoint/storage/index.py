@@ -116,31 +116,13 @@ def decode(raw: bytes) -> Index:
 
 
 def covered(entry: TensorEntry) -> bool:
-    """Return True if the pieces cover the tensor exactly: within its bounds, no overlap, no gap."""
-    boxes = [(piece.offsets, piece.sizes) for piece in entry.pieces if math.prod(piece.sizes)]
-    if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(entry.shape):
-        return False
-    for offsets, sizes in boxes:
-        if not len(offsets) == len(sizes) == len(entry.shape):
-            return False
-        if any(map(operator.gt, map(operator.add, offsets, sizes), entry.shape)):
-            return False
-    # Along the dimension that has most cuts, few boxes have the same offset.
-    cuts = [len(set(offsets)) for offsets in zip(*(offsets for offsets, _ in boxes), strict=True)]
-    axis = cuts.index(max(cuts)) if cuts else 0
-    boxes.sort(key=lambda box: box[0][axis:])
-    for number, (offsets, sizes) in enumerate(boxes):
-        # No slice: its copies would make the loop quadratic in the number of ranks that hold a shard.
-        for follower in range(number + 1, len(boxes)):
-            others, extents = boxes[follower]
-            if sizes and others[axis] >= offsets[axis] + sizes[axis]:
-                break  # sorted: later boxes cannot overlap either
-            if all(
-                low < other + extent and other < low + size
-                for low, size, other, extent in zip(offsets, sizes, others, extents, strict=True)
-            ):
-                return False
-    return True
+    """Return True if the pieces lie in the tensor, and have as many elements together."""
+    inside = all(
+        len(piece.offsets) == len(piece.sizes) == len(entry.shape)
+        and all(map(operator.le, map(operator.add, piece.offsets, piece.sizes), entry.shape))
+        for piece in entry.pieces
+    )
+    return inside and sum(math.prod(each.sizes) for each in entry.pieces) == math.prod(entry.shape)
 
 
 def places(index: Index) -> list[Place]:

@@ -114,15 +114,13 @@ class CommittedSteps:
                 found[step] = self.inspect(step)
         return {step: manifest for step, manifest in found.items() if step not in self._proven}
 
-    def check(self, step: int, names: Iterable[str] | None = None) -> None:
-        """Read the files ``names`` of ``step`` (None: all files) and compare them with the manifest.
+    def check(self, step: int) -> None:
+        """Read all files of ``step`` and compare them with the manifest.
 
         Raises:
             DamagedCheckpoint: a file is missing, or its size or content is wrong; the text names the file.
         """
-        manifest = self.manifest(step)
-        wanted = manifest.files if names is None else [manifest.record(name) for name in names]
-        for record in wanted:
+        for record in self.manifest(step).files:
             self.check_file(step, record)
 
     def check_file(self, step: int, record: FileRecord) -> None:

@@ -54,15 +54,14 @@ class Retention:
         return stay | {-step for _, step in sorted(scores)[: self.best]}
 
 
-def pruning(store: CheckpointStore, retention: Retention) -> Callable[[int], list[str]]:
+def pruning(store: CheckpointStore, retention: Retention) -> Callable[[int], None]:
     """Return the function that rank 0 calls after each commit to prune; it raises CheckpointError."""
 
-    def after_commit(step: int) -> list[str]:
+    def after_commit(step: int) -> None:
         metas: dict[int, Mapping[str, Any]] = {}
         if retention.every or retention.best:
             # A damaged checkpoint must not count as the best in place of a valid checkpoint.
             metas = {known: manifest.meta for known, manifest in store.valid().items()}
         store.prune(retention.keep, protect={step, *retention.protected(metas)})
-        return []
 
     return after_commit

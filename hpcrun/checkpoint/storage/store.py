@@ -195,20 +195,15 @@ class CheckpointStore(CommittedSteps):
 
     # Selecting
 
-    def newest_valid(self, skip: Iterable[int] = ()) -> Manifest | None:
+    def newest_valid(self) -> Manifest | None:
         """Return the newest checkpoint with a valid manifest and the right file sizes, or None.
-
-        Args:
-            skip: steps to ignore.
 
         Raises:
             CheckpointError: the folder exists and cannot be read.
         """
-        skipped = set(skip)
         for step in self.steps():
-            if step not in skipped:
-                with suppress(DamagedCheckpoint):
-                    return self.inspect(step)
+            with suppress(DamagedCheckpoint):
+                return self.inspect(step)
         return None
 
     # Cleaning up

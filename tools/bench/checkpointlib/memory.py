@@ -43,5 +43,5 @@ class MemoryRestores:
         memory = open_copies("bench", Ranks(), Staging(), peers=False, key=key)
         store = CheckpointStore(self._folder, "1-0")
         return CheckpointEngine(
-            store, Ranks(), still_mine=lambda: None, after_commit=lambda _: [], memory=memory
+            store, Ranks(), still_mine=lambda: None, after_commit=lambda _: None, memory=memory
         )
