@@ -1,10 +1,12 @@
 """A file system that refuses to read proves no damage: the checkpoint stays the newest."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
@@ -80,8 +82,11 @@ def test_a_refused_read_before_damaged_checkpoints_is_not_damage(two: Path) -> N
 def test_checkpoints_of_a_newer_format_cause_no_restart_from_zero(two: Path) -> None:
     for step in (1, 2):
         manifest = two / f"step-{step:09d}" / "manifest.json"
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(CheckpointError, match="use the versions of hpcrun") as refused:
+        values = json.loads(manifest.read_text()) | {"format": 2}
+        del values["xxh3"]
+        digest = xxhash.xxh3_128_hexdigest(f"{json.dumps(values, indent=1)}\n".encode())
+        manifest.write_text(f"{json.dumps({**values, 'xxh3': digest}, indent=1)}\n")
+    with pytest.raises(CheckpointError, match=r"format 2, but .*; use the version that") as refused:
         single_rank.engine(two, "7-1").restore(single_rank.nothing)
     assert "another --name" not in str(refused.value)
     assert names(two) == ["step-000000001", "step-000000002"]

@@ -30,7 +30,7 @@ from hpcrun.checkpoint.sharded import restore
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.rank_file import file_name
 from hpcrun.checkpoint.sharded.restore import Template
-from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import INDEX
 from hpcrun.checkpoint.storage.manifest import MANIFEST, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -241,10 +241,10 @@ def _usable(memory: CheckpointStore, disk: CheckpointStore) -> tuple[int | None,
     newest, written = max(disk.steps(), default=None), 0.0
     times = dict.fromkeys(memory.steps(), math.inf)
     # A restore reports damage.
-    with contextlib.suppress(DamagedCheckpoint):
+    with contextlib.suppress(CheckpointError):
         written = 0.0 if newest is None else disk.manifest(newest).created
     for step in times:
-        with contextlib.suppress(DamagedCheckpoint):
+        with contextlib.suppress(CheckpointError):
             times[step] = memory.manifest(step).created
     kept = {step: at for step, at in times.items() if step >= (newest or 0) and at >= written}
     return newest, kept

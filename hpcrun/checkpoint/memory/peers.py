@@ -56,7 +56,6 @@ def serving(
         hosts: the addresses of this host.
         open_file: returns a descriptor, which the server closes; raises OSError.
     """
-    lines: set[socket.socket] = set()
 
     def accept(door: socket.socket) -> None:
         while True:
@@ -64,14 +63,12 @@ def serving(
                 line, _ = door.accept()
             except OSError:  # the end of the block
                 return
-            lines.add(line)
             threading.Thread(target=serve, args=(line,), daemon=True).start()
 
     def serve(line: socket.socket) -> None:
         with line, contextlib.suppress(OSError, ValueError):
             line.settimeout(_ANSWER)
             _answer(line, key, open_file)
-        lines.discard(line)
 
     with contextlib.ExitStack() as stack:
         address = None
@@ -82,9 +79,10 @@ def serving(
         try:
             yield address
         finally:
-            for each in (*([door] if address else []), *lines.copy()):
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+            # The connections end with their clients.
+            with contextlib.suppress(OSError):
+                if address is not None:
+                    door.shutdown(socket.SHUT_RDWR)
 
 
 class PeerFile:

@@ -183,8 +183,7 @@ class StoreReader:
         try:
             self.index: Index = decode(raw)
         except DamagedCheckpoint as error:
-            text = f"{store.path(step)}/{error}"
-            raise DamagedCheckpoint(text, lasting=error.lasting) from error
+            raise DamagedCheckpoint(f"{store.path(step)}/{error}") from error
         self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {
             (name, piece.offsets): piece
             for name, entry in self.index.tensors.items()
@@ -376,7 +375,7 @@ def _box(value: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) 
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise DamagedCheckpoint(f"{INDEX}: {name!r} is not an element type", lasting=False)
+        raise CheckpointError(f"{name!r}: not an element type here; use the torch that saved it")
     return found
 
 

@@ -61,18 +61,17 @@ def restore(
             not fit. On all ranks. If the state does not fit, nothing was loaded; otherwise the tensors of
             the template may have any content.
     """
-    skipped, notes, all_damaged = set(skip), [], True
+    skipped, notes = set(skip), []
     while True:
         choice = ranks.from_rank_0(lambda: _choose(store, ranks, skipped))
         notes += choice.notes
-        all_damaged = all_damaged and choice.all_damaged
         if choice.unread:
             raise ReadFailure(_elsewhere(choice.unread), here=ranks.rank == 0)
         if choice.error is not None:
             raise CheckpointError(choice.error)
         if choice.found is None:
             if notes:
-                raise CheckpointError(_none_whole(store, notes, all_damaged, bool(skip)))
+                raise CheckpointError(_none_whole(store, notes, bool(skip)))
             return None
         manifest, index = choice.found
         load = _Load(store, ranks, manifest, index, template)
@@ -93,7 +92,6 @@ def restore(
             text = _elsewhere(f"step {manifest.step}: {line}")
             raise ReadFailure(text, here=ranks.rank in where)
         skipped.add(manifest.step)
-        all_damaged = all_damaged and any(report.lasting for report in reports)
         troubles = [report.damage for report in reports if report.damage]
         notes.append(f"step {manifest.step} skipped: {first_of(troubles)}")
 
@@ -101,33 +99,30 @@ def restore(
 class _Choice(NamedTuple):
     """Result of the search: the newest checkpoint with the content of its index, and notes on skipped steps.
 
-    ``all_damaged``: no skipped step was valid. ``unread``: the error of a file that could not be read.
+    ``unread``: the error of a file that could not be read.
     """
 
     found: tuple[Manifest, bytes] | None
     notes: list[str]
-    all_damaged: bool = True
     unread: str | None = None
     error: str | None = None
 
 
 def _choose(store: CheckpointStore, ranks: Ranks, skipped: set[int]) -> _Choice:
     notes: list[str] = []
-    all_damaged = True
     try:
         store.require_private()
         for step in store.steps():
             if step in skipped:
                 continue
             try:
-                return _Choice(_read_index(store, step), notes, all_damaged)
+                return _Choice(_read_index(store, step), notes)
             except DamagedCheckpoint as damage:
                 if refused_to_read(damage):
                     raise
                 skipped.add(step)
-                all_damaged = all_damaged and damage.lasting
                 notes.append(f"step {step} skipped: {ranks.named(damage)}")
-        return _Choice(None, notes, all_damaged)
+        return _Choice(None, notes)
     except CheckpointError as error:
         line = ranks.named(error)
         if refused_to_read(error):
@@ -146,7 +141,7 @@ def _read_index(store: CheckpointStore, step: int) -> tuple[Manifest, bytes]:
     try:
         return once()
     except DamagedCheckpoint as damage:
-        if not damage.lasting:
+        if refused_to_read(damage):
             raise
         require_whole(store, step, [damage.file] if damage.file else [])
     return once()
@@ -162,10 +157,8 @@ def _at_fault(
     unread = {rank: report.unread for rank, report in enumerate(reports) if report.unread}
     if unread:
         return list(unread), first_of(list(unread.values()))
-    claims = {rank: report for rank, report in enumerate(reports) if report.lasting}
+    claims = {rank: report for rank, report in enumerate(reports) if report.damage}
     files = dict.fromkeys(report.file for report in claims.values())
-    if not claims:
-        return None
     if None in files:
         # All ranks have the same index, and its bytes are unchanged: it was written wrong.
         store.prove(step)
@@ -185,12 +178,8 @@ def _elsewhere(trouble: str) -> str:
     )
 
 
-def _none_whole(
-    store: CheckpointStore, notes: Sequence[str], all_damaged: bool, chosen: bool
-) -> str:
+def _none_whole(store: CheckpointStore, notes: Sequence[str], chosen: bool) -> str:
     line = f"{store.root}: no checkpoint is valid: {'; '.join(notes)}"
-    if not all_damaged:
-        return f"{line}; use the versions of hpcrun and torch that saved the checkpoints"
     if chosen:
         return line
     return f"{line}; to start from step 0, move the folder away or submit a run with another --name"
@@ -259,13 +248,9 @@ class _Load:
 
 
 class _Report(NamedTuple):
-    """Report of a rank: damage with its file, or a refused read, or another error (``misfit``).
-
-    ``lasting`` is False for damage that may pass.
-    """
+    """Report of a rank: damage with its file, or a refused read, or another error (``misfit``)."""
 
     damage: str | None = None
-    lasting: bool = False
     file: str | None = None
     unread: str | None = None
     misfit: str | None = None
@@ -281,7 +266,7 @@ def _report(work: Callable[[], None], ranks: Ranks, path: Path) -> _Report:
     except DamagedCheckpoint as error:
         if refused_to_read(error):
             return _Report(unread=ranks.named(error))
-        return _Report(ranks.named(error), error.lasting, error.file)
+        return _Report(ranks.named(error), error.file)
     except CheckpointError as error:
         return _Report(misfit=ranks.named(error))
     except Exception as error:  # of any type: the other ranks wait for this rank's report
@@ -307,7 +292,7 @@ def require_whole(store: CheckpointStore, step: int, names: Iterable[str]) -> No
         for name in names:
             _read(store, step, name, by_file.get(name, []))
     except DamagedCheckpoint as damage:
-        if damage.lasting:
+        if not refused_to_read(damage):
             store.prove(step)
         raise
 

@@ -17,13 +17,11 @@ class DamagedCheckpoint(CheckpointError):
     """A committed checkpoint differs from the bytes that were written.
 
     Attributes:
-        lasting: False if the cause may pass (the file system refused to read) or the format is newer.
         file: name of the damaged file; None if the index is wrong although its bytes are unchanged.
     """
 
-    def __init__(self, text: str, *, lasting: bool = True, file: str | None = None) -> None:
+    def __init__(self, text: str, *, file: str | None = None) -> None:
         super().__init__(text)
-        self.lasting = lasting
         self.file = file
 
 

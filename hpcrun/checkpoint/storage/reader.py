@@ -16,9 +16,7 @@ from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
     explained,
-    missing,
     reason,
-    refused_to_read,
 )
 from hpcrun.checkpoint.storage.manifest import (
     MANIFEST,
@@ -88,6 +86,7 @@ class CommittedSteps:
 
         Raises:
             DamagedCheckpoint: the manifest is missing, unreadable or changed.
+            CheckpointError: another version of hpcrun has another format.
         """
         path = self.path(step) / MANIFEST
         try:
@@ -96,8 +95,9 @@ class CommittedSteps:
         except OSError as error:
             raise _unreadable(path, error) from error
         except DamagedCheckpoint as error:
-            text = f"{path}: {error}"
-            raise DamagedCheckpoint(text, lasting=error.lasting, file=MANIFEST) from error
+            raise DamagedCheckpoint(f"{path}: {error}", file=MANIFEST) from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
         if manifest.step != step:
             raise DamagedCheckpoint(f"{path}: belongs to step {manifest.step}", file=MANIFEST)
         return manifest
@@ -110,7 +110,7 @@ class CommittedSteps:
         """
         found = {}
         for step in self.steps():
-            with suppress(DamagedCheckpoint):
+            with suppress(CheckpointError):
                 found[step] = self.inspect(step)
         return {step: manifest for step, manifest in found.items() if step not in self._proven}
 
@@ -172,9 +172,7 @@ class CommittedSteps:
             try:
                 self._require_size(self.path(step) / record.name, record.size)
             except CheckpointError as error:
-                lasting = not refused_to_read(error)
-                damage = DamagedCheckpoint(str(error), lasting=lasting, file=record.name)
-                raise damage from error.__cause__
+                raise DamagedCheckpoint(str(error), file=record.name) from error.__cause__
         return manifest
 
     def drop_cache(self, step: int, name: str) -> None:
@@ -233,8 +231,7 @@ class CommittedSteps:
 
 
 def _unreadable(path: Path, error: OSError) -> DamagedCheckpoint:
-    text = f"{path}: cannot be read: {reason(error)}"
-    return DamagedCheckpoint(text, lasting=missing(error), file=path.name)
+    return DamagedCheckpoint(f"{path}: cannot be read: {reason(error)}", file=path.name)
 
 
 def _refuse_open_to_all(path: Path, remedy: str) -> None:

@@ -27,7 +27,6 @@ from hpcrun.checkpoint.storage.disk import (
 from hpcrun.checkpoint.storage.draft_file import DraftFile
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
-    DamagedCheckpoint,
     amount,
     explained,
     occupied,
@@ -202,7 +201,7 @@ class CheckpointStore(CommittedSteps):
             CheckpointError: the folder exists and cannot be read.
         """
         for step in self.steps():
-            with suppress(DamagedCheckpoint):
+            with suppress(CheckpointError):
                 return self.inspect(step)
         return None
 

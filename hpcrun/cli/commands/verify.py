@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint, amount
+from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.arguments import add_saved, find_saved
@@ -78,7 +78,7 @@ def verify(
             size, troubles = 0, []
             try:
                 manifest = store.manifest(step)
-            except DamagedCheckpoint as error:
+            except CheckpointError as error:
                 troubles = [str(error)]
             else:
                 size = manifest.size
