@@ -1,5 +1,6 @@
 """File systems with faults, and small checkpoints of plain bytes for them."""
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 CALLS = tuple(
     name for name, kind in vars(FileSystem).items() if not name.startswith("_") and callable(kind)
 )
+OPENING = ("create", "create_direct", "append", "open", "open_directory")
 
 
 class Watched(FileSystem):
@@ -35,13 +37,7 @@ class Watched(FileSystem):
             self.trace.append((name, subject))
             self._before(len(self.trace))
             result = method(*arguments)
-            if name in (
-                "create",
-                "create_direct",
-                "append",
-                "open",
-                "open_directory",
-            ):
+            if name in OPENING:
                 self._open[result] = first.name
             return result
 
@@ -98,49 +94,38 @@ class TornWrite(FileSystem):
 
 
 class Broken(FileSystem):
-    """Fails the call ``name`` on files or folders with ``part`` in their names."""
+    """Fails the call ``name`` on files or folders with ``part`` in their paths."""
 
-    def __init__(self, name: str, part: str, code: int = 5) -> None:
-        self._what = (name, part, code)
-        self._names: dict[int, str] = {}
+    def __init__(self, name: str, part: str = "", code: int = errno.EIO) -> None:
+        self._fault = (name, part, code)
+        self._paths: dict[int, Path] = {}
 
-    def _check(self, name, subject):
-        broken, part, code = self._what
-        if name == broken and part in subject:
-            raise OSError(code, os.strerror(code))
+    def __getattribute__(self, name):
+        method = super().__getattribute__(name)
+        if name not in CALLS:
+            return method
 
-    def create(self, path):
-        self._check("create", path.name)
-        descriptor = super().create(path)
-        self._names[descriptor] = path.name
-        return descriptor
+        def call(subject, *more):
+            broken, part, code = self._fault
+            path = subject if isinstance(subject, Path) else self._paths[subject]
+            if name == broken and part in str(path):
+                raise OSError(code, os.strerror(code))
+            result = method(subject, *more)
+            if name in OPENING:
+                self._paths[result] = path
+            return result
 
-    def write(self, descriptor, data):
-        self._check("write", self._names[descriptor])
-        return super().write(descriptor, data)
-
-    def fsync(self, descriptor):
-        self._check("fsync", self._names.get(descriptor, "a folder"))
-        super().fsync(descriptor)
-
-    def make_directory(self, path):
-        self._check("make_directory", path.name)
-        super().make_directory(path)
-
-    def rename(self, source, target):
-        self._check("rename", source.name)
-        super().rename(source, target)
-
-    def read_into(self, descriptor, view, position):
-        self._check("read_into", "any")
-        return super().read_into(descriptor, view, position)
+        return call
 
 
 class Flipping(FileSystem):
-    """Flips a bit of each read from files with ``part`` in their names, like bad memory."""
+    """Flips a bit of each read from files with ``part`` in their names, like bad memory.
 
-    def __init__(self, part: str) -> None:
-        self._part = part
+    ``once``: only the first of these reads is wrong.
+    """
+
+    def __init__(self, part: str, *, once: bool = False) -> None:
+        self._part, self._once = part, once
         self._bad: set[int] = set()
 
     def open(self, path):
@@ -153,6 +138,9 @@ class Flipping(FileSystem):
         count = super().read_into(descriptor, view, position)
         if count and descriptor in self._bad:
             view[0] ^= 1
+            if self._once:
+                self._part = "no other"
+                self._bad.clear()
         return count
 
     def close(self, descriptor):

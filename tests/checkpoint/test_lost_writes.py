@@ -68,29 +68,10 @@ class Cut(FileSystem):
             fcntl.ioctl(folder, _EXT4_IOC_SHUTDOWN, _NO_LOG_FLUSH)
             os.close(folder)
 
-    def create(self, path):
-        self.count()
-        return super().create(path)
-
-    def create_direct(self, path):
-        self.count()
-        return super().create_direct(path)
-
-    def write(self, descriptor, data):
-        self.count()
-        return super().write(descriptor, data)
-
-    def fsync(self, descriptor):
-        self.count()
-        super().fsync(descriptor)
-
-    def rename(self, source, target):
-        self.count()
-        super().rename(source, target)
-
-    def unlink(self, path):
-        self.count()
-        super().unlink(path)
+    def __getattribute__(self, name):
+        if name in ("create", "create_direct", "write", "fsync", "rename", "unlink"):
+            self.count()
+        return super().__getattribute__(name)
 
 
 def save_until_dark(root, fs):

@@ -2,37 +2,16 @@
 
 import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
 
 from . import single_rank
+from .faults import Broken, Flipping
 from .test_quarantine import flip, names
-
-
-class Refusing(FileSystem):
-    """Refuses the call ``name`` with ``code`` on paths that contain ``part``."""
-
-    def __init__(self, name: str, part: str, code: int) -> None:
-        self.refused = (name, part, code)
-
-    def _require(self, name: str, path: Path) -> None:
-        refused, part, code = self.refused
-        if name == refused and part in str(path):
-            raise OSError(code, os.strerror(code))
-
-    def open(self, path: Path) -> int:
-        self._require("open", path)
-        return super().open(path)
-
-    def names(self, path: Path) -> list[str]:
-        self._require("names", path)
-        return super().names(path)
 
 
 @pytest.fixture
@@ -52,7 +31,7 @@ def two(root: Path) -> Path:
     "part", ["manifest.json", "index.json", "rank-00000.bin", "step-000000002"]
 )
 def test_a_refusal_to_read_is_a_failure_of_the_node(two: Path, part: str, code: int) -> None:
-    fs = Refusing("open", part, code)
+    fs = Broken("open", part, code)
     with pytest.raises(ReadFailure) as failed:
         single_rank.engine(two, "7-1", fs).restore(single_rank.nothing)
     assert failed.value.here
@@ -64,14 +43,14 @@ def test_a_refusal_to_read_is_a_failure_of_the_node(two: Path, part: str, code: 
 
 
 def test_a_folder_that_cannot_be_listed_blames_the_node(two: Path) -> None:
-    fs = Refusing("names", "checkpoints", errno.ESTALE)
+    fs = Broken("names", "checkpoints", errno.ESTALE)
     with pytest.raises(ReadFailure, match=r"cannot be listed: Stale file handle \(ESTALE\)"):
         single_rank.engine(two, "7-1", fs).restore(single_rank.nothing)
 
 
 def test_a_refused_read_before_damaged_checkpoints_is_not_damage(two: Path) -> None:
     flip(two / "step-000000002" / "rank-00000.bin")
-    fs = Refusing("open", "step-000000001", errno.EIO)
+    fs = Broken("open", "step-000000001", errno.EIO)
     with pytest.raises(ReadFailure, match=r"step-000000001/manifest\.json: cannot be read"):
         single_rank.engine(two, "7-1", fs).restore(single_rank.nothing)
     flip(two / "step-000000001" / "rank-00000.bin")
@@ -99,41 +78,16 @@ def test_a_folder_in_place_of_a_file_is_damage(two: Path) -> None:
     single_rank.require_state(single_rank.restored(two), 1)
 
 
-class FlippingOnce(FileSystem):
-    """Flips a bit of the first read of a file with ``part`` in its name."""
-
-    def __init__(self, part: str) -> None:
-        self._part, self._bad = part, -1
-
-    def open(self, path: Path) -> int:
-        descriptor = super().open(path)
-        if self._part in path.name:
-            self._bad = descriptor
-        return descriptor
-
-    def read_into(self, descriptor: int, view: memoryview, position: int) -> int:
-        count = super().read_into(descriptor, view, position)
-        if descriptor == self._bad:
-            self._part, self._bad = "no other", -1
-            view[0] ^= 1
-        return count
-
-    def close(self, descriptor: int) -> None:
-        if descriptor == self._bad:
-            self._bad = -1
-        super().close(descriptor)
-
-
 @pytest.mark.parametrize("part", ["manifest.json", "index.json"])
 def test_rank_0_checks_twice_before_a_fallback(two: Path, part: str) -> None:
-    found = single_rank.engine(two, "7-1", FlippingOnce(part)).restore(single_rank.nothing)
+    found = single_rank.engine(two, "7-1", Flipping(part, once=True)).restore(single_rank.nothing)
     single_rank.require_state(found, 2)
     assert found is not None
     assert found.notes == ()
 
 
 def test_a_single_rank_that_reads_wrong_bytes_renames_nothing(two: Path) -> None:
-    engine = single_rank.engine(two, "7-1", FlippingOnce("rank-00000.bin"))
+    engine = single_rank.engine(two, "7-1", Flipping("rank-00000.bin", once=True))
     with pytest.raises(
         ReadFailure, match=r"\(hash\); rank 0 \(.*\): reads the same files without damage"
     ):
