@@ -1,21 +1,10 @@
 """Ranks save together: all ranks learn of an event on one rank."""
 
-import random
 import threading
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.checkpoint.state.capture import (
-    alike,
-    apply_rank,
-    apply_shared,
-    capture_rank,
-    capture_shared,
-    template,
-)
 from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -40,50 +29,6 @@ def test_all_ranks_learn_of_a_save_and_restore_their_states(folder, rank):
     assert restored.own == {"rank": rank, "step": 3}
     assert restored.meta == {"step": 3}
     assert restored.notes == ()
-
-
-def small_ddp(seed):
-    """Return a model with dropout and its optimizer."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
-    model = DistributedDataParallel(model)
-    # DDP changes its buckets after the first backward pass, which changes the order of additions in a
-    # ring of more than two ranks: this pass is therefore made before the measured steps.
-    model(torch.rand(8, 4)).sum().backward()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    optimizer.zero_grad()
-    return model, optimizer
-
-
-def two_steps(model, optimizer):
-    """Train; return the weights, and the next random number."""
-    for _ in range(2):
-        x = torch.rand(8, 4) + random.random()
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [value.tolist() for value in model.state_dict().values()], torch.rand(1).item()
-
-
-@ranks(4)
-def test_a_resumed_ddp_training_has_the_undisturbed_bits(folder, rank):
-    model, optimizer = small_ddp(0)
-    torch.manual_seed(rank)
-    random.seed(rank)
-    two_steps(model, optimizer)
-    engine = folder.engine()
-    shared = capture_shared(model, optimizer, extra={"step": 2})
-    engine.start(2, shared, capture_rank(), {}, alike(model))
-    # The write continues during these steps, which change the saved tensors.
-    undisturbed = two_steps(model, optimizer)
-    assert engine.wait()[0].ok
-
-    model, optimizer = small_ddp(1)
-    restored = folder.engine(owner="7-1").restore(template(model, optimizer))
-    apply_shared(restored.shared, model, optimizer)
-    apply_rank(restored.own)
-    assert two_steps(model, optimizer) == undisturbed
-    assert sorted(restored.shared["model"]) == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
 @pytest.mark.parametrize(
@@ -119,16 +64,6 @@ def test_a_failed_prune_does_not_fail_the_save(folder):
     assert outcome.ok
     assert "cannot be pruned" in outcome.notes[0]
     assert folder.names() == ["step-000000001", "step-000000020"]
-
-
-@ranks(4)
-def test_a_state_that_cannot_be_written_fails_every_rank(folder, rank):
-    own = {"hook": lambda: None} if rank == 1 else {}
-    outcome = folder.engine().save(1, {}, own, {})
-    assert not outcome.ok
-    assert agreed(outcome.error).startswith("rank 1 (")
-    assert "hook: a builtins.function cannot be saved" in outcome.error
-    assert folder.names() == []
 
 
 @pytest.mark.parametrize("call", [1, 2], ids=["before it begins", "before the commit"])
@@ -182,9 +117,12 @@ def test_a_snapshot_waits_for_a_slow_writer_of_its_buffer(root):
     # Long enough that a snapshot which does not wait is complete.
     begin = threading.Timer(1, going_on.set)
     for step in (1, 2):
-        engine.start(step, single_rank.state(step), {"rank": 0}, {"step": step})
+        values = single_rank.state(step)
+        engine.start(step, values, {"rank": 0}, {"step": step})
         if step == 1:
             begin.start()
+        # Training changes the saved tensors before they are written.
+        values["model"]["w"].zero_()
     assert [(outcome.ok, outcome.step) for outcome in engine.wait()] == [(True, 1), (True, 2)]
     for skip, step in (((), 2), ((2,), 1)):
         found = single_rank.engine(root, "7-1").restore(single_rank.nothing, skip)

@@ -111,21 +111,3 @@ def test_code_in_a_checkpoint_is_not_run(folder, rank):
     error = agreed(str(caught.value))
     assert "step 2: rank 0 (" in error
     assert "contains more than tensors and plain data, and is not loaded; check who" in error
-
-
-@ranks(4, 2)
-def test_fewer_ranks_resume_with_the_shared_state_and_a_note(folder, rank, world_size):
-    if world_size == 4:
-        assert folder.save(folder.engine(), 3).ok
-        return
-    engine = folder.engine(owner="7-2")
-    restored = folder.restore(engine)
-    assert restored.shared["weights"][0] == 3.0
-    assert restored.own is None
-    assert list(restored.notes) == [
-        "step 3 was saved by 4 ranks and is resumed by 2: the ranks' random states are not restored"
-    ]
-    assert folder.save(engine, 9).ok
-    again = folder.restore(engine)
-    assert again.own == {"rank": rank, "step": 9}
-    assert again.notes == ()

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from tests.checkpoint import faults
@@ -56,17 +55,6 @@ def test_a_skipped_checkpoint_is_renamed_by_the_next_save(tmp_path, capsys) -> N
     told = capsys.readouterr().out
     assert f"{aside}: damaged, in quarantine: no resume reads this folder" in told
     assert "DAMAGED" not in told
-
-
-def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path) -> None:
-    for step in (1, 2, 3, 4):
-        faults.save(CheckpointStore(tmp_path, "7-0"), step)
-    flip(tmp_path / "step-000000004" / "rank-00000.pt")
-    store = CheckpointStore(tmp_path, "7-1")
-    store.prove(4)
-    assert len(store.quarantine_damaged()) == 1
-    pruning(CheckpointStore(tmp_path, "7-2"), Retention(keep=2))(3)
-    assert store.steps() == [3, 2]
 
 
 def test_two_damaged_checkpoints_are_kept(tmp_path, monkeypatch) -> None:

@@ -129,6 +129,10 @@ def test_a_schedule_with_milestones_continues(tmp_path):
             "c is in group 0 of the optimizer, but in another group in the checkpoint",
         ),
         (
+            lambda model: model.groups("a", "bc"),
+            "group 0 of the checkpoint's optimizer has 2 parameters, but here it has 1",
+        ),
+        (
             lambda model: model.groups("abc"),
             "optimizer has 2 parameter groups, but this one has 1",
         ),
