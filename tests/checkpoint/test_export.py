@@ -1,9 +1,5 @@
 """An exported model is a single file with canonical names, readable without hpcrun."""
 
-import resource
-import signal
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch import nn
@@ -15,8 +11,6 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from hpcrun.run import directory
 from hpcrun.train.step.ema import WeightAverage
-from tests.kills import killed_at_each_step
-from tests.train.forks import fork_ranks
 
 from .single_rank import engine
 
@@ -78,19 +72,6 @@ def test_a_step_without_a_checkpoint_is_refused(run, hpcrun, tmp_path):
     code, _, err = hpcrun("export", "r", "model.pt", "--step", "999")
     assert (code, err) == (2, "hpcrun: --step 999: r has no such checkpoint; there are 1, 2\n")
     assert not (tmp_path / "model.pt").exists()
-
-
-@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_an_export_removes_what_a_killed_export_has_left(run, tmp_path, name):
-    if name.endswith("safetensors"):
-        pytest.importorskip("safetensors")
-    store, before = CheckpointStore(run[0].checkpoints, "7-1"), {*tmp_path.iterdir()}
-    for place in killed_at_each_step(lambda: export_model(store, 2, tmp_path / name)):
-        assert {*tmp_path.glob("*")} - before <= {tmp_path / name, *tmp_path.glob(f".{name}.*")}, (
-            place
-        )
-    export_model(store, 2, tmp_path / name)
-    assert {*tmp_path.iterdir()} == before | {tmp_path / name}
 
 
 def test_the_best_and_the_averaged_weights_are_exported(run, hpcrun, tmp_path):
@@ -161,27 +142,6 @@ def test_a_format_refuses_values_that_it_cannot_store(root, tmp_path):
     for step, what in ((1, "_extra_state is not a tensor"), (2, r"phase is torch\.complex128")):
         with pytest.raises(CheckpointError, match=f"{what}, which safetensors .* export to .pt"):
             export_model(store, step, tmp_path / "m.safetensors")
-
-
-def test_a_missing_folder_or_full_disk_is_one_line(run, hpcrun, tmp_path):
-    code, _, err = hpcrun("export", "r", "missing/m.pt")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "missing/m.pt: the folder missing does not exist; create it first" in err
-
-    def play(_):
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-        store = CheckpointStore(run[0].checkpoints, "7-1", patience=0)
-        for name in ["m.pt", *["m.safetensors"] * bool(find_spec("safetensors"))]:
-            with pytest.raises(
-                CheckpointError, match=f"{name}: cannot be written: .*; check the free space"
-            ):
-                export_model(store, 2, tmp_path / name)
-
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    assert fork_ranks(1, play, logs) == [0], (logs / "rank-0.log").read_text()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".m", "m."))]
 
 
 def test_verify_names_every_damaged_file_and_exits_with_an_error(run, hpcrun):

@@ -263,21 +263,27 @@ def test_wrong_requests_are_one_line_and_leave_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("kind", ["dcp", "safetensors"])
-def test_a_killed_or_refused_export_leaves_no_folder(
-    store: CheckpointStore, tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("m.pt", "pt"), ("m.safetensors", "safetensors"), ("m", "dcp"), ("m", "safetensors")],
+)
+def test_a_killed_or_refused_export_leaves_nothing(
+    store: CheckpointStore, tmp_path: Path, name: str, kind: str
 ) -> None:
-    target = tmp_path / "out"
+    target, before = tmp_path / name, {*tmp_path.iterdir()}
     for place in killed_at_each_step(lambda: export_model(store, 2, target, kind=kind)):
-        assert not target.exists() or len([*target.iterdir()]) == (2 if kind == "dcp" else 1), place
-        if target.exists():
+        assert {*tmp_path.iterdir()} - before <= {target, *tmp_path.glob(f".{name}.*")}, place
+        if target.is_dir():
+            assert len([*target.iterdir()]) == (2 if kind == "dcp" else 1), place
             shutil.rmtree(target)
+    # The last export was not killed, and has removed what the others have left.
+    assert {*tmp_path.iterdir()} == before | {target}
 
     def play(_: int) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-        with pytest.raises(CheckpointError, match="full: cannot be written: "):
-            export_model(store, 2, tmp_path / "full", kind=kind)
+        with pytest.raises(CheckpointError, match=f"full{name}: cannot be written: "):
+            export_model(store, 2, tmp_path / f"full{name}", kind=kind)
 
     (tmp_path / "logs").mkdir()
     assert fork_ranks(1, play, tmp_path / "logs") == [0], (tmp_path / "logs/rank-0.log").read_text()
