@@ -18,7 +18,6 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
-from hpcrun.run.attempt import attempt_here
 from hpcrun.run.reports import report
 
 
@@ -67,12 +66,9 @@ def folder_engine(
 
 def _owner() -> str:
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or "0"
-    restart = attempt_here(job, os.environ).label
-    if restart == "0":
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT") or restart
     plain = re.sub("[^A-Za-z0-9]", "-", job)[:64].strip("-") or "0"
     # Without a scheduler, two processes started by mistake would write to the same temporary folder.
-    return f"{plain}-{restart}-{secrets.token_hex(3)}"
+    return f"{plain}-{secrets.token_hex(4)}"
 
 
 def require_arguments(model: nn.Module, every: Any, minutes: Any, host_memory: Any) -> int:

@@ -23,8 +23,14 @@ from typing import BinaryIO
 import xxhash
 
 from hpcrun.checkpoint.memory.buffers import KeptBuffers
-from hpcrun.checkpoint.memory.files import MemoryFiles, NodeMemory
-from hpcrun.checkpoint.memory.peers import PeerAddress, PeerFile, host_addresses, serving
+from hpcrun.checkpoint.memory.peers import (
+    MemoryFiles,
+    NodeMemory,
+    PeerAddress,
+    PeerFile,
+    host_addresses,
+    serving,
+)
 from hpcrun.checkpoint.outcome import FromMemory, Restored
 from hpcrun.checkpoint.sharded import restore
 from hpcrun.checkpoint.sharded.host_staging import Staging

@@ -1,4 +1,4 @@
-"""Reading of files in the memory of another node, over TCP.
+"""The files in the memory of all nodes: those of another node are read over TCP.
 
 A rank serves the files of its node while the ranks copy or restore. A client must know the key of the
 job: it answers a random challenge with a keyed hash (HMAC). The bytes are not encrypted, as those of gloo and
@@ -9,19 +9,23 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from hpcrun.checkpoint.storage.disk import FileSystem
+from hpcrun.checkpoint.storage.manifest import MANIFEST, step_name
 from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.interfaces import own_interfaces, rendezvous_addresses
-from hpcrun.run.memory_keeper import MemoryFile
+from hpcrun.run.memory_keeper import KeeperClient, MemoryFile
 
 _CHALLENGE, _DIGEST = 16, hashlib.sha256().digest_size
 _HEAD = struct.Struct("!q")
@@ -190,3 +194,108 @@ def _fill(line: socket.socket, view: memoryview) -> None:
         if count == 0:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         view = view[count:]
+
+
+class _NodeFile:
+    """A file of this node, open for reading."""
+
+    def __init__(self, descriptor: int, file: MemoryFile) -> None:
+        self._descriptor, self.size = descriptor, size_of(descriptor, file)
+
+    def read_into(self, view: memoryview, position: int) -> int:
+        left = max(0, self.size - position)
+        return os.preadv(self._descriptor, [view[:left]], position) if left else 0
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """The memory of one node, as one of its ranks reports it.
+
+    Attributes:
+        keeper: the key of the node's keeper.
+        files: the files that the keeper has.
+        address: the address of the rank.
+    """
+
+    keeper: str
+    files: tuple[MemoryFile, ...]
+    address: PeerAddress | None
+
+
+class MemoryFiles(FileSystem):
+    """The files in the memory of all nodes, as one file system that the checkpoint store reads.
+
+    It has the newest snapshot of each step. Files of this node come from its keeper, others over TCP.
+
+    Args:
+        client: the keeper of this node.
+        rank: this rank; it spreads the connections over the ranks of a node.
+        everyone: the reports of all ranks.
+    """
+
+    def __init__(self, client: KeeperClient, rank: int, everyone: Sequence[NodeMemory]) -> None:
+        self._client, self._rank = client, rank
+        self.snapshots = _choose(everyone)
+        self._places: dict[tuple[str, str], tuple[MemoryFile, list[NodeMemory]]] = {}
+        for report in everyone:
+            for file in report.files:
+                if self.snapshots.get(file.step) == file.snapshot:
+                    key = step_name(file.step), file.name
+                    self._places.setdefault(key, (file, []))[1].append(report)
+        self._numbers = itertools.count()
+        self._open: dict[int, _NodeFile | PeerFile] = {}
+
+    def names(self, path: Path) -> list[str]:
+        """Return the names of the steps, whatever ``path`` is."""
+        return [step_name(step) for step in sorted(self.snapshots)]
+
+    def open(self, path: Path) -> int:
+        """Open a file for reading, and return a number for it."""
+        file, reports = self._places.get((path.parent.name, path.name), (None, []))
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "not in the memory of a node", str(path))
+        addresses = [report.address for report in reports if report.address is not None]
+        opened: _NodeFile | PeerFile
+        if any(report.keeper == self._client.key for report in reports):
+            opened = _NodeFile(self._client.open(file), file)
+        elif addresses:
+            opened = PeerFile(addresses[self._rank % len(addresses)], self._client.secret, file)
+        else:
+            raise FileNotFoundError(errno.ENOENT, "no rank serves it", str(path))
+        number = next(self._numbers)
+        self._open[number] = opened
+        return number
+
+    def size(self, descriptor: int) -> int:
+        """Return the size of the content in bytes."""
+        return self._open[descriptor].size
+
+    def read_into(self, descriptor: int, view: memoryview, position: int) -> int:
+        """Read from ``position`` into ``view``; return the number of bytes, 0 at the end."""
+        return self._open[descriptor].read_into(view, position)
+
+    def drop_cache(self, descriptor: int) -> None:
+        """Do nothing: memory has no cache."""
+
+    def close(self, descriptor: int) -> None:
+        """Close the file."""
+        self._open.pop(descriptor).close()
+
+
+def _choose(everyone: Iterable[NodeMemory]) -> dict[int, str]:
+    """Return for each step the snapshot with a manifest that has the most files.
+
+    A step has two snapshots if an attempt took it and was killed before the nodes had dropped the older one.
+    """
+    names: dict[tuple[int, str], set[str]] = {}
+    for report in everyone:
+        for file in report.files:
+            names.setdefault((file.step, file.snapshot), set()).add(file.name)
+    found: dict[int, str] = {}
+    for (step, snapshot), files in sorted(names.items(), key=lambda each: (len(each[1]), each[0])):
+        if MANIFEST in files:
+            found[step] = snapshot
+    return found

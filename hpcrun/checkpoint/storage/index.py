@@ -9,6 +9,7 @@ import json
 import math
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.manifest import require_file_name
@@ -90,17 +91,17 @@ def decode(raw: bytes) -> Index:
         for name in files:
             require_file_name(name)
 
-        def place(row: list[object]) -> Place:
+        def place(row: list[Any]) -> Place:
             number, position, length, xxh3 = row
-            return Place(files[_count(number)], _count(position), _count(length), str(xxh3))
+            return Place(files[number], int(position), int(length), str(xxh3))
 
         tensors = {}
         for name, (dtype, shape, *pieces) in values["tensors"].items():
             tensors[name] = TensorEntry(
                 str(dtype),
-                _counts(shape),
+                tuple(map(int, shape)),
                 tuple(
-                    Piece(_counts(offsets), _counts(sizes), place(row))
+                    Piece(tuple(map(int, offsets)), tuple(map(int, sizes)), place(row))
                     for offsets, sizes, *row in pieces
                 ),
             )
@@ -126,13 +127,3 @@ def places(index: Index) -> list[Place]:
     for entry in index.tensors.values():
         found += [piece.place for piece in entry.pieces]
     return found
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(value)
-    return value
-
-
-def _counts(values: list[object]) -> tuple[int, ...]:
-    return tuple(_count(value) for value in values)
