@@ -23,7 +23,6 @@ from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, young
 from hpcrun.checkpoint.sharded.commit import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.making import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
@@ -261,15 +260,21 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(rank, tmp_path):
     assert ckpt.wait().ok
 
 
-def test_an_interrupt_of_a_single_process_commits_the_pending_save(tmp_path, monkeypatch):
-    ckpt = Checkpointer(tmp_path, **parts())
-    run, going_on = CommitProtocol.run, threading.Event()
+@pytest.fixture
+def going_on(monkeypatch):
+    """Return an event for which saves wait."""
+    run, event = CommitProtocol.run, threading.Event()
 
     def slow(protocol, job):
-        assert going_on.wait(300)
+        assert event.wait(300)
         return run(protocol, job)
 
     monkeypatch.setattr(CommitProtocol, "run", slow)
+    return event
+
+
+def test_an_interrupt_of_a_single_process_commits_the_pending_save(tmp_path, going_on):
+    ckpt = Checkpointer(tmp_path, **parts())
 
     def train():
         ckpt.save(1)
@@ -281,15 +286,8 @@ def test_an_interrupt_of_a_single_process_commits_the_pending_save(tmp_path, mon
     assert Checkpointer(tmp_path, **parts()).restore() == 1
 
 
-def test_a_job_learns_of_each_commit_before_close_returns(tmp_path, monkeypatch):
+def test_a_job_learns_of_each_commit_before_close_returns(tmp_path, monkeypatch, going_on):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    run, going_on = CommitProtocol.run, threading.Event()
-
-    def slow(protocol, job):
-        assert going_on.wait(300)
-        return run(protocol, job)
-
-    monkeypatch.setattr(CommitProtocol, "run", slow)
     place = tmp_path / "checkpoints"
     ckpt = Checkpointer(place, **parts())
     ckpt.save(4)
@@ -377,34 +375,26 @@ def test_a_snapshot_beyond_the_memory_budget_is_written_synchronously(tmp_path):
     assert Checkpointer(tmp_path / "checkpoints", **parts()).restore() == 1
 
 
-def test_an_interval_in_time_becomes_steps_by_the_current_pace():
+@pytest.mark.parametrize("quick", [0.0, 0.001, 1.0])
+def test_an_interval_in_time_becomes_steps_by_the_current_pace(quick):
     now = [0.0]
     interval = EverySeconds(lambda: 60.0, Ranks(), clock=lambda: now[0])
-    saves = []
-    for step in range(1, 400):
-        now[0] += 1.0 if step < 200 else 3.0
+    saves = [0.0]
+    for step in range(1, 1000):
+        # Quick first steps, as of a GPU that queues its work, do not delay a save.
+        now[0] += quick if step < 5 else 1.0 if step < 200 else 3.0
         if interval.due(step):
             saves.append(now[0])
-    assert len(saves) == 13
+    assert len(saves) > 30
     assert all(57 <= b - a <= 66 for a, b in pairwise(saves))
+
+
+def test_an_interval_in_steps_saves_at_or_after_its_multiples():
     steps = EverySteps(3)
     assert [n for n in range(1, 9) if steps.due(n)] == [3, 6]
     steps = EverySteps(10)
     assert [n for n in range(1, 60, 7) if steps.due(n)] == [15, 22, 36, 43, 50]
     assert not EverySteps(0).due(0)
-
-
-@pytest.mark.parametrize("quick", [0.0, 0.001])
-def test_quick_first_steps_do_not_delay_a_save(quick):
-    now = [0.0]
-    interval = EverySeconds(lambda: 60.0, Ranks(), clock=lambda: now[0])
-    saves = []
-    for step in range(1, 1000):
-        now[0] += quick if step < 5 else 1.0
-        if interval.due(step):
-            saves.append(now[0])
-    assert saves[0] <= 62
-    assert all(57 <= b - a <= 66 for a, b in pairwise(saves))
 
 
 def test_the_automatic_interval_is_young_s_within_bounds():
@@ -413,14 +403,3 @@ def test_the_automatic_interval_is_young_s_within_bounds():
     assert young((0.0, 0.1), 60.0) == 30.0
     assert young((600.0, 1.0), 1e9) == 7200.0
     assert young(None, 3600.0) == young((5.0, 0.0), 3600.0)
-
-
-def test_every_nth_the_best_and_the_newest_checkpoint_are_kept():
-    metas = {
-        step: {"validation_loss": loss}
-        for step, loss in ((10, 3.0), (20, 1.0), (30, float("nan")), (40, 1.0), (50, 2.0))
-    }
-    assert Retention(every=25).protected(metas) == {50}
-    assert Retention(best=1).protected(metas) == {40}
-    assert Retention(best=3).protected(metas) == {20, 40, 50}
-    assert Retention(best=1, metric="-validation_loss").protected(metas) == {10}

@@ -153,7 +153,7 @@ def test_a_value_that_cannot_be_filled_in_place_is_noted(tmp_path):
 def test_the_best_is_kept_and_a_missing_metric_is_reported(tmp_path):
     keep = Retention(keep=1, best=1, metric="-accuracy")
     with Checkpointer(tmp_path, **parts(), retention=keep, every=1) as ckpt:
-        for step, accuracy in ((1, 0.5), (2, torch.tensor(0.75)), (3, float("nan")), (4, 0.25)):
+        for step, accuracy in ((1, 0.75), (2, torch.tensor(0.75)), (3, float("nan")), (4, 0.25)):
             ckpt.maybe_save(step, metric=accuracy)
         ckpt.wait()
         store = CheckpointStore(tmp_path, "reader")

@@ -56,16 +56,6 @@ def test_an_error_of_one_rank_fails_the_save_on_all(folder, fault, on, why):
     assert folder.restore(good).step == 2
 
 
-@ranks(4)
-def test_a_failed_prune_does_not_fail_the_save(folder):
-    engine = folder.engine(Broken("rename", "step-000000001"), keep=1)
-    folder.save(folder.engine(keep=1), 1)
-    outcome = agreed(folder.save(engine, 20))
-    assert outcome.ok
-    assert "cannot be pruned" in outcome.notes[0]
-    assert folder.names() == ["step-000000001", "step-000000020"]
-
-
 @pytest.mark.parametrize("call", [1, 2], ids=["before it begins", "before the commit"])
 @ranks(4)
 def test_all_ranks_learn_that_they_are_superseded(folder, call):

@@ -2,10 +2,7 @@
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
-
-from hpcrun.checkpoint.sharded.engine import wait_until_idle
 
 # A gloo thread is the last to release the tensor, and takes its time. The group outlives its destruction,
 # as a group used by DDP does.
@@ -46,21 +43,3 @@ def test_a_process_that_has_left_its_group_may_end_immediately(tmp_path):
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "let go\n"), done.stderr
-
-
-def test_only_running_threads_are_waited_for_up_to_a_limit():
-    enough = threading.Event()
-
-    def spin():
-        Path("/proc/thread-self/comm").write_text("spins")
-        ready.set()
-        while not enough.is_set():
-            pass
-
-    ready, spinning = threading.Event(), threading.Thread(target=spin)
-    spinning.start()
-    ready.wait()
-    assert not wait_until_idle("spins", patience=0.05)
-    enough.set()
-    spinning.join()
-    assert wait_until_idle("spins")

@@ -1,10 +1,8 @@
 """The store: concurrent attempts, a full disk, and retention."""
 
 import contextlib
-import errno
 import os
 import stat
-import subprocess
 
 import pytest
 
@@ -13,7 +11,6 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.commands.verify import verify
-from hpcrun.run.record import OwnedByAnotherAttempt
 
 from . import single_rank
 from .faults import content, save
@@ -77,17 +74,6 @@ def test_the_first_of_two_commits_of_a_step_is_kept(root):
     assert names(root) == ["step-000000005"]
 
 
-def test_a_superseded_attempt_commits_nothing(store):
-    def taken_over():
-        raise OwnedByAnotherAttempt("8-0 owns this run now")
-
-    with pytest.raises(OwnedByAnotherAttempt):
-        save(store, 1, taken_over)
-    assert store.steps() == []
-    store.abandon(store.root / "step-000000001.tmp-7-0")
-    assert names(store.root) == []
-
-
 def test_attempts_that_save_and_prune_concurrently_leave_only_valid_checkpoints(root):
     children = []
     for restart in range(3):
@@ -147,58 +133,6 @@ def test_sweep_removes_every_leftover_and_follows_no_link(root):
 def test_an_owner_that_could_leave_the_folder_is_refused(root, owner):
     with pytest.raises(CheckpointError, match="not a valid owner"):
         CheckpointStore(root, owner)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Mount a file system of two megabytes."""
-    place = tmp_path / "small"
-    place.mkdir()
-    options = ["mount", "-t", "tmpfs", "-o", "size=2m", "hpcrun-test", str(place)]
-    if os.geteuid() != 0 or subprocess.run(options, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount a small disk")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_full_disk_is_reported_and_the_next_save_works(small_disk):
-    store = CheckpointStore(small_disk / "checkpoints", "7-0")
-    save(store, 1)
-    draft = store.begin(2)
-
-    def fill():
-        with store.open_file(draft, "shared.pt") as stream:
-            for _ in range(50):
-                stream.write(b"x" * 100_000)
-
-    with pytest.raises(CheckpointError) as refusal:
-        fill()
-    text = str(refusal.value)
-    assert "No space left on device (ENOSPC); 8" in text
-    assert "0 B are free now; free some space, or lower checkpoint.keep" in text
-    store.abandon(draft)
-    assert store.newest_valid().step == 1
-    store.check(1)
-    (small_disk / "checkpoints" / "step-000000001" / "shared.pt").unlink()
-    (small_disk / "checkpoints" / "step-000000001" / "rank-00000.pt").unlink()
-    save(store, 3)
-    store.check(3)
-
-
-def test_a_leftover_that_cannot_be_removed_is_named(root):
-    class Busy(FileSystem):
-        def remove_directory(self, path):
-            if path.name == "step-000000003.tmp-6-0":  # like a file that is open on NFS
-                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-            super().remove_directory(path)
-
-    for step in (3, 4):
-        CheckpointStore(root, "6-0").begin(step)
-    with pytest.raises(
-        CheckpointError, match=r"step-000000003\.tmp-6-0: cannot be removed: .*EMPTY"
-    ):
-        CheckpointStore(root, "7-0", fs=Busy()).sweep()
-    assert names(root) == ["step-000000003.tmp-6-0"]
 
 
 def test_a_damaged_checkpoint_is_not_kept_as_the_best(root):
