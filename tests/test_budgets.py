@@ -14,7 +14,7 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 25),
-    "checkpoint": (6_610, 35),
+    "checkpoint": (6_280, 33),
     "cli": (4_910, 34),
     "config": (2_920, 14),
     "devices": (750, 6),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_410, 18),
     "slurm": (4_360, 25),
     "tasks": (1_100, 8),
-    "tests": (58_790, 450),
+    "tests": (58_130, 449),
     "train": (10_370, 49),
 }
 """The most lines and files of each package, and of the tests."""
