@@ -285,17 +285,3 @@ def test_a_gpu_with_bf16_in_fp32_gets_a_hint(monkeypatch):
     assert precision.faster(AMPConfig(), torch.device("cpu")) is None
     monkeypatch.setattr(vendor.torch.cuda, "get_device_capability", lambda _: (7, 0))
     assert precision.faster(AMPConfig(), gpu) is None
-
-
-@pytest.mark.parametrize(
-    ("hip", "capability", "has"),
-    [(None, (9, 0), True), ("6.2", (9, 0), False), ("6.2", (9, 4), True), ("7.0", (9, 5), False)],
-)
-def test_of_amds_gpus_only_the_mi300_series_has_tf32(monkeypatch, hip, capability, has):
-    monkeypatch.setattr(vendor.torch.version, "hip", hip)
-    monkeypatch.setattr(vendor.torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(accelerator, "name", lambda _: "GPU")
-    told = precision.shortfall(AMPConfig(dtype="tf32"), torch.device("cuda"))
-    assert told == (
-        None if has else "amp.dtype=tf32: GPU has no TensorFloat-32; it computes in fp32"
-    )
