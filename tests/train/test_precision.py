@@ -10,7 +10,7 @@ from torch import nn
 from hpcrun.config import AMPConfig
 from hpcrun.devices import accelerator, vendor
 from hpcrun.train.step import precision
-from hpcrun.train.step.gate import SCALES_KEPT, StepGate, not_finite
+from hpcrun.train.step.gate import StepGate, not_finite
 from hpcrun.train.step.trainer import AMPTrainer
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=3)
@@ -204,19 +204,6 @@ def test_a_step_waits_for_its_decision_only_on_request():
     assert trainer.gate.skipped == 0
     assert result.skipped
     assert trainer.gate.skipped == 1
-
-
-def test_the_history_of_the_scale_names_its_steps(tmp_path):
-    trainer = make(amp=FP16)
-    for step in batches(8, 1):
-        trainer.training_step(step, loss)
-    changes = [(2, 512.0), (5, 1024.0), (8, 2048.0)]
-    assert list(trainer.gate.scales) == changes
-    trainer.save_checkpoint(tmp_path, 8)
-    again = make(amp=FP16)
-    again.load_checkpoint(tmp_path)
-    assert list(again.gate.scales) == changes
-    assert again.gate.scales.maxlen == SCALES_KEPT
 
 
 def test_a_checkpoint_resumes_with_another_precision(tmp_path):
