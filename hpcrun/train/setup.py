@@ -194,8 +194,8 @@ def open_on_rank(
     Raises:
         UserError: the model or the data cannot be used.
     """
-    ranks, gpu = distributed.world_size, bool(distributed.device_ids)
-    require_model(model, task, config, ranks=ranks, gpu=gpu)
+    ranks = distributed.world_size
+    require_model(model, task)
     # The draws of the datasets do not depend on those of the model.
     seed_for_datasets(config.seed)
     dataset, validation_set = task.train_dataset(), task.validation_dataset()
