@@ -16,7 +16,6 @@ from hpcrun.errors import UserError
 from hpcrun.train.model.prepare import (
     Preparation,
     blocks,
-    by_class,
     compile_in_place,
     keep_costly,
     prepare,
@@ -58,14 +57,6 @@ def test_weights_that_are_used_elsewhere_stay_in_the_root_unit():
     parts = unshared(encoder, blocks(encoder))
     assert "heads.one" not in names(encoder, parts)
     assert "heads.two" in names(encoder, parts)
-
-
-def test_parts_are_chosen_by_class_from_the_inside_out():
-    net = Net()
-    assert names(net, by_class(net, ["Block", "Linear"])) == [
-        "enter", "blocks.0.widen", "blocks.0.shrink", "blocks.0",
-        "blocks.1.widen", "blocks.1.shrink", "blocks.1", "leave",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

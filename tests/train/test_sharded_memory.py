@@ -94,7 +94,6 @@ def built(rank, world_size, *settings):
 
 OTHER_WAYS = {
     2: [
-        ["fsdp.wrap=classes", "fsdp.classes=[Linear]"],
         ["train.activation_checkpointing=full", "train.ema=0.9"],
     ],
     4: [["fsdp.shard=hybrid", "job.nodes=2"]],

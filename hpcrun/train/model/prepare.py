@@ -16,7 +16,7 @@ checkpointing refuses blocks with such norms.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FunctionType
@@ -43,12 +43,6 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     found: dict[int, nn.Module] = {}
     _collect(module, found)
     return list(found.values())
-
-
-def by_class(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
-    """Return the submodules of ``module`` with a class name in ``names``, inner ones first."""
-    wanted = set(names)
-    return _below(module, lambda part: kind(part).__name__ in wanted)
 
 
 def kind(module: nn.Module) -> type[nn.Module]:
@@ -89,25 +83,6 @@ def _collect(module: nn.Module, found: dict[int, nn.Module]) -> None:
             found.setdefault(id(child), child)
         else:
             _collect(child, found)
-
-
-def _below(module: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    found: dict[int, nn.Module] = {}
-
-    def walk(parent: nn.Module) -> None:
-        # MultiheadAttention uses the weights of its submodules without calling them.
-        if isinstance(parent, nn.MultiheadAttention):
-            return
-        for child in parent.children():
-            inner = (
-                child._checkpoint_wrapped_module if isinstance(child, CheckpointWrapper) else child
-            )
-            walk(inner)
-            if id(child) not in found and chosen(child):
-                found[id(child)] = child
-
-    walk(module)
-    return list(found.values())
 
 
 _aten: Any = torch.ops.aten
