@@ -88,8 +88,7 @@ def flat(module):
 
 
 def trainer(
-    way, rank, *, make=Net, build=None, optimizer=None, dropout=0.0, seed=0, offload=False,
-    unused=False,
+    way, rank, *, make=Net, build=None, optimizer=None, dropout=0.0, seed=0, unused=False,
 ):  # fmt: skip
     """Return a wrapped trainer, with the ranks on two nodes."""
     torch.manual_seed(seed)
@@ -115,7 +114,6 @@ def trainer(
         fsdp=FSDP(
             shard=way.shard,
             reshard_after_forward=way.reshard,
-            cpu_offload=offload,
         ),
         preparation=Preparation(
             checkpointing=way.recompute, compile="default" if way.compiled else None

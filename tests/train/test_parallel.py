@@ -81,9 +81,6 @@ def test_a_single_rank_is_never_sharded(capsys):
     alone = DistributedConfig()
     assert resolve_parallel(config(), Net(), alone, Ranks()) == "single"
     assert capsys.readouterr().out == ""
-    sharded = config("train.parallel=fsdp", "fsdp.cpu_offload=true")
-    assert resolve_parallel(sharded, Net(), alone, Ranks()) == "fsdp"
-    assert "the options in fsdp have no effect" in capsys.readouterr().out
 
 
 class Deep(nn.Module):

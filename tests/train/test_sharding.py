@@ -1,4 +1,4 @@
-"""Models that are sharded over gloo ranks: collectives, meshes, offloading, norms, optimizers, compilers."""
+"""Models that are sharded over gloo ranks: collectives, meshes, norms, optimizers, compilers."""
 
 import pytest
 import torch
@@ -61,16 +61,6 @@ def test_a_two_dimensional_mesh_reduces_over_rows_and_columns(rank):
     model(torch.full((2, 6), float(rank))).sum().backward()
     # Two samples of a rank's number, averaged over the numbers 0 to 3.
     assert model.weight.grad.full_tensor().unique().tolist() == [3.0]
-
-
-@ranks(2)
-def test_offloading_on_the_cpu_has_no_effect(rank, capsys):
-    way = Way("fsdp", 2)
-    made = trainer(way, rank, offload=True)
-    line = "hpcrun: fsdp.cpu_offload: the ranks are on the CPU; nothing to offload\n"
-    assert capsys.readouterr().out == (line if rank == 0 else "")
-    result = made.training_step(batches(way, rank, 0, 1)[0], loss)
-    assert result.loss.isfinite()
 
 
 class Normed(nn.Module):

@@ -199,10 +199,6 @@ class FSDPStrategy(Strategy):
 
     def _sharding(self, mesh: DeviceMesh) -> dict[str, Any]:
         offload = self._options.cpu_offload and mesh.device_type != "cpu"
-        if self._options.cpu_offload and not offload and self._distributed.rank == 0:
-            print(
-                "hpcrun: fsdp.cpu_offload: the ranks are on the CPU; nothing to offload", flush=True
-            )
         if offload and self._scaled:
             raise UserError(
                 "fsdp.cpu_offload: torch's loss scaler for fp16 reads a factor for offloaded gradients "
