@@ -93,13 +93,6 @@ def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
         )
     if train.parallel == "fsdp":
         yield from _of_fsdp(config)
-    if config.fsdp.classes and config.fsdp.wrap != "classes":
-        yield (
-            ["fsdp.classes", "fsdp.wrap"],
-            f"have no effect with fsdp.wrap={config.fsdp.wrap}; set fsdp.wrap=classes",
-        )
-    if config.fsdp.wrap == "classes" and not config.fsdp.classes:
-        yield ["fsdp.classes", "fsdp.wrap"], "fsdp.wrap=classes needs names of module classes"
     for key, dtype in (
         ("param_dtype", config.fsdp.param_dtype),
         ("reduce_dtype", config.fsdp.reduce_dtype),

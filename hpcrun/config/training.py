@@ -148,11 +148,10 @@ class FSDP(Section):
         default="auto",
         description="full: over all ranks; hybrid: within each node, copies over nodes; auto: by prediction.",
     )
-    wrap: Literal["auto", "blocks", "classes"] = Field(
+    wrap: Literal["auto", "blocks"] = Field(
         default="auto",
-        description="Units to gather: blocks of lists and large layers, only blocks, or modules by class.",
+        description="Units to gather: blocks of lists and large layers, or only blocks.",
     )
-    classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
     reshard_after_forward: Literal["auto", True, False] = Field(
         default="auto",
         description="Free gathered weights after the forward pass; auto: from 10 % of memory.",

@@ -26,9 +26,8 @@ WITHOUT_GRAPHS: dict[str, CompileMode] = {
 }
 """The modes of torch.compile that capture CUDA graphs, each with a similar mode that captures none."""
 
-# Compute capabilities: Ampere has TensorFloat-32 first; of AMD's GPUs the MI300 series (gfx942) has an
-# equivalent first.
-_AMPERE, _MI300 = (8, 0), (9, 4)
+_AMPERE = (8, 0)
+"""The first compute capability with bfloat16."""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
@@ -103,25 +102,10 @@ def forbid_tf32(device: torch.device) -> None:
 
 def has_bf16(device: torch.device) -> bool:
     """Return True if ``device`` is a GPU with matrix products in bfloat16 that are faster than in fp32."""
-    # AMD's CDNA GPUs have it, since MI100; NVIDIA's since Ampere.
-    return _has(device, nvidia=_AMPERE, amd=((0, 0), (99, 0)))
-
-
-def has_tf32(device: torch.device) -> bool:
-    """Return True if ``device`` is a GPU with TensorFloat-32 or AMD's equivalent."""
-    return _has(device, nvidia=_AMPERE, amd=(_MI300, (9, 5)))
-
-
-def _has(
-    device: torch.device,
-    nvidia: tuple[int, int],
-    amd: tuple[tuple[int, int], tuple[int, int]],
-) -> bool:
-    """Compare a GPU's architecture: NVIDIA's lowest, AMD's lowest and the first one above the highest."""
     if device.type != KIND:
         return False
-    found = torch.cuda.get_device_capability(device)
-    return amd[0] <= found < amd[1] if torch.version.hip else found >= nvidia
+    # AMD's CDNA GPUs have it since MI100.
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= _AMPERE
 
 
 def lock_pages(address: int, size: int) -> tuple[Callable[[], object] | None, str]:

@@ -83,7 +83,7 @@ def trace(
     batch = first_batch(task, config, micro_batch, tell)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = _build(task, mode, tell)
-    require_model(model, task, config, ranks=ranks, gpu=False)
+    require_model(model, task)
     parallel = _parallel(config, model, memory)
     sharded = parallel == "fsdp" and ranks > 1
     if sharded:

@@ -17,7 +17,6 @@ from hpcrun.train.model.deferred import Deferred, fill, give_memory
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel.choose import Parallel
-from hpcrun.train.step.precision import shortfall
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 
@@ -55,9 +54,6 @@ def build_trainer(
             compile=compile_mode(config, distributed, parallel),
         ),
     )
-    precision_note = shortfall(config.amp, trainer.device)
-    if precision_note is not None and trainer.is_main_process:
-        print(f"hpcrun: {precision_note}", flush=True)
     try:
         if wanted.compile:
             fix_compiler(wanted.deterministic, wanted.compile_mode)

@@ -42,7 +42,6 @@ _NO_RANK = 2**31
 
 _REFUSED = re.compile(r"(?P<kernel>\w[\w ]*) does not have a deterministic implementation, but")
 _PLACE = re.compile(r'^ *File "([^"\n]+)", line (\d+)', re.MULTILINE)
-_CUBLAS = "not deterministic because it uses CuBLAS"
 _REMEDY = (
     "or accept different last bits after an interruption: repeat the command of this run with "
     "train.deterministic=warn to resume it"
@@ -167,20 +166,13 @@ def explain_refusals() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str | None:
-    text = str(error)
-    refused = _REFUSED.search(text)
-    if refused:
-        return (
-            f"train.deterministic: torch has no deterministic implementation of {refused['kernel']}"
-            f"{_called_at(error)}; use another operation, {_REMEDY}"
-        )
-    if _CUBLAS in text:
-        found = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-        return (
-            f"train.deterministic: CUBLAS_WORKSPACE_CONFIG is {found!r}, but cuBLAS is deterministic only "
-            f"with :4096:8 or :16:8; unset the variable, {_REMEDY}"
-        )
-    return None
+    refused = _REFUSED.search(str(error))
+    if refused is None:
+        return None
+    return (
+        f"train.deterministic: torch has no deterministic implementation of {refused['kernel']}"
+        f"{_called_at(error)}; use another operation, {_REMEDY}"
+    )
 
 
 def _called_at(error: Exception) -> str:

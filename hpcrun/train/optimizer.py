@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,13 +46,6 @@ class JointOptimizer(Optimizer):
         """Take a step of each optimizer; a closure is not supported."""
         for each in self.optimizers:
             each.step()
-
-    def lines(self) -> Iterator[str]:
-        """Yield a line for the user on the parameters of each optimizer."""
-        for each in self.optimizers:
-            held = [parameter for group in each.param_groups for parameter in group["params"]]
-            values = sum(parameter.numel() for parameter in held)
-            yield f"{type(each).__name__}: {len(held)} tensors with {values:,} weights"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise ValueError: add the group to one of the optimizers, before they are joined."""

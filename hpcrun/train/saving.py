@@ -111,7 +111,7 @@ class Saver:
             "early_stopping": self._early.state_dict(),
             "metrics": self._metrics.saved(),
         }
-        self._trainer._checkpoints.start(
+        self._trainer.start_checkpoint(
             self._engine,
             done,
             extra | ({"stream": stream.shared} if stream.shared else {}),

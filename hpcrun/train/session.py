@@ -31,7 +31,6 @@ from hpcrun.train.health.watchdog import watching
 from hpcrun.train.metrics.log import MetricsLog, measure
 from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.timing import Profile
-from hpcrun.train.optimizer import JointOptimizer
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import CONNECTING, TRAINING, VALIDATING, Position, showing_compilation
 from hpcrun.train.saving import Saver, build_engine, build_interval, memory_interval
@@ -374,9 +373,7 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         parallel=trainer.parallel,
         **(memory_facts(restored) if restored else {}),
     )
-    joint = trainer.optimizer
-    parts = joint.lines() if isinstance(joint, JointOptimizer) else ()
-    for line in (*batching.lines(context.config.train.steps), *parts):
+    for line in batching.lines(context.config.train.steps):
         print(f"hpcrun: {line}", flush=True)
 
 

@@ -1,6 +1,5 @@
 """Open the task, build its model and data on all ranks, and restore the newest checkpoint."""
 
-import functools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -163,8 +162,7 @@ def make_model(
         drawn = ranks.together(lambda: build_drawn(make))
         if drawn[1] is not None:
             return drawn
-    covered = functools.partial(covers, task) if resumes else None
-    model, deferred, reason = build_deferred(make, ranks, covered)
+    model, deferred, reason = build_deferred(make, ranks)
     if reason:
         where = f"fsdp.deferred_init: {type(task).__name__}.build_model()"
         if config.fsdp.deferred_init is True:
@@ -196,8 +194,8 @@ def open_on_rank(
     Raises:
         UserError: the model or the data cannot be used.
     """
-    ranks, gpu = distributed.world_size, bool(distributed.device_ids)
-    require_model(model, task, config, ranks=ranks, gpu=gpu)
+    ranks = distributed.world_size
+    require_model(model, task)
     # The draws of the datasets do not depend on those of the model.
     seed_for_datasets(config.seed)
     dataset, validation_set = task.train_dataset(), task.validation_dataset()

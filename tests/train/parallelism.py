@@ -27,7 +27,6 @@ class Way:
     recompute: str = "none"
     accumulation: int = 1
     compiled: bool = False
-    wrap: str = "blocks"
     shard: str = "full"
     reshard: bool = True
     optimizer: str = "adamw"
@@ -89,8 +88,7 @@ def flat(module):
 
 
 def trainer(
-    way, rank, *, make=Net, build=None, optimizer=None, dropout=0.0, seed=0, offload=False,
-    unused=False, classes=("Block", "Linear"),
+    way, rank, *, make=Net, build=None, optimizer=None, dropout=0.0, seed=0, unused=False,
 ):  # fmt: skip
     """Return a wrapped trainer, with the ranks on two nodes."""
     torch.manual_seed(seed)
@@ -114,11 +112,8 @@ def trainer(
         clip_norm=0.5 if way.clip else None,
         parallel=way.parallel,
         fsdp=FSDP(
-            wrap=way.wrap,
             shard=way.shard,
             reshard_after_forward=way.reshard,
-            cpu_offload=offload,
-            classes=list(classes),
         ),
         preparation=Preparation(
             checkpointing=way.recompute, compile="default" if way.compiled else None

@@ -1,6 +1,8 @@
-"""A deferred build gives the bits of a normal build."""
+"""A deferred build gives the bits of a normal build, or every rank builds in full."""
 
-import gc
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,11 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks import BUILTIN
 from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
-from hpcrun.train.model import deferred
 from hpcrun.train.model.deferred import build_deferred
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.setup import make_model, open_on_rank
 from hpcrun.train.task import load_task
-from tests.train.deferring import Coarse, require_same
+from tests.train.deferring import Coarse, require_same, seed
 from tests.train.faulty_tasks import Regression
 
 
@@ -53,42 +54,6 @@ def test_a_build_may_load_all_weights_through_one_array() -> None:
     require_same(Loaded)
 
 
-class Many(nn.Module):
-    """Ten layers that are drawn one after another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(100, 100, bias=False) for _ in range(10))
-        for layer in self.layers:
-            nn.init.normal_(layer.weight)
-
-
-def test_only_rank_0_builds_more_than_one_parameter() -> None:
-    sizes: list[int] = []
-    original = torch.utils.swap_tensors
-
-    def counted(first: torch.Tensor, second: torch.Tensor) -> None:
-        original(first, second)
-        sizes.append(sum(living.nbytes for living in gc.get_objects() if is_weight(living)))
-
-    def is_weight(thing: object) -> bool:
-        return (
-            type(thing) in (torch.Tensor, nn.Parameter)
-            and thing.nbytes == 40_000
-            and not thing.is_meta
-        )  # type: ignore[attr-defined]
-
-    def rank(number: int) -> int:
-        sizes.clear()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(deferred, "swap_tensors", counted)
-            assert build_deferred(Many, Ranks(rank=number))[1] is not None
-        return max(sizes)
-
-    assert rank(1) == 40_000
-    assert rank(0) == 10 * 40_000
-
-
 def test_seven_billion_parameters_need_no_memory_but_on_rank_0() -> None:
     """Build and shard for a world of 64 ranks with collectives that do nothing."""
     world = 64
@@ -109,27 +74,6 @@ def test_seven_billion_parameters_need_no_memory_but_on_rank_0() -> None:
         dist.destroy_process_group()
 
 
-def test_a_resume_needs_no_weights_on_rank_0_either() -> None:
-    asked: list[nn.Module] = []
-    built = build_deferred(Many, Ranks(), lambda model: asked.append(model) or True)[1]  # type: ignore[func-returns-value]
-    assert built is not None
-    assert built.weights == {}
-    assert asked == [built.model]
-    built = build_deferred(Many, Ranks(), lambda _: False)[1]
-    assert built is not None
-    assert len(built.weights) == 10
-
-    class Featured(Many):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("features", torch.randn(3))
-
-    # A random buffer after skipped draws would have other values.
-    built = build_deferred(Featured, Ranks(), lambda _: True)[1]
-    assert built is not None
-    assert len(built.weights) == 10
-
-
 def test_draws_of_datasets_do_not_depend_on_the_build() -> None:
     class Drawing(Regression):
         def train_dataset(self) -> Any:
@@ -145,3 +89,69 @@ def test_draws_of_datasets_do_not_depend_on_the_build() -> None:
         found.append(open_on_rank(task, config, place, model, resumes=False).dataset[0][0])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.norm = self.layer.weight.norm().item()
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5))
+        self.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+KEPT: list[torch.Tensor] = []
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        KEPT.append(torch.randn(3))
+
+
+class Aliased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.values = self.layer.weight.data
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (
+            Reads,
+            r"RuntimeError: Tensor.item\(\) cannot be called on meta tensors at .*test_deferred.py:",
+        ),
+        (partial(nn.Linear, 3, 3, device="meta"), "weight is on the device meta"),
+        (Hooked, "weight has a hook"),
+        (Keeps, "held outside parameters, buffers and attributes"),
+        (Aliased, "values.* shares the memory of a parameter"),
+    ],
+)
+def test_a_build_that_cannot_be_deferred_runs_in_full(
+    make: Callable[[], nn.Module], reason: str
+) -> None:
+    def seeded() -> nn.Module:
+        seed()
+        return make()
+
+    reasons = []
+    for rank in (0, 1):
+        model, built, why = build_deferred(seeded, Ranks(rank=rank))
+        reasons.append(why)
+        if why:
+            assert built is None
+            expected = seeded().state_dict()
+            for name, value in model.state_dict().items():
+                assert value.is_meta == expected[name].is_meta
+                assert value.is_meta or torch.equal(value, expected[name])
+    KEPT.clear()
+    # One rank suffices: the ranks exchange their reasons.
+    assert any(re.search(reason, why) for why in reasons), reasons

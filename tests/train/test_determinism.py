@@ -148,13 +148,6 @@ def test_a_refusal_in_a_loader_process_is_reported_too():
             "'torch.use_deterministic_algorithms(True)'.",
             "torch has no deterministic implementation of median CUDA with indices output, called at",
         ),
-        # torch before 2.10.
-        (
-            "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
-            "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic "
-            "because it uses CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this",
-            "CUBLAS_WORKSPACE_CONFIG is ':0:0', but cuBLAS is deterministic only with :4096:8 or :16:8",
-        ),
     ],
 )
 def test_torchs_message_is_recognized_in_any_wrapper(said, told):

@@ -36,7 +36,7 @@ def ways():
         yield Way(parallel, 4, "bf16", True, accumulation=2)
     yield Way("ddp", 4)
     yield Way("fsdp", 4, recompute="selective", shard="hybrid")
-    yield Way("fsdp", 2, clip=True, recompute="full", accumulation=2, wrap="classes", reshard=False)
+    yield Way("fsdp", 2, clip=True, recompute="full", accumulation=2, reshard=False)
 
 
 def more_ways():
@@ -56,7 +56,7 @@ def interrupted_ways():
     """Yield combinations to stop and resume, with dropout."""
     yield Way("single", 1, "fp16", True, "selective", 2)
     yield Way("ddp", 4, "fp16", True, "full", 2)
-    yield Way("fsdp", 4, "fp32", True, "full", 2, wrap="classes")
+    yield Way("fsdp", 4, "fp32", True, "full", 2)
     yield Way("fsdp", 2, "fp16", True, shard="hybrid")
     yield Way("fsdp", 2, "bf16", False, "selective", 2, reshard=False)
     yield Way("fsdp", 2, "fp16", True, optimizer="muon")

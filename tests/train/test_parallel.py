@@ -81,9 +81,6 @@ def test_a_single_rank_is_never_sharded(capsys):
     alone = DistributedConfig()
     assert resolve_parallel(config(), Net(), alone, Ranks()) == "single"
     assert capsys.readouterr().out == ""
-    sharded = config("train.parallel=fsdp", "fsdp.cpu_offload=true")
-    assert resolve_parallel(sharded, Net(), alone, Ranks()) == "fsdp"
-    assert "the options in fsdp have no effect" in capsys.readouterr().out
 
 
 class Deep(nn.Module):
@@ -214,9 +211,6 @@ def test_the_name_of_a_gpu_leads_to_its_machine():
 def test_fsdp_units_follow_the_config():
     net = Net()
     assert units(net, FSDP())[0] == list(net.blocks)
-    assert units(net, FSDP(wrap="classes", classes=["LayerNorm"]))[0] == [
-        block.norm for block in net.blocks
-    ]
     assert units(nn.Linear(2, 2), FSDP()) == ([], [])
 
 
@@ -251,14 +245,6 @@ def test_buckets_of_ddp_grow_as_the_cost_model_says():
             for hybrid in (False, True):
                 gathered, reduced = network.fsdp(size, 16, group, allowed, hybrid=hybrid)
                 assert copies <= gathered * (1 if nodes > 8 else 2) + reduced
-
-
-def test_an_unknown_class_is_refused_with_the_model_s_classes():
-    with pytest.raises(UserError) as refused:
-        units(Net(), FSDP(wrap="classes", classes=["Block", "Decoder"]))
-    assert str(refused.value).startswith(
-        "fsdp.classes: Net has no Decoder; it has Block, Dropout, "
-    )
 
 
 def test_hybrid_sharding_groups_the_ranks_of_a_node():
@@ -344,8 +330,6 @@ CONTRADICTIONS = [
         ["train.parallel=fsdp", "fsdp.cpu_offload=true", "amp.dtype=fp16"],
         "amp.dtype: torch's loss scaler reads a factor for offloaded gradients",
     ),
-    (["fsdp.classes=[Block]"], "fsdp.classes: have no effect with fsdp.wrap=auto"),
-    (["fsdp.wrap=classes"], "fsdp.classes: fsdp.wrap=classes needs names of module classes"),
     (["fsdp.param_dtype=fp16", "amp.dtype=bf16"], "fsdp.param_dtype: gradients in fp16 need"),
     (["fsdp.reduce_dtype=fp16"], "fsdp.reduce_dtype: gradients in fp16 need"),
 ]

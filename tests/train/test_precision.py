@@ -10,7 +10,7 @@ from torch import nn
 from hpcrun.config import AMPConfig
 from hpcrun.devices import accelerator, vendor
 from hpcrun.train.step import precision
-from hpcrun.train.step.gate import SCALES_KEPT, StepGate, not_finite
+from hpcrun.train.step.gate import StepGate, not_finite
 from hpcrun.train.step.trainer import AMPTrainer
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=3)
@@ -206,19 +206,6 @@ def test_a_step_waits_for_its_decision_only_on_request():
     assert trainer.gate.skipped == 1
 
 
-def test_the_history_of_the_scale_names_its_steps(tmp_path):
-    trainer = make(amp=FP16)
-    for step in batches(8, 1):
-        trainer.training_step(step, loss)
-    changes = [(2, 512.0), (5, 1024.0), (8, 2048.0)]
-    assert list(trainer.gate.scales) == changes
-    trainer.save_checkpoint(tmp_path, 8)
-    again = make(amp=FP16)
-    again.load_checkpoint(tmp_path)
-    assert list(again.gate.scales) == changes
-    assert again.gate.scales.maxlen == SCALES_KEPT
-
-
 def test_a_checkpoint_resumes_with_another_precision(tmp_path):
     bf16 = make(amp=AMPConfig(dtype="bf16"))
     (step,) = batches(1)
@@ -285,17 +272,3 @@ def test_a_gpu_with_bf16_in_fp32_gets_a_hint(monkeypatch):
     assert precision.faster(AMPConfig(), torch.device("cpu")) is None
     monkeypatch.setattr(vendor.torch.cuda, "get_device_capability", lambda _: (7, 0))
     assert precision.faster(AMPConfig(), gpu) is None
-
-
-@pytest.mark.parametrize(
-    ("hip", "capability", "has"),
-    [(None, (9, 0), True), ("6.2", (9, 0), False), ("6.2", (9, 4), True), ("7.0", (9, 5), False)],
-)
-def test_of_amds_gpus_only_the_mi300_series_has_tf32(monkeypatch, hip, capability, has):
-    monkeypatch.setattr(vendor.torch.version, "hip", hip)
-    monkeypatch.setattr(vendor.torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(accelerator, "name", lambda _: "GPU")
-    told = precision.shortfall(AMPConfig(dtype="tf32"), torch.device("cuda"))
-    assert told == (
-        None if has else "amp.dtype=tf32: GPU has no TensorFloat-32; it computes in fp32"
-    )

@@ -22,14 +22,22 @@ class PrepareRefuses(Regression):
         raise UserError("data.path: there is nothing at /nowhere; download it first")
 
 
-LAYERS = ("train.parallel=fsdp", "fsdp.wrap=classes", "fsdp.classes=[Layer]")
+class Unshardable(Regression):
+    def build_model(self):
+        model = super().build_model()
+        model.scale = torch.nn.Parameter(torch.ones(()))
+        return model
 
 
 @pytest.mark.parametrize(
     ("task", "overrides", "line"),
     [
         (PrepareRefuses, (), "data.path: there is nothing at /nowhere; download it first"),
-        (Regression, LAYERS, "fsdp.classes: Sequential has no Layer; it has BatchNorm1d, Dropout,"),
+        (
+            Unshardable,
+            ("train.parallel=fsdp",),
+            "train.parallel: fsdp cannot shard the model: scale has no dimensions; give it",
+        ),
         # Started with two ranks, although the config was checked for one.
         (
             Regression,

@@ -19,7 +19,7 @@ from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 from tests.on_ranks import agreed, ranks
-from tests.train.deferring import OWN, Varied
+from tests.train.deferring import Varied
 from tests.train.small_training import config
 
 RECOMPUTED = "_checkpoint_wrapped_module."
@@ -77,7 +77,6 @@ def built(rank, world_size, *settings):
     """Return the bits of a sharded model after wrapping, its first loss, and its bits after that step."""
     asked = config("task=tests.train.test_sharded_memory:Given", "train.parallel=fsdp", *settings)
     task, distributed = Given(asked), nodes_of_two(rank, world_size)
-    OWN.manual_seed(4)
     model, deferred = make_model(task, asked, distributed, control_ranks(distributed))
     assert (deferred is None) == ("fsdp.deferred_init=false" in settings)
     # The watchdog sees each parameter, so a long build is no hang.
@@ -95,7 +94,6 @@ def built(rank, world_size, *settings):
 
 OTHER_WAYS = {
     2: [
-        ["fsdp.wrap=classes", "fsdp.classes=[Linear]"],
         ["train.activation_checkpointing=full", "train.ema=0.9"],
     ],
     4: [["fsdp.shard=hybrid", "job.nodes=2"]],

@@ -25,5 +25,5 @@ def test_a_shard_that_another_module_reads_is_refused(rank):
         NotTrainable, match=r"^train\.parallel: fsdp gathers the weights of a part"
     ) as told:
         made.training_step(batches(way, rank, 0, 1)[0], loss)
-    remedy = "set fsdp.wrap=blocks, or fsdp.wrap=classes without this part, or use ddp"
+    remedy = "set fsdp.wrap=blocks, or use ddp"
     assert remedy in str(told.value)

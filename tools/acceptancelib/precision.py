@@ -34,8 +34,7 @@ def check(job: Job) -> list[Outcome]:
 
 
 def _outcome(job: Job, precision: Precision, device: torch.device, expected: float) -> Outcome:
-    has = {"tf32": vendor.has_tf32, "bf16": vendor.has_bf16}.get(precision)
-    if has is not None and not job.simulated and not has(device):
+    if precision == "bf16" and not job.simulated and not vendor.has_bf16(device):
         return needs_gpu(precision, f"a GPU with {precision}")
     found = {parts: measure(precision, device, parts) for parts in (1, 2)}
     wrong = [

@@ -2,7 +2,6 @@
 """Peak host memory of a rank while a GPT is built and sharded with FSDP.
 
 - deferred: only rank 0 builds the model with weights, and sends them after sharding
-- restored: as on a resume: no rank builds weights, which come from a checkpoint
 - normal: every rank builds the whole model
 
 The builds are those of a run. Each rank is a process on the CPU, connected by gloo. The peak is what the
@@ -74,7 +73,7 @@ def main() -> int:
         f"shard {whole / world / _MIB:.0f}, block {block / _MIB:.0f}, largest parameter {largest / _MIB:.0f}"
     )
     print(f"{'build':<10}{'rank 0, MiB':>10}{'other ranks, MiB':>20}{'seconds':>10}")
-    for name in ("deferred",) if options.fake_world else ("deferred", "restored", "normal"):
+    for name in ("deferred",) if options.fake_world else ("deferred", "normal"):
         with tempfile.TemporaryDirectory() as folder:
             ranks = 1 if options.fake_world else options.ranks
             codes = fork_ranks(
@@ -97,17 +96,12 @@ def _measure(
     _join(rank, folder, options)
     world = dist.get_world_size()
     place = DistributedConfig(world_size=world, rank=rank, local_rank=rank, num_gpus_per_node=world)
-    # Loads what the first sharding and the first recording import.
+    # Loads what the first sharding imports.
     build(place, LanguageModelShape(width=16, layers=1, heads=1, context=8), name)
-    steps, resumes = folder / "steps", name == "restored"
-    if resumes:
-        build(place, shape, name).save_checkpoint(steps, 1)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # Resets VmHWM.
     before, start = _status("VmRSS"), time.perf_counter()
-    trainer = build(place, shape, name, resumes=resumes)
-    if resumes:
-        assert trainer.load_checkpoint(steps) is not None
+    trainer = build(place, shape, name)
     seconds, peak = time.perf_counter() - start, _status("VmHWM") - before
     assert not any(parameter.is_meta for parameter in trainer.module.parameters())
     (folder / f"{rank}.json").write_text(json.dumps({"peak": peak, "seconds": seconds}))
@@ -128,17 +122,15 @@ def _join(rank: int, folder: Path, options: argparse.Namespace) -> None:
     )
 
 
-def build(
-    place: DistributedConfig, shape: LanguageModelShape, name: str, *, resumes: bool = False
-) -> DistributedAMPTrainer:
-    """Build and shard the model as a run does; with ``resumes`` a checkpoint must follow."""
+def build(place: DistributedConfig, shape: LanguageModelShape, name: str) -> DistributedAMPTrainer:
+    """Build and shard the model as a run does."""
     settings = ["optim.name=sgd", "optim.momentum=0", "train.parallel=fsdp"]
     config = resolve([override_layer([*settings, f"fsdp.deferred_init={name != 'normal'}"])])
     task = _Shaped(config, shape)
     ranks = Ranks() if _is_fake() else control_ranks(place)
-    model, deferred = make_model(task, config, place, ranks, resumes=resumes)
+    model, deferred = make_model(task, config, place, ranks)
     assert (deferred is not None) == (name != "normal")
-    return build_trainer(config, task, model, place, "fsdp", deferred, loads=resumes)
+    return build_trainer(config, task, model, place, "fsdp", deferred)
 
 
 def _is_fake() -> bool:

@@ -53,7 +53,7 @@ FAULTS = (
         "fused optimizers of other libraries decide on the GPU",
         "train/step/gate.py",
         (('type(optimizer).__module__.startswith("torch.optim.")', "True"),),
-        ("tests/train/test_precision.py", "-k", "another_library"),
+        ("tests/train/test_precision.py", "-k", "foreign_optimizer"),
     ),
     Fault(
         "fused SGD decides on the GPU before its momentum exists",

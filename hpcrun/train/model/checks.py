@@ -5,30 +5,23 @@ DDP would wait forever for the gradient of a parameter on which the loss does no
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
-from hpcrun.config import Config
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import trained_by
 from hpcrun.train.task import Task
 
 
-def require_model(model: Any, task: Task, config: Config, *, ranks: int, gpu: bool) -> None:
-    """Raise UserError if the result of ``task.build_model()`` cannot be trained with ``config``.
-
-    ``gpu``: True if each of the ``ranks`` has a GPU.
-    """
+def require_model(model: Any, task: Task) -> None:
+    """Raise UserError if the result of ``task.build_model()`` cannot be trained."""
     where = f"{type(task).__name__}.build_model()"
     if not isinstance(model, nn.Module):
         raise UserError(f"{where} returned {_kind(model)}; return a torch.nn.Module")
@@ -38,25 +31,12 @@ def require_model(model: Any, task: Task, config: Config, *, ranks: int, gpu: bo
             f"{where}: a lazy module has no shape before its first batch ({shortened(unmade)}); give the "
             "sizes, or call the model once in build_model with a batch of zeros"
         )
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not trained:
+    if not any(p.requires_grad for p in model.parameters()):
         frozen = [name for name, _ in model.named_parameters()]
         reason = (
             f"requires_grad is False for {shortened(frozen)}" if frozen else "it has no parameters"
         )
         raise UserError(f"{where}: the model has nothing to train: {reason}")
-    half = [name for name, p in trained if p.dtype == torch.float16]
-    if half and config.amp.dtype == "fp16":
-        raise UserError(
-            f"amp.dtype: torch cannot unscale the gradients of float16 weights ({shortened(half)}); "
-            f"let {where} return float32 weights, or set amp.dtype=fp32"
-        )
-    waits = [name for name, part in model.named_modules() if isinstance(part, nn.SyncBatchNorm)]
-    if waits and ranks > 1 and not gpu:
-        raise UserError(
-            f"{where}: torch supports SyncBatchNorm on GPUs only ({shortened(waits)}); use BatchNorm on the "
-            "CPU, or a single rank"
-        )
     if sparse := sparse_weights(model):
         raise UserError(
             f"{where}: the gradients of {shortened(sparse)} are sparse, which most optimizers and "
@@ -176,7 +156,8 @@ class Frozen:
     """Parameters that are frozen and that nothing would update if they became trainable; may be empty.
 
     Under DDP these are all frozen parameters, even those in the optimizer: DDP reduces only gradients of
-    parameters that required one when it wrapped the model.
+    parameters that required one when it wrapped the model. Under FSDP the check does not see a forward pass
+    that unfreezes a block's gathered weights.
     """
 
     def __init__(self, trainer: AMPTrainer) -> None:
@@ -187,24 +168,13 @@ class Frozen:
             for name, parameter in trainer.module.named_parameters()
             if not parameter.requires_grad and id(parameter) not in held
         }
-        self._unfrozen: set[str] = set()
-        for prefix, part in trainer.module.named_modules():
-            if issubclass(type(part), FSDPModule) and any(
-                name in self._parameters for name, _ in part.named_parameters(prefix)
-            ):
-                # Before FSDP's own hook, which frees the gathered weights and their requires_grad.
-                part.register_forward_hook(partial(self._note_unfrozen, prefix), prepend=True)
 
     def __bool__(self) -> bool:
         return bool(self._parameters)
 
     def require(self, step: int) -> None:
         """Raise NotTrainable if a frozen parameter requires a gradient after ``step``."""
-        unfrozen = [
-            name
-            for name, p in self._parameters.items()
-            if p.requires_grad or name in self._unfrozen
-        ]
+        unfrozen = [name for name, p in self._parameters.items() if p.requires_grad]
         if unfrozen:
             names = shortened([name.replace(_CHECKPOINT_PREFIX, "") for name in unfrozen])
             raise NotTrainable(
@@ -212,13 +182,6 @@ class Frozen:
                 "parameters at the start. Build it with requires_grad=True, and let the model's forward set "
                 "it to False until it is needed; under ddp also set train.find_unused_parameters=true"
             )
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _note_unfrozen(self, prefix: str, part: nn.Module, *_: Any) -> None:
-        """Record the gathered parameters of ``part`` that became trainable."""
-        for name, parameter in part.named_parameters(prefix):
-            if parameter.requires_grad and not isinstance(parameter, DTensor):
-                self._unfrozen.add(name)
 
 
 @contextlib.contextmanager

@@ -1,14 +1,12 @@
 """Build a model whose weights only rank 0 has, and give each rank its shards after sharding.
 
-Rank 0 runs the build as always. The other ranks run the same build, but each parameter moves to the meta
-device as soon as a module gets it, so that no rank but the first needs memory for the whole model.
+Rank 0 runs the build as always. The other ranks run the same build on the meta device, so that no rank but
+the first needs memory for the whole model.
 """
 
 import gc
 import hashlib
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,20 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import place_of
 
-_Storage: Any = StorageWeakRef
 swap_tensors: Any = torch.utils.swap_tensors
 _OF_MODULES = {"_parameters", "_buffers", "_modules"}
-# Accesses to the values of a tensor that bypass torch's dispatcher.
-_READS = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr"}
 
 
 class Undeferrable(Exception):
@@ -100,9 +92,7 @@ def build_drawn(make: Callable[[], Any]) -> tuple[Any, Deferred | None]:
     return model, deferred
 
 
-def build_deferred(
-    make: Callable[[], Any], ranks: Ranks, covered: Callable[[nn.Module], bool] | None = None
-) -> tuple[Any, Deferred | None, str]:
+def build_deferred(make: Callable[[], Any], ranks: Ranks) -> tuple[Any, Deferred | None, str]:
     """Return the result of ``make`` with weights on rank 0 only. Collective.
 
     Afterwards all ranks have the buffers, and the tensors in attributes of modules, of rank 0.
@@ -118,10 +108,8 @@ def build_deferred(
     reason = ""
     with ranks.agreed():
         if ranks.rank == 0:
-            deferred = _without_weights(make, covered)[0] if covered else None
-            if deferred is None:
-                model = make()
-                deferred, reason = _with_weights(model)
+            model = make()
+            deferred, reason = _with_weights(model)
     if ranks.rank != 0:
         deferred, reason = _without_weights(make)
     reports = ranks.gather((reason, deferred.signature() if deferred else ""))
@@ -131,7 +119,6 @@ def build_deferred(
     if deferred is None or reason:
         if deferred is not None and deferred.weights:
             deferred.restore()
-        deferred = None
         with ranks.agreed():
             return make() if model is None else model, None, reason
     others = [value for _, value in _other_tensors(deferred.model)]
@@ -159,129 +146,30 @@ def _with_weights(model: Any) -> tuple[Deferred | None, str]:
     return deferred, ""
 
 
-def _without_weights(
-    make: Callable[[], Any], covered: Callable[[nn.Module], bool] | None = None
-) -> tuple[Deferred | None, str]:
-    """Return the model of ``make`` without weights; or None and a reason.
-
-    ``covered``: the model must also have the buffers of a build in full, and satisfy this function.
-    """
-    build = _BuildWithoutWeights()
+def _without_weights(make: Callable[[], Any]) -> tuple[Deferred | None, str]:
+    """Return the model of ``make`` without weights; or None and a reason."""
+    before = _living()
     try:
-        with build.running():
+        with torch.device("meta"):
             model = make()
         if not isinstance(model, nn.Module):
             return None, "it returns no module"
         deferred = Deferred(model)
         deferred.defer()
         deferred.weights.clear()
-        build.require_nothing_outside(model)
-        others = [value for _, value in _other_tensors(model)]
-        exact = build.exact and not any(value.is_meta for value in others)
-        if covered is not None and not (exact and covered(model)):
-            return None, "rank 0 needs its weights"
+        inside = [*before, *model.parameters(), *(value for _, value in _other_tensors(model))]
+        known = {value.untyped_storage()._cdata for value in inside}
+        if any(value.untyped_storage()._cdata not in known for value in _living()):
+            return None, "tensors are held outside parameters, buffers and attributes"
     except Exception as error:  # of any type: the build in full decides if the error is the user's
         return None, _line(error)
-    # The build may have caught the exception.
-    return (None, build.refused) if build.refused else (deferred, "")
+    return deferred, ""
 
 
-class _BuildWithoutWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs a build in which each parameter moves to the meta device as soon as a module gets it.
-
-    A draw for a parameter on the meta device does not move its generator. So a later draw gives other values
-    than on rank 0. They may go into tensors of the model, which rank 0 sends, but nothing may read them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.refused = ""
-        self._skipped = self._wrong = False
-        self._made: list[Any] = []
-        self._behind: list[weakref.ref[torch.Generator]] = []
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run the block as a build without weights."""
-        modules: Any = nn.Module
-        original = modules.register_parameter
-
-        def register(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
-            if value is not None and not value.is_meta:
-                _to_meta(value, name)
-            original(module, name, value)
-
-        modules.register_parameter = register
-        try:
-            with _Reads(self), self:
-                yield
-        finally:
-            modules.register_parameter = original
-
-    def require_nothing_outside(self, model: nn.Module) -> None:
-        """Raise Undeferrable if the program keeps tensors or generators of the build outside ``model``."""
-        inside = [*model.parameters(), *(value for _, value in _other_tensors(model))]
-        known = {value.untyped_storage()._cdata for value in inside}
-        gc.collect()
-        if any(each.cdata not in known and not each.expired() for each in self._made):
-            raise Undeferrable("tensors are held outside parameters, buffers and attributes")
-        own = (each() for each in self._behind)
-        if any(each is not None and each is not torch.default_generator for each in own):
-            raise Undeferrable("a generator that has drawn parameters is still held")
-
-    @property
-    def exact(self) -> bool:
-        """True if no random values differ from those of a build in full."""
-        return not self._wrong
-
-    def refuse(self, what: str) -> Undeferrable:
-        """Record that the build cannot be deferred, and return the exception."""
-        self.refused = self.refused or what
-        return Undeferrable(what)
-
-    def sees(self, generators: list[torch.Generator]) -> None:
-        """Note generators that a draw does not move, because its values are those of a parameter."""
-        self._behind += map(weakref.ref, generators)
-
-    def reads(self, name: str, values: list[Tensor]) -> None:
-        """Raise Undeferrable if ``name`` reads values that rank 0 alone has."""
-        if any(value.is_meta for value in values) or self._wrong:
-            raise self.refuse(f"it reads the values of a tensor ({name})")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        values = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if _READ_TAGS & {*func.tags}:
-            self.reads(str(func), values)
-        result = func(*args, **(kwargs or {}))
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            on_meta = any(value.is_meta for value in made)
-            self._wrong |= self._skipped and not on_meta
-            self._skipped |= on_meta
-        self._made += [
-            _Storage(value.untyped_storage()) for value in made if value.is_meta or self._wrong
-        ]
-        return result
-
-
-_READ_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-
-class _Reads(TorchFunctionMode):
-    """Reports what torch's dispatcher does not: direct accesses to values, and the program's generators."""
-
-    def __init__(self, build: _BuildWithoutWeights) -> None:
-        super().__init__()
-        self._build = build
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves, name = tree_leaves((args, kwargs)), getattr(func, "__name__", "")
-        values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if name in _READS:
-            self._build.reads(name, values)
-        if any(value.is_meta for value in values):
-            self._build.sees([leaf for leaf in leaves if isinstance(leaf, torch.Generator)])
-        return func(*args, **(kwargs or {}))
+def _living() -> list[Tensor]:
+    """Return the tensors on the meta device that the program holds."""
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter) and one.is_meta]
 
 
 def fill(

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -54,10 +53,9 @@ def _load(model: nn.Module, source: Path, renames: Mapping[str, str | None]) -> 
                 "the model"
             )
     sizes = {name: wanted[name].nbytes for name in names if not wanted[name].is_meta}
-    # Another thread: a build without weights watches what this thread does with tensors.
-    with torch.no_grad(), ThreadPoolExecutor(1) as reader:
+    with torch.no_grad():
         for group in in_groups(sizes, _GROUP):
-            read = reader.submit(weights.read, [names[name] for name in group]).result()
+            read = weights.read([names[name] for name in group])
             for name in group:
                 wanted[name].copy_(read[names[name]])
 

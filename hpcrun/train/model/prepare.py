@@ -10,28 +10,29 @@ class occurs in the list more than once, or if it is the only class in the list:
 ResNet's bottlenecks. Elements without parameters (activations) are not blocks, and blocks do not nest. An
 embedding is no block: its matrix is often the output's too (``F.linear(x, embedding.weight)``).
 
-A block that writes its buffers (running statistics, vectors of a spectral norm) would write them again when
-its activations are recomputed, so activation checkpointing refuses such a block.
+A norm would update its running statistics again when its activations are recomputed, so activation
+checkpointing refuses blocks with such norms.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FunctionType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     checkpoint_wrapper,
 )
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from hpcrun.devices.vendor import CompileMode
-from hpcrun.errors import NotTrainable, UserError
+from hpcrun.errors import UserError
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -42,12 +43,6 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     found: dict[int, nn.Module] = {}
     _collect(module, found)
     return list(found.values())
-
-
-def by_class(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
-    """Return the submodules of ``module`` with a class name in ``names``, inner ones first."""
-    wanted = set(names)
-    return _below(module, lambda part: kind(part).__name__ in wanted)
 
 
 def kind(module: nn.Module) -> type[nn.Module]:
@@ -88,60 +83,6 @@ def _collect(module: nn.Module, found: dict[int, nn.Module]) -> None:
             found.setdefault(id(child), child)
         else:
             _collect(child, found)
-
-
-def _below(module: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    found: dict[int, nn.Module] = {}
-
-    def walk(parent: nn.Module) -> None:
-        # MultiheadAttention uses the weights of its submodules without calling them.
-        if isinstance(parent, nn.MultiheadAttention):
-            return
-        for child in parent.children():
-            inner = (
-                child._checkpoint_wrapped_module if isinstance(child, CheckpointWrapper) else child
-            )
-            walk(inner)
-            if id(child) not in found and chosen(child):
-                found[id(child)] = child
-
-    walk(module)
-    return list(found.values())
-
-
-class Buffers:
-    """Copies of the buffers of checkpointed blocks in ``module``, taken at construction."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._found = [
-            (block, {name: value.detach().clone() for name, value in _buffers(block)})
-            for block in module.modules()
-            if isinstance(block, CheckpointWrapper)
-        ]
-
-    def require_same(self) -> None:
-        """Raise NotTrainable if a forward pass has changed one of the buffers since."""
-        for block, before in self._found:
-            now = dict(_buffers(block))
-            changed = [name for name, value in before.items() if not _equal(now.get(name), value)]
-            if changed:
-                kind = type(block._checkpoint_wrapped_module).__name__
-                raise NotTrainable(
-                    f"train.activation_checkpointing: {kind} changes its buffer {changed[0]} in "
-                    "training, and would change it twice; set none"
-                )
-
-
-def _buffers(block: CheckpointWrapper) -> Iterator[tuple[str, Tensor]]:
-    inner: nn.Module = block._checkpoint_wrapped_module
-    return inner.named_buffers()
-
-
-def _equal(now: Tensor | None, before: Tensor) -> bool:
-    """Return True if both hold the same values; NaN equals NaN."""
-    if now is None or now.shape != before.shape or now.dtype != before.dtype:
-        return False
-    return bool(((now == before) | ((now != now) & (before != before))).all())
 
 
 _aten: Any = torch.ops.aten
@@ -195,7 +136,7 @@ def prepare(module: nn.Module, wanted: Preparation) -> None:
     """Set activation checkpointing in place; the strategy compiles later.
 
     Raises:
-        UserError: the model has no blocks to checkpoint.
+        UserError: the model has no blocks to checkpoint, or blocks with running statistics.
     """
     if wanted.checkpointing != "none":
         _checkpoint_activations(module, wanted)
@@ -229,6 +170,12 @@ def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
             f"train.activation_checkpointing: {type(module).__name__} has no blocks (elements of one class "
             "in an nn.ModuleList or nn.Sequential); put its layers into one, or set none"
         )
+    for part in (inner for block in found for inner in block.modules()):
+        if isinstance(part, _NormBase) and part.track_running_stats and part.training:
+            raise UserError(
+                f"train.activation_checkpointing: {type(part).__name__} in a block would update its running "
+                "statistics twice in a step; set none"
+            )
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_costly)

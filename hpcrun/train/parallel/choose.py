@@ -75,12 +75,6 @@ def resolve_parallel(
     earlier: str | None = None,
 ) -> Parallel:
     """Resolve ``train.parallel``; for ``auto`` print the reason for the choice. Collective."""
-    if config.train.parallel == "fsdp" and distributed.world_size == 1:
-        print(
-            "hpcrun: train.parallel=fsdp: a single rank has nothing to shard; it trains as with `single`, "
-            "and the options in fsdp have no effect",
-            flush=True,
-        )
     if config.train.parallel != "auto":
         return config.train.parallel
     if distributed.world_size == 1:

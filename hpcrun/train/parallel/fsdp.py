@@ -31,7 +31,7 @@ from hpcrun.errors import NotTrainable, UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.checks import kept_buffers, kept_generators, unshardable
-from hpcrun.train.model.prepare import blocks, by_class, compile_in_place, kind, unshared
+from hpcrun.train.model.prepare import blocks, compile_in_place, unshared
 from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.network import BYTES, MANY_GRADIENTS
 from hpcrun.train.parallel.process_group import connect
@@ -86,7 +86,7 @@ class FSDPStrategy(Strategy):
             self._shape = error  # Training needs no copy; whole() reports the error.
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
-        """Compile and shard the units from the inside out, then the rest of ``module``."""
+        """Compile and shard the units, then the rest of ``module``."""
         if mode in vendor.WITHOUT_GRAPHS and self._distributed.rank == 0:
             print(
                 f"hpcrun: train.compile_mode={mode} replays graphs at fixed addresses, but fsdp gathers "
@@ -199,10 +199,6 @@ class FSDPStrategy(Strategy):
 
     def _sharding(self, mesh: DeviceMesh) -> dict[str, Any]:
         offload = self._options.cpu_offload and mesh.device_type != "cpu"
-        if self._options.cpu_offload and not offload and self._distributed.rank == 0:
-            print(
-                "hpcrun: fsdp.cpu_offload: the ranks are on the CPU; nothing to offload", flush=True
-            )
         if offload and self._scaled:
             raise UserError(
                 "fsdp.cpu_offload: torch's loss scaler for fp16 reads a factor for offloaded gradients "
@@ -235,8 +231,7 @@ class FSDPStrategy(Strategy):
             if _MIXED in text:
                 raise NotTrainable(
                     "train.parallel: fsdp gathers the weights of a part for the forward pass of this part, "
-                    f"but the model reads them in another part too ({text}); set fsdp.wrap=blocks, or "
-                    "fsdp.wrap=classes without this part, or use ddp"
+                    f"but the model reads them in another part too ({text}); set fsdp.wrap=blocks, or use ddp"
                 ) from error
             if self.casts and _PRECISIONS.search(text):
                 raise NotTrainable(
@@ -271,32 +266,13 @@ class FSDPStrategy(Strategy):
 
 
 def units(module: nn.Module, options: FSDP) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Return the submodules of ``module`` to shard as units, inner ones first, without ``module`` itself.
+    """Return the submodules of ``module`` to shard as units, and those of them to compile: the blocks.
 
     Submodules with tied weights belong to the root.
-
-    Returns:
-        The units, and those of them to compile: blocks, or units without units inside.
-
-    Raises:
-        UserError: the model has none of the requested classes.
     """
-    if options.wrap != "classes":
-        found = unshared(module, blocks(module))
-        outside = large_layers(module, found) if options.wrap == "auto" else []
-        return [*found, *outside], found
-    found = by_class(module, options.classes)
-    absent = set(options.classes) - {kind(part).__name__ for part in found}
-    if absent:
-        here = sorted({kind(part).__name__ for part in module.modules() if part is not module})
-        raise UserError(
-            f"fsdp.classes: {type(module).__name__} has no {min(absent)}; it has {', '.join(here)}"
-        )
-    chosen = unshared(module, found)
-    inside = [
-        unit for unit in chosen for part in unit.modules() if part in chosen and part is not unit
-    ]
-    return chosen, [unit for unit in chosen if unit not in inside]
+    found = unshared(module, blocks(module))
+    outside = large_layers(module, found) if options.wrap == "auto" else []
+    return [*found, *outside], found
 
 
 def large_layers(root: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:

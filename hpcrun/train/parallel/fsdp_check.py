@@ -117,24 +117,16 @@ class ShardedUse:
         late = [name for name, ends in self._given.items() if self._reduces and _apart(nodes, ends)]
         if self._reduces:
             self._reached.clear()
-        words = self._ranks.gather((node_name(), idle, late, missing))
-        hosts, *kinds = zip(*words, strict=True)
-        idle_somewhere, late_somewhere, missing_somewhere = map(_not_on_all, kinds)
-        for rank, parts in idle_somewhere:
-            self._refuse(
-                f"the loss of rank {rank} ({hosts[rank]}) does not depend on {_first(parts)}, but "
-                "that of other ranks does; use its output on every rank, times 0 where it must not count"
-            )
-        for rank, parts in late_somewhere:
-            self._refuse(
-                f"the loss of rank {rank} ({hosts[rank]}) does not depend on the inputs of {_first(parts)}, "
-                "but that of other ranks does; use them on every rank, times 0 where they must not count"
-            )
-        for rank, names in missing_somewhere:
-            self._refuse(
-                f"the loss of rank {rank} ({hosts[rank]}) does not depend on {shortened(names)}, but that of "
-                "other ranks does; use them on every rank, times 0 where they must not count"
-            )
+        unused = [part or "the model" for part in sorted(idle)]
+        unused += [f"the inputs of {part or 'the model'}" for part in late]
+        hosts, found = zip(*self._ranks.gather((node_name(), unused + missing)), strict=True)
+        everywhere = set.intersection(*map(set, found))
+        for rank, names in enumerate(found):
+            if only := [name for name in names if name not in everywhere]:
+                self._refuse(
+                    f"the loss of rank {rank} ({hosts[rank]}) does not depend on {shortened(only)}, but that "
+                    "of other ranks does; use them on every rank, times 0 where they must not count"
+                )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _note_given(self, part: str, _module: nn.Module, *given: Any) -> None:
@@ -166,24 +158,9 @@ def _ends(values: Any) -> list[Any]:
     return [leaf.grad_fn for leaf in found if leaf.grad_fn is not None]
 
 
-def _not_on_all(named: Sequence[Sequence[str]]) -> list[tuple[int, list[str]]]:
-    """Return the ranks with names that not all ranks have, and those names."""
-    everywhere = set.intersection(*map(set, named))
-    return [
-        (rank, only)
-        for rank, names in enumerate(named)
-        if (only := [name for name in names if name not in everywhere])
-    ]
-
-
 def _apart(nodes: set[Any] | None, ends: Sequence[Any]) -> bool:
     """Return True if none of ``ends`` is among ``nodes``; False if the nodes are unknown."""
     return nodes is not None and not nodes & {*ends}
-
-
-def _first(parts: Sequence[str]) -> str:
-    """Name the outermost of ``parts``; the root has an empty name."""
-    return "the model" if "" in parts else parts[0]
 
 
 def _plain(name: str) -> str:

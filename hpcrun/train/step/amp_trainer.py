@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.config import AMPConfig
-from hpcrun.devices.accelerator import default_device
+from hpcrun.devices.accelerator import default_device, is_accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.parallel.strategies import NOTHING, Strategy
-from hpcrun.train.step.ema import THREADS, TrainerCheckpoints, WeightAverage
+from hpcrun.train.step.ema import THREADS, WeightAverage
 from hpcrun.train.step.gate import StepGate, trained_by
 from hpcrun.train.step.precision import (
     LossFunction,
@@ -97,7 +98,7 @@ class AMPTrainer:
         self._ema = ema
         self._average: WeightAverage | None = None
         self._weights: Sequence[Weight] = ()
-        self._checkpoints = TrainerCheckpoints(self._state, self._checkpoint_ranks, self.device)
+        self._engines: dict[Path, CheckpointEngine] = {}
 
     @property
     def _replays_graphs(self) -> bool:
@@ -269,7 +270,7 @@ class AMPTrainer:
                 :meth:`load_checkpoint` did not load.
             RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
         """
-        return self._checkpoints.start(where, step, extra, meta).wait()[-1]
+        return self.start_checkpoint(where, step, extra, meta).wait()[-1]
 
     def start_checkpoint(
         self,
@@ -278,17 +279,31 @@ class AMPTrainer:
         extra: Mapping[str, Any] | None = None,
         meta: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
-    ) -> None:
+        *,
+        disk: bool = True,
+        memory: bool = True,
+    ) -> CheckpointEngine:
         """Start :meth:`save_checkpoint` asynchronously: a thread writes while training continues. Collective.
 
         In your own loop :class:`hpcrun.Checkpointer` does this, and reports the outcome. ``step``, ``extra``,
         ``meta`` and the errors are as for :meth:`save_checkpoint`.
 
         Args:
-            where: a folder of checkpoints, or an engine made for one, which reports the outcome.
+            where: a folder of checkpoints, or an engine made for one.
             own: plain data of this rank only, returned in the ``own`` of :meth:`load_checkpoint`.
+            disk: as for :meth:`CheckpointEngine.start`.
+            memory: as for :meth:`CheckpointEngine.start`.
+
+        Returns:
+            The engine, which reports the outcome.
         """
-        self._checkpoints.start(where, step, extra, meta, own)
+        engine = self._engine(where)
+        engine.require_restored("load_checkpoint()")
+        state = self._state()
+        shared, rank = state.capture(dict(extra or {}))
+        own, meta, alike = {**(own or {}), **rank}, dict(meta or {}), state.alike()
+        engine.start(step, shared, own, meta, alike, disk=disk, memory=memory)
+        return engine
 
     def load_checkpoint(
         self, where: Path | str | CheckpointEngine, skip: Collection[int] = ()
@@ -309,7 +324,20 @@ class AMPTrainer:
             CheckpointError: checkpoints exist but none is valid, or the newest does not fit the model.
             RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
         """
-        return self._checkpoints.load(where, skip)
+        engine, state = self._engine(where), self._state()
+        restored = engine.restore(state.template(), skip)
+        return None if restored is None else state.restore(restored)
+
+    def _engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
+        """Return the engine of a folder; the first call for a folder is collective."""
+        if isinstance(where, CheckpointEngine):
+            return where
+        folder = Path(where)
+        if folder not in self._engines:
+            self._engines[folder] = folder_engine(
+                folder_store(folder), self._checkpoint_ranks(), pinned=is_accelerator(self.device)
+            )
+        return self._engines[folder]
 
     def _state(self) -> TrainingState:
         # First apply the last step's result to the schedule: the optimizer holds its learning rate.

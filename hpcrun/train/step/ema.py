@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -11,13 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.outcome import Restored
-from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.state.training import RankPart, TrainingState
+from hpcrun.checkpoint.state.training import RankPart
 from hpcrun.checkpoint.state.tree import named_parameters
-from hpcrun.devices.accelerator import is_accelerator
-from hpcrun.ranks.collective import Ranks
 
 
 class WeightAverage:
@@ -76,67 +70,6 @@ def _local(value: Tensor) -> Tensor:
     """Return this rank's shard of a tensor, for kernels that do not accept DTensor."""
     with torch.no_grad():
         return value.to_local() if isinstance(value, DTensor) else value.detach()
-
-
-class TrainerCheckpoints:
-    """Saves and restores the state of a trainer in folders."""
-
-    def __init__(
-        self,
-        state: Callable[[], TrainingState],
-        ranks: Callable[[], Ranks],
-        device: torch.device,
-    ) -> None:
-        self._state, self._ranks = state, ranks
-        self._pinned = is_accelerator(device)
-        self._engines: dict[Path, CheckpointEngine] = {}
-
-    def engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
-        """Return the engine of a folder; the first call for a folder is collective."""
-        if isinstance(where, CheckpointEngine):
-            return where
-        folder = Path(where)
-        if folder not in self._engines:
-            self._engines[folder] = folder_engine(
-                folder_store(folder), self._ranks(), pinned=self._pinned
-            )
-        return self._engines[folder]
-
-    def start(
-        self,
-        where: Path | str | CheckpointEngine,
-        step: int,
-        extra: Mapping[str, Any] | None,
-        meta: Mapping[str, Any] | None,
-        own: Mapping[str, Any] | None = None,
-        *,
-        disk: bool = True,
-        memory: bool = True,
-    ) -> CheckpointEngine:
-        """Start a save as :meth:`AMPTrainer.start_checkpoint`, and return its engine.
-
-        ``disk`` and ``memory``: where the snapshot is kept; see :meth:`CheckpointEngine.start`.
-        """
-        engine = self.engine(where)
-        engine.require_restored("load_checkpoint()")
-        state = self._state()
-        shared, rank = state.capture(dict(extra or {}))
-        engine.start(
-            step,
-            shared,
-            {**(own or {}), **rank},
-            dict(meta or {}),
-            state.alike(),
-            disk=disk,
-            memory=memory,
-        )
-        return engine
-
-    def load(self, where: Path | str | CheckpointEngine, skip: Collection[int]) -> Restored | None:
-        """Restore as :meth:`AMPTrainer.load_checkpoint`."""
-        engine, state = self.engine(where), self._state()
-        restored = engine.restore(state.template(), skip)
-        return None if restored is None else state.restore(restored)
 
 
 def use_threads(saved: int | None) -> str | None:

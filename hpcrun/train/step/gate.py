@@ -5,7 +5,7 @@ before the check, so all ranks reach the same decision without further communica
 """
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Container
 from functools import cache
 from typing import Any
@@ -16,9 +16,6 @@ from torch.optim import Optimizer
 
 from hpcrun.config import AMPConfig
 from hpcrun.devices import accelerator
-
-SCALES_KEPT = 1000
-"""Number of loss-scale changes to remember, enough for about a million steps."""
 
 _NEVER = 2**31 - 1
 
@@ -49,8 +46,7 @@ class StepGate:
     """Takes optimizer steps with finite gradients and skips the rest.
 
     ``steps`` counts all steps, ``skipped`` the skipped ones, ``skipped_in_row`` the consecutive ones up to
-    now. ``scales`` holds the latest changes of the loss scale as (steps so far, scale from there on). All are
-    the same on every rank.
+    now. All are the same on every rank.
     """
 
     late_on: Container[object] = accelerator.KINDS
@@ -69,8 +65,6 @@ class StepGate:
             enabled=amp.dtype == "fp16",
         )
         self.steps = self.skipped = self.skipped_in_row = 0
-        self.scales: deque[tuple[int, float]] = deque(maxlen=SCALES_KEPT)
-        self._scale = amp.init_scale
         self._pending: StepDecision | None = None
         self._readback: _Readback | None = None
 
@@ -94,15 +88,14 @@ class StepGate:
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
             self._update()
             self._readback = self._readback or _Readback(found.device)
-            scaled = self.scaler.is_enabled()
-            self._readback.send(found, self.scaler._scale if scaled else None)
+            self._readback.send(found)
             self._pending = decision
         else:
             skipped = bool(found)
             if not skipped:
                 optimizer.step()
             self._update()
-            self._record(decision, skipped, self.scaler.get_scale())
+            self._record(decision, skipped)
         return norm, decision
 
     @property
@@ -114,13 +107,12 @@ class StepGate:
         """Wait for the last step's decision and record it, if it is still pending."""
         if self._pending is not None and self._readback is not None:
             decision, self._pending = self._pending, None
-            found, scale = self._readback.read()
-            self._record(decision, found > 0, scale)
+            self._record(decision, self._readback.read())
 
     def found_last(self) -> bool:
         """Return True if the pending step is skipped; waits for the decision and records nothing."""
         assert self._readback is not None
-        return self._readback.read()[0] > 0
+        return self._readback.read()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's state and the counters: plain numbers."""
@@ -130,7 +122,6 @@ class StepGate:
             "steps": self.steps,
             "skipped": self.skipped,
             "skipped_in_row": self.skipped_in_row,
-            "scales": [list(change) for change in self.scales],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,13 +129,9 @@ class StepGate:
         self.resolve_pending()
         if self.scaler.is_enabled() and "scale" in state:
             self.scaler.load_state_dict(state)
-            self._scale = self.scaler.get_scale()
         self.steps = state.get("steps", 0)
         self.skipped = state.get("skipped", 0)
         self.skipped_in_row = state.get("skipped_in_row", 0)
-        self.scales = deque(
-            ((steps, scale) for steps, scale in state.get("scales", ())), maxlen=SCALES_KEPT
-        )
 
     def _not_finite(self, optimizer: Optimizer, norm: Tensor | None) -> Tensor | bool:
         """Return a true value if any gradient is infinite or NaN; a scalar on the device is 1.0 if so."""
@@ -167,14 +154,11 @@ class StepGate:
         if self.scaler.is_enabled():
             self.scaler.update(None if self._amp.dynamic else self._amp.init_scale)
 
-    def _record(self, decision: StepDecision, skipped: bool, scale: float) -> None:
+    def _record(self, decision: StepDecision, skipped: bool) -> None:
         decision._skipped = skipped
         self.steps += 1
         self.skipped += skipped
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
-        if self.scaler.is_enabled() and scale != self._scale:
-            self._scale = scale
-            self.scales.append((self.steps, scale))
         self._after(skipped)
 
 
@@ -203,29 +187,25 @@ def _started(optimizer: Optimizer) -> bool:
 
 
 class _Readback:
-    """Asynchronous copy of the decision and the loss scale from the device to the host."""
+    """Asynchronous copy of the decision from the device to the host."""
 
     def __init__(self, device: torch.device) -> None:
-        self._host = accelerator.host_zeros(2, device)
-        self._found, self._scale = self._host.unbind()
+        self._host = accelerator.host_zeros(1, device)
         on_gpu = accelerator.is_accelerator(device)
         self._event = accelerator.event(device) if on_gpu else None
 
-    def send(self, found: Tensor, scale: Tensor | None) -> None:
+    def send(self, found: Tensor) -> None:
         """Start the copy; ``found`` may change afterwards."""
-        self._found.copy_(found, non_blocking=True)
-        if scale is not None:
-            self._scale.copy_(scale, non_blocking=True)
+        self._host.copy_(found, non_blocking=True)
         if self._event is not None:
             # On the stream of the copies: the trainer's device may not be the current device.
             accelerator.record(self._event, found.device)
 
-    def read(self) -> tuple[float, float]:
-        """Wait for the copy; return both numbers."""
+    def read(self) -> bool:
+        """Wait for the copy; return True if the step was skipped."""
         if self._event is not None:
             self._event.synchronize()
-        found, scale = self._host.tolist()
-        return found, scale
+        return self._host.item() > 0
 
 
 def not_finite(optimizer: Optimizer) -> Tensor:

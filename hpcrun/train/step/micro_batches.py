@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.model.checks import Frozen, require_loss
-from hpcrun.train.model.prepare import Buffers
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.step.weighting import Weight, impossible
 from hpcrun.train.task import Task
@@ -61,20 +60,12 @@ class MicroBatchStep:
 
     def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Compute the loss in this process's first step, and check it on all ranks together."""
-        recomputed = self._trainer.preparation.checkpointing != "none"
-        buffers = Buffers(self._trainer.module) if recomputed else None
         value = self._bare(model, batch)
-
-        def judge() -> None:
-            require_loss(value, self._name)
-            if buffers is not None:
-                buffers.require_same()
-
         if self._trainer.forward_is_collective:
             # A rank that skipped an FSDP block would wait here while the other ranks wait for that block.
-            judge()
+            require_loss(value, self._name)
         else:
-            self._trainer.control_ranks().together(judge)
+            self._trainer.control_ranks().together(lambda: require_loss(value, self._name))
         return value
 
     def _weights(

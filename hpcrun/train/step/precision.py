@@ -40,16 +40,6 @@ def faster(amp: AMPConfig, device: torch.device) -> str | None:
     )
 
 
-def shortfall(amp: AMPConfig, device: torch.device) -> str | None:
-    """Return a note if the device lacks the requested precision, else None."""
-    if amp.dtype != "tf32" or vendor.has_tf32(device):
-        return None
-    if device.type != vendor.KIND:
-        return "amp.dtype=tf32: only NVIDIA GPUs have this format; this device computes in fp32"
-    name = accelerator.name(device)
-    return f"amp.dtype=tf32: {name} has no TensorFloat-32; it computes in fp32"
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with every tensor on ``device``; dicts, lists, tuples and dataclasses are traversed.
 

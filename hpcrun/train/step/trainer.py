@@ -142,11 +142,6 @@ class DistributedAMPTrainer(AMPTrainer):
         """The parallelism of the ranks."""
         return self._parallel
 
-    @property
-    def preparation(self) -> Preparation:
-        """The preparation of the model before it is wrapped."""
-        return self._preparation
-
     def setup_distributed(self) -> DistributedConfig:
         """Join the process group, unless there is one; return the description of this rank. Collective.
 
