@@ -16,8 +16,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_340, 25),
     "checkpoint": (6_280, 33),
     "cli": (4_910, 34),
-    "config": (2_920, 14),
-    "devices": (750, 6),
+    "config": (2_910, 14),
+    "devices": (740, 6),
     "diagnose": (1_690, 9),
     "estimate": (1_220, 9),
     "hpcrun": (720, 9),
@@ -30,8 +30,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_410, 18),
     "slurm": (4_360, 25),
     "tasks": (1_100, 8),
-    "tests": (58_130, 449),
-    "train": (10_370, 49),
+    "tests": (57_790, 447),
+    "train": (10_010, 49),
 }
 """The most lines and files of each package, and of the tests."""
 
