@@ -6,7 +6,6 @@ The switches do nothing on other devices, so that callers need no case for them.
 import ctypes
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -153,21 +152,3 @@ def _last_error() -> Callable[[], int] | None:
     # runtime that torch uses.
     library = ctypes.CDLL(torch._C.__file__)
     return getattr(library, "hipGetLastError" if torch.version.hip else "cudaGetLastError", None)
-
-
-def write_memory_report(summary: Callable[[], Path]) -> bool:
-    """Write the allocator's summary, and next to it its state as .pickle for https://pytorch.org/memory_viz.
-
-    Args:
-        summary: returns the file; called only if this process has used a GPU.
-
-    Returns:
-        False if it has used none.
-    """
-    cuda: Any = torch.cuda
-    if not cuda.is_initialized():
-        return False
-    path = summary()
-    path.write_text(cuda.memory_summary())
-    cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))
-    return True
