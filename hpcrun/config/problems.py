@@ -158,11 +158,6 @@ def unknown(key: str, known: Collection[str]) -> str:
         )
     if near := nearest(key, known):
         return f"unknown key; did you mean {' or '.join(near)}?"
-    section = key.rpartition(".")[0]
-    siblings = [name for name in known if name.rpartition(".")[0] == section]
-    if siblings:
-        names = ", ".join(name.rpartition(".")[2] for name in siblings)
-        return f"unknown key; {section or 'a config'} takes {names}"
     return "unknown key; `hpcrun config schema` lists all keys"
 
 

@@ -3,13 +3,9 @@
 The switches do nothing on other devices, so that callers need no case for them.
 """
 
-import contextlib
 import ctypes
-import math
 import os
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -140,65 +136,3 @@ def _last_error() -> Callable[[], int] | None:
     # runtime that torch uses.
     library = ctypes.CDLL(torch._C.__file__)
     return getattr(library, "hipGetLastError" if torch.version.hip else "cudaGetLastError", None)
-
-
-class GpuUse:
-    """Samples the use of one GPU in a thread, with NVML or AMD SMI, until :meth:`close`."""
-
-    def __init__(self, sample: Callable[[], tuple[float, float]], every: float = 2.0) -> None:
-        """Start the thread.
-
-        Args:
-            sample: returns utilization in percent and used bytes; any error ends the sampling.
-            every: seconds between two samples; the driver averages utilization over at most one second.
-        """
-        self._sample, self._every = sample, every
-        self._samples: list[tuple[float, float]] = []
-        self._over = threading.Event()
-        threading.Thread(target=self._run, name="hpcrun-gpu-use", daemon=True).start()
-
-    def read(self) -> tuple[float, float]:
-        """Return the mean utilization (percent) and the most memory (bytes) since the last call.
-
-        The memory is that of all processes on the GPU, with torch's cache. NaN without a sample.
-        """
-        found, self._samples = self._samples, []
-        if not found:
-            return math.nan, math.nan
-        busy, used = zip(*found, strict=True)
-        return sum(busy) / len(busy), max(used)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._over.set()
-
-    def _run(self) -> None:
-        with contextlib.suppress(Exception):  # a slice of a GPU (MIG) has no utilization
-            while not self._over.wait(self._every):
-                sample = self._sample()
-                self._samples.append(sample)
-
-
-def gpu_use(device: torch.device) -> GpuUse | None:
-    """Start to sample a GPU; None for other devices."""
-    if device.type != KIND:
-        return None
-    return GpuUse(lambda: (torch.cuda.utilization(device), torch.cuda.device_memory_used(device)))
-
-
-def write_memory_report(summary: Callable[[], Path]) -> bool:
-    """Write the allocator's summary, and next to it its state as .pickle for https://pytorch.org/memory_viz.
-
-    Args:
-        summary: returns the file; called only if this process has used a GPU.
-
-    Returns:
-        False if it has used none.
-    """
-    cuda: Any = torch.cuda
-    if not cuda.is_initialized():
-        return False
-    path = summary()
-    path.write_text(cuda.memory_summary())
-    cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))
-    return True

@@ -87,10 +87,6 @@ class RunDirectory:
         """A line per attempt to start the batch step of ``job``; the step removes the file when it begins."""
         return self.path / f".unstarted-{job}"
 
-    def nonfinite(self, step: int) -> Path:
-        """Details of a step with gradients that were not finite: losses and samples (JSON)."""
-        return self.path / "nonfinite" / f"step-{step}.json"
-
     def job_logs(self, job: str) -> Path:
         """Folder of a job's logs."""
         return self.logs / job

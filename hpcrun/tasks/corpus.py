@@ -6,7 +6,6 @@ It needs no download. Rank 0 packs it. The same Python release and options give 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import sys
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 VERSION = 4
 
 SPLITS = ("train", "validation")
-HASHES = "sha256.json"
-"""The file with the SHA-256 of each split, which completes a corpus."""
 
 # Tests and fixtures are not typical code, encodings and pydoc_data are mostly tables, and the installed
 # packages differ between machines.
@@ -75,12 +72,10 @@ def pack(root: Path, folder: Path, options: LanguageModelData) -> None:
         split: b"".join(text for name, text in files if (name in held_out) == (split == SPLITS[1]))
         for split in SPLITS
     }
-    hashes = {split: hashlib.sha256(text).hexdigest() for split, text in texts.items()}
     try:
         with draft_folder(folder) as draft:
             for split, text in texts.items():
                 split_path(draft, split).write_bytes(text)
-            (draft / HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
             for path in (*draft.iterdir(), draft):
                 sync(path)
             draft.rename(folder)
@@ -93,34 +88,9 @@ def pack(root: Path, folder: Path, options: LanguageModelData) -> None:
             ) from error
 
 
-def verify(folder: Path) -> None:
-    """Raise UserError unless ``folder`` is a corpus with the recorded hashes."""
-    for split, wanted in hashes(folder).items():
-        path = split_path(folder, split)
-        try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}; remove {folder}") from error
-        if found != wanted:
-            raise UserError(
-                f"{path}: damaged: its SHA-256 is not that of {HASHES}; remove {folder}"
-            )
-
-
 def split_path(folder: Path, split: str) -> Path:
     """Return the file of a split of the corpus in ``folder``."""
     return folder / f"{split}.bin"
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    """Return the recorded SHA-256 of each split; raises UserError if ``folder`` is no corpus."""
-    try:
-        found = json.loads((folder / HASHES).read_bytes())
-        return {split: str(found[split]) for split in SPLITS}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{folder}: not a corpus of this task ({HASHES}: {error}); name another folder in data.path"
-        ) from error
 
 
 def sources(root: Path) -> list[str]:

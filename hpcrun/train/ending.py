@@ -90,7 +90,7 @@ def finished(
             with context.at("restoring the best weights"):
                 shown = put_best_back(trainer, engine, early, last)
     except CheckpointError as problem:
-        error = f"none: the weights for the report are no longer readable: {problem}"
+        error = f"none: the best weights are not readable: {problem}"
     else:
         with trainer.averaged():
             report, error = _report(task, trainer, shown.validation_loss)
@@ -162,34 +162,23 @@ def put_best_back(
     early: EarlyStopping,
     last: Weights,
 ) -> Weights:
-    """Load the best checkpoint that exists, and return which weights the trainer has then. Collective.
+    """Load the best checkpoint, and return which weights the trainer has then. Collective.
 
     The trainer enters with ``last``, which is committed, so nothing is lost; save nothing after this call.
-    The trainer keeps ``last`` if the best checkpoint is gone, or if ``last`` is the best.
+    The trainer keeps ``last`` if no checkpoint of the best loss is there, or if ``last`` has this loss.
 
     Raises:
-        CheckpointError: neither the best nor the last checkpoint is readable.
+        CheckpointError: the best checkpoint is not readable.
     """
     ranks, store = engine.ranks, engine.store
     kept = ranks.from_rank_0(lambda: _kept(store, early))
-    best = early.best_step if early.best_step in kept else max(kept, default=last.step)
-    if early.best is None or best == last.step or last.step in kept:
+    if not kept or last.step in kept:
         return last
+    best = max(kept)
     others = ranks.from_rank_0(lambda: set(store.steps()) - {best})
-    try:
-        if trainer.load_checkpoint(engine, skip=others) is not None:
-            return Weights(best, early.best)
-        problem = f"step {best} is gone"
-    except CheckpointError as error:
-        problem = str(error)
-    if trainer.is_main_process:
-        line = f"the report is for step {last.step} instead of the best: {problem}"
-        print(f"hpcrun: {line}", file=sys.stderr, flush=True)
-    # The failed load may have overwritten some weights.
-    skip = ranks.from_rank_0(lambda: set(store.steps()) - {last.step})
-    if trainer.load_checkpoint(engine, skip=skip) is None:
-        raise CheckpointError(f"step {last.step} is gone")
-    return last
+    if trainer.load_checkpoint(engine, skip=others) is None:
+        raise CheckpointError(f"step {best} is gone")
+    return Weights(best, early.best)
 
 
 def _kept(store: CheckpointStore, early: EarlyStopping) -> list[int]:

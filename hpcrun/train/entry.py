@@ -119,7 +119,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         enter_folder(run)
         distributed = describe(config)
         by_hand = scheduler(os.environ) == "direct"
-        job = _job_by_hand(run, config, distributed) if by_hand else distributed.job_id
+        job = _job_by_hand(run, distributed) if by_hand else distributed.job_id
     except UserError as error:
         record_refusal(run, error)
         return refuse(error)
@@ -139,26 +139,18 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     return code
 
 
-def _job_by_hand(run: RunDirectory, config: Config, distributed: DistributedConfig) -> str:
-    """Return a name in place of a job id: that of the process that started the ranks of rank 0's node.
+def _job_by_hand(run: RunDirectory, distributed: DistributedConfig) -> str:
+    """Return a name in place of a job id: that of the process that started the ranks.
 
-    All nodes must use the same name, since it names the folder of the ranks' records.
+    Raises:
+        ClusterError: the ranks are on several nodes, whose starters have different names.
     """
+    if distributed.num_nodes > 1:
+        raise ClusterError(
+            f"{distributed.num_nodes} nodes, and no Slurm job starts them; use `hpcrun submit`"
+        )
     # Several ranks cannot choose a free name: rank 0 may have taken the name already.
-    own = job_of_process(run, os.getpid()) if distributed.world_size == 1 else f"pid{os.getppid()}"
-    # Without torchrun's agent no store exists yet: rank 0 makes it when training begins.
-    if distributed.num_nodes == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return own
-    # Must come before torch; the later call then changes nothing.
-    prepare_environment(distributed, bind=config.train.affinity and not config.command)
-    from hpcrun.train.parallel.process_group import broadcast_word
-
-    try:
-        return broadcast_word(distributed, f"hpcrun/slurm/launch/{distributed.restart_count}", own)
-    except RuntimeError as error:
-        line = (str(error).splitlines() or [""])[0]
-        print(f"hpcrun: rank 0 did not send its name: {line}", file=sys.stderr, flush=True)
-        return own
+    return job_of_process(run, os.getpid()) if distributed.world_size == 1 else f"pid{os.getppid()}"
 
 
 def run_attempt(

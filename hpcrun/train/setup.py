@@ -76,8 +76,7 @@ class Context:
 
     def explain_memory(self, parallel: Parallel) -> AbstractContextManager[None]:
         """Add advice to an out-of-memory error in the block."""
-        logs, place = self.run.attempt_logs(self.attempt), self.distributed
-        return explaining(self.config, parallel, place.world_size, logs, place.rank)
+        return explaining(self.config, parallel, self.distributed.world_size)
 
 
 _MAX_PREPARE = 86400.0

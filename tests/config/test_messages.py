@@ -46,8 +46,7 @@ Write = Callable[..., str]
         ),
         (
             "checkpoint: {zzz: 1}",
-            "run.yaml:1: checkpoint.zzz: unknown key; checkpoint takes every, minutes, auto, "
-            "keep, keep_every, keep_best, host_memory",
+            "run.yaml:1: checkpoint.zzz: unknown key; `hpcrun config schema` lists all keys",
         ),
     ],
 )

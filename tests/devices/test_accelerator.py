@@ -105,7 +105,6 @@ def test_the_switches_of_a_vendor_do_nothing_on_another_device() -> None:
     assert torch.get_float32_matmul_precision() == before
     if not torch.cuda.is_available():
         assert vendor.lock_pages(0, 1) == (None, "")
-        assert not vendor.write_memory_report(lambda: pytest.fail("no GPU was used"))
 
 
 def test_an_event_is_recorded_on_the_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,6 @@ def test_the_report_is_plain_data_and_keeps_the_random_state(packed):
     assert torch.equal(torch.get_rng_state(), before)
     assert json.loads(json.dumps(report)) == report == again
     assert report["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
-    assert len(report["corpus_sha256"]) == 64
     assert report["sample"].startswith("def ")
 
 

@@ -79,7 +79,7 @@ def test_a_stream_of_datasets_in_loaders_is_refused(monkeypatch):
 
 
 def test_a_state_that_needs_arguments_is_refused_with_the_remedy():
-    with pytest.raises(UserError, match="needs num_samples and from_beginning, which only its own"):
+    with pytest.raises(UserError, match=r"Mosaic\.state_dict\(\) missing 2 .*; write it without"):
         read(Mosaic(), 0, 1)
 
 

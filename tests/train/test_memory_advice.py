@@ -53,15 +53,15 @@ def test_lack_of_memory_is_distinguished_from_other_errors(
     assert is_out_of_memory(error) is expected
 
 
-def test_a_real_refusal_of_the_allocator_is_explained(tmp_path: Path) -> None:
+def test_a_real_refusal_of_the_allocator_is_explained() -> None:
     with (
         pytest.raises(OutOfMemory, match=r"train\.micro_batch[^$]*same --name") as caught,
-        explaining(resolve([]), "ddp", 4, tmp_path, rank=0),
+        explaining(resolve([]), "ddp", 4),
     ):
         torch.empty(1 << 60, dtype=torch.uint8)
     assert Path(caught.traceback[-1].path) == Path(__file__)
     with (
         pytest.raises(ValueError, match="another"),
-        explaining(resolve([]), "ddp", 4, tmp_path, rank=0),
+        explaining(resolve([]), "ddp", 4),
     ):
         raise ValueError("another")

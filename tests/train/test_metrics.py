@@ -317,10 +317,12 @@ def test_a_failing_sink_is_reported_once_and_the_rest_continues(
     sinks.write({"step": 2})
     sinks.close()
     assert read_lines(run.metrics) == [{"step": 1}, {"step": 2}]
-    assert capsys.readouterr().err == "hpcrun: cannot write Full: no space\n"
+    assert (
+        capsys.readouterr().err == "hpcrun: cannot write Full: no space; the training continues\n"
+    )
 
 
-def test_metrics_report_the_end_of_an_outage(
+def test_metrics_go_on_after_an_outage(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sinks = Sinks([JsonLines(run)])
@@ -339,7 +341,6 @@ def test_metrics_report_the_end_of_an_outage(
     for step in (5, 6):
         sinks.write({"step": step})
     sinks.close()
-    assert capsys.readouterr().err == "hpcrun: writing metrics works again\n"
     assert read_lines(run.metrics) == [{"step": 1}, {"step": 5}, {"step": 6}]
 
 

@@ -1,7 +1,5 @@
 """The policies for a step that is not finite, in one process."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, read_events
 from hpcrun.train.data import batching as order
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.health.nonfinite import DUMPS, NonFiniteWatch, NotFinite, samples_of
+from hpcrun.train.health.nonfinite import REPORTS, NonFiniteWatch, NotFinite, samples_of
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import AMPTrainer
 
@@ -59,28 +57,25 @@ class Training:
             watch.check(self.trainer.training_step([torch.ones(3, 2) * factor], loss))
         watch.finish()
 
-    def dumps(self):
-        files = (self.run.path / "nonfinite").glob("*.json")
-        return sorted(int(path.stem.removeprefix("step-")) for path in files)
+    def reports(self):
+        return [event.step for event in read_events(self.run)]
 
 
 def test_the_first_consecutive_bad_step_is_recorded(tmp_path, capsys):
     training = Training(tmp_path, start=20)
     training.go("..xxx..x.")
-    assert training.dumps() == [22, 27]
-    dump = json.loads(training.run.nonfinite(22).read_text())
-    (rank,) = dump["ranks"]
+    first, second = read_events(training.run)
     taken = order.samples(np.arange(22 * 4, 23 * 4), len(DATA), seed=3).tolist()
-    assert rank["samples"] == [taken[:2], taken[2:]]
-    assert (dump["step"], dump["in_a_row"], rank["loss"]) == (22, 1, "nan")
-    assert [event.step for event in read_events(training.run)] == [22, 27]
+    facts = {"in_a_row": 1, "ranks": [0], "samples": [taken[:2], taken[2:]]}
+    assert (first.what, first.step, first.fields) == ("nonfinite", 22, facts)
+    assert second.step == 27
     assert capsys.readouterr().err.count(": gradients are not finite") == 2
 
 
 def test_an_attempt_records_a_limited_number_of_bad_steps(tmp_path):
     training = Training(tmp_path)
-    training.go("x." * (DUMPS + 5))
-    assert len(training.dumps()) == DUMPS
+    training.go("x." * (REPORTS + 5))
+    assert len(training.reports()) == REPORTS
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -106,7 +101,7 @@ def test_training_stops_as_the_policy_says(
         training.go(pattern)
     assert said in str(stop.value)
     assert "the loss of rank 0 on" in str(stop.value)
-    assert training.dumps()[-1] == step
+    assert training.reports()[-1] == step
     weights = torch.cat([value.flatten() for value in training.trainer.module.parameters()])
     assert weights.isfinite().all()
 
@@ -125,10 +120,10 @@ def test_overflows_of_a_dynamic_scale_are_reported_beyond_the_limit(tmp_path, ca
     limited = ["amp.dtype=fp16", "train.nonfinite_limit=4"]
     training = Training(tmp_path, *limited, amp=AMPConfig(dtype="fp16"))
     training.go("ooo.ooo.")
-    assert (training.dumps(), capsys.readouterr().err) == ([], "")
+    assert (training.reports(), capsys.readouterr().err) == ([], "")
     with pytest.raises(NotFinite, match=r"4 consecutive steps \(train.nonfinite_limit\)"):
         training.go("oooo")
-    assert len(training.dumps()) == 1
+    assert len(training.reports()) == 1
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -138,7 +133,7 @@ def test_a_nan_loss_is_not_an_overflow(tmp_path, monkeypatch, late):
     amp = AMPConfig(dtype="fp16")
     training = Training(tmp_path, "amp.dtype=fp16", amp=amp)
     training.go(".ooxxo.ox.")
-    assert training.dumps() == [3, 8]
+    assert training.reports() == [3, 8]
 
 
 def test_a_fixed_scale_that_overflows_obeys_the_policy(tmp_path):
@@ -165,11 +160,3 @@ def test_an_invalid_weight_is_named_and_changes_nothing(tmp_path, capsys, weight
     assert "train.lr" not in str(stopped.value)
     for old, new in zip(before, training.trainer.module.parameters(), strict=True):
         assert torch.equal(old, new)
-
-
-def test_a_full_disk_loses_the_dump_but_training_continues(tmp_path, capsys):
-    (tmp_path / "nonfinite").write_text("in the way")
-    training = Training(tmp_path)
-    training.go(".x.")
-    assert "nonfinite/step-1.json: " in capsys.readouterr().err
-    assert training.trainer.gate.steps == 3

@@ -5,8 +5,6 @@ therefore calls this code at the same step, without further communication.
 """
 
 import math
-import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +14,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import Config
 from hpcrun.errors import PeerFailed, PlannedStop
+from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
-from hpcrun.run.files import write_json
 from hpcrun.train.data import batching as order
 from hpcrun.train.data.batches import length
 from hpcrun.train.data.batching import Batching
@@ -30,12 +28,12 @@ from hpcrun.train.step.weighting import impossible
 Samples = Callable[[int, int], list[list[int]]]
 """Return the dataset indices of a rank at a step, a list per micro-batch."""
 
-DUMPS = 20
-"""Maximum number of steps per attempt that are written to files, in addition to the step of the stop."""
+REPORTS = 20
+"""Maximum number of reported steps per attempt, in addition to the step of the stop."""
 
 
 class NotFinite(PlannedStop):
-    """Error that stops the training; the text names the step, the rank and the file with the samples.
+    """Error that stops the training; the text names the step and the rank.
 
     The restart policy treats it as any failure: another start may help against a faulty chip; otherwise the
     second stop at the same step ends the run (``restarts.same_step``).
@@ -84,7 +82,7 @@ class NonFiniteWatch:
         self._first = start - trainer.gate.steps
         self._seen = trainer.gate.skipped
         self._results: deque[StepResult] = deque(maxlen=2)
-        self._dumps, self._reported = 0, False
+        self._reports, self._reported = 0, False
 
     def check(self, result: StepResult) -> None:
         """Record the result of a step; call it after every step, on every rank.
@@ -108,7 +106,7 @@ class NonFiniteWatch:
         new, self._seen = gate.skipped - self._seen, gate.skipped
         in_a_row = gate.skipped_in_row
         self._reported = self._reported and in_a_row > new
-        fresh = not self._reported and self._dumps < DUMPS
+        fresh = not self._reported and self._reports < REPORTS
         many = in_a_row >= self._limit
         if not (fresh or many):
             return
@@ -116,10 +114,10 @@ class NonFiniteWatch:
         overflow = self._scaled and not any(rank.lost for rank in ranks)
         if overflow and not many:
             return
-        self._dumps, self._reported = self._dumps + 1, True
+        self._reports, self._reported = self._reports + 1, True
         step = self._first + gate.steps - 1
         if self._ranks.rank == 0:
-            self._dump(step, in_a_row, ranks)
+            self._report(step, in_a_row, ranks)
         if many:
             self._stop(step, in_a_row, ranks)
 
@@ -128,51 +126,24 @@ class NonFiniteWatch:
         weights = [(n, float(one)) for n, one in enumerate(result.weights) if impossible(one)]
         return self._ranks.gather(_Found(node_name(), result.loss.item(), weights))
 
-    def _dump(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
-        path = self._run.nonfinite(step)
-        content = {
-            "step": step,
-            "in_a_row": in_a_row,
-            "time": round(time.time(), 3),
-            "job": self._attempt.job,
-            "restart": self._attempt.restart,
-            "in_place": self._attempt.in_place,
-            "loss_scale": self._trainer.scaler.get_scale() if self._scaled else None,
-            "ranks": [
-                {
-                    "rank": rank,
-                    "host": found.host,
-                    "loss": str(found.loss) if found.lost else found.loss,
-                    "samples": self._samples(step, rank) if self._samples else None,
-                }
-                for rank, found in enumerate(ranks)
-            ],
-        }
-        try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_json(path, content)
-        except OSError as error:
-            print(f"hpcrun: cannot write {path}: {error}", file=sys.stderr, flush=True)
-        print(
-            f"hpcrun: skipped step {step}: gradients are not finite; {_whose(ranks)}; "
-            f"samples in {path.relative_to(self._run.path)}",
-            file=sys.stderr,
-            flush=True,
-        )
+    def _report(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
+        """Print the step, and write it to the event log with the samples of the first rank that causes it."""
         bad = _guilty(ranks)
-        note(self._run, "nonfinite", self._attempt, step=step, in_a_row=in_a_row, ranks=bad)
+        say_aside(f"hpcrun: skipped step {step}: gradients are not finite; {_whose(ranks)}")
+        samples = self._samples(step, bad[0]) if bad and self._samples else None
+        facts = {"in_a_row": in_a_row, "ranks": bad, "samples": samples}
+        note(self._run, "nonfinite", self._attempt, step=step, **facts)
 
     def _stop(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
         bad = _guilty(ranks) or [0]
         if self._ranks.rank not in bad:
             raise PeerFailed(f"gradients are not finite at step {step}; see rank {bad[0]}")
         row = f", {in_a_row} consecutive steps" if in_a_row > 1 else ""
-        name = self._run.nonfinite(step).relative_to(self._run.path)
         known = any(found.weights for found in ranks)
         more = "" if known else ", at train.lr, or use a higher precision (amp.dtype)"
         raise NotFinite(
             f"gradients are not finite at step {step}{row} (train.nonfinite_limit); {_whose(ranks)}; "
-            f"check the samples in {name}{more}"
+            f"check its samples, in {self._run.events.name}{more}"
         )
 
 

@@ -2,14 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TypeGuard
 
 import torch
 
 from hpcrun.config import Config
-from hpcrun.devices import vendor
-from hpcrun.run.files import make_log_folder
 
 _HOW = (
     "repeat the command of this run with one of these and the same --name to resume from the last "
@@ -53,33 +50,14 @@ def is_out_of_memory(error: BaseException) -> TypeGuard[Exception]:
 
 
 @contextlib.contextmanager
-def explaining(
-    config: Config, parallel: str, ranks: int, folder: Path, rank: int
-) -> Iterator[None]:
-    """Turn a lack of memory in the block into :class:`OutOfMemory` with advice.
-
-    The state of the GPU's allocator goes to ``folder``.
-    """
+def explaining(config: Config, parallel: str, ranks: int) -> Iterator[None]:
+    """Turn a lack of memory in the block into :class:`OutOfMemory` with advice."""
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         first, *_ = str(error).strip().splitlines() or [type(error).__name__]
-        lines = [first, *advice(config, parallel, ranks), _HOW, *_snapshot(folder, rank)]
+        lines = [first, *advice(config, parallel, ranks), _HOW]
         # Not chained: the new error has the same traceback, and its text contains the old one.
         raise OutOfMemory("\n  ".join(lines)).with_traceback(error.__traceback__) from None
-
-
-def _snapshot(folder: Path, rank: int) -> Iterator[str]:
-    """Write the allocator's state for https://pytorch.org/memory_viz, and its summary."""
-    summary = folder / f"memory-rank-{rank:05d}.txt"
-
-    def file() -> Path:
-        make_log_folder(folder)
-        return summary
-
-    # The process may be too damaged for this; the error must be reported anyway.
-    with contextlib.suppress(Exception):
-        if vendor.write_memory_report(file):
-            yield f"memory summary in {summary}; next to it a .pickle file for pytorch.org/memory_viz"

@@ -1,7 +1,6 @@
 """Log metrics of training: rank 0 writes a line every ``train.log_every`` steps."""
 
 import contextlib
-import math
 import os
 import resource
 import time
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcrun.config import Config
-from hpcrun.devices import accelerator, vendor
+from hpcrun.devices import accelerator
 from hpcrun.printing import say
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.train.data.batching import worker_processes
@@ -85,7 +84,6 @@ class MetricsLog:
         self._slow = slow
         self._workers = worker_processes(config, os.environ, task.loader_processes)
         self._lines, self._hinted = 0, False
-        self._gpu = vendor.gpu_use(trainer.device)
         self._samples = measured.watch.on_device
 
     def step(self, done: int, result: StepResult) -> None:
@@ -131,8 +129,6 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the sinks, which sends buffered lines, on rank 0; the last call."""
-        if self._gpu is not None:
-            self._gpu.close()
         if self._sinks is not None:
             self._sinks.close()
 
@@ -146,11 +142,10 @@ class MetricsLog:
     def _gather(self, loss: float, lap: StepTimeMeans, stop: float) -> list[list[float]] | None:
         """Gather every rank's measurements on rank 0; None on other ranks.
 
-        They are the loss, seconds (step, data, own, stop), bytes, the GPU's utilization (percent) and bytes.
+        They are the loss, seconds (step, data, own, stop), and bytes.
         """
         memory = _memory(self._trainer.device)
-        gpu = (math.nan, math.nan) if self._gpu is None else self._gpu.read()
-        measured = [loss, lap.step, lap.data, lap.own, stop, memory, *gpu]
+        measured = [loss, lap.step, lap.data, lap.own, stop, memory]
         if self._ranks.world_size == 1:
             return [measured]
         mine = torch.tensor(measured, dtype=torch.float64)
@@ -163,7 +158,7 @@ class MetricsLog:
 
     def _log(self, done: int, result: StepResult, ranks: list[list[float]]) -> None:
         """Write the line, on rank 0."""
-        losses, steps, waits, own, stops, memory, busy, used = map(list, zip(*ranks, strict=True))
+        losses, steps, waits, own, stops, memory = map(list, zip(*ranks, strict=True))
         step = max(steps)
         per_second = self._batch_size / step
         line: dict[str, Any] = {
@@ -174,7 +169,6 @@ class MetricsLog:
             "step_time": _rounded(step),
             "data_wait": _rounded(max(waits)),
             "memory_gb": round(max(memory) / 1e9, 3),
-            **gpu_facts(busy, used),
         }
         if self._peak is not None and self._flops.per_sample is not None:
             achieved = self._flops.per_sample * per_second
@@ -217,19 +211,6 @@ def _memory(device: torch.device) -> float:
         return float(accelerator.peak_memory(device))
     # Linux reports kB (getrusage(2)).
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-
-
-def gpu_facts(busy: Sequence[float], used: Sequence[float]) -> dict[str, float]:
-    """Return the values of a metrics line from those of the ranks; empty if no rank has a sample.
-
-    Args:
-        busy: utilization of each rank's GPU in percent; NaN: unknown.
-        used: bytes in use on each rank's GPU; NaN: unknown.
-    """
-    known = [value for value in busy if not math.isnan(value)]
-    bytes_used = [value for value in used if not math.isnan(value)]
-    facts = {"gpu_utilization": round(sum(known) / len(known), 1)} if known else {}
-    return facts | ({"gpu_memory_gb": round(max(bytes_used) / 1e9, 3)} if bytes_used else {})
 
 
 def _rounded(value: float) -> float:

@@ -1,14 +1,13 @@
 """Destinations of metrics: metrics.jsonl and rank 0's log; optionally TensorBoard and Weights & Biases."""
 
 import atexit
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcrun.config import Config, masked_values
 from hpcrun.errors import UserError
-from hpcrun.printing import say
+from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import StepLines, facts_of, validation_line
 from hpcrun.run.record import wandb_id
@@ -118,10 +117,7 @@ class WeightsAndBiases(Sink):
 
 
 class Sinks:
-    """All sinks of a run, on rank 0. If a sink fails, its lines are lost, but training continues.
-
-    It reports the first failure, and the recovery.
-    """
+    """All sinks of a run, on rank 0. If a sink fails, its lines are lost; its first failure is printed."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self._sinks = sinks
@@ -129,7 +125,7 @@ class Sinks:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Write ``line`` to every sink."""
-        self._each(lambda sink: sink.write(line), proof=True)
+        self._each(lambda sink: sink.write(line))
 
     def flush(self) -> None:
         """Flush every sink."""
@@ -140,22 +136,15 @@ class Sinks:
         self._each(lambda sink: sink.close())
         self._sinks = []
 
-    def _each(self, act: Callable[[Sink], None], *, proof: bool = False) -> None:
-        """Call ``act`` for each sink; ``proof``: success proves that a failed sink works again."""
+    def _each(self, act: Callable[[Sink], None]) -> None:
         for number, sink in enumerate(self._sinks):
             try:
                 act(sink)
-                if proof and number in self._failed:
-                    # Some sinks write late, so only a flush proves it.
-                    sink.flush()
-                    self._failed.discard(number)
-                    print(f"hpcrun: writing {_name(sink)} works again", file=sys.stderr, flush=True)
             except Exception as error:
                 if number not in self._failed:
-                    print(
-                        f"hpcrun: cannot write {_name(sink)}: {error}", file=sys.stderr, flush=True
-                    )
-                self._failed.add(number)
+                    self._failed.add(number)
+                    name = "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
+                    say_aside(f"hpcrun: cannot write {name}: {error}; the training continues")
 
 
 def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
@@ -169,10 +158,6 @@ def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
     # For a failed training: the worker runs the atexit functions (worker.leave).
     atexit.register(built.close)
     return built
-
-
-def _name(sink: Sink) -> str:
-    return "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:

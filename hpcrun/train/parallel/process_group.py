@@ -222,26 +222,6 @@ def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.
     return PrefixStore(prefix, store)
 
 
-def broadcast_word(config: DistributedConfig, key: str, word: str) -> str:
-    """Return rank 0's ``word`` on all ranks, through the store of torchrun's agent, before any group exists.
-
-    Raises:
-        RuntimeError: the store cannot be reached, or rank 0 sent nothing within a minute.
-    """
-    store = TCPStore(
-        config.master_addr,
-        config.master_port,
-        is_master=False,
-        timeout=datetime.timedelta(minutes=1),
-        wait_for_workers=False,
-    )
-    if config.rank == 0:
-        store.set(key, word)
-        return word
-    received: bytes = store.get(key)
-    return received.decode()
-
-
 def select_device(config: DistributedConfig) -> torch.device:
     """Make this rank's device the current device and return it: its GPU, or the CPU."""
     if not config.device_ids:
