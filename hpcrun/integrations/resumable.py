@@ -13,7 +13,12 @@ from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
 from hpcrun.integrations.buckets import BucketOrder
-from hpcrun.integrations.loader import ExactLoader, next_pass
+from hpcrun.integrations.loader import (
+    ExactLoader,
+    UnknownLoaders,
+    next_pass,
+    require_own_generators,
+)
 from hpcrun.integrations.session import (
     ENDED,
     Session,
@@ -21,7 +26,6 @@ from hpcrun.integrations.session import (
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.integrations.unknown_loaders import UnknownLoaders, require_own_generators
 from hpcrun.run.reports import report
 
 

@@ -23,8 +23,8 @@ from hpcrun.errors import UserError
 from hpcrun.integrations.checkpoint_folders import CheckpointFolders
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks, StopAgreement
-from hpcrun.ranks.making import new_control_group
 from hpcrun.ranks.signals import STOP, StopReason, end_helpers
+from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.reports import report
 

@@ -25,7 +25,7 @@ from hpcrun.checkpoint.sharded.commit import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.ranks.collective import Ranks
-from hpcrun.ranks.making import new_control_group
+from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
 from hpcrun.train.step.ema import TrainerCheckpoints
 from tests.on_ranks import ranks
