@@ -266,7 +266,7 @@ class Resumable:
             CheckpointError: the last save failed. Raised on all ranks.
         """
         self._session.close()
-        ENDED.add(self._session.folder.absolute())
+        ENDED[self._session.folder.absolute()] = self
         report(self.steps, done=True)
 
     def state_dict(self) -> dict[str, Any]:
