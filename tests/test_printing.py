@@ -37,7 +37,6 @@ INTO_LOGS = (
 INTO_PIPES = (
     "network/agent.py",
     "network/torch_rank.py",
-    "run/import_path.py",
 )
 
 

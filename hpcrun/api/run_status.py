@@ -15,8 +15,8 @@ from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nod
 from hpcrun.job.history import all_histories, goodput, last_committed, of_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import last_output
-from hpcrun.run.events import Event, last_lines, read_events
-from hpcrun.run.files import open_regular
+from hpcrun.run.events import Event, read_events
+from hpcrun.run.files import open_regular, read_lines
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import replaced_now, slow_now
 from hpcrun.slurm.launch.jobs import RunState
@@ -203,7 +203,7 @@ def diagnosis_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | 
 
 
 def _pace(run: RunDirectory, events: Sequence[Event]) -> PaceFacts:
-    pace = facts(last_lines(run.metrics, _METRICS_READ), total_steps(run))
+    pace = facts(read_lines(run.metrics, _METRICS_READ), total_steps(run))
     return pace if pace.latest or pace.step else replace(pace, step=_reported_step(run, events))
 
 

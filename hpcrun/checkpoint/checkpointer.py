@@ -30,7 +30,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.ranks.collective import Ranks
-from hpcrun.ranks.making import new_control_group
+from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.lock_file import LockFile
 
 

@@ -78,7 +78,7 @@ class ExactState:
             self.epoch, self._used = count, {}
         self._save()
         self._session.finish()
-        ENDED.add(self._session.folders.root)
+        ENDED[self._session.folders.root] = self
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a prepared loader: a pass, or after a resume the rest of the saved pass.

@@ -11,7 +11,6 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from hpcrun.run.reports import report
 MANIFEST = "hpcrun.json"
 _UNFINISHED = "hpcrun-unfinished"
 """Mark of a folder from the beginning of a save to its commit."""
+_REMOVED = ".removed"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 _SECONDS = 3.0
 """Seconds to wait for a file of another node that a network file system does not show yet."""
@@ -46,11 +46,9 @@ class CheckpointFolders:
         keep: number of newest checkpoints to keep; None: all.
         facts: names and values that a resume must find unchanged.
 
-    Attributes:
-        others: folders ``checkpoint-STEP`` of another program. A save renames such a folder.
-
     Raises:
-        CheckpointError: another process saves there, or everybody may write to the folder.
+        CheckpointError: another process saves there, everybody may write to the folder, or it has a folder
+            ``checkpoint-STEP`` of another program.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class CheckpointFolders:
         self._trouble: str | None = None
         busy = f"{self.root}: {{holder}} saves there; use another folder, or end that training"
         self._lock = LockFile(self.root / ".lock", busy, error=CheckpointError)
-        self.others: list[Path] = ranks.from_rank_0(self._open)
+        ranks.from_rank_0(self._open)
 
     def path(self, step: int) -> Path:
         """Return the folder of ``step``, whether or not it exists."""
@@ -126,27 +124,24 @@ class CheckpointFolders:
 
     # Rank 0
 
-    def _open(self) -> list[Path]:
+    def _open(self) -> None:
         store = folder_store(self.root)
         store.make_root()
         store.require_private()
         self._lock.take(here=3.0, elsewhere=200.0)
-        left = [path for _, path in self._folders() if not (path / MANIFEST).exists()]
-        for path in left:
-            if not _is_of_another(path):
+        for _, path in self._folders():
+            _require_own(path)
+        for _, path in self._folders():
+            if not (path / MANIFEST).exists():
                 _remove(path)
-            else:
-                self._say(f"{path}: not used, because hpcrun has not committed it")
-        return [path for path in left if path.exists()]
+        for left in self.root.glob(f".checkpoint-*{_REMOVED}"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def _begin(self, step: int) -> None:
         folder = self.path(step)
-        if _is_of_another(folder):
-            aside = self.root / f"other-checkpoint-{step}-{int(time.time())}"
-            with explained("be renamed", folder):
-                folder.rename(aside)
-            self._say(f"{folder.name} is not of this training and was renamed to {aside.name}")
-        _remove(folder)
+        if folder.exists():
+            _require_own(folder)
+            _remove(folder)
         with explained("be made", folder):
             folder.mkdir()
             (folder / _UNFINISHED).touch()
@@ -246,11 +241,15 @@ def _manifest(path: Path) -> dict[str, Any] | None:
     return value if whole else None
 
 
-def _is_of_another(folder: Path) -> bool:
-    """Return True for a folder with files that hpcrun has neither committed nor begun."""
+def _require_own(folder: Path) -> None:
+    """Raise CheckpointError for a folder with files, of which hpcrun has written none."""
     with explained("be read", folder):
-        ours = any((folder / name).exists() for name in (MANIFEST, _UNFINISHED))
-        return not ours and folder.exists() and any(folder.iterdir())
+        names = [path.name for path in folder.iterdir()]
+    if names and not any(name.startswith("hpcrun") for name in names):
+        raise CheckpointError(
+            f"{folder}: is a checkpoint of another program, which an exact resume cannot use; move it away, "
+            "or save into another folder"
+        )
 
 
 def _names(folder: Path) -> list[str]:
@@ -260,8 +259,9 @@ def _names(folder: Path) -> list[str]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its manifest first: what a kill leaves does not count as a checkpoint."""
-    with explained("be removed", folder), suppress(FileNotFoundError):
-        (folder / MANIFEST).unlink(missing_ok=True)
-        (folder / _UNFINISHED).touch()
-        shutil.rmtree(folder)
+    """Remove a folder, under another name: what a kill leaves does not count as a checkpoint."""
+    with explained("be removed", folder):
+        hidden = folder.with_name(f".{folder.name}{_REMOVED}")
+        shutil.rmtree(hidden, ignore_errors=True)
+        folder.rename(hidden)
+        shutil.rmtree(hidden)

@@ -18,7 +18,13 @@ from hpcrun.errors import UserError
 from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.lightning_state import RankState, TrainerState
 from hpcrun.integrations.loader import ExactLoader
-from hpcrun.integrations.session import Session, default_folder, refuse_in_a_line
+from hpcrun.integrations.session import (
+    ENDED,
+    Session,
+    default_folder,
+    refuse_in_a_line,
+    require_first,
+)
 from hpcrun.ranks.signals import STOP
 
 try:
@@ -34,9 +40,6 @@ _CALLBACKS = {
     "BatchSizeFinder": "find the batch size with another Trainer",
     "OnExceptionCheckpoint": "remove it: ExactResume saves at a stop",
 }
-
-ENDED: dict[Path, Any] = {}
-"""The folders of trainings that have ended in this process, with their Trainer."""
 
 
 class ExactResume(Callback):  # type: ignore[misc]
@@ -77,10 +80,7 @@ class ExactResume(Callback):  # type: ignore[misc]
             return
         _require_exact(trainer)
         folder = default_folder(self._folder).absolute()
-        if ENDED.get(folder, trainer) is not trainer:
-            raise UserError(
-                f"{folder}: two Trainers of this program save there; pass ExactResume(folder=…) to each"
-            )
+        require_first(folder, trainer)
         # Lightning's handler of SIGTERM starts a collective, and that of SIGUSR1 requeues the job.
         trainer._signal_connector.register_signal_handlers = _nothing
         STOP.install()

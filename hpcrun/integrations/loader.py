@@ -5,19 +5,30 @@ resume, and batches before it are skipped by their indices, without reading samp
 """
 
 import atexit
+import gc
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hpcrun.errors import UserError
-from hpcrun.integrations.fetching import Order, SeededDataset, WorkerStart, set_epoch
+from hpcrun.integrations.datasets import (
+    Order,
+    Reader,
+    SeededDataset,
+    SeededStream,
+    StreamItem,
+    WorkerStart,
+    has_state,
+    set_epoch,
+)
 from hpcrun.integrations.random_state import (
     OwnRandomness,
     fingerprint,
@@ -25,7 +36,6 @@ from hpcrun.integrations.random_state import (
     mixed,
     reseed,
 )
-from hpcrun.integrations.streams import Reader, SeededStream, StreamItem, has_state
 from hpcrun.printing import say_aside
 from hpcrun.ranks.signals import end_helpers
 
@@ -40,7 +50,7 @@ class ExactLoader:
     rest of the saved pass, which may be empty. All other attributes are those of the DataLoader.
 
     Args:
-        loader: a ``torch.utils.data.DataLoader``, or torchdata's ``StatefulDataLoader``.
+        loader: a ``torch.utils.data.DataLoader``.
         name: different for each loader of the training, so that their random values differ.
         rank: number of this rank; None: as torch.distributed says.
 
@@ -296,8 +306,7 @@ def _require_exact(loader: Any, name: str) -> None:
             f"{name}: is a {type(loader).__name__}, not a torch.utils.data.DataLoader; pass the DataLoader, "
             "or remove loader= if the loop makes its own batches from the global generators"
         )
-    its_own = type(loader).__iter__ is not DataLoader.__iter__
-    if its_own and not type(loader).__module__.startswith("torchdata.stateful_dataloader"):
+    if type(loader).__iter__ is not DataLoader.__iter__:
         raise UserError(
             f"{name}: {type(loader).__name__} iterates in its own way, which a resume cannot repeat; pass a "
             "plain torch.utils.data.DataLoader"
@@ -311,3 +320,56 @@ def _require_exact(loader: Any, name: str) -> None:
             f"{name}: {type(loader.dataset).__name__} is a DataPipe, and its position cannot be saved; use a "
             "map-style dataset, or an IterableDataset"
         )
+
+
+def require_own_generators() -> None:
+    """Raise UserError for a loader, such as that of a validation, that draws only in its first pass.
+
+    The seed of its workers comes from the generator of the training, once in each start.
+    """
+    # Also the loaders of an earlier training in this process.
+    known = {id(vars(exact).get("loader")) for exact in _alive(ExactLoader)}
+    for loader in _alive(DataLoader):
+        if loader.persistent_workers and loader.generator is None and id(loader) not in known:
+            raise UserError(
+                f"DataLoader of a {type(loader.dataset).__name__} with persistent_workers=True: its first "
+                "pass of each start draws a random number, which changes the training after a resume; give "
+                "it generator=torch.Generator(), or if the training iterates it, pass it in loader="
+            )
+
+
+class UnknownLoaders:
+    """Search, in the first two steps of a start, for loaders that a checkpoint has no position of."""
+
+    def __init__(self) -> None:
+        self._before: WeakKeyDictionary[Any, int] | None = None
+        self._done = False
+
+    def step(self) -> None:
+        """Note the batches of all loaders so far, or in the second step compare; later do nothing.
+
+        Raises:
+            UserError: a loader has given batches between the two steps, in a pass that began before.
+        """
+        if self._done:
+            return
+        if self._before is None:
+            ours = (SeededDataset, SeededStream)
+            running = _alive(_BaseDataLoaderIter)
+            self._before = WeakKeyDictionary(
+                {one: one._num_yielded for one in running if not isinstance(one._dataset, ours)}
+            )
+            return
+        self._done = True
+        for one, count in self._before.items():
+            if one._num_yielded > count:
+                raise UserError(
+                    f"state.step(): the loop iterates a DataLoader of a {type(one._dataset).__name__} that "
+                    "hpcrun.resumable() was not given, so a resume would repeat samples; pass it in loader=, "
+                    "and iterate state.batches(loader)"
+                )
+
+
+def _alive(kind: type) -> Iterator[Any]:
+    # isinstance() would read the attribute __class__ of any object of the program.
+    return (one for one in gc.get_objects() if issubclass(type(one), kind))

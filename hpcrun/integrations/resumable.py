@@ -13,7 +13,12 @@ from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
 from hpcrun.integrations.buckets import BucketOrder
-from hpcrun.integrations.loader import ExactLoader, next_pass
+from hpcrun.integrations.loader import (
+    ExactLoader,
+    UnknownLoaders,
+    next_pass,
+    require_own_generators,
+)
 from hpcrun.integrations.session import (
     ENDED,
     Session,
@@ -21,7 +26,6 @@ from hpcrun.integrations.session import (
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.integrations.unknown_loaders import UnknownLoaders, require_own_generators
 from hpcrun.run.reports import report
 
 
@@ -262,7 +266,7 @@ class Resumable:
             CheckpointError: the last save failed. Raised on all ranks.
         """
         self._session.close()
-        ENDED.add(self._session.folder.absolute())
+        ENDED[self._session.folder.absolute()] = self
         report(self.steps, done=True)
 
     def state_dict(self) -> dict[str, Any]:

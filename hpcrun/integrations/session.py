@@ -23,16 +23,16 @@ from hpcrun.errors import UserError
 from hpcrun.integrations.checkpoint_folders import CheckpointFolders
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks, StopAgreement
-from hpcrun.ranks.making import new_control_group
 from hpcrun.ranks.signals import STOP, StopReason, end_helpers
+from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.reports import report
 
 AGAIN = 75
 """Exit code of a training that is not done: hpcrun starts the script again."""
 _CODE = str(Path(__file__).parents[1])
-ENDED: set[Path] = set()
-"""Folders of the trainings that have ended in this process."""
+ENDED: dict[Path, object] = {}
+"""The trainings that have ended in this process, by the folders of their checkpoints."""
 
 
 class Stop:
@@ -271,9 +271,9 @@ def own_place() -> tuple[int, int]:
     return 0, 1
 
 
-def require_first(folder: Path) -> None:
-    """Raise UserError if a training of this process has ended in ``folder``: a new one would resume it."""
-    if folder.absolute() in ENDED:
+def require_first(folder: Path, training: object = None) -> None:
+    """Raise UserError if another training of this process has ended in ``folder``, and would be resumed."""
+    if ENDED.get(folder.absolute(), training) is not training:
         raise UserError(
             f"{folder}: a training of this program has ended there, and a second training would continue "
             "with its weights; give each training its own folder="

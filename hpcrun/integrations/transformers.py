@@ -20,13 +20,17 @@ from hpcrun.errors import UserError
 from hpcrun.integrations.accelerate import ExactBase, exact_shard
 from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.loader import next_pass
-from hpcrun.integrations.session import FolderSession, default_folder, refuse_in_a_line
+from hpcrun.integrations.session import (
+    ENDED,
+    FolderSession,
+    default_folder,
+    refuse_in_a_line,
+    require_first,
+)
 from hpcrun.integrations.wandb import continue_wandb_run
 from hpcrun.ranks.signals import STOP, StopReason
 
 _FACTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed")
-TRAINED: set[Path] = set()
-"""Folders of the trainings that this program has begun."""
 
 
 class ExactResume(TrainerCallback):  # type: ignore[misc]
@@ -63,12 +67,7 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
         options = trainer.args
         _require_exact(options)
         root = self._root(options)
-        if root in TRAINED:
-            raise UserError(
-                f"{root}: a second train() of this program would resume the first; give each Trainer its own "
-                "ExactResume(folder=…)"
-            )
-        TRAINED.add(root)
+        require_first(root)
         limit = options.save_total_limit
         self._session = FolderSession(
             root,
@@ -93,15 +92,10 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
                 f"resume_from_checkpoint={given}: ExactResume resumes from {root} only; remove the argument, "
                 "and load weights of another training with from_pretrained()"
             )
-        elif given and self._session.folders.others:
-            raise UserError(
-                f"resume_from_checkpoint={given}: {self._session.folders.others[0]} is not a checkpoint of "
-                "ExactResume, which would begin anew; remove the argument and load its weights with "
-                "from_pretrained(), or end that training without ExactResume"
-            )
         with _changed(options, changes), _changed(trainer, self._wrapped(trainer)):
             result = train(resume_from_checkpoint=start)
         self._session.finish()
+        ENDED[root] = self
         return result
 
     # Events of the Trainer

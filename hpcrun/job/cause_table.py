@@ -122,7 +122,6 @@ def evidence_of(
     diagnosis: Diagnosis | None,
     *,
     unfinished: bool = False,
-    of_node: bool = False,
 ) -> Evidence:
     """Collect the evidence; a person's ``hpcrun cancel`` replaces Slurm's reason."""
     mine = {event.what: event for event in events if event.attempt == attempt}
@@ -130,7 +129,7 @@ def evidence_of(
         ending = replace(ending, word="preemption")
     if asked_to_end(events, attempt):
         ending = replace(ending, word="cancelled")
-    return Evidence(mine, exit_code, ending, diagnosis, unfinished, of_node)
+    return Evidence(mine, exit_code, ending, diagnosis, unfinished)
 
 
 def classify(evidence: Evidence) -> tuple[Cause, str]:

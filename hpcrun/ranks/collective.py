@@ -192,15 +192,15 @@ def first_of(troubles: list[str]) -> str:
 def _end(error: Exception | None) -> End:
     if error is None:
         return End(node_name())
-    known = isinstance(error, UserError)
-    refusal = str(error) if known else None
-    return End(
-        node_name(), one_line(error), refusal, isinstance(error, UserError) and error.certain
-    )
+    if not isinstance(error, UserError):
+        return End(node_name(), one_line(error))
+    return End(node_name(), one_line(error), str(error), error.certain)
 
 
 def _named(rank: int, host: str, text: str) -> str:
-    return f"rank {rank} ({host}): {text}"
+    # An inner call of the same rank may have named it.
+    name = f"rank {rank} ({host}): "
+    return text if text.startswith(name) else f"{name}{text}"
 
 
 class StopAgreement:

@@ -1,9 +1,10 @@
-"""TreeGroup: a process group made of a tree of small gloo groups, for large worlds.
+"""The control group: gloo's own full mesh for few ranks, a tree of small gloo groups for large worlds.
 
 A gloo group connects every rank with every other rank. In a tree, a collective goes up to rank 0 and its
 result comes down again, so a rank is connected only to its neighbors, and a leader to a few more ranks.
 """
 
+import functools
 import itertools
 import os
 import queue
@@ -15,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d
 
@@ -341,13 +343,9 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         self._work.put(None)
         self._thread.join(self._longest_end)
 
-    def abort(self) -> None:
-        """Do the same as :meth:`shutdown`: a started collective ends by its timeout."""
-        self.shutdown()
-
     def getBackendName(self) -> str:
         """Return the name that torch prints."""
-        return "hpcrun_tree"
+        return _BACKEND
 
     def _begin(self, name: str, run: "Callable[[list[Subgroup]], None]") -> "_Pending":
         self._begun.append((next(self._numbers), name))
@@ -362,33 +360,24 @@ class _Pending:
     def __init__(self, run: "Callable[[list[Subgroup]], None]") -> None:
         self._run = run
         self._over = threading.Event()
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the tensors hold the result; raises RuntimeError if a peer is gone or late."""
         if not self._over.wait(None if timeout is None else timeout.total_seconds()):
             raise RuntimeError(f"a collective has not ended within {timeout}")
-        if self._error is not None:
-            raise RuntimeError(str(self._error)) from self._error
+        if self.error is not None:
+            raise RuntimeError(str(self.error)) from self.error
         return True
 
-    def is_completed(self) -> bool:
-        """Return True if :meth:`wait` would not block."""
-        return self._over.is_set()
-
-    def carry_out(self, parts: "list[Subgroup]") -> BaseException | None:
-        """Run the collective; return its exception, or None."""
-        try:
-            self._run(parts)
-        except BaseException as error:  # wait() raises it.
-            self.fail(error)
-            return error
-        self._over.set()
-        return None
-
-    def fail(self, error: BaseException) -> None:
-        """Make :meth:`wait` raise ``error``."""
-        self._error = error
+    def carry_out(self, parts: "list[Subgroup]", broken: BaseException | None) -> None:
+        """Run the collective; or, after the exception ``broken`` of an earlier collective, fail with it."""
+        self.error = broken
+        if broken is None:
+            try:
+                self._run(parts)
+            except BaseException as error:  # wait() raises it.
+                self.error = error
         self._over.set()
 
 
@@ -403,13 +392,10 @@ def _carry_out(work: "queue.SimpleQueue[_Pending | None]", parts: list[Subgroup]
     """Run the collectives in ``work`` one at a time; close the connections at the end or first failure."""
     broken: BaseException | None = None
     while (pending := work.get()) is not None:
-        if broken is not None:
-            pending.fail(broken)
-            continue
-        broken = pending.carry_out(parts)
-        if broken is not None:
+        pending.carry_out(parts, broken)
+        if broken is None and pending.error is not None:
             # Frames hold references to groups; a group closes its connections with the last reference.
-            broken = broken.with_traceback(None)
+            broken = pending.error.with_traceback(None)
             parts.clear()
         del pending
     parts.clear()
@@ -444,3 +430,27 @@ def _reduction(opts: Any) -> Callable[[Tensor], Tensor]:
         if wanted == kind:
             return reduction
     raise ValueError(f"a control group reduces by SUM, MIN or MAX, not by {wanted}")
+
+
+FAN_OUT = 16
+"""Maximum members of a small group in the tree, and maximum ranks in a full mesh."""
+
+_BACKEND = "hpcrun_tree"
+
+
+def new_control_group(*, timeout: timedelta | None = None, description: str | None = None) -> Any:
+    """Make a group of all ranks for decisions on CPU tensors. Collective.
+
+    With up to ``FAN_OUT`` ranks it is a gloo group, with a connection between any two ranks. With more
+    ranks it is a tree: the connections of a rank grow with the logarithm of the number of ranks.
+
+    Args:
+        timeout: limit for a collective; None: torch's default, 30 minutes.
+        description: torch's description of the group's purpose.
+    """
+    if dist.get_world_size() <= FAN_OUT:
+        return dist.new_group(backend="gloo", timeout=timeout, group_desc=description)
+    if _BACKEND not in dist.Backend.backend_list:
+        tree = functools.partial(TreeGroup, fan_out=FAN_OUT)
+        dist.Backend.register_backend(_BACKEND, tree, devices=["cpu"])
+    return dist.new_group(backend=_BACKEND, timeout=timeout, group_desc=description)

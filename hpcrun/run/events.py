@@ -3,7 +3,6 @@
 Rank 0's log contains these lines, and the commands that follow a run print them.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import orjson
 from tqdm import tqdm
 
 from hpcrun.printing import escaped, quoted, say_aside
@@ -21,9 +19,6 @@ from hpcrun.run.attempt import numbers_of
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import (
     append_line,
-    intact_lines,
-    open_regular,
-    parse_line,
     read_json,
     read_lines,
 )
@@ -162,35 +157,6 @@ def to_event(line: dict[str, Any]) -> Event | None:
         return None
 
 
-def last_lines(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """Return the JSON objects in the last ``size`` bytes of ``path``, by default in the whole file.
-
-    Damaged lines are skipped.
-    """
-    try:
-        with open_regular(path) as stream:
-            length = stream.seek(0, os.SEEK_END)
-            begin = 0 if size is None else max(0, length - size)
-            stream.seek(begin)
-            lines = stream.read(length - begin).split(b"\n")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    # A read that begins in the middle of the file cuts the first line.
-    return _objects([line for line in lines[1 if begin else 0 :] if line])
-
-
-def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    lines = intact_lines(lines)
-    try:
-        # One call for all lines takes a third of the time. If a line has NaN, read the lines one by one.
-        whole = orjson.loads(b"[" + b",".join(lines) + b"]")
-        if len(whole) == len(lines) and set(map(type, whole)) <= {dict}:
-            return list(whole)
-    except (ValueError, RecursionError):
-        pass
-    return [value for line in lines if (value := parse_line(line)) is not None]
-
-
 class EventCache:
     """The event logs of many runs, each read once.
 
@@ -208,7 +174,7 @@ class EventCache:
             mark = signature(run.events)
             old = self._old.get(run.path)
             if old is None or mark is None or old[0] != mark:
-                found = map(to_event, last_lines(run.events))
+                found = map(to_event, read_lines(run.events))
                 old = mark, [event for event in found if event is not None]
             self._read[run.path] = old
         return self._read[run.path][1]

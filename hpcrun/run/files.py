@@ -279,19 +279,29 @@ def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
         os.close(descriptor)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return all valid JSON object lines of ``path``, in order; torn or damaged lines are skipped."""
+def read_lines(path: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """Return the JSON objects in the lines of ``path``, in order, or of its last ``size`` bytes.
+
+    Torn or damaged lines are skipped.
+    """
     try:
         with open_regular(path) as stream:
-            raw = stream.read()
+            length = stream.seek(0, os.SEEK_END)
+            begin = 0 if size is None else max(0, length - size)
+            stream.seek(begin)
+            lines = stream.read(length - begin).split(b"\n")
     except (FileNotFoundError, NotADirectoryError):
         return []
-    lines = []
-    for line in raw.split(b"\n"):
-        value = parse_line(line)
-        if value is not None:
-            lines.append(value)
-    return lines
+    # A read that begins in the middle of the file cuts the first line.
+    lines = intact_lines(line for line in lines[1 if begin else 0 :] if line)
+    try:
+        # One call for all lines takes a third of the time. If a line is damaged, read the lines one by one.
+        whole = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(whole) == len(lines) and set(map(type, whole)) <= {dict}:
+            return list(whole)
+    except (ValueError, RecursionError):
+        pass
+    return [value for line in lines if (value := parse_line(line)) is not None]
 
 
 def end_of(path: Path, size: int) -> bytes:

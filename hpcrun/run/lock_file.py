@@ -115,6 +115,7 @@ class LockFile:
                 f"{self._path.parent}: cannot be locked: {error.strerror}; check its owner, its space, and "
                 "that its file system has hard links"
             ) from error
+        self._remove_claims()
         released = threading.Event()
         self._release = weakref.finalize(
             self, _release, self._path, self._token, os.getpid(), released
@@ -149,11 +150,23 @@ class LockFile:
                 replaceable = found.has_ended or age > self._stale_after
             if replaceable:
                 claim.replace(lock)
+        except FileNotFoundError:
+            # Another process has the lock by now, and has removed the claim.
+            return False
         finally:
             # After the rename, a file of this name is the claim of another process.
             if not replaceable:
                 claim.unlink(missing_ok=True)
         return replaceable
+
+    def _remove_claims(self) -> None:
+        """Remove the claims that killed processes have left; claims of this lock may be in use."""
+        claim = re.compile(rf"\.{re.escape(self._path.name)}\.([0-9a-f]+)")
+        with contextlib.suppress(OSError):
+            for path in [*self._path.parent.iterdir()]:
+                found = claim.fullmatch(path.name)
+                if found is not None and found[1] != self._token:
+                    path.unlink(missing_ok=True)
 
     def _created(self, path: Path) -> bool:
         """Create ``path`` with this process's name; return False if it exists. Raises OSError."""

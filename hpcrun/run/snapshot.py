@@ -16,13 +16,13 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.files import make_numbered_folder, read_json
-from hpcrun.run.import_path import copied_path, folders_of
 
 MOST_BYTES = 200 * 2**20
 MOST_FILES = 20_000
@@ -70,12 +70,41 @@ def snapshot_command(
     path = [
         str(folder / entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
     ]
-    # Folders from a .pth file or an import hook (`pip install --editable`) come last.
-    found = copied_path(path, folders_of(command[0]), snapshot.copy_of)
+    # Folders from a .pth file or an import hook (`pip install --editable`) come last. The first entry of
+    # sys.path belongs to this program.
+    found = copied_path(path, import_folders()[1:], snapshot)
     copied = snapshot.copy_of(folder)
     if "-m" in words[:4] and copied is not None:
         return words, {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(copied), *found])}
     return words, {"PYTHONPATH": os.pathsep.join(found)} if found != path else {}
+
+
+def import_folders() -> list[str]:
+    """Return ``sys.path`` of this process, and then the folders of setuptools' editable installs."""
+    found = list(sys.path)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__editable__") and name.endswith("_finder"):
+            for package, place in getattr(module, "MAPPING", {}).items():
+                parts, path = tuple(package.split(".")), Path(place)
+                # A folder with a package under another name is no use.
+                if (*path.parts[:-1], path.stem)[-len(parts) :] == parts:
+                    found.append(str(path.parents[len(parts) - 1]))
+    return found
+
+
+def copied_path(path: Iterable[str], more: Iterable[str], snapshot: Snapshot) -> list[str]:
+    """Return ``path`` with the copy of each folder right before it, so that the order stays the same.
+
+    The folders of ``more`` follow if they have a copy; other modules are found without them.
+    """
+    found = []
+    for folder in path:
+        copied = snapshot.copy_of(Path(folder))
+        found += [str(copied), folder] if copied else [folder]
+    for folder in more:
+        if copied := snapshot.copy_of(Path(folder)):
+            found += [str(copied), folder]
+    return list(dict.fromkeys(found))
 
 
 def _copied_word(snapshot: Snapshot, word: str, folder: Path) -> str:

@@ -44,8 +44,7 @@ from hpcrun.run.attempt import IN_PLACE, attempt_here
 from hpcrun.run.directory import RunDirectory, RunError, read_record
 from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, job_of_process, note, read_events
-from hpcrun.run.import_path import copied_path, folders
-from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
+from hpcrun.run.snapshot import copied_path, import_folders, recorded_snapshot, snapshot_command
 from hpcrun.run.streams import copied_to
 from hpcrun.train.position import Position
 
@@ -340,7 +339,7 @@ def enter_folder(run: RunDirectory) -> None:
     sys.path.insert(0, str(copied or folder))
     if snapshot is not None:
         # PYTHONPATH or an editable install may also lead to the working tree instead of the snapshot.
-        sys.path[:] = copied_path(sys.path, folders(), snapshot.copy_of)
+        sys.path[:] = copied_path(sys.path, import_folders(), snapshot)
 
 
 def describe(config: Config) -> DistributedConfig:

@@ -24,7 +24,7 @@ from hpcrun.checkpoint.interval import EverySeconds, EverySteps, young
 from hpcrun.checkpoint.sharded.commit import CommitProtocol
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.ranks.collective import Ranks
-from hpcrun.ranks.making import new_control_group
+from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
 from hpcrun.train.step.trainer import AMPTrainer
 from tests.on_ranks import ranks

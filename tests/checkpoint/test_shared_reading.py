@@ -11,7 +11,7 @@ from hpcrun.checkpoint.sharded import copies
 from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.index import INDEX, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.ranks import making
+from hpcrun.ranks import tree_group
 from tests.on_ranks import agreed, gathered, ranks
 from tests.train.nccl_rules import Rules
 
@@ -131,8 +131,8 @@ def test_the_ranks_together_read_each_byte_of_copied_shards_once(folder, world_s
 def test_rank_0_reads_what_only_the_control_group_can_carry(folder, monkeypatch):
     """Share tensors that the group of the training does not take, as NCCL does not take the CPU's."""
     save(folder, 1, content(1))
-    monkeypatch.setattr(making, "FAN_OUT", 2)
-    group = making.new_control_group()
+    monkeypatch.setattr(tree_group, "FAN_OUT", 2)
+    group = tree_group.new_control_group()
     monkeypatch.setattr(copies, "supports", lambda group, _: group is not dist.group.WORLD)
     Rules.installed.calls.clear()
     read = restore(folder, blank(content(1)), group=group)

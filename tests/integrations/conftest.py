@@ -31,7 +31,6 @@ def again(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> Callab
         monkeypatch.setattr("hpcrun.integrations.session.STOP", flag := StopFlag())
         if "hpcrun.integrations.transformers" in sys.modules:
             monkeypatch.setattr("hpcrun.integrations.transformers.STOP", flag)
-            monkeypatch.setattr("hpcrun.integrations.transformers.TRAINED", set())
         ENDED.clear()
         seed = int.from_bytes(os.urandom(4), "big")
         random.seed(seed)

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
-from hpcrun.integrations.lightning import ENDED, ExactResume
+from hpcrun.integrations.lightning import ExactResume
+from hpcrun.integrations.session import ENDED
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):

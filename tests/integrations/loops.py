@@ -79,6 +79,11 @@ def nothing(_: int) -> None:
     """Do nothing after a step."""
 
 
+def fail(_: int) -> None:
+    """Fail at any step."""
+    raise AssertionError("a finished training has made a step")
+
+
 def stop(step: int, number: int = signal.SIGUSR1, rank: int = 1) -> At:
     """Return a function that sends a signal to ``rank`` after ``step``."""
 

@@ -12,7 +12,7 @@ from hpcrun import UserError
 from tests.checkpoint.test_quarantine import flip
 from tests.on_ranks import gathered, ranks
 
-from . import trainings
+from . import loops, trainings
 
 pytestmark = pytest.mark.preload("accelerate", "hpcrun.integrations.accelerate")
 
@@ -29,9 +29,9 @@ def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
     assert gathered(whole[0]) == [whole[0]] * 2
     cut = tmp_path / "cut"
     # Twice in the second epoch, which has the steps 5 to 8, and at its last step.
-    assert start(cut, trainings.stop(4, signal.SIGTERM)) == 75
-    assert start(cut, trainings.stop(6, rank=0)) == 75
-    assert start(cut, trainings.stop(8), persistent_workers=True) == 75
+    assert start(cut, loops.stop(4, signal.SIGTERM)) == 75
+    assert start(cut, loops.stop(6, rank=0)) == 75
+    assert start(cut, loops.stop(8), persistent_workers=True) == 75
     # A crash after the save of step 10, and a flipped byte in it.
     assert start(cut, lambda step: 1 // (step != 11), num_workers=0) == 1
     names = {path.name for path in cut.glob("checkpoint-*")}
@@ -45,7 +45,7 @@ def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
         assert "checkpoint-10 is damaged (optimizer.bin: its content differs" in said
         assert "resumed after step 9" in said
     # A finished training does not train again.
-    assert start(cut, trainings.fail) == whole
+    assert start(cut, loops.fail) == whole
 
 
 class Lines(IterableDataset):

@@ -10,6 +10,7 @@ import pytest
 from hpcrun import CheckpointError
 from hpcrun.integrations.checkpoint_folders import MANIFEST, CheckpointFolders
 from hpcrun.ranks.collective import Ranks
+from tests.kills import killed_at_each_step
 
 
 def opened(root: Path, *, keep: int | None = None, **facts: Any) -> CheckpointFolders:
@@ -20,6 +21,7 @@ def write(folder: Path) -> None:
     """Write files as a framework does, also in a folder below and hidden."""
     (folder / "shards").mkdir(parents=True, exist_ok=True)
     (folder / "model.bin").write_bytes(bytes(range(200)))
+    (folder / "hpcrun-rank-0.pt").touch()
     (folder / "shards" / ".metadata").write_text("three shards")
 
 
@@ -61,11 +63,9 @@ def test_damage_falls_back_to_the_checkpoint_before(
     again = opened(tmp_path)
     assert again.newest() == 1
     said = capsys.readouterr().err
-    if (file, damage) == (MANIFEST, "remove"):
-        assert "checkpoint-2: not used, because hpcrun has not committed it" in said
-    else:
+    if (file, damage) != (MANIFEST, "remove"):
         assert f"checkpoint-2 is damaged ({file}: " in said
-        assert not folders.path(2).exists()
+    assert not folders.path(2).exists()
     again.close()
 
 
@@ -90,17 +90,31 @@ def test_an_interrupted_save_leaves_nothing(tmp_path: Path) -> None:
     folders = opened(tmp_path)
     saved(folders, 1)
     write(folders.prepare(2))
-    # A folder of the framework alone, as before the first use of hpcrun.
-    write(tmp_path / "checkpoint-7")
     folders.close()
     again = opened(tmp_path)
-    assert names(tmp_path) == {"checkpoint-1", "checkpoint-7", ".lock"}
+    assert names(tmp_path) == {"checkpoint-1", ".lock"}
     assert again.newest() == 1
-    saved(again, 7)
-    assert again.newest() == 7
-    (aside,) = tmp_path.glob("other-checkpoint-7-*")
-    assert (aside / "model.bin").exists()
     again.close()
+
+
+def test_a_kill_in_a_removal_leaves_a_checkpoint_or_nothing(tmp_path: Path) -> None:
+    def remove() -> None:
+        saved(opened(tmp_path, keep=2), 3)
+
+    for place in killed_at_each_step(remove):
+        again = opened(tmp_path, keep=2)
+        saved(again, *{1, 2} - {int(path.name[11:]) for path in tmp_path.glob("checkpoint-*")})
+        assert again.newest() in (2, 3), place
+        assert names(tmp_path) <= {"checkpoint-1", "checkpoint-2", "checkpoint-3", ".lock"}, place
+        again.close()
+
+
+def test_a_checkpoint_of_another_program_is_refused_untouched(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-7").mkdir()
+    (tmp_path / "checkpoint-7" / "model.bin").touch()
+    with pytest.raises(CheckpointError, match="checkpoint-7: is a checkpoint of another program"):
+        opened(tmp_path)
+    assert (tmp_path / "checkpoint-7" / "model.bin").exists()
 
 
 def test_a_failed_commit_is_reported_and_training_continues(

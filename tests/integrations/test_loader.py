@@ -276,16 +276,3 @@ def test_another_number_of_workers_of_a_stream_is_refused():
 def test_a_loader_that_cannot_be_exact_is_refused(make, text):
     with pytest.raises(UserError, match=text):
         ExactLoader(make())
-
-
-def test_a_stateful_data_loader_resumes():
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-
-    def make():
-        return stateful(Augmented(), batch_size=4, shuffle=True)
-
-    first = exact(make)
-    found = read(first, 5)
-    second = exact(make)
-    second.load_state_dict(first.state_dict())
-    assert read(second, 99, found) == read(exact(make))

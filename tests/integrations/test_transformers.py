@@ -10,7 +10,7 @@ from hpcrun.integrations.session import FolderSession
 from tests.checkpoint.test_quarantine import flip
 from tests.on_ranks import gathered, ranks
 
-from . import trainings
+from . import loops, trainings
 
 pytestmark = pytest.mark.preload("transformers", "hpcrun.integrations.transformers")
 
@@ -32,8 +32,8 @@ def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
     assert gathered(whole[0]) == [whole[0]] * 2
     # Twice in the second epoch, which has the steps 5 to 8.
     cut = tmp_path / "cut"
-    assert start(cut, trainings.stop(4, signal.SIGTERM)) == 75
-    assert start(cut, trainings.stop(6, rank=0)) == 75
+    assert start(cut, loops.stop(4, signal.SIGTERM)) == 75
+    assert start(cut, loops.stop(6, rank=0)) == 75
     assert (cut / "checkpoint-5").is_dir()
     assert (cut / "checkpoint-7").is_dir()
     # A crash after the save of step 10, and a flipped byte in it.
@@ -47,7 +47,7 @@ def test_interruptions_change_no_bit(start, tmp_path, rank, capsys):
         assert "checkpoint-10 is damaged (model.safetensors: its content differs" in said
         assert "resumed after step 7" in said
     # A finished training does not train again.
-    assert start(cut, trainings.fail) == whole
+    assert start(cut, loops.fail) == whole
 
 
 @ranks(2)
@@ -65,13 +65,13 @@ def test_what_cannot_be_exact_is_refused(start, tmp_path):
         start(tmp_path, seed=7, **short)
     again = trainings.trainer(tmp_path / "again", **short)
     assert again.train(resume_from_checkpoint=True).global_step == 1
-    assert trainings.digest(again.model) == whole[0]
-    with pytest.raises(UserError, match="a second train"):
+    assert loops.digest(again.model) == whole[0]
+    with pytest.raises(UserError, match="has ended there"):
         again.train()
     old = tmp_path / "old" / "checkpoint-3"
     old.mkdir(parents=True, exist_ok=True)
     (old / "model.safetensors").touch()
-    with pytest.raises(UserError, match="checkpoint-3 is not a checkpoint of ExactResume"):
+    with pytest.raises(UserError, match="checkpoint-3: is a checkpoint of another program"):
         trainings.trainer(tmp_path / "old", **short).train(resume_from_checkpoint=True)
 
 
@@ -82,9 +82,9 @@ def test_evaluations_at_the_end_of_an_epoch_are_not_lost(start, tmp_path, rank):
     assert [line["step"] for line in whole[2] if "eval_loss" in line] == [4, 8, 10]
     cut = tmp_path / "cut"
     # Step 4 is the last of the first epoch.
-    assert start(cut, trainings.stop(3), **EVALUATION) == 75
-    assert start(cut, trainings.stop(5), **EVALUATION) == 75
+    assert start(cut, loops.stop(3), **EVALUATION) == 75
+    assert start(cut, loops.stop(5), **EVALUATION) == 75
     assert {path.name for path in cut.glob("checkpoint-*")} == {"checkpoint-5", "checkpoint-6"}
     assert start(cut, **EVALUATION) == whole
     # Step 10 is in the middle of the third epoch.
-    assert start(cut, trainings.fail, **EVALUATION) == whole
+    assert start(cut, loops.fail, **EVALUATION) == whole

@@ -1,10 +1,7 @@
 """Small trainings with transformers and Accelerate, each in the form in which their users write it."""
 
-import hashlib
-import os
 import random
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-At = Callable[[int], None]
-"""Called after the optimizer step of a number."""
+from .loops import At, digest, nothing
 
 
 class Tokens(Dataset):
@@ -30,34 +26,6 @@ class Tokens(Dataset):
         if self.noisy:
             tokens[int(torch.randint(0, 8, ()))] = random.randrange(32)
         return {"input_ids": tokens, "labels": tokens.clone()}
-
-
-def nothing(_: int) -> None:
-    """Do nothing after a step."""
-
-
-def fail(_: int) -> None:
-    """Fail at any step."""
-    raise AssertionError("a finished training has made a step")
-
-
-def stop(step: int, number: int = signal.SIGUSR2, rank: int = 1) -> At:
-    """Return a function that sends a signal to ``rank`` after ``step``."""
-
-    def at(now: int) -> None:
-        if now == step and os.environ.get("RANK") == str(rank):
-            os.kill(os.getpid(), number)
-
-    return at
-
-
-def digest(*models: nn.Module) -> str:
-    """Return a hash of all weights and buffers."""
-    content = hashlib.sha256()
-    for model in models:
-        for value in model.state_dict().values():
-            content.update(value.numpy().tobytes())
-    return content.hexdigest()
 
 
 def trainer(folder: Path, at: At = nothing, callbacks: Any = (), **options: Any) -> Any:

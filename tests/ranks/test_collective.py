@@ -43,6 +43,11 @@ def test_each_rank_raises_what_the_caller_needs(rank, monkeypatch):
         *["CheckpointError: rank 2 (n2): ValueError: bad 2"] * 2,
         "ValueError: bad 2",
     ]
+    # An inner call has named the rank.
+    named = failing(lambda text: CheckpointError(f"rank 2 (n2): {text}"), 2)
+    assert gathered(end_of(lambda: chosen.together(named))) == [
+        *["CheckpointError: rank 2 (n2): bad 2"] * 3
+    ]
     # A UserError of one rank is the answer, even if another rank fails otherwise.
     mixed = failing(UserError, 2) if rank == 2 else failing(ValueError, 0)
     assert gathered(end_of(lambda: plain.together(mixed))) == [

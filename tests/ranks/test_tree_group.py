@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from hpcrun.ranks import making
+from hpcrun.ranks import tree_group
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import StopReason
 from hpcrun.ranks.tree_group import TreeGroup
@@ -185,8 +185,8 @@ def test_a_late_rank_ends_the_collective_within_the_limit() -> None:
 @pytest.fixture
 def tree(monkeypatch: pytest.MonkeyPatch) -> TreeGroup:
     """Return this rank's control group, a tree with a fan-out of 2."""
-    monkeypatch.setattr(making, "FAN_OUT", 2)
-    group = making.new_control_group(timeout=timedelta(seconds=400))
+    monkeypatch.setattr(tree_group, "FAN_OUT", 2)
+    group = tree_group.new_control_group(timeout=timedelta(seconds=400))
     assert isinstance(group, TreeGroup)
     return group
 
@@ -236,8 +236,8 @@ def test_the_death_of_a_rank_ends_waiting_collectives(tmp_path: Path, dead: int)
         """Kill rank ``dead``; the other ranks record how long they wait, and keep their processes."""
         store = dist.FileStore(str(tmp_path / "rendezvous"), 7)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=7, timeout=limit)
-        making.FAN_OUT = 2
-        group = making.new_control_group(timeout=limit)
+        tree_group.FAN_OUT = 2
+        group = tree_group.new_control_group(timeout=limit)
         dist.barrier(group=group)
         if rank == dead:
             os.kill(os.getpid(), signal.SIGKILL)

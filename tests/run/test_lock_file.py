@@ -57,8 +57,10 @@ def test_a_kill_while_locking_blocks_no_process(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for stale in (False, True):
+    for stale, alive in ((False, False), (True, False), (True, True)):
         for place in killed_at_each_step(lambda: SubmissionLock(run).hold()):
+            if alive:  # The stale holder was only slow, and has released its lock.
+                run.submitting.unlink(missing_ok=True)
             with SubmissionLock(run):
                 held = json.loads(run.submitting.read_text())
             assert not [*run.path.glob("*submitting*")], place

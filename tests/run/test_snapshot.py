@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,7 +12,7 @@ from hpcrun.run import snapshot
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.files import write_json
 from hpcrun.run.record import uncommitted_diff
-from hpcrun.run.snapshot import Snapshot, snapshot_command, take_snapshot
+from hpcrun.run.snapshot import Snapshot, import_folders, snapshot_command, take_snapshot
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -260,6 +261,23 @@ def test_a_script_finds_the_copy_only_if_installed(
     sys.path.append(str(project))
     told = snapshot_command(found, ["sh", "run.sh"], project)[1]
     assert told == {"PYTHONPATH": f"{found.root}:{project}"}
+
+
+def test_the_folders_of_an_import_hook_contain_its_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = import_folders()
+    # The name and the content are those of setuptools.
+    finder = ModuleType("__editable___mine_0_1_finder")
+    finder.__dict__["MAPPING"] = {
+        "mine": "/project/src/mine",
+        "of.space": "/project/lib/of/space",
+        "single": "/project/one/single.py",
+        "renamed": "/project/other",
+    }
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    found = [folder for folder in import_folders() if folder not in before]
+    assert found == ["/project/src", "/project/lib", "/project/one"]
 
 
 def test_a_rank_imports_the_copy_despite_pythonpath(project: Path, run: RunDirectory) -> None:

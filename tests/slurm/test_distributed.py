@@ -9,8 +9,7 @@ import pytest
 
 from hpcrun.errors import ClusterError
 from hpcrun.ranks.addresses import port_candidates
-from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.existing_group import ExistingGroup, place_in_group
+from hpcrun.ranks.distributed import DistributedConfig, ExistingGroup, place_in_group
 from hpcrun.ranks.launchers import read_placement
 
 Recorded = Callable[[str], dict[str, str]]
@@ -131,62 +130,36 @@ def test_ranks_in_an_order_that_a_launcher_makes_pass(changes: dict[str, object]
 
 
 @pytest.mark.parametrize(
-    ("rank", "ranks", "nccl", "env", "gpus", "expected"),
+    ("rank", "ranks", "env", "expected"),
     [
         # mp.spawn on one host, without variables; expected: local rank, ranks per node, node, nodes.
-        (1, 2, False, {}, 0, (1, 2, 0, 1)),
-        (3, 4, True, {}, 8, (3, 4, 0, 1)),
-        # Two hosts started by hand, with only RANK and WORLD_SIZE.
-        (5, 8, True, {"RANK": "5", "WORLD_SIZE": "8"}, 4, (1, 4, 1, 2)),
-        # Each rank sees one GPU.
-        (3, 4, True, {"RANK": "3", "WORLD_SIZE": "4"}, 1, (0, 1, 3, 4)),
-        (5, 8, False, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 0, (1, 4, 1, 2)),
+        (1, 2, {}, (1, 2, 0, 1)),
+        (5, 8, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, (1, 4, 1, 2)),
         # torchrun started one process per host, which spawned the ranks.
         (
-            3,
-            4,
-            False,
+            *(3, 4),
             {
-                "RANK": "1",
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "GROUP_RANK": "1",
-                "MASTER_ADDR": "first",
+                **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+                **{"GROUP_RANK": "1", "MASTER_ADDR": "first"},
             },
-            0,
             (1, 2, 1, 2),
         ),
     ],
 )
 def test_ranks_of_a_group_that_the_program_made_are_placed(
-    rank: int,
-    ranks: int,
-    nccl: bool,
-    env: dict[str, str],
-    gpus: int,
-    expected: tuple[int, int, int, int],
+    rank: int, ranks: int, env: dict[str, str], expected: tuple[int, int, int, int]
 ) -> None:
-    found = place_in_group(ExistingGroup(rank, ranks, nccl), env, gpus)
+    found = place_in_group(ExistingGroup(rank, ranks, nccl=False), env)
     assert (found.rank, found.world_size) == (rank, ranks)
-    assert (
-        found.local_rank,
-        found.local_world_size,
-        found.node_rank,
-        found.num_nodes,
-    ) == expected
+    place = (found.local_rank, found.local_world_size, found.node_rank, found.num_nodes)
+    assert place == expected
 
 
 def test_the_launcher_s_word_is_kept_where_the_group_agrees(recorded_env: Recorded) -> None:
     env = recorded_env("uneven-step")
     placement = read_placement(env)
     group = ExistingGroup(placement.rank, placement.world_size, nccl=True)
-    assert place_in_group(group, env, 2) == placement
-
-
-def test_nodes_of_unknown_sizes_in_a_group_are_refused() -> None:
-    with pytest.raises(ClusterError, match=r"6 ranks and this node shows 4 GPU.*set LOCAL_RANK"):
-        place_in_group(ExistingGroup(5, 6, nccl=True), {}, 4)
+    assert place_in_group(group, env) == placement
 
 
 def test_only_the_rank_that_listens_minds_a_taken_port() -> None:

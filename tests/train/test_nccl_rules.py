@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.ranks.making import new_control_group
+from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import least_of_ranks
 from hpcrun.train.parallel.strategies import copy_from_rank_zero

@@ -38,7 +38,7 @@ from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
-from hpcrun.ranks.making import new_control_group
+from hpcrun.ranks.tree_group import new_control_group
 
 _SAME, _CHANGED, _FAILED = range(3)
 

@@ -23,8 +23,7 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
 from hpcrun.ranks.launchers import LOOPBACK
-from hpcrun.ranks.making import new_control_group
-from hpcrun.ranks.tree_group import TreeGroup
+from hpcrun.ranks.tree_group import TreeGroup, new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
