@@ -34,13 +34,11 @@ class BatchJob:
 class RanksEnd:
     """The exit code of the ranks, or of the command ``failed`` that failed before srun started.
 
-    ``left``: the batch step that started them was killed, and another one continues its work. ``started``:
-    False if too few nodes were left for a step.
+    ``started``: False if too few nodes were left for a step.
     """
 
     code: int
     failed: str | None = None
-    left: bool = False
     started: bool = True
 
     @property
@@ -103,7 +101,8 @@ def srun_command(
         *job.srun_args,
         # Last, because the batch step finds the step by its name.
         f"--job-name={step_name(attempt)}",
-        f"{output_option(run, attempt)}rank-%5t.log",
+        # In the name of a log % starts a field of Slurm's.
+        "--output=" + f"{run.attempt_logs(attempt)}/".replace("%", "%%") + "rank-%5t.log",
         *surviving(job.container),
         *job.container,
         *(job.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
@@ -144,12 +143,6 @@ def surviving(container: Sequence[str]) -> list[str]:
     return ["bash", "-c", _SURVIVE, "hpcrun"]
 
 
-def output_option(run: RunDirectory, attempt: Attempt) -> str:
-    """Return the beginning of srun's option for the logs, up to their names; no other srun has it."""
-    # In the name of a log % starts a field of Slurm's.
-    return f"--output={run.attempt_logs(attempt)}/".replace("%", "%%")
-
-
 def step_name(attempt: Attempt) -> str:
     """Return the name of the step of ``attempt``, by which Slurm's lists show it."""
     return f"{STEPS}{attempt.owner}"
@@ -161,14 +154,6 @@ def _no_wait(attempt: Attempt) -> list[str]:
     Without it, srun would wait for them until the end of the job, and a requeue could not follow.
     """
     return ["--immediate=60"] if attempt.in_place else []
-
-
-def newest_left(run: RunDirectory, attempt: Attempt) -> Attempt | None:
-    """Return the newest attempt with a folder among ``attempt`` and the attempts in place after it."""
-    left = None
-    while run.attempt_logs(attempt).exists():
-        left, attempt = attempt, attempt.following
-    return left
 
 
 def link_batch_log(run: RunDirectory, attempt: Attempt) -> None:

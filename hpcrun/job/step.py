@@ -29,7 +29,6 @@ from hpcrun.job.srun import (
     in_container,
     launch_config,
     link_batch_log,
-    newest_left,
     node_setup_steps,
     preflight_steps,
     srun_command,
@@ -194,7 +193,7 @@ def _run_attempts(
     *,
     again: bool,
 ) -> int:
-    """Run attempts until the last of this start of the job; ``again``: there may be attempts already."""
+    """Run attempts until the last of this start of the job; ``again``: a batch step of it was killed."""
     folder = _opened_folder(run)
     attempt = job.attempt
     # A file server that does not answer costs the attempt and not the run.
@@ -202,22 +201,17 @@ def _run_attempts(
         require_own_number(run, attempt)
     if own_script:
         _prepare_logs(run, attempt)
-    left = newest_left(run, attempt) if again and failed is None else None
-    if left is None:
-        _mark(attempt)
-    else:
-        job = replace(job, attempt=left)
-        print(f"hpcrun: the batch step of attempt {left.owner} was killed", flush=True)
+    if again and failed is None and run.attempt_logs(attempt).exists():
+        from hpcrun.job.ending import requeue_after_kill
+
+        return requeue_after_kill(run, job, own_script=own_script)
+    _mark(attempt)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
     nodes = None if failed is not None else _watched_nodes(run, attempt, own_script)
     with contextlib.nullcontext() if nodes is None else contextlib.closing(nodes):
-        first = None
-        if left is not None:
-            first = RanksEnd(128 + signal.SIGKILL, left=True)
-        elif failed is not None:
-            first = RanksEnd(code, failed)
+        first = None if failed is None else RanksEnd(code, failed)
         return _run_in_turn(run, job, own_script, folder, nodes, first)
 
 
